@@ -30,8 +30,8 @@ from qinglan.recipes import Baseline, PrimaryMetric, RetrievalRecipe
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import Command, JsonlTail, launch
-from qinglan.training.engines.trainer_settings import TrainerSettings
-from qinglan.training.engines.verl import next_metrics_path, ppo_command
+from qinglan.training.engines.progress import TrainerSettings, next_metrics_path
+from qinglan.training.engines.verl import ppo_command
 
 RESULT = Path(__file__).parent / "results" / "reward_overlap.json"
 LATENCY_S, TARGET_RATIO = 0.2, 1.15

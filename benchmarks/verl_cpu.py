@@ -24,8 +24,8 @@ import psutil
 from qinglan.config import Alarms, Profile
 from qinglan.recipes import PrimaryMetric
 from qinglan.runs.launcher import Command
-from qinglan.training.engines.trainer_settings import TrainerSettings
-from qinglan.training.engines.verl import next_metrics_path, ppo_command
+from qinglan.training.engines.progress import TrainerSettings, next_metrics_path
+from qinglan.training.engines.verl import ppo_command
 
 RESULT = Path(__file__).parent / "results" / "verl_cpu.json"
 STARTUP_TARGET_S = 35.0

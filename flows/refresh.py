@@ -12,8 +12,7 @@ from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.publish import publish_dataset
 from qinglan.tasks.report import write_report
 from qinglan.tasks.select import select_rows
-from qinglan.tasks.session import open_session
-from qinglan.tasks.skipping import skip_if_running
+from qinglan.tasks.session import open_session, skip_if_running
 from qinglan.tasks.trigger_training import trigger_training
 from qinglan.tasks.validate import validate_rows
 

@@ -1,33 +1,39 @@
-"""How a stage runs an engine: here or as a Ray job; follow its metrics, count the rows that it leaves out."""
+"""How a stage runs an engine: here or as a Ray job, again where it died; follows its metrics and alarms, and counts the
+rows that it leaves out."""
 
 import re
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect import Flow
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
 
 from qinglan.config import EMBEDDED, load_profile
-from qinglan.errors import QinglanError, StageError
-from qinglan.runs.launcher import Command, JsonlTail, LineTail, launch
+from qinglan.errors import EngineError, QinglanError, StageError, first_line
+from qinglan.runs.launcher import AttemptFailedError, Command, JsonlTail, LineTail, launch
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.forms import overrides_in
-from qinglan.tasks.stage import Stage, flow_run_id
-from qinglan.training.engines.attempts import run_attempts
+from qinglan.tasks.stage import Stage, artifact_key, emit_run_event, flow_run_id
+from qinglan.training.alarms import Alarm, alarms_markdown, read_alarms
+from qinglan.training.engines.progress import ALARMS_FILE, STOPPED_FILE, read_stop
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
-from qinglan.training.engines.trainer_settings import STOPPED_FILE
 
 Metrics = dict[str, Any]
 MAX_LEFT_OUT_SHARE = 0.2
 """An engine that leaves out more of the training rows is stopped: its length limit is not what was meant."""
+EARLY_S = 60.0
+"""An engine that dies twice in a row within this time and without progress has a wrong setting."""
 _SIZE_LINE = re.compile(rb"[Dd]ataset|random samples")
 
 
@@ -55,7 +61,6 @@ def run_engine(
         Exception: whatever `on_poll` raises; the process or, for a `QinglanError`, the job has ended then.
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
-
     restarting = partial(
         run_attempts,
         name=name,
@@ -89,6 +94,49 @@ def run_engine(
         )
         cancelled = partial(is_cancelled, flow_run_id())
         restarting(partial(series.run, make, name=name, log_file=path, on_poll=on_poll, is_cancelled=cancelled))
+
+
+def run_attempts(
+    attempt: Callable[[], None],
+    *,
+    name: str,
+    folder: Path,
+    progress: Callable[[], object] | None,
+    max_restarts: int,
+    say: Callable[[str], None],
+) -> None:
+    """Run attempt after attempt until one succeeds, unless another one can't help.
+
+    Args:
+        folder: where an engine that gives up writes `STOPPED_FILE`; its reason is then raised as a StageError.
+        progress: something that changes as the engine gets on, such as its newest checkpoint; None where it can't
+            resume, and then a failure is final.
+    """
+    early_deaths = 0
+    for restarts in count():
+        before, failed = progress() if progress else None, None
+        try:
+            attempt()
+        except AttemptFailedError as error:
+            failed = error
+        if (stopped := read_stop(folder)) and stopped[1]:
+            raise StageError(f"{name} gave up: {stopped[0]}") from failed
+        if failed is None:
+            return
+        if progress is None or not max_restarts:
+            raise failed
+        early_deaths = early_deaths + 1 if failed.seconds < EARLY_S and progress() == before else 0
+        if early_deaths == 2:
+            raise EngineError(
+                f"{name} died twice in a row within {EARLY_S:.0f} s and without progress, so it is not started "
+                f"again; is a setting wrong? {failed}"
+            ) from failed
+        if restarts == max_restarts:
+            raise EngineError(f"{failed} (after {restarts} restarts, trainer.max_restarts)") from failed
+        say(
+            f"{first_line(failed)}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} "
+            "restarts"
+        )
 
 
 def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001
@@ -156,6 +204,42 @@ class Follower:
         """Values of one metric by step; where a step was measured twice, the later one counts."""
         self.flush()
         return [(step, float(metrics[key])) for step, metrics in sorted(self._points.items()) if key in metrics]
+
+
+class AlarmFollower:
+    """Reports the alarms of a training run to users and to Prefect's automations, as the trainer writes them.
+
+    What earlier attempts of the stage left in its `alarms.jsonl` counts, but is not reported again.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._log = get_run_logger()
+        self.alarms: list[Alarm] = []
+        """In the order in which they came."""
+        self._read()
+
+    def __call__(self) -> None:
+        stage = self._stage
+        for alarm in self._read():
+            self._log.warning("%s: step %d: alarm %s: %s", stage.name, alarm.step, alarm.name, alarm.message)
+            labels = {"stage": stage.name, "alarm": alarm.name, "action": alarm.action}
+            emit_run_event(f"alarm.{alarm.name}", stage.run, alarm.model_dump(mode="json"), **labels)
+            steps = [seen.step for seen in self.alarms if seen.name == alarm.name]
+            stage.tracker.log_metrics(stage.mlflow_run_id, {f"alarms/{alarm.name}": len(steps)}, alarm.step)
+            named = {f"alarm.{alarm.name}": "step " + ", ".join(map(str, steps))}
+            stage.tracker.set_tags(stage.mlflow_run_id, named)
+            last = self.alarms[-1]
+            text = f"{len(self.alarms)} so far, the last: {last.name} at step {last.step}"
+            key = artifact_key(f"{stage.name}-alarms")
+            try:
+                create_markdown_artifact(alarms_markdown(self.alarms), key=key, description=text)
+            except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
+                self._log.warning("%s: Prefect did not take the table of alarms: %s", stage.name, error)
+
+    def _read(self) -> list[Alarm]:
+        known, self.alarms = self.alarms, read_alarms(self._stage.directory / ALARMS_FILE)
+        return [alarm for alarm in self.alarms if alarm not in known]
 
 
 class LeftOut:

@@ -201,9 +201,7 @@ async def _complete(
 
 def _added(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> Calls:
     """Both counts together, by role."""
-    total = {role: dict(counts) for role, counts in one.items()}
+    total: Calls = {role: Counter(counts) for role, counts in one.items()}
     for role, counts in other.items():
-        mine = total.setdefault(role, {})
-        for name, count in counts.items():
-            mine[name] = mine.get(name, 0) + count
+        total.setdefault(role, Counter()).update(counts)
     return total

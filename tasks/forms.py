@@ -46,9 +46,13 @@ A refusal quotes the pattern, and Prefect's command line takes `[a…]` for mark
 
 @dataclass(frozen=True)
 class Sets:
-    """The profile's key that a form's setting stands for."""
+    """The profile's key that a form's setting stands for, and its title in the form."""
 
     key: str
+    title: str
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(schema) | {"title": self.title}
 
 
 def _inputs_as_given(schema: dict[str, Any]) -> None:
@@ -70,82 +74,59 @@ class Changes(BaseModel):
     def _only_what_is_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in handler(self).items() if value is not None}
 
-    def overrides(self) -> list[str]:
-        """As `--set` takes them."""
-        keys = {
-            name: each.key
-            for name, field in type(self).model_fields.items()
-            for each in field.metadata
-            if isinstance(each, Sets)
-        }
-        return [f"{keys[name]}={value}" for name, value in self.model_dump().items()]
-
 
 class DataChanges(Changes):
-    max_rows: Annotated[Count | None, Sets("data.limit"), Field(title="Rows to read at most")] = None
+    max_rows: Annotated[Count | None, Sets("data.limit", "Rows to read at most")] = None
     """For a trial (`data.limit`)."""
-    run_budget_usd: Annotated[
-        Positive | None, Sets("budget.per_run_usd"), Field(title="Budget of this run, US dollars")
-    ] = None
+    run_budget_usd: Annotated[Positive | None, Sets("budget.per_run_usd", "Budget of this run, US dollars")] = None
     """For teacher and judge together (`budget.per_run_usd`)."""
-    when_spent: Annotated[
-        Literal["stop", "go_on"] | None, Sets("budget.when_spent"), Field(title="When the budget is spent")
-    ] = None
+    when_spent: Annotated[Literal["stop", "go_on"] | None, Sets("budget.when_spent", "When the budget is spent")] = None
     """`stop` ends the run with all answers kept, `go_on` goes on with the rows that have one (`budget.when_spent`)."""
     teacher_requests_at_once: Annotated[
-        Count | None, Sets("teacher.concurrency"), Field(title="Requests to the teacher at once")
+        Count | None, Sets("teacher.concurrency", "Requests to the teacher at once")
     ] = None
     """What the account allows (`teacher.concurrency`)."""
-    sample_train_rows: Annotated[
-        Count | None, Sets("embedded.sample_train_rows"), Field(title="Sample: training rows")
-    ] = None
+    sample_train_rows: Annotated[Count | None, Sets("embedded.sample_train_rows", "Sample: training rows")] = None
     """Of the embedded workbook (`embedded.sample_train_rows`); your own workbook has no use for it."""
-    sample_test_rows: Annotated[Count | None, Sets("embedded.sample_test_rows"), Field(title="Sample: test rows")] = (
-        None
-    )
+    sample_test_rows: Annotated[Count | None, Sets("embedded.sample_test_rows", "Sample: test rows")] = None
     """Of the embedded workbook (`embedded.sample_test_rows`)."""
-    sample_seed: Annotated[int | None, Sets("embedded.sample_seed"), Field(title="Sample: seed")] = None
+    sample_seed: Annotated[int | None, Sets("embedded.sample_seed", "Sample: seed")] = None
     """Of the embedded workbook (`embedded.sample_seed`); another seed, other questions."""
 
 
 class DistillChanges(DataChanges):
-    distill_mode: Annotated[
-        Literal["live", "batch_api"] | None, Sets("distill.mode"), Field(title="How the teacher is asked")
-    ] = None
+    distill_mode: Annotated[Literal["live", "batch_api"] | None, Sets("distill.mode", "How the teacher is asked")] = (
+        None
+    )
     """`batch_api` is half the price and takes up to a day (`distill.mode`)."""
 
 
 class RefreshChanges(DistillChanges):
     train_at_new_rows: Annotated[
-        Count | None, Sets("refresh.train_at_new_rows"), Field(title="New good rows that start a training")
+        Count | None, Sets("refresh.train_at_new_rows", "New good rows that start a training")
     ] = None
     """Since the last training (`refresh.train_at_new_rows`)."""
 
 
 class TrainingChanges(Changes):
-    sft_epochs: Annotated[Positive | None, Sets("sft.num_train_epochs"), Field(title="SFT: epochs")] = None
+    sft_epochs: Annotated[Positive | None, Sets("sft.num_train_epochs", "SFT: epochs")] = None
     """Passes over the training rows (`sft.num_train_epochs`)."""
-    rl_algorithm: Annotated[Algorithm | None, Sets("rl.algorithm"), Field(title="RL: algorithm")] = None
+    rl_algorithm: Annotated[Algorithm | None, Sets("rl.algorithm", "RL: algorithm")] = None
     """Those that compare a prompt's answers need `rl.rollouts_per_prompt` above 1 (`rl.algorithm`)."""
-    rl_steps: Annotated[Count | None, Sets("rl.total_steps"), Field(title="RL: steps")] = None
+    rl_steps: Annotated[Count | None, Sets("rl.total_steps", "RL: steps")] = None
     """Each asks `rl.train_batch_size` prompts (`rl.total_steps`)."""
-    rl_seed: Annotated[int | None, Sets("rl.seed"), Field(title="RL: seed")] = None
+    rl_seed: Annotated[int | None, Sets("rl.seed", "RL: seed")] = None
     """Another seed, other samples (`rl.seed`)."""
-    at_alarm: Annotated[
-        AlarmAction | None, Sets("rl.alarms.default_action"), Field(title="RL: what is done at an alarm")
-    ] = None
+    at_alarm: Annotated[AlarmAction | None, Sets("rl.alarms.default_action", "RL: what is done at an alarm")] = None
     """Where the profile names no other action for that alarm (`rl.alarms.default_action`)."""
 
 
 class DecisionChanges(Changes):
-    approval: Annotated[
-        Literal["none", "required"] | None, Sets("gate.approval"), Field(title="A person's approval")
-    ] = None
+    approval: Annotated[Literal["none", "required"] | None, Sets("gate.approval", "A person's approval")] = None
     """`required`: once the gate says yes, a person decides on Prefect's page (`gate.approval`)."""
     promote: Annotated[
         Literal["champion", "challenger", "none"] | None,
-        Sets("release.promote"),
-        Field(title="What a model becomes that passes the gate"),
+        Sets("release.promote", "What a model becomes that passes the gate"),
     ] = None
     """`challenger` leaves the rest to a canary, `none` to you (`release.promote`)."""
 
@@ -163,8 +144,10 @@ class _AllChanges(DecisionChanges, TrainingChanges, RefreshChanges):
 
 
 def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What the form says and then what was given by key, which counts where both say something."""
-    return (*changes.overrides(), *overrides)
+    """As `--set` takes them: what the form says, and then what was given by key, which counts more."""
+    fields = type(changes).model_fields.items()
+    keys = {name: each.key for name, field in fields for each in field.metadata if isinstance(each, Sets)}
+    return (*(f"{keys[name]}={value}" for name, value in changes.model_dump().items()), *overrides)
 
 
 def overrides_in(parameters: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """The RL stage: verl from the merged SFT model; the best checkpoint on the dev split is exported."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,24 +19,20 @@ from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
-from qinglan.tasks.alarms import AlarmFollower
-from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
+from qinglan.tasks.engine import AlarmFollower, Follower, LeftOut, Metrics, first_and_last, run_engine
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.alarms import part_mean
 from qinglan.training.disk_space import Weights, rl_bytes
-from qinglan.training.engines import verl
+from qinglan.training.engines import progress, verl
 from qinglan.training.engines.export import ADAPTER
-from qinglan.training.engines.progress import read_stop
-from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
+from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings, read_stop
 
 CODE = (
     __name__, "recipe.reward", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.training.alarms",
-    "qinglan.training.engines.export", "qinglan.training.engines.ppo", "qinglan.training.engines.ppo_critic",
-    "qinglan.training.engines.ppo_trainer", "qinglan.training.engines.progress",
-    "qinglan.training.engines.trainer_settings", "qinglan.training.engines.verl",
-    "qinglan.training.engines.verl_overrides", "qinglan.training.engines.verl_router", "qinglan.training.reward",
-    "qinglan.training.verl_cpu",
+    "qinglan.training.engines.export", "qinglan.training.engines.ppo", "qinglan.training.engines.ppo_trainer",
+    "qinglan.training.engines.progress", "qinglan.training.engines.verl", "qinglan.training.engines.verl_router",
+    "qinglan.training.reward", "qinglan.training.verl_cpu",
 )  # fmt: skip
 
 
@@ -70,11 +65,11 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
                 output_dir=output,
                 reward_config=reward_config,
                 trainer_settings=trainer_settings,
-                metrics_path=verl.next_metrics_path(stage.directory),
+                metrics_path=progress.next_metrics_path(stage.directory),
                 run_name=run.id,
             )
 
-        follow = Follower(stage, stage.directory / "metrics.*.jsonl", _verl_line(profile.rl.total_steps))
+        follow = Follower(stage, stage.directory / "metrics.*.jsonl", partial(_verl_line, profile.rl.total_steps))
         watch = SampleWatch(samples_log, [info["row_id"] for info in _infos(dev_file.path)], stage.say)
         alarms = AlarmFollower(stage)
         limit = profile.rl.max_prompt_length
@@ -95,7 +90,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
                     served.check()
 
             stage.say("starting Ray and verl's workers, about a minute on a small machine")
-            checkpoint = partial(verl.checkpoints, output)
+            checkpoint = partial(progress.checkpoints, output)
             command = partial(make_command, served)
             try:
                 run_engine(stage, command, name="verl", log="rl.log", on_poll=poll, progress=checkpoint)
@@ -218,10 +213,10 @@ def _choose(stage: Stage, checkpoints: Path) -> Chosen:
     step: int
     checkpoint: Path | None
     if stage.run.profile.rl.choose == "last":
-        step, checkpoint = verl.last_checkpoint(checkpoints)
+        step, checkpoint = progress.last_checkpoint(checkpoints)
     else:
-        step, checkpoint = verl.best_checkpoint(checkpoints, stage.directory)
-    measured = verl.read_metrics(stage.directory).get(step, {})
+        step, checkpoint = progress.best_checkpoint(checkpoints, stage.directory)
+    measured = progress.read_metrics(stage.directory).get(step, {})
     dev = (measured[DEV_VALUE], measured[DEV_LOW], measured[DEV_HIGH]) if DEV_VALUE in measured else None
     value = f", dev {dev[0]:.3f} [{dev[1]:.3f}, {dev[2]:.3f}]" if dev else ""
     if checkpoint is None:
@@ -246,7 +241,7 @@ def _rl_outcome(
     alarms: AlarmFollower,
     chosen: Chosen,
 ) -> Outcome:
-    steps = verl.read_metrics(stage.directory)
+    steps = progress.read_metrics(stage.directory)
 
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
@@ -277,10 +272,7 @@ def _rl_outcome(
     )
 
 
-def _verl_line(total: int) -> Callable[[Metrics], tuple[int, int, str, Metrics] | None]:
-    def read(entry: Metrics) -> tuple[int, int, str, Metrics] | None:
-        metrics = entry["data"]
-        reward = metrics.get(verl.STEP_METRICS["reward"])
-        return entry["step"], total, "steps" if reward is None else f"steps, reward {reward:+.3f}", metrics
-
-    return read
+def _verl_line(total: int, entry: Metrics) -> tuple[int, int, str, Metrics]:
+    metrics = entry["data"]
+    reward = metrics.get(verl.STEP_METRICS["reward"])
+    return entry["step"], total, "steps" if reward is None else f"steps, reward {reward:+.3f}", metrics

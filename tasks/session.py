@@ -1,11 +1,13 @@
-"""What surrounds a flow: its run, its services, its MLflow parent run, and how its errors are shown."""
+"""What surrounds a flow: its run, services and MLflow parent run, how its errors are shown, and when it is skipped."""
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any, ParamSpec, cast
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
@@ -15,10 +17,11 @@ from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
+from prefect.states import Completed
 
 from qinglan.clients.roles import Services
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
-from qinglan.errors import ConfigError, QinglanError
+from qinglan.errors import ConfigError, QinglanError, RunLockedError
 from qinglan.ops.prefect.crash_recovery import recover_runs
 from qinglan.ops.preflight import require
 from qinglan.recipes.scoring.keys import scoring_digest
@@ -40,6 +43,10 @@ from qinglan.runs.run import (
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
 from qinglan.tasks.stage import flow_run_id, tracker_of
+
+P = ParamSpec("P")
+SKIPPED = "Skipped"
+"""The state of a flow run that was not needed, which is no failure: nobody is woken up because of it."""
 
 
 @dataclass(frozen=True)
@@ -185,14 +192,12 @@ def _mark_crashed(prefect_id: str, message: str) -> None:
 
     By another name than `Crashed`, or an automation would put it back into its queue.
     """
-    with get_client(sync_client=True) as client:
-        try:
-            state = client.read_flow_run(UUID(prefect_id)).state
-            if state is None or not state.is_final() or state.name == "Crashed":
-                superseded = State(type=StateType.CRASHED, name="Superseded", message=message)
-                client.set_flow_run_state(UUID(prefect_id), superseded, force=True)
-        except ObjectNotFound:  # it ran under another Prefect server
-            return
+    flow_run, superseded = UUID(prefect_id), State(type=StateType.CRASHED, name="Superseded", message=message)
+    # It may have run under another Prefect server.
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound):
+        state = client.read_flow_run(flow_run).state
+        if state is None or not state.is_final() or state.name == "Crashed":
+            client.set_flow_run_state(flow_run, superseded, force=True)
 
 
 def send_what_is_queued(timeout_s: float = 10.0) -> None:
@@ -202,6 +207,32 @@ def send_what_is_queued(timeout_s: float = 10.0) -> None:
     """
     APILogWorker.drain_all(timeout=timeout_s)
     EventsWorker.drain_all(timeout=timeout_s)
+
+
+def skip_if_running(work: Callable[P, Path]) -> Callable[P, Path]:
+    """For a flow's function: where another run holds the lock, end the flow run with that in its state."""
+
+    @wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Path:
+        try:
+            return work(*args, **kwargs)
+        except RunLockedError as error:
+            get_run_logger().warning("%s", error)
+            return cast(Path, Completed(name=SKIPPED, message=str(error)))
+
+    return run
+
+
+def unless_skipped(state: State[Any]) -> Path:
+    """A flow's result, for a caller who can do nothing without it.
+
+    Raises:
+        RunLockedError: the flow was skipped.
+        Exception: whatever the flow raised.
+    """
+    if state.name == SKIPPED:
+        raise RunLockedError(state.message or SKIPPED)
+    return cast(Path, state.result())
 
 
 class _ShortUserErrors(logging.Filter):

@@ -220,8 +220,32 @@ def perform(
         has_checkpoints: the work continues from what an interrupted attempt left in the stage's directory.
     """
     with explain_full_disk(name, run.profile):
-        key = _key_of(run, name, hash_of(name, depends_on), digests_of(run.profile, code), has_checkpoints)
-        return _perform(run, name, key, depends_on, work)
+        wanted = _key_of(run, name, hash_of(name, depends_on), digests_of(run.profile, code), has_checkpoints)
+        log, tracker = get_run_logger(), tracker_of(run.profile)
+        if found := _reuse(run, name, wanted):
+            log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
+            _finish_tracking(run, tracker, found, depends_on)
+            _show(found, run)
+            return found
+        require_disk_space(name, run.profile, run.directory / name, 0)
+        directory, clock = _begin(run, name, wanted, tracker)
+        try:
+            outcome = work(Stage(name, run, directory, tracker, clock))
+        except BaseException:
+            tracker.end_run(clock.started.mlflow_run_id, failed=True)
+            with suppress(OSError):  # the error itself matters more where the disk is full
+                clock.keep(tracked=True)
+            raise
+        clock.keep()
+        if wanted.continued_anyway:
+            outcome.details[CONTINUED_ANYWAY] = wanted.continued_anyway
+        result = StageResult(stage=name, key=wanted.key, run_id=run.id, seconds=clock.seconds, **vars(outcome))
+        save_stage(run, result)
+        _finish_tracking(run, tracker, result, depends_on)
+        _show(result, run)
+        rows = f", {result.rows_in:,} rows in, {result.rows_out:,} out" if result.rows_out else ""
+        log.info("%s: done in %s%s", name, duration(result.seconds), rows)
+        return result
 
 
 def digests_of(profile: Profile, code: Sequence[str]) -> dict[str, str]:
@@ -268,37 +292,6 @@ def _key_of(run: Run, name: str, inputs: str, code: dict[str, str], has_checkpoi
 
 def _changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-
-
-def _perform(
-    run: Run, name: str, wanted: Started, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]
-) -> StageResult:
-    log = get_run_logger()
-    tracker = tracker_of(run.profile)
-    if found := _reuse(run, name, wanted):
-        log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
-        _finish_tracking(run, tracker, found, depends_on)
-        _show(found, run)
-        return found
-    require_disk_space(name, run.profile, run.directory / name, 0)
-    directory, clock = _begin(run, name, wanted, tracker)
-    try:
-        outcome = work(Stage(name, run, directory, tracker, clock))
-    except BaseException:
-        tracker.end_run(clock.started.mlflow_run_id, failed=True)
-        with suppress(OSError):  # the error itself matters more where the disk is full
-            clock.keep(tracked=True)
-        raise
-    clock.keep()
-    if wanted.continued_anyway:
-        outcome.details[CONTINUED_ANYWAY] = wanted.continued_anyway
-    result = StageResult(stage=name, key=wanted.key, run_id=run.id, seconds=clock.seconds, **vars(outcome))
-    save_stage(run, result)
-    _finish_tracking(run, tracker, result, depends_on)
-    _show(result, run)
-    rows = f", {result.rows_in:,} rows in, {result.rows_out:,} out" if result.rows_out else ""
-    log.info("%s: done in %s%s", name, duration(result.seconds), rows)
-    return result
 
 
 def tracker_of(profile: Profile) -> Tracker:
@@ -376,18 +369,14 @@ def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on
     started = Started.read(directory)
     if started is None or started.key != result.key or started.tracked or result.run_id != run.id:
         return
-    _track(tracker, started.mlflow_run_id, result, depends_on)
-    started.model_copy(update={"tracked": True}).write(directory)
-
-
-def _track(tracker: Tracker, mlflow_run_id: str, result: StageResult, depends_on: dict[str, Any]) -> None:
-    tracker.log_params(mlflow_run_id, depends_on)
+    tracker.log_params(started.mlflow_run_id, depends_on)
     counts = {"rows_in": result.rows_in, "rows_out": result.rows_out, "seconds": result.seconds}
     dropped = {f"dropped/{reason}": float(n) for reason, n in result.dropped.items()}
-    tracker.log_metrics(mlflow_run_id, counts | dropped | result.metrics)
+    tracker.log_metrics(started.mlflow_run_id, counts | dropped | result.metrics)
     for name, artifact in result.artifacts.items():
-        tracker.log_artifact(mlflow_run_id, name, artifact)
-    tracker.end_run(mlflow_run_id)
+        tracker.log_artifact(started.mlflow_run_id, name, artifact)
+    tracker.end_run(started.mlflow_run_id)
+    started.model_copy(update={"tracked": True}).write(directory)
 
 
 def _show(result: StageResult, run: Run) -> None:

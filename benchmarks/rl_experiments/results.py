@@ -22,7 +22,8 @@ from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, read_jsonl, write_json
 from qinglan.runs.run import RUN_FILE
-from qinglan.training.engines.verl import STEP_METRICS, read_metrics
+from qinglan.training.engines.progress import read_metrics
+from qinglan.training.engines.verl import STEP_METRICS
 
 from .matrix import EXPERIMENTS, Settings
 

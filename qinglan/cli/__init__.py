@@ -152,8 +152,7 @@ def _start(
     flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None, continue_anyway: bool
 ) -> Path:
     start = getattr(import_module(f"qinglan.flows.{flow}"), flow)  # Prefect reads its settings when it is imported
-    from qinglan.tasks.session import send_what_is_queued
-    from qinglan.tasks.skipping import unless_skipped
+    from qinglan.tasks.session import send_what_is_queued, unless_skipped
 
     options: dict[str, Any] = {"source": source or ""} if flow in ("train", "evaluate", "release") else {}
     options |= {"continue_anyway": True} if continue_anyway else {}

@@ -79,6 +79,8 @@ class Trend:
         self._steps: list[int] = []
         self._values: dict[str, list[float]] = {name: [] for name in names}
         self._start = 0
+        self.windows = 0
+        """Whole ones so far."""
 
     def add(self, step: int, known: Mapping[str, float]) -> None:
         if not all(name in known for name in self._names):
@@ -86,12 +88,10 @@ class Trend:
         self._steps.append(step)
         for name in self._names:
             self._values[name].append(known[name])
+        self.windows = len(self._steps) // self._size
         newest = len(self._steps) - 2 * self._size
         if self._best and newest > 0 and self._at(self._best, newest) > self._at(self._best, self._start):
             self._start = newest
-
-    def has_windows(self, count: int) -> bool:
-        return len(self._steps) >= count * self._size
 
     def change(self, name: str) -> WindowChange:
         # The standard deviation of one step comes from the differences of neighbours, which a trend hardly changes.
@@ -166,7 +166,7 @@ class AlarmWatch:
     def _hack(self, part: PrimaryMetric, min_drop: float) -> Signal | None:
         key, errors = part_mean(part.part), self._settings.significance
         trend = self._hacks[key]
-        if not trend.has_windows(2):
+        if trend.windows < 2:
             return None
         reward, other = trend.change(REWARD), trend.change(key)
         if not (reward.rose(self._settings.min_reward_change, errors) and other.fell(min_drop, errors)):
@@ -181,7 +181,7 @@ class AlarmWatch:
 
     def _reward_down(self) -> Signal | None:
         trend = self._reward
-        if not trend.has_windows(2):
+        if trend.windows < 2:
             return None
         reward = trend.change(REWARD)
         if not reward.fell(self._settings.min_reward_change, self._settings.significance):
@@ -194,7 +194,7 @@ class AlarmWatch:
 
     def _entropy_collapse(self) -> Signal | None:
         trend = self._entropy
-        if not trend.has_windows(2):
+        if trend.windows < 2:
             return None
         entropy, reward = trend.change(ENTROPY), trend.change(REWARD)
         if entropy.now >= self._settings.min_entropy_share * entropy.before:
@@ -239,7 +239,7 @@ class AlarmWatch:
 
     def _value_loss_flat(self) -> Signal | None:
         trend, limits = self._value_loss, self._settings
-        if not trend.has_windows(VALUE_LOSS_WINDOWS):
+        if trend.windows < VALUE_LOSS_WINDOWS:
             return None
         loss, explained = trend.change(VALUE_LOSS), self._recent_mean(EXPLAINED_VARIANCE, limits.window_steps)
         fell = loss.now < (1 - limits.min_value_loss_fall) * loss.before

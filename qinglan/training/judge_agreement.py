@@ -49,11 +49,6 @@ class JudgedPassage(BaseModel):
     def is_reference(self) -> bool:
         return self.passage == self.reference
 
-    @property
-    def counts(self) -> bool:
-        """Is it compared: would RL ask about it, and did no call fail?"""
-        return not self.is_reference and self.failed is None
-
 
 @dataclass(frozen=True)
 class JudgeComparison:
@@ -132,7 +127,7 @@ class JudgeAgreement(BaseModel):
 
 def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -> JudgeAgreement:
     """Over the passages that both judges scored; the judge holds one relevant from `min_relevance` on."""
-    counted = {str(number): passage for number, passage in enumerate(passages) if passage.counts}
+    counted = {str(number): each for number, each in enumerate(passages) if not (each.is_reference or each.failed)}
     local = {key: _NEITHER if each.local is None else _label(each.local, RIGHT_FROM) for key, each in counted.items()}
     judge = {key: _label(each.judge, min_relevance) for key, each in counted.items() if each.judge is not None}
     found = agreement(local, judge, {key: each.group for key, each in counted.items()})

@@ -70,7 +70,7 @@ def test_a_critic_with_another_tokenizer_is_refused(model: Path, tmp_path: Path)
 def test_the_critics_engine_takes_the_place_of_verls_on_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.engine import EngineRegistry
 
-    from qinglan.training.engines.ppo_critic import ValueEngine
+    from qinglan.training.engines.ppo_trainer import ValueEngine
 
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")

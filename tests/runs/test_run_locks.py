@@ -15,7 +15,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError, RunLockedError
 from qinglan.runs import locks
 from qinglan.runs.locks import device_lock, refresh_lock
-from qinglan.tasks.skipping import SKIPPED, skip_if_running, unless_skipped
+from qinglan.tasks.session import SKIPPED, skip_if_running, unless_skipped
 
 ProfileOf = Callable[..., Profile]
 CUDA = {"device": "cuda", "gpus_per_node": 2}
@@ -130,7 +130,7 @@ def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatc
 def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pytest.MonkeyPatch, caplog):
     import logging
 
-    monkeypatch.setattr("qinglan.tasks.skipping.get_run_logger", lambda: logging.getLogger("flow"))
+    monkeypatch.setattr("qinglan.tasks.session.get_run_logger", lambda: logging.getLogger("flow"))
 
     def refresh(profile: str) -> Path:
         raise RunLockedError(f"{profile} is running")

@@ -17,8 +17,8 @@ from verl_config import command_of
 from qinglan.config import Profile, Trainer
 from qinglan.recipes import PrimaryMetric
 from qinglan.runs.launcher import Command
-from qinglan.training.engines.trainer_settings import TrainerSettings
-from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path
+from qinglan.training.engines.progress import TrainerSettings, checkpoints, next_metrics_path
+from qinglan.training.engines.verl import export_command
 
 _TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
 WORDS = _TEXT.split()

@@ -1,8 +1,11 @@
-"""How a stage runs an engine: started again where it died, not where that can't help, here and on a cluster."""
+"""How a stage runs an engine: started again where it died, not where that can't help, here and on a cluster; what it
+sees of the engine's metrics, alarms, and rows that are left out."""
 
+import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,16 +18,20 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Running, State
 
 from qinglan.config import Profile
-from qinglan.errors import EngineError, StageError
+from qinglan.errors import ConfigError, EngineError, StageError
 from qinglan.runs import launcher
+from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.runs.run import note_flow_run, open_run
 from qinglan.tasks import engine
-from qinglan.tasks.engine import is_cancelled, run_engine, stop_jobs
+from qinglan.tasks import stage as stage_module
+from qinglan.tasks.engine import AlarmFollower, Follower, LeftOut, is_cancelled, run_attempts, run_engine, stop_jobs
+from qinglan.tasks.sft import _swift_line, require_enough_rows
 from qinglan.tasks.stage import Stage
-from qinglan.training.engines import attempts, ray_jobs
-from qinglan.training.engines.attempts import run_attempts
+from qinglan.training.alarms import Alarm
+from qinglan.training.engines import ray_jobs, swift, verl
+from qinglan.training.engines.progress import ALARMS_FILE
 
 # Counts its attempts in a file, and dies in all but the last.
 DIES = """
@@ -129,7 +136,7 @@ def test_a_process_here_is_started_again_with_a_new_command(
         made.append(len(made))
         return Command([sys.executable, "-c", DIES, "3"])
 
-    monkeypatch.setattr(attempts, "EARLY_S", 0.0)
+    monkeypatch.setattr(engine, "EARLY_S", 0.0)
     run_engine(stage, command, name="verl", log="rl.log", progress=lambda: None)
     assert (len(made), len(said)) == (3, 2)
 
@@ -189,3 +196,151 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     assert ray.stopped() == ([job] if expected else [])
     assert is_cancelled(str(flow_run)) is expected
     assert not is_cancelled(""), "outside of a flow run nothing is cancelled"
+
+
+@pytest.mark.parametrize("rows", [63, 64])
+def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: Callable[..., Profile], rows: int):
+    files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
+    dataset = StageResult(stage="dataset", key="k", run_id="r", seconds=1, artifacts=files)
+    with open_run(profile_of(), "train") as run:
+        if rows < run.profile.rl.train_batch_size == 64:
+            with pytest.raises(ConfigError, match=r"train_batch_size \(64\) is more than the 63 RL training rows"):
+                require_enough_rows(run, dataset)
+        else:
+            require_enough_rows(run, dataset)
+
+
+class Seen:
+    """A stage and its tracker: what users, Prefect and MLflow get of a training run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self.directory, self.mlflow_run_id, self.tracker = "rl", folder, "child", self
+        self.run = SimpleNamespace(id="run-1", profile=SimpleNamespace(name="embedded", tenant=SimpleNamespace(id="s")))
+        self.sent: list[tuple[int, Mapping[str, float]]] = []
+        self.said: list[str] = []
+        self.events: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.markdown: dict[str, str] = {}
+        self.metrics: list[tuple[str, dict[str, float], int]] = []
+        self.tags: dict[str, str] = {}
+
+    def log_steps(self, _: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        self.sent += steps
+
+    def progress(self, *_: Any) -> None:
+        """Nobody looks."""
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def emit_event(self, event: str, resource: dict[str, str], payload: dict[str, Any]) -> None:
+        self.events.append((event, resource, payload))
+
+    def create_markdown_artifact(self, markdown: str, key: str, description: str) -> None:
+        self.markdown[key] = markdown
+
+    def log_metrics(self, run_id: str, metrics: dict[str, float], step: int) -> None:
+        self.metrics.append((run_id, metrics, step))
+
+    def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
+        self.tags |= tags
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Seen(tmp_path)
+    monkeypatch.setattr(engine, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(stage_module, "emit_event", made.emit_event)
+    monkeypatch.setattr(engine, "create_markdown_artifact", made.create_markdown_artifact)
+    return made
+
+
+def log_steps(path: Path, *steps: tuple[int, str, float]) -> None:
+    with path.open("a") as stream:
+        for step, name, value in steps:
+            stream.write(json.dumps({name: value, "global_step/max_steps": f"{step}/9"}) + "\n")
+
+
+def test_a_step_that_was_trained_twice_counts_once(seen: Any, tmp_path: Path):
+    log = tmp_path / swift.LOGGING_FILE
+    log_steps(log, (1, "loss", 9.0), (2, "loss", 8.0), (2, "eval_loss", 7.0), (3, "loss", 99.0))
+    follow = Follower(seen, log, _swift_line)
+    follow()
+    log_steps(log, (2, "loss", 6.0), (3, "loss", 5.0))
+    follow()
+    assert follow.curve("loss") == [(1, 9.0), (2, 6.0), (3, 5.0)]
+    assert follow.curve("eval_loss") == [(2, 7.0)]
+    assert follow.last_step == 3
+    assert [step for step, _ in seen.sent] == [1, 2, 3], "sent once, after both were read"
+
+
+def swift_filtered(before: int, after: int) -> str:
+    return f"[INFO:swift] Dataset filtered, origin length: {before}, filtered dataset length: {after}\n"
+
+
+def test_rows_that_are_left_out_are_counted_once_over_all_attempts_until_they_are_too_many(seen: Any, tmp_path: Path):
+    log = tmp_path / "sft.log"
+    log.write_text("noise\n" * 3 + swift_filtered(100, 80) + swift_filtered(10, 2))
+    watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
+    assert watch.dropped == {}
+    watch()
+    with log.open("a") as stream:
+        stream.write(swift_filtered(100, 80) + swift_filtered(10, 2))
+    watch()
+    assert (watch.count, watch.dropped) == (20, {"prompt_too_long": 20})
+    assert seen.said == ["20 of 100 training rows are longer than sft.max_length = 64 tokens and left out"]
+    log.write_text(swift_filtered(100, 79))
+    watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
+    with pytest.raises(StageError, match=r"rl: 21 of 100 .* sft.max_length = 64 tokens, more than 20%; raise it"):
+        watch()
+
+
+def test_verls_two_lines_may_come_apart(seen: Any, tmp_path: Path):
+    log = tmp_path / "rl.log"
+    watch = LeftOut(seen, log, 1998, verl.left_out, "rl.max_prompt_length = 256")
+    for text, count in (("dataset len: 1998\n", 0), ("(TaskRunner pid=7) filter dataset len: 1990\n", 8)):
+        with log.open("a") as stream:
+            stream.write(text)
+        watch()
+        assert watch.count == count
+
+
+def write_alarm(folder: Path, step: int) -> None:
+    alarm = Alarm.model_validate({"step": step, "name": "reward_down", "action": "warn", "message": "what was seen"})
+    with (folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
+        stream.write(alarm.model_dump_json() + "\n")
+
+
+def test_a_new_alarm_is_reported_once_and_earlier_ones_only_count(tmp_path: Path, seen: Any):
+    write_alarm(tmp_path, 21)  # of an earlier attempt
+    follow = AlarmFollower(seen)
+    follow()
+    assert seen.events == []
+    for step in (40, 21, 41):  # a resumed attempt sees the first one again
+        write_alarm(tmp_path, step)
+        follow()
+        follow()
+    assert [payload["step"] for _, _, payload in seen.events] == [40, 41]
+    event, resource, _ = seen.events[0]
+    assert (event, resource["prefect.resource.id"]) == ("qinglan.alarm.reward_down", "qinglan.run.run-1")
+    assert {"qinglan.stage": "rl", "qinglan.alarm": "reward_down", "qinglan.action": "warn"}.items() <= resource.items()
+    assert seen.metrics == [("child", {"alarms/reward_down": 2}, 40), ("child", {"alarms/reward_down": 2}, 41)]
+    assert seen.tags == {"alarm.reward_down": "step 21, 41"}
+    assert "| 41 | `reward_down` | warn | what was seen |" in seen.markdown["rl-alarms"]
+
+
+def test_a_prefect_server_that_is_away_costs_no_training(
+    tmp_path: Path, seen: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def away(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("connection refused")
+
+    follow = AlarmFollower(seen)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "create_markdown_artifact", away)
+        write_alarm(tmp_path, 21)
+        follow()
+    assert caplog.messages[-1] == "rl: Prefect did not take the table of alarms: connection refused"
+    assert seen.tags == {"alarm.reward_down": "step 21"}
+    write_alarm(tmp_path, 40)
+    follow()
+    assert "| 21 |" in seen.markdown["rl-alarms"] and "| 40 |" in seen.markdown["rl-alarms"]

@@ -135,7 +135,7 @@ def test_a_kill_between_manifest_and_mlflow_is_made_good(run: Run, tracker: Any,
         raise Kill
 
     with monkeypatch.context() as patch, pytest.raises(Kill):
-        patch.setattr(stage_module, "_track", dies)
+        patch.setattr(tracker, "log_params", dies)
         perform(run, "ingest", {}, rows)
     assert tracker.running == {"child-1"}
     perform(run, "ingest", {}, never)

@@ -105,7 +105,7 @@ def test_a_policy_is_saved_as_its_adapter_resumed_and_exported_whole(tmp_path: P
 
 
 def test_a_critic_learns_by_its_adapter_and_its_whole_head(tmp_path: Path) -> None:
-    from qinglan.training.engines.ppo_critic import CriticModelConfig
+    from qinglan.training.engines.ppo_trainer import CriticModelConfig
 
     policy, critic = make_model(tmp_path / "policy"), make_model(tmp_path / "critic", hidden_size=32, layers=1)
     given = {"path": str(critic), "tokenizer_path": str(policy), "model_type": "value_model", **ADAPTER}

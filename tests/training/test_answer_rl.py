@@ -15,9 +15,8 @@ from qinglan.config import Budget, LedgerStore, Reward, Tenant
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.launcher import JsonlTail
-from qinglan.training.engines.trainer_settings import DEV_VALUE, TrainerSettings
-from qinglan.training.engines.verl import checkpoints, read_metrics
-from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
+from qinglan.training.engines.progress import DEV_VALUE, TrainerSettings, checkpoints, read_metrics
+from qinglan.training.engines.verl import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):

@@ -8,8 +8,7 @@ import pytest
 
 from qinglan.config import Alarms
 from qinglan.recipes import PrimaryMetric
-from qinglan.training.engines.progress import TrainingProgress, read_stop
-from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
+from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings, TrainingProgress, read_stop
 
 
 def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:

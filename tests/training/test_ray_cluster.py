@@ -20,8 +20,8 @@ from waiting import wait_until
 from qinglan.config import Trainer
 from qinglan.runs import supervise
 from qinglan.runs.processes import free_port
+from qinglan.training.engines.progress import checkpoints, read_metrics
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
-from qinglan.training.engines.verl import checkpoints, read_metrics
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)

@@ -24,7 +24,7 @@ from qinglan.config import Endpoint, LedgerStore, Rag, Reward
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
-from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
+from qinglan.training.engines.verl import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 pytest.importorskip("ray")

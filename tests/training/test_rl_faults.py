@@ -21,9 +21,8 @@ from qinglan.config import Embedded, Rag, Reward
 from qinglan.runs.launcher import JsonlTail
 from qinglan.runs.processes import free_port, health_problem
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
-from qinglan.training.engines.progress import read_stop
-from qinglan.training.engines.verl import checkpoints, read_metrics
-from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
+from qinglan.training.engines.progress import checkpoints, read_metrics, read_stop
+from qinglan.training.engines.verl import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):

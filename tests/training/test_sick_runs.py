@@ -7,9 +7,7 @@ import pytest
 from toy_rl import Toy, make_model
 
 from qinglan.training.alarms import Alarm, read_alarms
-from qinglan.training.engines.progress import read_stop
-from qinglan.training.engines.trainer_settings import ALARMS_FILE
-from qinglan.training.engines.verl import read_metrics
+from qinglan.training.engines.progress import ALARMS_FILE, read_metrics, read_stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy_rl import Toy, make_model
 
-from qinglan.training.engines.verl import checkpoints, read_metrics
+from qinglan.training.engines.progress import checkpoints, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):

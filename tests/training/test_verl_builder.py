@@ -11,16 +11,15 @@ from verl_config import command_of, compose
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError
-from qinglan.training.engines.verl import (
+from qinglan.training.engines.progress import (
     best_checkpoint,
     checkpoints,
-    hydra_value,
     last_checkpoint,
-    left_out,
     next_metrics_path,
     read_metrics,
     repair_checkpoints,
 )
+from qinglan.training.engines.verl import hydra_value, left_out
 
 FOLDER = Path("/data/青蓝 runs/it's")
 

@@ -14,7 +14,7 @@ import pytest
 from toy_rl import Toy, make_model
 from waiting import wait_until
 
-from qinglan.training.engines.verl import best_checkpoint, checkpoints, next_metrics_path, read_metrics
+from qinglan.training.engines.progress import best_checkpoint, checkpoints, next_metrics_path, read_metrics
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)

@@ -31,7 +31,7 @@ from qinglan.runs.disk_space import file_stats
 from qinglan.runs.locks import is_held
 from qinglan.runs.run import RUN_FILE, is_running
 from qinglan.runs.schema_version import check_version
-from qinglan.training.engines.verl import TRACKER
+from qinglan.training.engines.progress import TRACKER
 
 PREFIX = ".removing-"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")

@@ -20,7 +20,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo, validate_config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from qinglan.errors import EngineError
-from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
+from qinglan.training.engines.verl import REWARD_FUNCTION
 from qinglan.training.reward import close_reward_service, start_reward_service
 
 

@@ -1,8 +1,13 @@
-"""verl's synchronous PPO trainer, with what an external reward needs around it, on verl's own hooks.
+"""verl's synchronous PPO trainer, with what an external reward needs around it, on verl's own hooks; and its critic.
 
 A sample without a reward (the reward function returned `invalid`) is left out of advantage and loss; verl fills the
 batch up with rows that have no loss. With too many of them training saves its state and stops. The reward's parts are
 logged at every step, alarms are checked, and each validation gives one value, by which the model is chosen.
+
+The critic is verl's without two assumptions that verl 0.9.1 makes about its model. verl's loader asks for flash
+attention whatever the configuration says. Its adapter is meant for a model that generates, and peft refuses it for a
+token classifier, whose head predicts the value; here the head is trained in full. A worker that receives a
+`CriticModelConfig` imports this module, and thereby registers the engine with verl.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -10,24 +15,32 @@ logged at every step, alarms are checked, and each validation gives one value, b
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 import transfer_queue
+from peft import LoraConfig, TaskType, get_peft_model
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.fsdp_utils import get_init_weight_context_manager
+from verl.utils.py_functional import convert_to_regular_types
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from qinglan.errors import EngineError
 from qinglan.training.alarms import Alarm, part_mean
-from qinglan.training.engines.progress import TrainingProgress
-from qinglan.training.engines.trainer_settings import TrainerSettings
-from qinglan.training.engines.verl import repair_checkpoints
-from qinglan.training.engines.verl_overrides import TRAINER
+from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
+from qinglan.training.engines.verl import TRAINER
 
 POLL_S = 0.05  # verl checks every 2 s whether a batch is complete, and has no setting for it
 SUMMED = ("rag_calls", "judge_cost_usd")  # parts that are logged as a step's sum as well
@@ -41,6 +54,59 @@ WORKER_FIELDS = (
     "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rollout_is_weights",
 )  # fmt: skip
 """The fields of a sample that workers read. verl would send all, with question, baseline and scores."""
+
+
+@dataclass
+class CriticModelConfig(HFModelConfig):
+    """verl's configuration for a critic that may start from another model than the policy; `tokenizer_path` is the
+    policy's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer_path == self.path:
+            return
+        own = AutoTokenizer.from_pretrained(self.local_path).get_vocab()
+        if own != self.tokenizer.get_vocab():
+            raise EngineError(
+                f"critic {self.path} has another tokenizer than the policy, of {len(own)} tokens and not "
+                f"{len(self.tokenizer)}; take rl.critic_model from the same family"
+            )
+
+
+@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cuda", vendor="nvidia")
+class ValueEngine(FSDPEngineWithValueHead):
+    def _build_module(self) -> Any:
+        model_config, config = self.model_config, self.model_config.hf_config
+        config.num_labels, config.classifier_dropout = 1, 0.0
+        dtype = PrecisionType.to_dtype(self.engine_config.model_dtype)
+        on_first_rank = get_init_weight_context_manager(
+            use_meta_tensor=not config.tie_word_embeddings, mesh=self.device_mesh
+        )
+        with on_first_rank():
+            module = AutoModelForTokenClassification.from_pretrained(
+                model_config.local_path,
+                dtype=dtype,
+                config=config,
+                attn_implementation=model_config.override_config.get("attn_implementation", "sdpa"),
+            )
+            apply_monkey_patch(model=module, use_remove_padding=self.use_remove_padding, use_fused_kernels=False)
+            module.to(dtype)
+        if model_config.enable_gradient_checkpointing:
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return module
+
+    def _build_lora_module(self, module: Any) -> Any:
+        module.enable_input_require_grads()
+        model_config = self.model_config
+        adapter = LoraConfig(
+            task_type=TaskType.TOKEN_CLS,
+            r=model_config.lora_rank,
+            lora_alpha=model_config.lora_alpha,
+            target_modules=convert_to_regular_types(model_config.target_modules),
+            exclude_modules=["score"],  # the head, which peft trains in full for this task
+            bias="none",
+        )
+        return get_peft_model(module, adapter)
 
 
 class ScalableLrWorker(TrainingWorker):
@@ -77,6 +143,8 @@ class RewardedTrainer(PPOTrainerSync):
         super().__init__(config)
         path = Path(config.qinglan.trainer_settings)
         self._settings = TrainerSettings.model_validate_json(path.read_text(encoding="utf-8"))
+        self._checkpoints = Path(config.trainer.default_local_dir)
+        self._rollouts = int(config.actor_rollout_ref.rollout.n)
         self._extras: dict[str, Mapping[str, Any]] = {}
 
     def _init_resource_pool_mgr(self) -> None:
@@ -90,7 +158,7 @@ class RewardedTrainer(PPOTrainerSync):
         return buffer
 
     def _load_checkpoint(self) -> None:
-        repair_checkpoints(Path(self.config.trainer.default_local_dir))
+        repair_checkpoints(self._checkpoints)
         super()._load_checkpoint()
         self._progress = TrainingProgress(self._settings, resumed_at=self.global_steps)
         coefficient = self._progress.last_known(KL_COEFFICIENT)
@@ -106,7 +174,7 @@ class RewardedTrainer(PPOTrainerSync):
         if invalid / wanted > self._settings.max_invalid_share or invalid == wanted:
             error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
             last_done = self.global_steps - 1
-            if last_done > 0 and not self._folder_of(last_done).exists():
+            if last_done > 0 and not (self._checkpoints / f"global_step_{last_done}").exists():
                 self.global_steps = last_done  # this step has changed no weight yet
                 self._save_checkpoint()
             raise error
@@ -139,13 +207,6 @@ class RewardedTrainer(PPOTrainerSync):
         )
         self._progress.stop(reason, failed=True)
         return EngineError(reason)
-
-    def _folder_of(self, step: int) -> Path:
-        return Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
-
-    @property
-    def _rollouts(self) -> int:
-        return int(self.config.actor_rollout_ref.rollout.n)
 
     # ---- the fields that are sent to workers ----
 
@@ -184,7 +245,7 @@ class RewardedTrainer(PPOTrainerSync):
             self._act_on(alarm, self.global_steps)
         if reason := self._progress.early_stopping_reason():
             self._end_after(self.global_steps, reason)
-        self._progress.prune(Path(self.config.trainer.default_local_dir))
+        self._progress.prune(self._checkpoints)
 
     def on_train_begin(self) -> None:
         """Take the actions of alarms that were raised at the checkpoint's own step."""
@@ -203,7 +264,7 @@ class RewardedTrainer(PPOTrainerSync):
     def _end_after(self, step: int, reason: str) -> None:
         if step >= self.total_training_steps:
             return
-        if not self._folder_of(step).exists():
+        if not (self._checkpoints / f"global_step_{step}").exists():
             self._save_checkpoint()
         self._progress.stop(f"after step {step}: {reason}", failed=False)
         self.total_training_steps = step

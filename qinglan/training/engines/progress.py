@@ -1,6 +1,7 @@
-"""What a training run has measured so far: dev values with their intervals, the best step, alarms, why it ended.
+"""What a training run has measured so far: metrics and checkpoints, dev values, the best step, alarms, why it ended.
 
-The trainer inside verl owns one `TrainingProgress`. In a resumed run it reads what the earlier attempts measured.
+The trainer inside verl owns one `TrainingProgress`. In a resumed run it reads what the earlier attempts measured. The
+flow reads the same files, and writes the trainer's settings as JSON. This module imports no torch.
 """
 
 import json
@@ -8,20 +9,44 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.config import Alarms
+from qinglan.errors import ArtifactError
+from qinglan.recipes import PrimaryMetric
 from qinglan.runs.artifacts import write_json
 from qinglan.statistics import mean_ci
 from qinglan.training.alarms import Alarm, AlarmWatch
-from qinglan.training.engines.trainer_settings import (
-    ALARMS_FILE,
-    DEV_HIGH,
-    DEV_LOW,
-    DEV_VALUE,
-    STOPPED_FILE,
-    TrainerSettings,
-)
-from qinglan.training.engines.verl import checkpoints, read_metrics
 
+ALARMS_FILE, STOPPED_FILE = "alarms.jsonl", "stopped.json"
+"""In `TrainerSettings.folder`: the alarms, by step; and why training ended before its last step."""
+TRACKER = "latest_checkpointed_iteration.txt"
+"""File in verl's folder of checkpoints with the newest one's step; written last."""
+DEV_VALUE, DEV_LOW, DEV_HIGH = "dev/value", "dev/ci_low", "dev/ci_high"
+"""Metrics of a validation: the dev split's mean of `TrainerSettings.dev_metric` and its 95% interval."""
 DEV_RESAMPLES = 2_000
+
+
+class TrainerSettings(BaseModel):
+    """The settings of our trainer inside verl that verl's own configuration has no place for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    folder: Path
+    """The stage's directory, which also holds the metrics of earlier attempts."""
+    max_invalid_share: float
+    """Of a step's samples, or of a validation's; with more unscored ones training stops."""
+    use_labels: bool
+    """Whether an alarm about the primary metric may do more than warn."""
+    dev_metric: str
+    """Which of the reward's parts, averaged over the dev split, chooses the model."""
+    primary_metric: PrimaryMetric
+    """The part of which a fall while the reward rises is an alarm."""
+    patience: int | None
+    """Early stopping: so many validations without a better one end training; never if None."""
+    keep_checkpoints: int | None
+    """How many of the newest are kept, beside the best; all if None."""
+    alarms: Alarms
 
 
 class TrainingProgress:
@@ -91,3 +116,67 @@ def read_stop(folder: Path) -> tuple[str, bool] | None:
         return None
     stopped = json.loads(path.read_text(encoding="utf-8"))
     return stopped["reason"], stopped["failed"]
+
+
+def next_metrics_path(folder: Path) -> Path:
+    return folder / f"metrics.{len(list(folder.glob('metrics.*.jsonl'))) + 1}.jsonl"
+
+
+def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
+    """Metrics by step over all attempts; where two measured the same, the later one counts.
+
+    A resumed run validates first, under the step that it resumes from.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for path in sorted(folder.glob("metrics.*.jsonl"), key=lambda path: int(path.name.split(".")[1])):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                entry = json.loads(line)
+                known = {name: value for name, value in entry["data"].items() if value is not None}
+                steps.setdefault(entry["step"], {}).update(known)
+    return dict(sorted(steps.items()))
+
+
+def checkpoints(output_dir: Path) -> dict[int, Path]:
+    """Complete checkpoints by step; verl writes its tracker last, so a folder with a later step may be incomplete."""
+    found = {int(path.name.removeprefix("global_step_")): path for path in output_dir.glob("global_step_*")}
+    tracker = output_dir / TRACKER
+    text = tracker.read_text().strip() if tracker.exists() else "0"
+    if not text.isdigit():  # verl empties the file before it writes it, and wrote data.pt just before
+        text = str(max((step for step, path in found.items() if (path / "data.pt").exists()), default=0))
+    return {step: path for step, path in sorted(found.items()) if step <= int(text)}
+
+
+def repair_checkpoints(output_dir: Path) -> None:
+    """Repair an empty tracker file, and delete incomplete folders before a later step makes them look complete."""
+    tracker, saved = output_dir / TRACKER, checkpoints(output_dir)
+    if tracker.exists() and not tracker.read_text().strip().isdigit():
+        if saved:
+            tracker.write_text(str(max(saved)))
+        else:
+            tracker.unlink()
+    for incomplete in set(output_dir.glob("global_step_*")) - set(saved.values()):
+        shutil.rmtree(incomplete)
+
+
+def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
+    """Step and folder of the best checkpoint on the dev split; in a tie, the later one.
+
+    The policy before training counts as step 0, without a folder, where it was validated. It wins a tie.
+    """
+    saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
+    values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
+    if not values:
+        raise ArtifactError(
+            f"nothing was validated before training ended: no checkpoint under {output_dir} has {DEV_VALUE}; "
+            "set rl.val_before_train, or rl.choose = last"
+        )
+    step = max(values, key=lambda step: (values[step], step == 0, step))
+    return step, saved.get(step)
+
+
+def last_checkpoint(output_dir: Path) -> tuple[int, Path]:
+    """Step and folder of the newest checkpoint, validated or not."""
+    if not (saved := checkpoints(output_dir)):
+        raise ArtifactError(f"no checkpoint under {output_dir}")
+    return max(saved), saved[max(saved)]

@@ -11,8 +11,9 @@ import re
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -23,7 +24,7 @@ from qinglan.runs.artifacts import write_json
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import QUIET_ENV, READABLE_ENV, AttemptFailedError, Command, LineTail, size_of, tail
 from qinglan.runs.run import runs_by
-from qinglan.training.engines.trainer_settings import STOPPED_FILE
+from qinglan.training.engines.progress import STOPPED_FILE
 
 POLL_S = 1.0
 _BACK_OFF = BackOff(POLL_S, 30.0)
@@ -66,10 +67,6 @@ class Job(BaseModel):
     def is_active(self) -> bool:
         return self.status in ("PENDING", "RUNNING")
 
-    @property
-    def seconds(self) -> float:
-        return ((self.end_time or 0) - (self.start_time or 0)) / 1000
-
 
 class _Version(BaseModel):
     ray_version: str
@@ -88,7 +85,7 @@ class UnreachableError(EngineError):
     """The dashboard did not answer, or asks to try again later."""
 
 
-class RayJobs:
+class RayJobs(AbstractContextManager["RayJobs"]):
     """The Jobs API of one cluster, without retries: `UnreachableError` where the dashboard gives no usable answer."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -98,9 +95,6 @@ class RayJobs:
         if trainer.ray_token_env:
             headers["authorization"] = f"Bearer {require_secret(trainer.ray_token_env, 'trainer.ray_dashboard_url')}"
         self._http = httpx2.Client(timeout=_TIMEOUT_S, headers=headers, trust_env=uses_proxy(self.url))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
@@ -294,8 +288,9 @@ class JobSeries:
         reason, _, rest = (job.message or "it says no reason").partition(", last available logs")
         lines = tail(log_file, start=log_start) if log_file.exists() else ""
         lines = lines or "\n".join(f"    {line}" for line in rest.splitlines()[1:])
+        seconds = ((job.end_time or 0) - (job.start_time or 0)) / 1000
         raise AttemptFailedError(
-            f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}\n{lines}", job.seconds
+            f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}\n{lines}", seconds
         )
 
     def _retry(self, request: Callable[[], Answer]) -> Answer:

@@ -52,7 +52,7 @@ def sft_command(
     resume_from: Path | None,
 ) -> Command:
     """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
-    sft, on_cpu = profile.sft, profile.trainer.device == "cpu"
+    sft = profile.sft
     arguments: dict[str, Any] = {
         "model": absolute_or_hub_id(model),
         "model_type": profile.student.model_type,
@@ -91,16 +91,16 @@ def sft_command(
         "seed": sft.seed,
         "report_to": "none",
     }
-    if on_cpu:
+    env, gpus = engine_env(profile, model), profile.trainer.gpus_per_node
+    if profile.trainer.device == "cpu":
+        gpus = 0
         arguments |= {"use_cpu": True, "device_map": "cpu"}
+    elif gpus > 1:
+        env |= {"NPROC_PER_NODE": str(gpus)}
     if sft.deepspeed:
         arguments["deepspeed"] = sft.deepspeed
     if resume_from:
         arguments["resume_from_checkpoint"] = resume_from.resolve()
-    env = engine_env(profile, model)
-    if not on_cpu and profile.trainer.gpus_per_node > 1:
-        env |= {"NPROC_PER_NODE": str(profile.trainer.gpus_per_node)}
-    gpus = 0 if on_cpu else profile.trainer.gpus_per_node
     return Command(swift_argv(profile, "sft", arguments | sft.extra), env, gpus)
 
 
@@ -116,10 +116,9 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
         "torch_dtype": profile.sft.torch_dtype,
         "exist_ok": True,
     }
-    on_cpu = profile.trainer.device == "cpu"
-    if on_cpu:
-        arguments["device_map"] = "cpu"
-    gpus = 0 if on_cpu else profile.trainer.gpus_per_node
+    gpus = profile.trainer.gpus_per_node
+    if profile.trainer.device == "cpu":
+        arguments["device_map"], gpus = "cpu", 0
     return Command(swift_argv(profile, "export", arguments), engine_env(profile, model), gpus)
 
 
@@ -170,13 +169,10 @@ def left_out(rows: int, log: str) -> int:
 
 def swift_argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
     """`swift VERB` in the trainer's environment; a list becomes several words, a dictionary JSON."""
-
-    def word(value: Any) -> str:
-        return json.dumps(value) if isinstance(value, bool | dict) else str(value)
-
     argv = [engine_python(profile), "-m", f"swift.cli.{verb}"]
     for name, value in arguments.items():
-        argv += [f"--{name}", *map(word, value if isinstance(value, list) else [value])]
+        words = value if isinstance(value, list) else [value]
+        argv += [f"--{name}", *(json.dumps(word) if isinstance(word, bool | dict) else str(word) for word in words)]
     return argv
 
 

@@ -1,21 +1,43 @@
-"""verl's command lines for training and for exporting a checkpoint, and reading a run's metrics and checkpoints.
+"""verl's command lines for training, with its configuration as Hydra overrides, and for exporting a checkpoint.
 
-Nothing is started or imported here; `verl_overrides` makes verl's configuration from a profile.
+Nothing is started or imported here.
+
+The profile's names are verl's, except for these:
+
+- `algorithm` selects an advantage estimator: `ppo` is GAE, `dr_grpo` is GRPO without the division by the group's
+  standard deviation and with sums over tokens in place of means. Not offered, because verl 0.9.1's v1 trainer lacks
+  their input: ReMax (it samples no baseline), optimal token baselines (no Σπ²) and GDPO (no reward parts). Nor those
+  that fail where a sample has no reward: OPO divides by the fill-up rows' zero tokens, GRPO-pass@k needs two samples a
+  group. GPG and DRO have no clipping and so no use for several updates a step; GMPO's loss ignores batch splits.
+- `grad_clip` is `optim.clip_grad` for actor and critic (`actor.grad_clip` exists in verl and is ignored).
+- `value_coefficient` is the weight of the squared value error. verl's critic is a separate model with its own AdamW and
+  a fixed weight of 0.5. AdamW does not depend on a loss's scale, but gradient clipping does: a critic with weight v
+  that is clipped at c moves exactly as verl's clipped at 0.5·c/v, which is what is passed.
+- `kl` with a mode loads a reference, the model that training starts from. With LoRA verl takes it from the policy with
+  the adapter switched off. That is why the SFT adapter is merged first and never given as `lora_adapter_path`: the
+  reference would be the base. `horizon_steps` is verl's `horizon` in samples over the samples of a step.
+
+On the CPU every process holds fp32 weights and samples with them, so the rollout's log-probabilities are the old
+policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights are sent in bf16, nor on a GPU.
+
+The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's template
+`qwen3_nothinking` trains without one as well.
 """
 
-import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError
 from qinglan.runs.launcher import QUIET_ENV, Command
-from qinglan.training.engines.swift import engine_env, engine_python
-from qinglan.training.engines.trainer_settings import DEV_VALUE
-from qinglan.training.engines.verl_overrides import overrides
+from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
+TRAINER = "qinglan_sync"
+"""`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
+REWARD_FUNCTION = "pkg://qinglan.training.reward"
+CRITIC_CONFIG = "qinglan.training.engines.ppo_trainer.CriticModelConfig"
+
+Overrides = dict[str, Any]
 STEP_METRICS = {
     "reward": "critic/score/mean",
     "entropy": "actor/entropy",
@@ -24,8 +46,9 @@ STEP_METRICS = {
 }
 """Metrics that are reported of each training step beside the reward's parts: our name → verl's."""
 
-TRACKER = "latest_checkpointed_iteration.txt"
-"""File in verl's folder of checkpoints with the newest one's step; written last."""
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ESTIMATORS = {"ppo": "gae", "dr_grpo": "grpo"}
+_STATE = ["model", "optimizer", "extra"]
 _LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
@@ -64,7 +87,7 @@ def ppo_command(
         "+reward.custom_reward_function.reward_kwargs.config_path": reward_config.resolve(),
         "+qinglan.trainer_settings": trainer_settings.resolve(),
     }
-    given = overrides(profile, model.resolve(), run_name) | paths | profile.rl.extra
+    given = _overrides(profile, model.resolve(), run_name) | paths | profile.rl.extra
     argv = [engine_python(profile), "-m", "qinglan.training.engines.ppo"]
     argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
     return Command(argv, _environment(profile, model) | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve())})
@@ -95,70 +118,6 @@ def hydra_value(value: Any) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def next_metrics_path(folder: Path) -> Path:
-    return folder / f"metrics.{len(_metrics_files(folder)) + 1}.jsonl"
-
-
-def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
-    """Metrics by step over all attempts; where two measured the same, the later one counts.
-
-    A resumed run validates first, under the step that it resumes from.
-    """
-    steps: dict[int, dict[str, float]] = {}
-    for path in _metrics_files(folder):
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                entry = json.loads(line)
-                known = {name: value for name, value in entry["data"].items() if value is not None}
-                steps.setdefault(entry["step"], {}).update(known)
-    return dict(sorted(steps.items()))
-
-
-def checkpoints(output_dir: Path) -> dict[int, Path]:
-    """Complete checkpoints by step; verl writes its tracker last, so a folder with a later step may be incomplete."""
-    found = {int(path.name.removeprefix("global_step_")): path for path in output_dir.glob("global_step_*")}
-    tracker = output_dir / TRACKER
-    text = tracker.read_text().strip() if tracker.exists() else "0"
-    if not text.isdigit():  # verl empties the file before it writes it, and wrote data.pt just before
-        text = str(max((step for step, path in found.items() if (path / "data.pt").exists()), default=0))
-    return {step: path for step, path in sorted(found.items()) if step <= int(text)}
-
-
-def repair_checkpoints(output_dir: Path) -> None:
-    """Repair an empty tracker file, and delete incomplete folders before a later step makes them look complete."""
-    tracker, saved = output_dir / TRACKER, checkpoints(output_dir)
-    if tracker.exists() and not tracker.read_text().strip().isdigit():
-        if saved:
-            tracker.write_text(str(max(saved)))
-        else:
-            tracker.unlink()
-    for incomplete in set(output_dir.glob("global_step_*")) - set(saved.values()):
-        shutil.rmtree(incomplete)
-
-
-def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
-    """Step and folder of the best checkpoint on the dev split; in a tie, the later one.
-
-    The policy before training counts as step 0, without a folder, where it was validated. It wins a tie.
-    """
-    saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
-    values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
-    if not values:
-        raise ArtifactError(
-            f"nothing was validated before training ended: no checkpoint under {output_dir} has {DEV_VALUE}; "
-            "set rl.val_before_train, or rl.choose = last"
-        )
-    step = max(values, key=lambda step: (values[step], step == 0, step))
-    return step, saved.get(step)
-
-
-def last_checkpoint(output_dir: Path) -> tuple[int, Path]:
-    """Step and folder of the newest checkpoint, validated or not."""
-    if not (saved := checkpoints(output_dir)):
-        raise ArtifactError(f"no checkpoint under {output_dir}")
-    return max(saved), saved[max(saved)]
-
-
 def left_out(log: str) -> int:
     """How many prompts for training verl left out as longer than `max_prompt_length`, by its log.
 
@@ -172,10 +131,6 @@ def left_out(log: str) -> int:
     return 0
 
 
-def _metrics_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("metrics.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
-
-
 def _environment(profile: Profile, model: Path) -> dict[str, str]:
     if profile.trainer.device == "cuda":
         device = {"VERL_PLATFORM": "nvidia"}
@@ -185,3 +140,190 @@ def _environment(profile: Profile, model: Path) -> dict[str, str]:
         device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         device["TQ_LOGGING_LEVEL"] = "WARNING"  # it has a line for each field of each sample
     return engine_env(profile, str(model)) | _ENV | device
+
+
+def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
+    """Everything but the run's files and `rl.extra`."""
+    rl, trainer = profile.rl, profile.trainer
+    return {
+        "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
+        "algorithm.gamma": rl.gamma,
+        "algorithm.lam": rl.lam,
+        "algorithm.rollout_correction.bypass_mode": trainer.device == "cpu" and not rl.lora_rank,
+        "reward.custom_reward_function.path": REWARD_FUNCTION,
+        "reward.custom_reward_function.name": "compute_score",
+        "data.train_batch_size": rl.train_batch_size,
+        "data.max_prompt_length": rl.max_prompt_length,
+        "data.max_response_length": rl.max_response_length,
+        "data.seed": rl.seed,
+        "data.dataloader_num_workers": 0,
+        # Otherwise verl truncates a prompt that is too long on its left, and the system prompt is lost.
+        "data.filter_overlong_prompts": True,
+        f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
+        f"{_ROLLOUT}.temperature": rl.temperature,
+        f"{_ROLLOUT}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
+        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        f"{_ROLLOUT}.seed": rl.seed,
+        "trainer.device": trainer.device,
+        "trainer.nnodes": trainer.nodes,
+        "trainer.n_gpus_per_node": trainer.gpus_per_node,
+        "trainer.project_name": profile.tracking.experiment,
+        "trainer.experiment_name": run_name,
+        "trainer.logger": ["console", "file"],
+        "trainer.total_training_steps": rl.total_steps,
+        "trainer.total_epochs": rl.total_steps,  # an epoch has a step or more, so the steps decide
+        "trainer.save_freq": rl.save_freq,
+        "trainer.test_freq": rl.test_freq,
+        "trainer.val_before_train": rl.val_before_train,
+        "trainer.resume_mode": "auto",
+        "hydra.output_subdir": None,
+        # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
+        # that `ray start` once left in /tmp/ray/ray_current_cluster.
+        **({} if trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}),
+        **_policy(profile, model),
+        **_kl(profile),
+        **(_critic(profile, model) if rl.algorithm == "ppo" else {}),
+        **_engines(profile),
+        **_on_device(profile),
+    }
+
+
+def _policy(profile: Profile, model: Path) -> Overrides:
+    rl = profile.rl
+    given: Overrides = {
+        "actor_rollout_ref.model.path": model,
+        f"{_ACTOR}.strategy": "fsdp2",
+        f"{_ACTOR}.ppo_mini_batch_size": rl.ppo_mini_batch_size,
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        f"{_ACTOR}.ppo_epochs": rl.ppo_epochs,
+        f"{_ACTOR}.clip_ratio": rl.clip_ratio,
+        f"{_ACTOR}.clip_ratio_low": rl.clip_ratio,
+        f"{_ACTOR}.clip_ratio_high": rl.clip_ratio,
+        f"{_ACTOR}.policy_loss.loss_mode": rl.policy_loss,
+        f"{_ACTOR}.entropy_coeff": rl.entropy_coefficient,
+        f"{_ACTOR}.optim.lr": rl.actor_lr,
+        f"{_ACTOR}.optim.clip_grad": rl.grad_clip,
+        f"{_ACTOR}.fsdp_config.seed": rl.seed,
+        f"{_ACTOR}.data_loader_seed": rl.seed,
+        **_schedule(profile, _ACTOR),
+    }
+    if rl.policy_loss in ("gspo", "sapo"):  # losses of whole sequences
+        given[f"{_ACTOR}.loss_agg_mode"] = "seq-mean-token-mean"
+    if rl.algorithm == "dr_grpo":
+        given |= {
+            "algorithm.norm_adv_by_std_in_grpo": False,
+            f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+            f"{_ACTOR}.loss_scale_factor": rl.max_response_length,
+        }
+    if rl.lora_rank:
+        given |= {
+            # The frozen weights are those of the start model, and need not be in every checkpoint.
+            f"+{_ACTOR}.checkpoint.save_lora_only": True,
+            "actor_rollout_ref.model.lora_rank": rl.lora_rank,
+            "actor_rollout_ref.model.lora_alpha": rl.lora_alpha,
+        }
+    return given
+
+
+def _kl(profile: Profile) -> Overrides:
+    rl, kl = profile.rl, profile.rl.kl
+    if kl.mode == "off":
+        return {}
+    given: Overrides = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu}
+    if kl.mode == "loss":
+        return given | {
+            f"{_ACTOR}.use_kl_loss": True,
+            f"{_ACTOR}.kl_loss_coef": kl.coefficient,
+            f"{_ACTOR}.kl_loss_type": kl.estimator or "low_var_kl",
+        }
+    given |= {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": kl.estimator or "kl",
+        "algorithm.kl_ctrl.type": "fixed" if kl.target_kl is None else "adaptive",
+        "algorithm.kl_ctrl.kl_coef": kl.coefficient,
+    }
+    if kl.target_kl is not None:
+        given["algorithm.kl_ctrl.target_kl"] = kl.target_kl
+        given["algorithm.kl_ctrl.horizon"] = kl.horizon_steps * rl.train_batch_size * rl.rollouts_per_prompt
+    return given
+
+
+def _critic(profile: Profile, model: Path) -> Overrides:
+    rl = profile.rl
+    rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
+    return {
+        **({"critic.model.lora_rank": rank, "critic.model.lora_alpha": rl.lora_alpha} if rank else {}),
+        "critic.model._target_": CRITIC_CONFIG,
+        "critic.model.path": absolute_or_hub_id(rl.critic_model) if rl.critic_model else model,
+        "critic.model.tokenizer_path": model,
+        "critic.strategy": "fsdp2",
+        "critic.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        "critic.optim.lr": rl.critic_lr,
+        "critic.optim.clip_grad": rl.grad_clip * 0.5 / rl.value_coefficient,
+        "critic.fsdp.seed": rl.seed,
+        "critic.data_loader_seed": rl.seed,
+        **_schedule(profile, "critic"),
+    }
+
+
+def _schedule(profile: Profile, owner: str) -> Overrides:
+    rl = profile.rl
+    return {
+        f"{owner}.optim.lr_scheduler_type": rl.lr_scheduler_type,
+        f"{owner}.optim.min_lr_ratio": rl.min_lr_ratio,
+        f"{owner}.optim.lr_warmup_steps_ratio": rl.lr_warmup_steps_ratio,
+    }
+
+
+def _on_device(profile: Profile) -> Overrides:
+    """On the CPU one worker, fp32 throughout, as few processes as verl allows; on GPUs verl's defaults for vLLM and
+    FSDP2: bf16 arithmetic, fp32 weights and optimizer states."""
+    rl = profile.rl
+    if profile.trainer.device == "cuda":
+        given: Overrides = {"trainer.v1.trainer_mode": TRAINER, f"{_ROLLOUT}.name": "vllm"}
+        if rl.lora_rank:
+            # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send
+            # the base through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor.
+            given[f"{_ROLLOUT}.load_format"] = "safetensors"
+        return given
+    given = {
+        "trainer.v1.trainer_mode": "cpu_sync",
+        f"{_ROLLOUT}.name": "hf_cpu",
+        f"{_ROLLOUT}.free_cache_engine": False,
+        f"{_ROLLOUT}.agent.num_workers": 1,
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "+ray_kwargs.ray_init.num_gpus": 1,
+        "ray_kwargs.ray_init.num_cpus": 16,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        f"{_ACTOR}.use_torch_compile": False,
+    }
+    if rl.lora_rank:
+        given["actor_rollout_ref.model.lora.merge"] = True
+    else:
+        given[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]
+        # `hf_model` is saved for the export, and verl can't load it.
+        given[f"{_ACTOR}.checkpoint.load_contents"] = _STATE
+    return given
+
+
+def _engines(profile: Profile) -> Overrides:
+    """Of the models that learn. Without padding, sequences are packed, and flash attention alone keeps packed sequences
+    apart."""
+    rl, on_cpu = profile.rl, profile.trainer.device == "cpu"
+    attention = "sdpa" if on_cpu else rl.attention
+    given: Overrides = {}
+    for owner, engine in (("actor_rollout_ref", "actor.fsdp_config"), ("critic", "fsdp")):
+        if owner == "critic" and rl.algorithm != "ppo":
+            continue
+        given[f"+{owner}.model.override_config.attn_implementation"] = attention
+        given[f"{owner}.model.use_remove_padding"] = attention == "flash_attention_2"
+        if on_cpu:
+            given[f"{owner}.model.enable_gradient_checkpointing"] = False
+            given[f"{owner}.{engine}.use_torch_compile"] = False
+            fp32 = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+            given[f"+{owner}.{engine}.mixed_precision"] = fp32
+        else:
+            given[f"{owner}.{engine}.param_offload"] = rl.param_offload
+            given[f"{owner}.{engine}.optimizer_offload"] = rl.optimizer_offload
+    return given

@@ -34,8 +34,7 @@ class LeastRecentRouter:
     def require_acquire_fields(self) -> list[str]:
         return []
 
-    def require_release_fields(self) -> list[str]:
-        return []
+    require_release_fields = require_acquire_fields
 
     def acquire_server(self, request_id: str) -> tuple[str, Any]:  # noqa: ARG002
         self._servers.append(self._servers.pop(0))

@@ -12,7 +12,7 @@ from qinglan.training.verl_cpu import platform as platform  # registers itself
 
 ROLLOUT = "hf_cpu"
 """`actor_rollout_ref.rollout.name` of the CPU rollout."""
-AGENT_LOOP = "qinglan.training.verl_cpu.agent_loop.LocalAgentLoopManager"
+AGENT_LOOP = "qinglan.training.verl_cpu.trainer.LocalAgentLoopManager"
 """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
 TRAINER = "cpu_sync"
 """`trainer.v1.trainer_mode` of the CPU trainer."""

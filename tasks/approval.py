@@ -22,6 +22,8 @@ from pydantic import ValidationError
 
 from qinglan.errors import StageError
 from qinglan.ops.prefect.server import without_login
+from qinglan.runs.artifacts import write_json
+from qinglan.runs.schema_version import dump_record
 from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting
 from qinglan.tasks.stage import Stage, emit_run_event
 from qinglan.text import duration
@@ -68,7 +70,7 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
         until=until.isoformat(timespec="seconds"),
         workbook=workbook,
     )
-    waiting.write(stage.directory)
+    write_json(stage.directory / WAITING_FILE, dump_record(waiting))
     stage.say(f"waiting up to {duration(timeout_s)} for a person to approve: {question}")
     stage.say(f"read {workbook}")
     profile = (context.parameters or {}).get("profile", stage.run.profile.name)

@@ -7,7 +7,7 @@ from prefect.logging import get_run_logger
 
 from qinglan.config import load_profile
 from qinglan.errors import StageError
-from qinglan.serving.health_check import check_serving
+from qinglan.serving.checks import check_serving
 from qinglan.serving.registry import registry_of
 from qinglan.tasks.session import tidy_logs
 from qinglan.tasks.stage import artifact_key, stage_task

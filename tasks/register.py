@@ -9,7 +9,7 @@ from qinglan.rows import ArmName
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import registry_of
-from qinglan.serving.registry.candidates import candidate_of, challenger_of
+from qinglan.serving.registry.versions import candidate_of, challenger_of
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
 CODE = (__name__, "qinglan.evaluation.models", "qinglan.rows")

@@ -28,8 +28,8 @@ def serve(
     question: Annotated[str | None, typer.Option(help="What --check asks; else the sample's first.")] = None,
 ) -> None:
     """Serve the champion behind an OpenAI-compatible router that always answers, until Ctrl-C."""
+    from qinglan.serving.checks import run_smoke_test
     from qinglan.serving.site import serve_site
-    from qinglan.serving.smoke_test import run_smoke_test
 
     overrides = tuple(set_ or ())
     if question and not check:

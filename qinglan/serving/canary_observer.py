@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -246,6 +247,6 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
 
 def canary_observer_of(profile: Profile, rag_url: str, folder: Path) -> CanaryObserver:
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
-    if "rag" not in get_recipe(profile.recipe).graders:
-        return CanaryObserver(profile.serve.canary, folder, None)
-    return CanaryObserver(profile.serve.canary, folder, lambda: RagClient(profile.rag, rag_url, profile.tenant.id))
+    is_compared = "rag" in get_recipe(profile.recipe).graders
+    rag = partial(RagClient, profile.rag, rag_url, profile.tenant.id) if is_compared else None
+    return CanaryObserver(profile.serve.canary, folder, rag)

@@ -29,7 +29,7 @@ class RegistrySnapshot:
 
 @dataclass
 class RegistryWatcher:
-    """Polls in a thread of its own, from `start` to `stop`."""
+    """`run` polls until `stop`, in a thread of its own."""
 
     registry: Registry
     every_s: float
@@ -47,9 +47,6 @@ class RegistryWatcher:
     _stopped: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="registry", daemon=True).start()
-
     def stop(self) -> None:
         """Poll no more; a request under way is not waited for."""
         self._stopped.set()
@@ -60,7 +57,7 @@ class RegistryWatcher:
         if at != self._withdrawn_at:
             self._withdrawal = version, reason, at
 
-    def _run(self) -> None:
+    def run(self) -> None:
         while not self._stopped.is_set():
             with suppress(Exception):  # whatever it is, the next change of the registry must be seen
                 self.poll()

@@ -145,10 +145,7 @@ class CircuitBreaker:
         self._clock = clock
         self._failures, self._open_until = 0, 0.0
         self._in_flight = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self._failures >= CIRCUIT_FAILURES
+        self.is_open = False
 
     def admits(self) -> bool:
         if self.is_open and (self._in_flight or self._clock() < self._open_until):
@@ -164,6 +161,7 @@ class CircuitBreaker:
             self._open_until = self._clock() + CIRCUIT_OPEN_FOR_S
         elif has_failed is not None:
             self._failures = 0
+        self.is_open = self._failures >= CIRCUIT_FAILURES
 
 
 class EventLoopLag:

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import gc
 import hmac
-import json
 import logging
 import math
 import socket
@@ -221,7 +220,7 @@ class _Service:
 
     async def models(self, http: Request) -> Response:
         self._authorise(http)
-        return Response(to_json(model_list(self._names)), media_type="application/json")
+        return JSONResponse(model_list(self._names))
 
     async def health(self, _http: Request) -> Response:
         """Which models are in service; 200 as long as this process can answer at all, by its fallback if need be."""
@@ -247,7 +246,7 @@ class _Service:
         self._metrics.refused.labels(str(status)).inc()
         # What is left of the request stays unread, so nothing more can come on this connection.
         closing = {"connection": "close"} if status in (401, 408, 413) else None
-        return Response(to_json(error_body(status, str(error))), status, closing, "application/json")
+        return JSONResponse(error_body(status, str(error)), status, closing)
 
     def _authorise(self, http: Request) -> None:
         if self._key is None:
@@ -280,18 +279,30 @@ class _Service:
                 _LOG.error("the canary's observer did not take an answer: %s", describe_without_text(error))
 
     def _response(self, served: ServedAnswer, question: Row, request: RouterRequest) -> Response:
-        details = details_of(served).items()
-        headers = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in details if value}
+        details = {
+            "source": served.source,
+            "reason": served.reason or None,
+            "role": served.role,
+            "version": served.version or None,
+            "row_id": served.row_id,
+        }
+        headers = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in details.items() if value}
         text = self._recipe.fallback(question) if served.answer is None else served.answer
-        if text is not None:
-            media_type = "text/event-stream" if request.stream else "application/json"
-            return Response(answer_body(served, text, request), headers=headers, media_type=media_type)
-        # The recipe has no fallback: an unfit question is an error of the client, all else may pass.
-        status, problem = 503, "the model gave no usable answer in time"
-        if served.reason in UNFIT:
-            status, problem = 400, "the question is not fit for the model"
-        body = to_json(error_body(status, f"{problem}: {served.reason}", served.reason))
-        return Response(body, status, headers, "application/json")
+        if text is None:
+            # The recipe has no fallback: an unfit question is an error of the client, all else may pass.
+            status, problem = 503, "the model gave no usable answer in time"
+            if served.reason in UNFIT:
+                status, problem = 400, "the question is not fit for the model"
+            return JSONResponse(error_body(status, f"{problem}: {served.reason}", served.reason), status, headers)
+        stream = bool(request.stream)
+        message = {"role": "assistant", "content": text} | ({} if stream else {"refusal": None})
+        identity = f"{served.row_id}{time.time_ns():x}"
+        body = completion_body(identity, int(served.at), request.model, message, is_chunk=stream)
+        answer = JSONResponse(body | {"qinglan": details}, headers=headers)
+        if not stream:
+            return answer
+        events = b"data: " + bytes(answer.body) + b"\n\ndata: [DONE]\n\n"  # one chunk, and the end
+        return Response(events, headers=headers, media_type="text/event-stream")
 
     def _add_gauges(self) -> None:
         table, handler = self._table, self._handler
@@ -326,30 +337,6 @@ async def _observe(observer: CanaryObserver, table: RouteTable, models: ModelCli
         await observer.run(table, models)
     except Exception as error:  # noqa: BLE001 (the router goes on without it)
         _LOG.error("the canary's observer stopped: %s", describe_without_text(error))
-
-
-def answer_body(served: ServedAnswer, content: str, request: RouterRequest) -> bytes:
-    """The answer as one JSON object, or as server-sent events: one chunk, and the end."""
-    stream = bool(request.stream)
-    message = {"role": "assistant", "content": content} | ({} if stream else {"refusal": None})
-    identity = f"{served.row_id}{time.time_ns():x}"
-    body = completion_body(identity, int(served.at), request.model, message, is_chunk=stream)
-    answer = to_json(body | {"qinglan": details_of(served)})
-    return b"data: " + answer + b"\n\ndata: [DONE]\n\n" if stream else answer
-
-
-def details_of(served: ServedAnswer) -> dict[str, str | None]:
-    return {
-        "source": served.source,
-        "reason": served.reason or None,
-        "role": served.role,
-        "version": served.version or None,
-        "row_id": served.row_id,
-    }
-
-
-def to_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def main() -> int:

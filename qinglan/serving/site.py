@@ -6,6 +6,7 @@ leaves the router with what it has. If this process ends, router and servers end
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -272,7 +273,7 @@ def open_site(
             registry or registry_of(profile), profile.serve.poll_every_s, say, with_challenger=watched
         )
         stack.callback(watcher.stop)
-        watcher.start()
+        threading.Thread(target=watcher.run, name="registry", daemon=True).start()
         router.start()
         yield ServingSite(profile, folder, fleet, watcher, router, say)
 

@@ -17,7 +17,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.runs.run import Run, open_run, save_stage
 from qinglan.serving.lineage import Subject
 from qinglan.serving.registry import registry_of
-from qinglan.serving.registry.approval import Approval, Waiting, decided_by
+from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
@@ -119,7 +119,7 @@ def test_a_decision_that_can_t_be_read_is_one_line(qinglan: Qinglan, profile: Pr
 
 def waits_at(run: Run, url: str) -> None:
     waiting = Waiting(flow_run_id=uuid4(), api_url=url, page="", until="", workbook=Path("w"))
-    waiting.write(run.stage_directory("gate"))
+    (run.stage_directory("gate") / WAITING_FILE).write_text(waiting.model_dump_json())
 
 
 @pytest.mark.parametrize(

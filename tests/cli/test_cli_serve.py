@@ -14,8 +14,8 @@ from qinglan.rows import Row
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
+from qinglan.serving.checks import _ask, run_smoke_test
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
-from qinglan.serving.smoke_test import _ask, run_smoke_test
 
 
 class FakeRegistry:
@@ -197,7 +197,7 @@ def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch
         asked.append((profile.serve.request_log.consent, folder.parent, watched))
         raise ConfigError("enough")
 
-    monkeypatch.setattr("qinglan.serving.smoke_test.open_site", open_site)
+    monkeypatch.setattr("qinglan.serving.checks.open_site", open_site)
     given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
     with pytest.raises(ConfigError, match="enough"):
         run_smoke_test("embedded", given, None, print)

@@ -12,7 +12,7 @@ from qinglan.errors import StageError
 from qinglan.evaluation.models import Report
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run, finish_run, note_end, note_flow_run, open_run, save_stage
-from qinglan.serving.registry.approval import Waiting
+from qinglan.serving.registry.approval import WAITING_FILE, Waiting
 
 ProfileOf = Callable[..., Profile]
 Show = Callable[..., tuple[int, str, str]]
@@ -108,9 +108,9 @@ def test_a_running_run_has_not_ended_and_its_log_is_on_the_sites_server(
 def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: Show):
     with open_run(profile_of(name="acme"), "pipeline") as run:
         page = "http://127.0.0.1:4200/runs/flow-run/x"
-        Waiting(
-            flow_run_id=uuid4(), api_url="http://127.0.0.1:4200/api", page=page, until="noon", workbook=Path("w.xlsx")
-        ).write(run.stage_directory("gate"))
+        api_url, workbook = "http://127.0.0.1:4200/api", Path("w.xlsx")
+        waiting = Waiting(flow_run_id=uuid4(), api_url=api_url, page=page, until="noon", workbook=workbook)
+        (run.stage_directory("gate") / WAITING_FILE).write_text(waiting.model_dump_json())
         assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[2]
     told = show("latest", of="acme")[2]  # and its process was killed
     assert "waits for" not in told and "ended before its report" in told

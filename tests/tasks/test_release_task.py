@@ -21,7 +21,7 @@ from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review
-from qinglan.serving.registry.candidates import beside_champion, candidate_of
+from qinglan.serving.registry.versions import beside_champion, candidate_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.gate import decide_release, decision_markdown

@@ -21,8 +21,8 @@ from qinglan.evaluation.models import APPROVAL, Decision, Rule
 from qinglan.evaluation.reasons import Reason, arm_words, reason
 from qinglan.recipes import Recipe
 from qinglan.rows import ArmRow, Row, hash_fraction
-from qinglan.runs.artifacts import Artifact, write_json
-from qinglan.runs.schema_version import dump_record, read_record
+from qinglan.runs.artifacts import Artifact
+from qinglan.runs.schema_version import read_record
 
 WAITING_FILE = "waiting.json"
 SHEET = "审批"
@@ -63,9 +63,6 @@ class Waiting(BaseModel):
             return read_record(cls, folder / WAITING_FILE)
         except (FileNotFoundError, ValidationError):
             return None
-
-    def write(self, folder: Path) -> None:
-        write_json(folder / WAITING_FILE, dump_record(self))
 
 
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:

@@ -51,14 +51,14 @@ class Registry:
         """Keep a model with all that it was made of; the version that is there where nothing is new."""
         # Files first, then the version: what is in the registry is complete.
         with self._reading() as client:  # hashing and copying may take minutes, for which no rollback should wait
-            known = self._known(candidate)
-            weights = known.weights if known else log_files(client, candidate, self.max_artifact_mb * 1e6)
+            known = [version for version in self.versions() if version.identity == candidate.identity]
+            weights = known[0].weights if known else log_files(client, candidate, self.max_artifact_mb * 1e6)
         with self._change() as client:
-            if known := self._known(candidate):
-                return self._redecide(known, candidate.decision)
+            if known := [version for version in self.versions() if version.identity == candidate.identity]:
+                return self._redecide(known[0], candidate.decision)
             root = client.get_run(candidate.mlflow_run_id).info.artifact_uri
             about = f"Models of recipe {candidate.recipe} for tenant {candidate.tenant}."
-            with _ignoring("RESOURCE_ALREADY_EXISTS"):
+            with self._reading("RESOURCE_ALREADY_EXISTS"):
                 client.create_registered_model(self.name, description=about)
             made = client.create_model_version(
                 self.name,
@@ -84,7 +84,7 @@ class Registry:
     def version(self, version: str) -> Released:
         """Raises `ConfigError` where there is none of that number."""
         found: ModelVersion | None = None
-        with self._reading() as client, _ignoring("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+        with self._reading("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE") as client:
             found = client.get_model_version(self.name, version)
         if found is None or "identity" not in found.tags:
             known = ", ".join(each.version for each in self.versions()[:5]) or "none"
@@ -94,7 +94,7 @@ class Registry:
     def aliases(self) -> dict[Alias, str]:
         """Alias to version: the cheapest thing to poll."""
         named: Mapping[str, str] = {}
-        with self._reading() as client, _ignoring("RESOURCE_DOES_NOT_EXIST"):
+        with self._reading("RESOURCE_DOES_NOT_EXIST") as client:
             # Only here does MLflow's database store return them; a search leaves them out.
             named = client.get_registered_model(self.name).aliases
         return {alias: str(named[alias]) for alias in ALIASES if alias in named}
@@ -240,9 +240,6 @@ class Registry:
         self._set_tags(released.version, decision_tags(decision))
         return self.version(released.version)
 
-    def _known(self, candidate: Candidate) -> Released | None:
-        return next((v for v in self.versions() if v.identity == candidate.identity), None)
-
     def _same_weights(self, wanted: Released) -> str:
         versions = self.versions()
         twins = [each for each in versions if each.sha256 == wanted.sha256 and each.version != wanted.version]
@@ -338,30 +335,20 @@ class Registry:
             yield client
 
     @contextmanager
-    def _reading(self) -> Iterator["MlflowClient"]:
+    def _reading(self, *ignored_codes: str) -> Iterator["MlflowClient"]:
         from mlflow.exceptions import MlflowException
 
         try:
             yield self._client
         except MlflowException as error:
-            raise ConfigError(f"MLflow's registry at {self.uri}: {first_line(error)}; see tracking.uri") from error
+            if error.error_code not in ignored_codes:
+                raise ConfigError(f"MLflow's registry at {self.uri}: {first_line(error)}; see tracking.uri") from error
 
     @cached_property
     def _client(self) -> "MlflowClient":
         from qinglan.runs.tracking import open_client  # imports MLflow, which takes seconds
 
         return open_client(self.uri)
-
-
-@contextmanager
-def _ignoring(*error_codes: str) -> Iterator[None]:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except MlflowException as error:
-        if error.error_code not in error_codes:
-            raise
 
 
 def _second() -> str:

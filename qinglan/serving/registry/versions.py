@@ -1,4 +1,4 @@
-"""What is registered, what a registered version is, and its files among those of its MLflow run.
+"""From a run's stages to a candidate, what a registered version is, and its files among those of its MLflow run.
 
 A version's tags hold all of `Released`, so that listing and polling need no download, and MLflow's page shows them.
 """
@@ -7,18 +7,23 @@ import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError
-from qinglan.evaluation.models import APPROVAL, Decision, Verdict
-from qinglan.recipes import get_recipe, placeholders
+from qinglan.data.versions import version_of
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.evaluation.gate import CHAMPION, alarms_about
+from qinglan.evaluation.models import APPROVAL, Decision, Evaluation, Verdict
+from qinglan.evaluation.summary import installed_versions
+from qinglan.recipes import get_recipe, placeholders, recipe_key
 from qinglan.rows import Row, row_id
-from qinglan.runs.artifacts import Artifact, hash_of, sha256_of
+from qinglan.runs.artifacts import Artifact, StageResult, hash_of, sha256_of
+from qinglan.runs.run import Run
 from qinglan.runs.schema_version import KEY, SCHEMA_VERSION, check_version, dump_record
 from qinglan.text import number
+from qinglan.training.alarms import Alarm
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,9 +31,12 @@ if TYPE_CHECKING:
 Alias = Literal["champion", "challenger", "previous"]
 ALIASES: tuple[Alias, ...] = get_args(Alias)
 Weights = Literal["mlflow", "path"]
+Models = Mapping[str, StageResult]
+"""By arm, the stage that made the model."""
 FILES = "release"
 """Where a version's files lie among its run's."""
 ADVICE = "or serve another: `qinglan release list`, `qinglan release promote VERSION`"
+_NOT_RULES = {"approval", "approval_timeout_s"}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -119,6 +127,82 @@ class Released(ModelOrigin):
         known = {key: tags[key] for key in cls.model_fields if key in tags and key != "history"}
         history = tuple(line for line in tags.get("history", "").split("\n") if line)
         return cls.model_validate(known | {"name": name, "version": version, "created": created, "history": history})
+
+
+def candidate_of(
+    run: Run, decision: Decision, evaluated: StageResult, dataset: StageResult, models: Models, mlflow_run_id: str
+) -> Candidate:
+    profile, arm = run.profile, decision.challenger
+    recipe = recipe_key(profile.recipe)
+    evaluation = evaluated.load("evaluation", Evaluation)
+    through = {"sft": ["sft"], "rl": ["sft", "rl"] if profile.rl.start_from == "sft" else ["rl"]}.get(arm, [])
+    return Candidate(
+        arm=arm,
+        model=challenger_of(profile, models).artifacts["model"],
+        adapters={
+            stage: models[stage].path("adapter")
+            for stage in through
+            if stage in models and "adapter" in models[stage].artifacts
+        },
+        base_model=str(models["base"].details["model"]) if "base" in models else profile.student.base_model,
+        profile=profile.name,
+        tenant=profile.tenant.id,
+        recipe=recipe["recipe"],
+        recipe_version=recipe["version"],
+        prompt_sha256=prompt_digest(profile),
+        dataset_version=version_of(dataset.artifacts),
+        run_id=run.id,
+        mlflow_run_id=mlflow_run_id,
+        stages={result.stage: result.run_id for result in (dataset, *models.values(), evaluated)},
+        evaluation=evaluated.artifacts["evaluation"],
+        gate=profile.gate.model_dump(mode="json", exclude=_NOT_RULES),
+        decision=decision,
+        metrics=evaluation.arms[arm].figures if arm in evaluation.arms else {},
+        engines=installed_versions(),
+    )
+
+
+def challenger_of(profile: Profile, models: Models) -> StageResult:
+    """The stage that made the model which is to be released; raises `ConfigError` where none left a folder."""
+    arm = profile.gate.challenger
+    result = models.get(arm)
+    if result is None or "model" not in result.artifacts:
+        trained = ", ".join(name for name, each in models.items() if "model" in each.artifacts) or "none"
+        raise ConfigError(
+            f"gate.challenger = {arm}: this run has no such model that could be released; it has {trained}"
+        )
+    return result
+
+
+def alarms_of(profile: Profile, models: Models) -> list[Alarm]:
+    """Those that speak of the challenger: of RL, up to the step that was chosen."""
+    result = models.get(profile.gate.challenger)
+    found = [Alarm.model_validate(alarm) for alarm in result.details.get("alarms", [])] if result else []
+    chosen: int | None = result.details.get("summary", {}).get("chosen_step") if result else None
+    return found if chosen is None else alarms_about(found, chosen, profile.rl.alarms.window_steps)
+
+
+def beside_champion(
+    evaluation: Evaluation, identities: Mapping[str, str], champion: Released | None, challenger: str
+) -> tuple[Evaluation, str | None]:
+    """The evaluation with the champion under its own name, and its version; None where there is nothing to replace.
+
+    An evaluation leaves the champion out where a model of the run has the same digest; here that one stands for it.
+    """
+    if champion is None or identities.get(challenger) == champion.sha256:
+        return evaluation, None
+    mine = next((arm for arm, sha256 in identities.items() if sha256 == champion.sha256), None)
+    if mine == CHAMPION:
+        return evaluation, champion.version
+    # One that was evaluated as the champion is it no longer.
+    kept = [each for each in evaluation.comparisons if CHAMPION not in (each.a, each.b)]
+    named = [each.model_copy(update={"b": CHAMPION}) for each in kept if mine is not None and each.b == mine]
+    return evaluation.model_copy(update={"comparisons": kept + named}), champion.version
+
+
+def identities_of(evaluated: StageResult) -> dict[str, str]:
+    found: dict[str, Any] = evaluated.details.get("models", {})
+    return {arm: str(digest) for arm, digest in found.items()}
 
 
 def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:

@@ -1,26 +1,34 @@
-"""Is the champion being served? For a flow that checks it regularly and fails where it is not.
+"""Is the champion being served? Checked regularly by a flow, and by `qinglan serve --check`, which starts a whole site.
 
 The registry says what should be served, the router's `/health` what is, and its last check how a canary goes.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
 
-from qinglan.config import Profile, uses_proxy
+from qinglan.config import Data, Profile, load_profile, require_secret, uses_proxy
+from qinglan.data.workbook import read_rows
+from qinglan.errors import ConfigError, EngineError
+from qinglan.recipes import get_recipe, placeholders
+from qinglan.rows import Row
+from qinglan.runs.processes import Say, stop_signals
 from qinglan.serving.canary_observer import CanaryState, read_state, read_verdict
 from qinglan.serving.registry import Alias
-from qinglan.serving.site import serving_folder
+from qinglan.serving.site import STEP_S, ServingSite, open_site, serving_folder
+from qinglan.simulators.domains import sample_of
 from qinglan.text import duration
 
 ANSWERS_WITHIN_S = 10.0
 CHECKS_MISSED, STALE_AFTER_S = 12, 120.0
 """A canary is stale when the router has missed so many of its checks, but not before so many seconds."""
+_SITE_WITHIN_S, _REGISTRY_WITHIN_S = 1800.0, 30.0
 
 
 @dataclass
@@ -119,3 +127,80 @@ def _check_canary(found: ServingHealth, folder: Path, check_every_s: float, now:
         )
     elif verdict := read_verdict(folder):
         found.notes.append(f"the canary has ended: {verdict.judgement.outcome}, {verdict.judgement.reason}")
+
+
+def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
+    """Ask a site of its own one question, the sample's first test question if none is given; a line with the answer."""
+    overrides = (*overrides, "serve.request_log.consent=none")  # a made-up question is no user's
+    profile = load_profile(profile_name, overrides)
+    asked = _made_of(question, profile) if question else _first_of_sample(profile)
+    folder = serving_folder(profile)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        stop_signals(),
+        TemporaryDirectory(prefix="check-", dir=folder) as own,
+        open_site(profile, Path(own), say, port=0, watched=False) as site,
+    ):
+        return _ask(profile, _wait(site), asked)
+
+
+def _wait(site: ServingSite) -> str:
+    start = time.monotonic()
+    url = f"{site.router.url}/health"
+    while not (site.routes.champion and httpx2.get(url, trust_env=False, timeout=5).json()["champion"]):
+        site.step()
+        waited_s = time.monotonic() - start
+        if (problem := site.watcher.problem) and waited_s > _REGISTRY_WITHIN_S:
+            raise ConfigError(f"the registry can't be read: {problem}")
+        named = site.watcher.latest
+        if named and "champion" not in named.aliases:
+            name = site.profile.name
+            raise ConfigError(
+                f"there is no champion to serve: `qinglan release list --profile {name}` shows the versions, if any, "
+                f"and why none was released; `qinglan run pipeline --profile {name}` makes one"
+            )
+        if waited_s > _SITE_WITHIN_S:
+            raise EngineError(f"the champion does not answer within {_SITE_WITHIN_S:.0f} s")
+        time.sleep(STEP_S)
+    return site.router.url
+
+
+def _made_of(question: str, profile: Profile) -> Row:
+    if needed := placeholders(get_recipe(profile.recipe).INPUTS, ""):
+        raise ConfigError(
+            f"recipe `{profile.recipe_name}` needs {', '.join(needed)} beside the question; leave --question out, and "
+            "one of the sample is asked"
+        )
+    return Row(id="", tenant=profile.tenant.id, query=question, source="check")
+
+
+def _first_of_sample(profile: Profile) -> Row:
+    sample = sample_of(profile, "`serve --check` without --question")
+    # In the sample's own columns, whatever the profile calls those of its workbook.
+    rows = read_rows(sample.workbook, Data(), profile.tenant, inputs=get_recipe(profile.recipe).INPUTS)
+    return next(row for row in rows if row.split == "test" and row.status == "ok")
+
+
+def _ask(profile: Profile, url: str, question: Row) -> str:
+    identifying = {each.name for each in get_recipe(profile.recipe).INPUTS if each.identifies}
+    body = {
+        "model": profile.model_name,
+        "messages": [{"role": "user", "content": question.query}],
+        "profile": question.profile,
+        "history": question.history,
+        "inputs": {name: text for name, text in question.inputs.items() if name in identifying},
+    }
+    key = profile.serve.api_key_env
+    headers = {"authorization": f"Bearer {require_secret(key, 'serve.api_key_env')}"} if key else {}
+    with httpx2.Client(trust_env=False, timeout=60, headers=headers) as client:
+        start = time.perf_counter()
+        answer = client.post(f"{url}/v1/chat/completions", json=body)
+        took_ms = 1000 * (time.perf_counter() - start)
+    version = answer.headers.get("x-qinglan-version", "?")
+    if answer.headers.get("x-qinglan-source") != "model":
+        reason = answer.headers.get("x-qinglan-reason", f"HTTP {answer.status_code}")
+        raise EngineError(f"version {version} gave no usable answer to {question.query!r}: {reason}")
+    text = answer.json()["choices"][0]["message"]["content"]
+    context = " / ".join(text for text in (question.profile, question.history, *question.inputs.values()) if text)
+    asked = f"{question.query}{f' ({context})' if context else ''}"
+    return f"{asked} → {text}  (version {version}, {took_ms:.0f} ms)"

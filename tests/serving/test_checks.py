@@ -9,7 +9,7 @@ import pytest
 from qinglan.config import Profile
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
-from qinglan.serving.health_check import ServingHealth, check_serving
+from qinglan.serving.checks import ServingHealth, check_serving
 from qinglan.serving.site import serving_folder
 
 ProfileOf = Callable[..., Profile]

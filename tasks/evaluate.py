@@ -13,7 +13,7 @@ from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, identity_
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders
 from qinglan.recipes import get_recipe
-from qinglan.recipes.measuring.arms import student_rows, with_tokens
+from qinglan.recipes.kinds.measuring import student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
@@ -26,7 +26,7 @@ from qinglan.training.engines.generate import generate_commands
 CODE = (
     __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.figures", "qinglan.evaluation.models",
     "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.summary",
-    "qinglan.evaluation.teacher_comparison", "qinglan.recipes.measuring", "qinglan.rows", "qinglan.statistics",
+    "qinglan.evaluation.teacher_comparison", "qinglan.recipes.kinds.measuring", "qinglan.rows", "qinglan.statistics",
     "qinglan.training.engines.generate",
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.figures import summarise
 from qinglan.recipes import get_recipe
-from qinglan.recipes.measuring.arms import student_rows
+from qinglan.recipes.kinds.measuring import student_rows
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
 from qinglan.runs.launcher import Command, launch

@@ -19,7 +19,7 @@ class Scoring:
     def __init__(self, training: Mapping[str, Any]) -> None:
         self._service = RewardService.model_validate_json(Path(training["reward"]).read_text(encoding="utf-8"))
         self._runner = asyncio.Runner()
-        self._scorer: Scorer[Any] | None = None
+        self._scorer: Scorer | None = None
         self._rewards = Path(training["rewards"])
 
     def scores(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:

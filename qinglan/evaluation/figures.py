@@ -23,7 +23,7 @@ from qinglan.evaluation.models import (
 )
 from qinglan.evaluation.reasons import Reason
 from qinglan.recipes import QUALITY, Metric, Recipe
-from qinglan.recipes.measuring.panel import consistency
+from qinglan.recipes.kinds.measuring import consistency
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, normalise
 from qinglan.statistics import (
     ArmScores,

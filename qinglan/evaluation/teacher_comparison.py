@@ -19,7 +19,7 @@ from qinglan.evaluation.reasons import Reason
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
 from qinglan.recipes.kinds.distillation import teacher_requests
-from qinglan.recipes.measuring.arms import ask_about, check_failures, original_rows, teacher_rows
+from qinglan.recipes.kinds.measuring import ask_about, check_failures, original_rows, teacher_rows
 from qinglan.rows import ArmRow, Row, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci

@@ -34,9 +34,9 @@ class RewardActor:
 
     def __init__(self, service: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = RewardService.model_validate_json(service), clock
-        self._scorer: Scorer[Any] | QinglanError = self._open()
+        self._scorer: Scorer | QinglanError = self._open()
 
-    def _open(self) -> "Scorer[Any] | QinglanError":
+    def _open(self) -> "Scorer | QinglanError":
         from qinglan.recipes import get_recipe
 
         try:
@@ -51,10 +51,10 @@ class RewardActor:
             self._scorer = self._open()
         if not isinstance(self._scorer, QinglanError):
             return await self._scorer.score(extra_info, text)
-        from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
+        from qinglan.recipes.scoring.samples import write_sample
 
-        with open_log(self._service.samples_log) as log:
-            write_sample(log, {"row_id": extra_info.get("row_id")} | invalid(self._scorer))
+        with self._service.samples_log.open("ab", buffering=0) as log:
+            write_sample(log, {"row_id": extra_info.get("row_id")}, self._scorer)
         return self._service.outcome()
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
 from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
-from qinglan.recipes.measuring.arms import student_rows, teacher_rows
+from qinglan.recipes.kinds.measuring import student_rows, teacher_rows
 from qinglan.rows import ArmRow, Row
 from qinglan.serving.registry.approval import rows_to_review, write_approval_workbook
 from qinglan.text import Both

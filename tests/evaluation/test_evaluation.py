@@ -23,7 +23,7 @@ from qinglan.evaluation.models import Score
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.ledger import Call
-from qinglan.recipes.measuring.arms import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
+from qinglan.recipes.kinds.measuring import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 

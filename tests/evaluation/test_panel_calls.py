@@ -10,8 +10,7 @@ from qinglan.clients.roles import Services, open_clients, site_ledger
 from qinglan.config import Profile
 from qinglan.data.workbook import read_rows
 from qinglan.evaluation.teacher_comparison import ask_teacher
-from qinglan.recipes.measuring.arms import retrieve_all
-from qinglan.recipes.measuring.panel import Panel
+from qinglan.recipes.kinds.measuring import Panel, retrieve_all
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.run import Run

@@ -11,7 +11,7 @@ import pytest
 from prefect.testing.utilities import prefect_test_harness
 
 from qinglan.flows.refresh import refresh
-from qinglan.recipes._medical_rules import RULES
+from qinglan.recipes.medical import RULES
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl
 

@@ -15,8 +15,8 @@ from reward_service import reward_service
 from qinglan.clients.roles import Addresses
 from qinglan.config import Endpoint, Profile, Reward, Tenant
 from qinglan.recipes import AnswerRecipe
-from qinglan.recipes.scoring.answers import AnswerScorer
 from qinglan.recipes.scoring.keys import scoring_key
+from qinglan.recipes.scoring.scorer import AnswerScorer
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.run import Run

@@ -10,8 +10,7 @@ from qinglan.config import Tenant, load_profile
 from qinglan.data.dataset.pools import assign
 from qinglan.errors import TeacherError
 from qinglan.evaluation.red_team import Case, cases_of, check, row_of
-from qinglan.recipes._medical_rules import RULES, RULES_FILE, Rules, markdown
-from qinglan.recipes.medical import RECIPE
+from qinglan.recipes.medical import RECIPE, RULES, RULES_FILE, Rules, markdown
 from qinglan.rows import ArmRow, Row
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation.figures import arm_scores, summarise
-from qinglan.recipes.measuring.panel import Panel, ballot, consistency
+from qinglan.recipes.kinds.measuring import Panel, ballot, consistency
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 

@@ -5,7 +5,7 @@ from random import Random
 
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes import get_recipe
-from qinglan.recipes._medical_rules import RULES
+from qinglan.recipes.medical import RULES
 from qinglan.rows import Row
 from qinglan.simulators.domains.medical import corpus, judge, sample
 from qinglan.simulators.domains.medical import facts as domain

@@ -15,8 +15,8 @@ from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import Clients, Role
-    from qinglan.recipes.measuring.arms import Measured
-    from qinglan.recipes.scoring.answers import AnswerScorer
+    from qinglan.recipes.kinds.measuring import Measured
+    from qinglan.recipes.scoring.scorer import AnswerScorer
     from qinglan.recipes.scoring.service import RewardService
 
 _TAKEN = frozenset(
@@ -159,7 +159,7 @@ class AnswerRecipe(Recipe):
         }
 
     def scorer(self, service: "RewardService") -> "AnswerScorer":
-        from qinglan.recipes.scoring.answers import AnswerScorer
+        from qinglan.recipes.scoring.scorer import AnswerScorer
 
         return AnswerScorer(service, self)
 
@@ -171,7 +171,7 @@ class AnswerRecipe(Recipe):
         retrieve_again: bool = False,  # noqa: ARG002 (nothing is retrieved)
     ) -> dict[str, list[ArmRow]]:
         """The teacher's answers, where all of them are the teacher's; answers that rows bring are no arm."""
-        from qinglan.recipes.measuring.arms import teacher_rows
+        from qinglan.recipes.kinds.measuring import teacher_rows
 
         answered = [row for row in rows if row.answer]
         asked_for_all = bool(answered) and all(row.answer_request for row in answered)
@@ -180,9 +180,9 @@ class AnswerRecipe(Recipe):
     async def measure(
         self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
     ) -> "Measured":
-        from qinglan.recipes.measuring.answers import measure
+        from qinglan.recipes.kinds.measuring import grade_answers
 
-        return await measure(self, arms, rows, clients, profile.tenant, profile.evaluate.max_failed_share)
+        return await grade_answers(self, arms, rows, clients, profile.tenant, profile.evaluate.max_failed_share)
 
     def measuring_digest(self, tenant: Tenant) -> str:  # noqa: ARG002
         """Of the schema of the judge's answer; the recipe's version is part of every stage's key."""

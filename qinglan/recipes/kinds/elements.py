@@ -1,9 +1,11 @@
-"""What recipes are made of: inputs, metrics, findings, messages, and how a judge's answer is read."""
+"""What recipes are made of: inputs, metrics, findings, messages, and how answers are read."""
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -27,6 +29,14 @@ SCORE_SCHEMA: dict[str, Any] = {
 """Of a judge's answer that `parse_score` reads, for models that support structured output."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_COURTESIES = frozenset(
+    (
+        "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下", "建议", "可以", "一般", "情况", "需要",
+        "之前", "之后", "最近", "有些", "没什么", "这个", "怎么回事", "注意", "平时", "及时", "引起", "期望", "解答",
+        "祝您", "帮助", "希望", "健康", "患者", "病人", "朋友", "通过", "出现", "导致",
+    )
+)  # fmt: skip
+"""Words that say nothing about what a text is about."""
 _JSON_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
@@ -137,3 +147,25 @@ def parse_score(text: str) -> float:
     if not 0 <= score <= 5:
         raise TeacherError(f"the judge's answer has no score from 0 to 5: {text[:80]!r}", "judge_unreadable")
     return score
+
+
+def distinctive_words(text: str, count: int) -> list[str]:
+    """Up to `count` words of two characters or more, the most distinctive first."""
+    tags = extractor().extract_tags(text, topK=count + len(_COURTESIES))
+    return [tag for tag in tags if len(tag) > 1 and tag not in _COURTESIES and not tag.isascii()][:count]
+
+
+@cache
+def extractor() -> Any:
+    """jieba's TF-IDF with a dictionary of its own: loading it the usual way writes a cache into the shared tmp."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jieba's own: pkg_resources, invalid escapes, files left open
+        import jieba
+        import jieba.analyse
+
+        tokenizer = jieba.Tokenizer()
+        tokenizer.FREQ, tokenizer.total = tokenizer.gen_pfdict(tokenizer.get_dict_file())
+        tokenizer.initialized = True
+        found = jieba.analyse.TFIDF()
+        found.tokenizer = tokenizer
+    return found

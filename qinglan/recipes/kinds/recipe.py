@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from qinglan.clients.chat import Answer
     from qinglan.clients.roles import ChatRole, Clients, Role
+    from qinglan.recipes.kinds.measuring import Measured
     from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
-    from qinglan.recipes.measuring.arms import Measured
     from qinglan.recipes.scoring.scorer import Scorer
     from qinglan.recipes.scoring.service import RewardService
 
@@ -227,7 +227,7 @@ class Recipe(ABC):
         return self.primary_metric.part
 
     @abstractmethod
-    def scorer(self, service: "RewardService") -> "Scorer[Any]":
+    def scorer(self, service: "RewardService") -> "Scorer":
         """What scores RL samples, in the reward service's process."""
 
     @abstractmethod

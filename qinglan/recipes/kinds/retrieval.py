@@ -18,8 +18,8 @@ from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import Clients, Role
-    from qinglan.recipes.measuring.arms import Measured
-    from qinglan.recipes.scoring.retrieval import RetrievalScorer
+    from qinglan.recipes.kinds.measuring import Measured
+    from qinglan.recipes.scoring.scorer import RetrievalScorer
     from qinglan.recipes.scoring.service import RewardService
 
 
@@ -200,14 +200,14 @@ class RetrievalRecipe(Recipe):
         return "relevant" if config.relevance_gate else "score"
 
     def scorer(self, service: "RewardService") -> "RetrievalScorer":
-        from qinglan.recipes.scoring.retrieval import RetrievalScorer
+        from qinglan.recipes.scoring.scorer import RetrievalScorer
 
         return RetrievalScorer(service, self)
 
     def baseline_arms(
         self, rows: Sequence[Row], profile: Profile, *, retrieve_again: bool = False
     ) -> dict[str, list[ArmRow]]:
-        from qinglan.recipes.measuring.arms import original_rows, teacher_rows
+        from qinglan.recipes.kinds.measuring import original_rows, teacher_rows
 
         arms = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
         if not retrieve_again or profile.rag.url == EMBEDDED:
@@ -217,8 +217,7 @@ class RetrievalRecipe(Recipe):
     async def measure(
         self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
     ) -> "Measured":
-        from qinglan.recipes.measuring.arms import retrieve_all
-        from qinglan.recipes.measuring.panel import Panel
+        from qinglan.recipes.kinds.measuring import Panel, retrieve_all
 
         config = profile.evaluate
         retrieved = await retrieve_all(arms, rows, clients, config.max_failed_share)

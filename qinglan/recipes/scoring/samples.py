@@ -9,16 +9,15 @@ from typing import Any, BinaryIO
 from qinglan.runs.launcher import JsonlTail
 
 
-def open_log(path: Path) -> BinaryIO:
-    return path.open("ab", buffering=0)  # one write a line: a killed process leaves whole lines
+def write_sample(log: BinaryIO, entry: dict[str, Any], error: Exception | None = None) -> None:
+    """Add a line by one write to a log that has no buffer, so that a killed process leaves whole lines.
 
-
-def write_sample(log: BinaryIO, entry: dict[str, Any]) -> None:
+    Args:
+        error: why the sample has no score.
+    """
+    if error is not None:
+        entry |= {"invalid": " ".join(f"{error or type(error).__name__}".split())[:500]}
     log.write((json.dumps(entry, ensure_ascii=False) + "\n").encode())
-
-
-def invalid(error: Exception) -> dict[str, str]:
-    return {"invalid": " ".join(f"{error or type(error).__name__}".split())[:500]}
 
 
 class SampleWatch:

@@ -1,27 +1,40 @@
-"""What all scorers share: judge, outages, ledger, log. A failed call leaves a sample without a score."""
+"""Scorers of RL samples, one for each kind of recipe. A failed call leaves a sample without a score.
 
+Rewrites are scored by what they retrieve and by the judge, which are asked at the same time, and neither twice for the
+same; answers by the recipe's rules, and by the judge where its score counts.
+"""
+
+import asyncio
 import math
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from qinglan.clients.chat import Account, Answer, ChatClient
 from qinglan.clients.openai_protocol import JsonSchema
+from qinglan.clients.rag import CallCount, RagClient, request_body
 from qinglan.errors import ConfigError, LedgerError, QinglanError
-from qinglan.ledger import Ledger, ledger_url
+from qinglan.ledger import Ledger, Retrieval, ledger_url
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import Message, Recipe
+from qinglan.recipes import JUDGE, Message, Recipe
+from qinglan.recipes._verdicts import BEST, reference_of, verdict_recipe
 from qinglan.recipes.scoring.outages import OutageWait
-from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
-from qinglan.recipes.scoring.service import RewardService
-from qinglan.rows import hash_fraction
+from qinglan.recipes.scoring.samples import write_sample
+from qinglan.recipes.scoring.service import Baseline, GradedRewrite, RewardService, Scored
+from qinglan.rows import Retrieved, Row, hash_fraction
+from qinglan.runs.artifacts import hash_of
+
+if TYPE_CHECKING:
+    from qinglan.recipes import AnswerRecipe, RetrievalRecipe
+    from qinglan.recipes.answer_judge import AnswerJudge
 
 _SPECIAL_TOKEN = re.compile(r"<\|[^|]*\|>")
+_MAX_IN_MEMORY = 20_000
 Service = Literal["rag", "judge"]
 
 
@@ -36,6 +49,9 @@ class Sample:
 
     row_id: str | None
     text: str
+    rag: CallCount | None = None
+    """None where texts are not retrieved with."""
+    rag_cached: bool = False
     begin_s: float = field(default_factory=time.perf_counter)
     judge_asked: int = 0
     """How many questions the judge was asked about it."""
@@ -45,7 +61,9 @@ class Sample:
     def used(self) -> dict[str, float | None]:
         """Calls and time; None for what is not known."""
         cached = sum(answer.cached for answer in self.judged)
+        retrieved = {"rag_calls": self.rag.made, "rag_cached": self.rag_cached} if self.rag else {}
         return {
+            **retrieved,
             "judge_asked": self.judge_asked,
             "judge_cached": cached if self.judged else None,
             "judge_cost_usd": sum(answer.cost_usd for answer in self.judged if not answer.cached),
@@ -55,7 +73,8 @@ class Sample:
     def entry(self) -> dict[str, Any]:
         known: dict[str, Any] = {"row_id": self.row_id, "text": self.text}
         known |= {name: value for name, value in self.used().items() if value is not None}
-        return known | ({"failed_by": self.failed_by} if self.failed_by else {})
+        known |= {"failed_by": self.failed_by} if self.failed_by else {}
+        return known | ({"rag_failed": self.rag.failed} if self.rag else {})
 
     @contextmanager
     def calling(self, service: Service) -> Iterator[None]:
@@ -67,40 +86,35 @@ class Sample:
             raise
 
 
-S = TypeVar("S", bound=Sample)
-
-
-class Scorer(ABC, Generic[S]):
+class Scorer(ABC):
     """Scores samples in one process; belongs to one event loop."""
 
     _recipe: Recipe
-    _sample_class: type[Any] = Sample
 
     def __init__(self, service: RewardService) -> None:
         self._service = service
         self._outage_waits: list[OutageWait] = []
         with ExitStack() as opening:
-            self._log = opening.enter_context(open_log(service.samples_log))
+            self._log = opening.enter_context(service.samples_log.open("ab", buffering=0))
             self._ledger = Ledger(ledger_url(service.ledger, service.state))
             opening.callback(self._ledger.close)
             self._queue = LedgerQueue(self._ledger, service.run_id, service.budget)
-            self._judge = self._open_judge()
-            self._judge_wait = self._outage_wait("judge")
             self._open()
             self._opened = opening.pop_all()
 
-    def _open_judge(self) -> ChatClient | None:
+    def _open(self) -> None:
+        """Open what is asked."""
+        self._judge: ChatClient | None = None
+        self._judge_wait = self._outage_wait("judge")
         service = self._service
         if service.judge is None:
-            return None
+            return
         if service.judge_price is None:
             raise ConfigError(f"prices has no entry for judge.model {service.judge.model!r}")
         role = "judge.local" if service.judge_recipe else "judge"
         account = Account(service.run_id, service.tenant.id, role, service.judge.model, service.judge_price)
-        return ChatClient(service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt)
-
-    def _open(self) -> None:
-        """Open what else is needed."""
+        url, salt = service.judge_url, service.judge_key_salt
+        self._judge = ChatClient(service.judge, url, account, self._queue, key_salt=salt)
 
     def _outage_wait(self, service: Service) -> OutageWait:
         max_outage_s = self._service.reward.max_outage_s
@@ -120,11 +134,12 @@ class Scorer(ABC, Generic[S]):
 
         A sample whose calls failed has no score, and the log says why. Only a bug raises.
         """
-        sample: S = self._sample_class(extra_info.get("row_id"), self._recipe.clean(_SPECIAL_TOKEN.sub("", text)))
+        text = self._recipe.clean(_SPECIAL_TOKEN.sub("", text))
+        sample = Sample(extra_info.get("row_id"), text, CallCount() if self._service.rag else None)
         try:
             scored = await self._score(extra_info, sample)
         except Exception as error:  # of a bug verl says nothing: it drops the sample
-            write_sample(self._log, sample.entry() | invalid(error))
+            write_sample(self._log, sample.entry(), error)
             if isinstance(error, QinglanError):
                 return self._service.outcome(None, sample.used())
             raise
@@ -133,7 +148,7 @@ class Scorer(ABC, Generic[S]):
         return self._service.outcome(scored, sample.used())
 
     @abstractmethod
-    async def _score(self, extra_info: dict[str, Any], sample: S) -> dict[str, float]:
+    async def _score(self, extra_info: dict[str, Any], sample: Sample) -> dict[str, float]:
         """`score` and what it is made of; NaN for what is not known."""
 
     async def _ask(
@@ -147,3 +162,201 @@ class Scorer(ABC, Generic[S]):
             answer = await self._judge_wait.call(ask, answered=lambda answer: not answer.cached)
         sample.judged.append(answer)
         return answer.value
+
+
+class AnswerScorer(Scorer):
+    """Of samples that are graded by themselves; `extra_info` holds the row."""
+
+    _recipe: "AnswerRecipe"
+
+    def __init__(self, service: RewardService, recipe: "AnswerRecipe") -> None:
+        self._recipe, self._parts = recipe, recipe.score_parts
+        counts = (recipe.WEIGHTS | service.reward.part_weights).get(JUDGE, 0) > 0
+        self._judged_share = service.reward.judge_share if counts and service.judge else 0.0
+        super().__init__(service)
+
+    async def _score(self, extra_info: dict[str, Any], sample: Sample) -> dict[str, float]:
+        row = Row.model_validate_json(extra_info["row"])
+        parts = self._recipe.checked_parts(row, sample.text)
+        judge = await self._judged(row, sample)
+        score = -1.0
+        if sample.text:
+            known = parts if judge is None else parts | {JUDGE: judge / 5}
+            score = self._recipe.reward(self._service.reward, known)
+            if math.isnan(score):
+                named = ", ".join(known) or "none"
+                raise ConfigError(
+                    f"recipe `{self._recipe.NAME}`: no part with a weight is known for this row (known: {named})"
+                )
+        metrics = self._recipe.metric_values(row, sample.text, parts)
+        shown = {name: value for name, value in metrics.items() if name in self._parts}
+        return {"score": score, JUDGE: math.nan if judge is None else judge, **shown, **parts}
+
+    async def _judged(self, row: Row, sample: Sample) -> float | None:
+        """The judge's score, 0–5; None where it is not asked."""
+        if not sample.text or not judge_asked(self._recipe.question_text(row), sample.text, self._judged_share):
+            return None
+        messages = self._recipe.judge_messages(row, sample.text, self._service.tenant)
+        if messages is None:
+            return None
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
+
+
+class Retrievals:
+    """What the RAG found: from memory, from the ledger, or from the service. Belongs to one event loop.
+
+    Within `RewardService.retrieval_scope` the same request has the same answer.
+    """
+
+    def __init__(
+        self, service: RewardService, rag: RagClient, ledger: Ledger, queue: LedgerQueue, wait: OutageWait
+    ) -> None:
+        assert service.rag is not None
+        self._service, self._settings, self._rag, self._queue, self._wait = service, service.rag, rag, queue, wait
+        self._stored = ledger.retrieval_keys(service.retrieval_scope)
+        self._recent: dict[str, Retrieved] = {}
+        self._under_way: dict[str, asyncio.Task[tuple[Retrieved, bool]]] = {}
+
+    async def find(self, baseline: Baseline, rewrite: str, count: CallCount) -> tuple[Retrieved, bool]:
+        """What a rewrite retrieves, and whether it was known or asked for already.
+
+        Args:
+            count: counts the calls that this took, with those that check whether the service is down.
+        """
+        body = request_body(self._settings, self._service.tenant.id, baseline.question, rewrite)
+        # The configured address, as that of an embedded RAG differs between runs; and the fields that are stored.
+        key = hash_of(self._service.retrieval_scope, self._settings.url, sorted(Retrieved.model_fields), body)
+        if key in self._recent:
+            return self._recent[key], True
+        joined = key in self._under_way
+        if not joined:
+            task = self._under_way[key] = asyncio.create_task(self._fetch(key, baseline, rewrite, count))
+            task.add_done_callback(lambda _: self._under_way.pop(key))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        found, stored = await asyncio.shield(self._under_way[key])
+        return found, joined or stored
+
+    async def close(self) -> None:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(self, key: str, baseline: Baseline, rewrite: str, count: CallCount) -> tuple[Retrieved, bool]:
+        found = None
+        if key in self._stored:
+            with suppress(LedgerError):  # the RAG is asked again
+                found = await self._queue.find_retrieval(key)
+        stored = found is not None
+        if found is None:
+            question, answered_before = baseline.question, baseline.teacher_rewrite or None
+            found = await self._wait.call(
+                lambda: self._rag.retrieve(question, rewrite, count=count),
+                probe=lambda: self._rag.retrieve(question, answered_before, count=count, max_retries=0),
+            )
+            self._queue.keep_retrieval(Retrieval(key=key, scope=self._service.retrieval_scope, found=found))
+            self._stored.add(key)
+        self._recent[key] = found
+        if len(self._recent) > _MAX_IN_MEMORY:
+            self._recent.pop(next(iter(self._recent)))
+        return found, stored
+
+
+class RetrievalScorer(Scorer):
+    """Of samples that are retrieved with; `extra_info` holds a `Baseline`."""
+
+    _recipe: "RetrievalRecipe"
+
+    def __init__(self, service: RewardService, recipe: "RetrievalRecipe") -> None:
+        if service.rag is None or service.judge is None:
+            raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
+        self._recipe = recipe
+        self._verdicts = verdict_recipe(service.judge_recipe) if service.judge_recipe else None
+        self._rag = RagClient(service.rag, service.rag_url, service.tenant.id, with_passage=True)
+        super().__init__(service)
+
+    def _open(self) -> None:
+        super()._open()
+        self._retrievals = Retrievals(self._service, self._rag, self._ledger, self._queue, self._outage_wait("rag"))
+
+    async def close(self) -> None:
+        await self._retrievals.close()
+        try:
+            await super().close()
+        finally:
+            await self._rag.close()
+
+    async def _score(self, extra_info: dict[str, Any], sample: Sample) -> dict[str, float]:
+        baseline = Baseline.model_validate(extra_info)
+        config = self._service.reward
+        if not sample.text:  # the policy's own failure: there is nothing to retrieve or judge with
+            return asdict(
+                Scored(
+                    score=-1.0,
+                    judge=math.nan,
+                    rq=0.0,
+                    rq_gain=-baseline.teacher_quality,
+                    win=config.loss if baseline.teacher_quality > config.tie_margin else 0.0,
+                    gold_top1=0.0 if baseline.gold_id else math.nan,
+                    relevant=0.0 if self._needs_relevance(baseline) else math.nan,
+                    guard_ok=0.0,
+                )
+            )
+        if self._verdicts:
+            return asdict(await self._by_verdict(self._verdicts, baseline, sample))
+        judging = asyncio.create_task(self._judge_rewrite(baseline, sample))
+        try:
+            retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
+            relevance = await self._judge_passage(baseline, retrieved, sample)
+            judge_score = await judging
+        finally:
+            judging.cancel()  # the ledger still gets an answer that is paid for already
+            await asyncio.gather(judging, return_exceptions=True)
+        rewrite = GradedRewrite(sample.text, retrieved, judge_score, relevance)
+        return asdict(self._recipe.reward(config, baseline, rewrite))
+
+    async def _by_verdict(self, judge: "AnswerJudge", baseline: Baseline, sample: Sample) -> Scored:
+        """Does the best passage agree with the reference? The verdict answers both of the judge's questions.
+
+        The teacher's side is the reference itself. Where there is none, the judge is not asked.
+        """
+        config = self._service.reward
+        retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
+        best, _ = await self._retrieve(baseline, baseline.teacher_rewrite, sample)
+        reference = reference_of(best, baseline.gold_id, use_labels=config.use_labels)
+        judged = judge_asked(baseline.question, sample.text, config.judged_share)
+        gated = self._needs_relevance(baseline)
+        verdict, passage = None, retrieved.first_passage
+        if reference and (judged or gated):
+            if passage and passage != reference:
+                messages = judge.verdict_messages(baseline.question, reference, passage, self._service.tenant)
+                verdict = await self._ask(messages, sample, judge.verdict_score)
+            else:
+                verdict = BEST if passage else 0.0
+        baseline = baseline.model_copy(update={"teacher_judge": BEST})
+        rewrite = GradedRewrite(sample.text, retrieved, verdict if judged else None, verdict if gated else None)
+        return self._recipe.reward(config, baseline, rewrite)
+
+    async def _retrieve(self, baseline: Baseline, text: str, sample: Sample) -> tuple[Retrieved, bool]:
+        assert sample.rag is not None, "its service has a RAG"
+        with sample.calling("rag"):
+            return await self._retrievals.find(baseline, text, sample.rag)
+
+    async def _judge_rewrite(self, baseline: Baseline, sample: Sample) -> float | None:
+        if not judge_asked(baseline.question, sample.text, self._service.reward.judged_share):
+            return None
+        messages = self._recipe.judge_messages(baseline.question, sample.text, self._service.tenant)
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
+
+    async def _judge_passage(self, baseline: Baseline, retrieved: Retrieved, sample: Sample) -> float | None:
+        """The judge's score of the best passage, where no label says whether it is the right one."""
+        if not self._needs_relevance(baseline):
+            return None
+        if not retrieved.first_passage:
+            return 0.0
+        messages = self._recipe.relevance_messages(baseline.question, retrieved.first_passage, self._service.tenant)
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
+
+    def _needs_relevance(self, baseline: Baseline) -> bool:
+        config = self._service.reward
+        return config.relevance_gate and not (config.use_labels and baseline.gold_id)

@@ -9,7 +9,7 @@ import re
 from random import Random
 from typing import NamedTuple
 
-from qinglan.recipes._keywords import extractor
+from qinglan.recipes.kinds.elements import extractor
 from qinglan.simulators.domains import random_of
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, NAME_MISMATCH, PRODUCTS
 from qinglan.simulators.domains.query_rewrite.reader import split_fields, understand

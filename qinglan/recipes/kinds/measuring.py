@@ -1,0 +1,323 @@
+"""Evaluation of arms, ways to get a text: what the RAG finds with each one's, and what rules and judge say of it.
+
+A question on which a call failed is unjudged for all arms, so that the comparison stays paired.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from random import Random
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from qinglan.clients.chat import Answer, cost_usd
+from qinglan.clients.roles import Clients
+from qinglan.config import Price, Tenant
+from qinglan.errors import CallError, StageError
+from qinglan.ledger import Call
+from qinglan.rows import ArmName, ArmRow, Retrieved, Row
+
+if TYPE_CHECKING:
+    from qinglan.recipes.kinds.answer import AnswerRecipe
+    from qinglan.recipes.kinds.recipe import Recipe
+    from qinglan.recipes.kinds.retrieval import RetrievalRecipe
+
+UNREADABLE, EMPTY = "judge_unreadable", "empty_answer"
+_ORIGINAL = "original"
+_AT_ONCE = 1_000
+"""Questions that are begun together: enough to keep the services busy, and no more in memory than that."""
+
+Arms = Mapping[ArmName, Sequence[ArmRow]]
+T = TypeVar("T")
+
+
+class Measured(NamedTuple):
+    """Arms with what their texts are worth."""
+
+    arms: dict[str, list[ArmRow]]
+    unjudged: dict[str, int]
+    """Questions without a judge's score in any arm, by the reason why the call failed."""
+
+
+def teacher_rows(rows: Iterable[Row]) -> list[ArmRow]:
+    """A teacher's arm, from what distillation and validation found."""
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=row.answer,
+            reason=None if row.answer_retrieved or row.parts is not None else row.reason,
+            retrieved=row.answer_retrieved,
+            parts=row.parts,
+            judge_score=row.judge_score,
+            requests=(row.answer_request,) if row.answer_request else (),
+            latency_ms=row.answer_latency_ms,
+            cost_usd=row.answer_cost_usd,
+        )
+        for row in rows
+    ]
+
+
+def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
+    """The question as it was typed; it costs nothing and takes no time."""
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=row.query,
+            reason=None if row.original_retrieved else row.reason,
+            retrieved=row.original_retrieved,
+            latency_ms=0.0,
+            cost_usd=0.0,
+            prompt_tokens=0,
+            completion_tokens=0,
+        )
+        for row in rows
+    ]
+
+
+def student_rows(answers: Iterable[str], price: Price | None, recipe: "Recipe") -> list[ArmRow]:
+    """A student's arm, from the JSON lines that its generation wrote."""
+    arm = []
+    for answer in map(json.loads, answers):
+        text, prompt, completion = recipe.clean(answer["text"]), answer["prompt_tokens"], answer["completion_tokens"]
+        arm.append(
+            ArmRow(
+                row_id=answer["id"],
+                text=text or None,
+                reason=None if text else EMPTY,
+                latency_ms=answer.get("latency_ms"),
+                cost_usd=cost_usd(price, prompt, completion) if price else None,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+            )
+        )
+    return arm
+
+
+def with_tokens(arm: Sequence[ArmRow], calls: Mapping[str, Call]) -> list[ArmRow]:
+    """A teacher's arm with the tokens of those `calls`, by ledger key, that are known."""
+    counted = []
+    for entry in arm:
+        call = next((calls[key] for key in entry.requests if key in calls), None)
+        tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens} if call else {}
+        counted.append(entry.model_copy(update=tokens))
+    return counted
+
+
+def by_question(arms: Arms) -> dict[str, dict[ArmName, ArmRow]]:
+    """Row id → arm → entry."""
+    turned: dict[str, dict[ArmName, ArmRow]] = {}
+    for name, arm in arms.items():
+        for entry in arm:
+            turned.setdefault(entry.row_id, {})[name] = entry
+    return turned
+
+
+async def ask_about(rows: Iterable[Row], work: Callable[[Row], Awaitable[T]]) -> dict[str, T]:
+    """What `work` gives for each row, by row id."""
+    found: dict[str, T] = {}
+    waiting = iter(rows)
+    while some := list(islice(waiting, _AT_ONCE)):
+        done = await asyncio.gather(*map(work, some))
+        found |= {row.id: each for row, each in zip(some, done, strict=True)}
+    return found
+
+
+def check_failures(reasons: Sequence[str | None], questions: int, max_failed_share: float) -> None:
+    """Raise StageError, with the reasons, where too many calls failed for a fair comparison."""
+    if len(reasons) > max_failed_share * questions:
+        counted = ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
+        kept = "; what the judge answered is kept, so that for other answers judge.model or evaluate.seed must change"
+        raise StageError(
+            f"evaluate: calls failed for {len(reasons)} of {questions} questions ({counted}), more than "
+            f"evaluate.max_failed_share = {max_failed_share:.0%} allows; repair the service and run again"
+            + (kept if UNREADABLE in reasons else "")
+        )
+
+
+def _unjudged(found: Mapping[str, object], questions: int, max_failed_share: float) -> dict[str, int]:
+    """How often there is a reason in the place of what was found; StageError where that is too often."""
+    reasons = [reason for reason in found.values() if isinstance(reason, str)]
+    check_failures(reasons, questions, max_failed_share)
+    return dict(Counter(reasons).most_common())
+
+
+async def retrieve_all(
+    arms: Arms, rows: Sequence[Row], clients: Clients, max_failed_share: float
+) -> dict[ArmName, list[ArmRow]]:
+    """Fill in the retrievals that are missing: once per text and question, so that arms that agree get the same."""
+    by_row = by_question(arms)
+
+    async def retrieve(row: Row, text: str | None) -> Retrieved | str:
+        try:
+            # Without a text it is the question itself, and the service does with it what it always does.
+            return await (clients.rag.retrieve(row.query) if text is None else clients.rag.retrieve(row.query, text))
+        except CallError as error:
+            return error.reason
+
+    async def fill_in(row: Row) -> dict[ArmName, ArmRow]:
+        entries = by_row[row.id]
+        texts = {name: None if name == _ORIGINAL else entry.text for name, entry in entries.items()}
+        found: dict[str | None, Retrieved | str] = {
+            texts[name]: entry.retrieved for name, entry in entries.items() if entry.retrieved
+        }
+        unknown = [name for name, entry in entries.items() if entry.text is not None and entry.retrieved is None]
+        missing = list(dict.fromkeys(texts[name] for name in unknown if texts[name] not in found))
+        found |= zip(missing, await asyncio.gather(*(retrieve(row, text) for text in missing)), strict=True)
+        return {name: _filled(e, found[texts[name]]) if e.text is not None else e for name, e in entries.items()}
+
+    by_row |= await ask_about((row for row in rows if row.id in by_row), fill_in)
+    filled = {name: [by_row[entry.row_id][name] for entry in arm] for name, arm in arms.items()}
+    for arm in filled.values():
+        lost = [entry.reason for entry in arm if entry.text is not None and entry.retrieved is None]
+        check_failures(lost, len(arm), max_failed_share)
+    return filled
+
+
+def _filled(entry: ArmRow, found: Retrieved | str) -> ArmRow:
+    if isinstance(found, str):
+        return entry.model_copy(update={"reason": found})
+    return entry.model_copy(update={"retrieved": entry.retrieved or found, "reason": None})
+
+
+# ---- answers: by the rules, and by the judge, which reads one at a time ----
+
+
+_Verdicts = Mapping[str, Answer[float]]
+"""By text."""
+
+
+async def grade_answers(
+    recipe: "AnswerRecipe",
+    arms: Arms,
+    rows: Sequence[Row],
+    clients: Clients,
+    tenant: Tenant,
+    max_failed_share: float,
+) -> Measured:
+    """All arms with their parts and the judge's scores.
+
+    An empty answer is graded, by rule: that it is empty is the arm's own doing.
+    """
+    entries, found = by_question(arms), dict[str, _Verdicts | str]()
+
+    async def verdicts(row: Row) -> _Verdicts | str:
+        """The judge's on each text that the recipe has a question about; or why there is none on any."""
+        texts = dict.fromkeys(entry.text for entry in entries[row.id].values() if entry.text)
+        asked = {text: messages for text in texts if (messages := recipe.judge_messages(row, text, tenant))}
+        calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
+        # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        given: dict[str, Answer[float]] = {}
+        for text, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, CallError):
+                return answer.reason
+            if isinstance(answer, BaseException):
+                raise answer
+            given[text] = answer
+        return given
+
+    if "judge" in recipe.graders:
+        found = await ask_about((row for row in rows if row.id in entries), verdicts)
+    unjudged = _unjudged(found, len(entries), max_failed_share)
+    by_id = {row.id: row for row in rows}
+    measured = {
+        name: [_measured(recipe, by_id[entry.row_id], entry, found.get(entry.row_id, {})) for entry in arm]
+        for name, arm in arms.items()
+    }
+    return Measured(measured, unjudged)
+
+
+def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:
+    if entry.text is None and entry.reason != EMPTY:  # there is no answer to grade
+        return entry.model_copy(update={"parts": None, "judge_score": None})
+    verdict = None if isinstance(found, str) else found.get(entry.text or "")
+    return entry.model_copy(
+        update={
+            "parts": recipe.checked_parts(row, entry.text or ""),
+            "reason": EMPTY if entry.text is None else found if isinstance(found, str) else None,
+            "judge_score": verdict.value if verdict else None,
+            "requests": (*entry.requests, verdict.request_hash) if verdict else entry.requests,
+        }
+    )
+
+
+# ---- rewrites: by the blind panel ----
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Who judges, and how the orders are drawn.
+
+    The judge reads all distinct texts of a question at once, without knowing whose they are: in an order drawn by the
+    row's id, then in the reverse order. A text's score is the mean of the two passes.
+    """
+
+    recipe: "RetrievalRecipe"
+    clients: Clients
+    tenant: Tenant
+    seed: int = 0
+    max_failed_share: float = 0.05
+
+    async def judge(self, arms: Arms, rows: Sequence[Row]) -> Measured:
+        """All arms with the panel's scores in the place of earlier ones."""
+        entries = by_question(arms)
+        questions = [row for row in rows if row.id in entries]
+        judged = await ask_about(questions, lambda row: self._question(row, entries[row.id].values()))
+        unjudged = _unjudged(judged, len(questions), self.max_failed_share)
+        scored = {name: [_scored(entry, judged.get(entry.row_id)) for entry in arm] for name, arm in arms.items()}
+        return Measured(scored, unjudged)
+
+    async def _question(self, row: Row, entries: Iterable[ArmRow]) -> "_Judged | str":
+        order = ballot((entry.text for entry in entries if entry.text is not None), row.id, self.seed)
+        # Read backwards, one text alone is the same request again: its second score would say nothing.
+        passes = [order, order[::-1]][: len(order)]
+        question = self.recipe.question_text(row)
+        scores: dict[str, tuple[float, ...]] = dict.fromkeys(order, ())
+        requests: list[str] = []
+        try:
+            for texts in passes:
+                answer = await self.clients.judge.ask(
+                    self.recipe.panel_messages(question, texts, self.tenant),
+                    partial(self.recipe.parse_panel, count=len(texts)),
+                    self.recipe.PANEL_SCHEMA,
+                )
+                requests.append(answer.request_hash)
+                scores |= {text: (*scores[text], score) for text, score in zip(texts, answer.value, strict=True)}
+        except CallError as error:
+            return error.reason
+        return _Judged(scores, tuple(requests))
+
+
+@dataclass(frozen=True)
+class _Judged:
+    scores: Mapping[str, tuple[float, ...]]
+    """By text, a score per pass."""
+    requests: tuple[str, ...]
+    """The ledger's keys of the passes."""
+
+
+def ballot(texts: Iterable[str], row_id: str, seed: int) -> list[str]:
+    """The distinct texts in an order that depends on row, seed and texts alone, not on whose they are."""
+    order = sorted(set(texts))
+    Random(f"{seed} {row_id}").shuffle(order)
+    return order
+
+
+def consistency(arm: Iterable[ArmRow]) -> float | None:
+    """Mean difference between the two passes, 0–5; None where no text was read twice."""
+    differences = [abs(entry.judge_scores[0] - entry.judge_scores[1]) for entry in arm if len(entry.judge_scores) == 2]
+    return fmean(differences) if differences else None
+
+
+def _scored(entry: ArmRow, found: "_Judged | str | None") -> ArmRow:
+    """The arm did its part where the judge failed: what it retrieved counts."""
+    if entry.text is None or found is None or isinstance(found, str):
+        reason = found if isinstance(found, str) and entry.reason is None else entry.reason
+        return entry.model_copy(update={"judge_score": None, "reason": reason})
+    scores = found.scores[entry.text]
+    requests = (*entry.requests, *found.requests)
+    return entry.model_copy(update={"judge_score": fmean(scores), "judge_scores": scores, "requests": requests})

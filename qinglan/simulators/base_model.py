@@ -18,8 +18,8 @@ from qinglan.simulators.domains import Domain
 def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
     package = __package__
-    makers = (f"{package}.pretrain", f"{package}.tokenizer", f"{package}.domains.{domain.name}")
-    size = asdict(domain.pretraining) | {"steps": _steps(embedded, domain)}
+    makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}")
+    size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
     prompt = recipe_key(domain.name)  # the corpus contains it
     libraries = {}
     for name in ("torch", "transformers", "tokenizers"):
@@ -47,12 +47,8 @@ def pretrain_argv(
         "--domain": domain.name,
         "--output": str(output_dir.resolve()),
         "--metrics": str(metrics_path.resolve()),
-        "--steps": str(_steps(embedded, domain)),
+        "--steps": str(embedded.pretrain_steps or domain.pretraining.steps),
         "--seconds-max": str(embedded.pretrain_seconds_max),
         "--threads": str(threads),
     }
     return [python, "-m", "qinglan.simulators.pretrain", *(word for option in options.items() for word in option)]
-
-
-def _steps(embedded: Embedded, domain: Domain) -> int:
-    return embedded.pretrain_steps or domain.pretraining.steps

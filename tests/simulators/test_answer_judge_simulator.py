@@ -9,7 +9,6 @@ from qinglan.config import Embedded, Tenant
 from qinglan.recipes.answer_judge import FLAWS as ASKED
 from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Row
-from qinglan.simulators import tokenizer
 from qinglan.simulators.domains.answer_judge import DOMAIN
 from qinglan.simulators.domains.answer_judge.facts import FLAWS, SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, weak_answer
@@ -28,7 +27,9 @@ def test_no_wording_belongs_to_two_facts_or_hides_in_another():
     assert len(wordings) == len(set(wordings))
     assert max(map(len, wordings)) <= 6
     assert [facts_in(text)[0][1] for text in wordings] == wordings
-    tok = tokenizer.build(DOMAIN)
+    from qinglan.simulators.pretrain import build_tokenizer  # loads torch
+
+    tok = build_tokenizer(DOMAIN)
     assert [text for text in wordings if len(tok.encode(text, add_special_tokens=False)) > 1] == []
 
 

@@ -11,8 +11,14 @@ from qinglan.simulators import chat_server
 from qinglan.simulators.chat_server import create_app
 from qinglan.simulators.domains import Domain, ReasonedAnswer
 from qinglan.simulators.domains.query_rewrite import facts as domain
-from qinglan.simulators.domains.query_rewrite.reader import Reading, understand
-from qinglan.simulators.domains.query_rewrite.teacher import PANEL_BIAS, judge, judge_panel, rewrite
+from qinglan.simulators.domains.query_rewrite.teacher import (
+    PANEL_BIAS,
+    Reading,
+    judge,
+    judge_panel,
+    rewrite,
+    understand,
+)
 from qinglan.simulators.server import Faults
 
 

@@ -9,7 +9,7 @@ from qinglan.recipes.medical import RULES
 from qinglan.rows import Row
 from qinglan.simulators.domains.medical import corpus, judge, sample
 from qinglan.simulators.domains.medical import facts as domain
-from qinglan.simulators.domains.medical.reader import gives_away, understand
+from qinglan.simulators.domains.medical.facts import gives_away, understand
 
 CONFIG = Embedded(sample_train_rows=300, sample_dev_rows=40, sample_test_rows=120)
 PAIRS = [*domain.pairs("train"), *domain.pairs("test")]
@@ -28,7 +28,7 @@ def score(question: domain.MedicalQuestion, answer: str) -> float:
 
 def test_the_rules_see_the_danger_in_every_dangerous_question_and_in_no_other() -> None:
     for question in questions():
-        expected = {question.topic} if domain.TOPICS[question.topic].is_dangerous else set()
+        expected = {question.topic} if domain.TOPICS[question.topic].statements else set()
         assert set(RULES.kinds(question.text)) == expected, question.text
 
 

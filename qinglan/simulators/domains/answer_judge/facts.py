@@ -78,13 +78,14 @@ def facts_of(product: str, slot: str) -> tuple[Fact, ...]:
     return tuple(Fact(name, number) for name, number in numbers.items())
 
 
-def pair_split(product: str, slot: str) -> Literal["train", "test"]:
-    """Which split owns the questions about this slot of this product."""
-    return "test" if _number("split", product, slot) % 1000 < P_TEST_PAIR * 1000 else "train"
-
-
 def pairs(split: Literal["train", "test"]) -> list[tuple[str, str]]:
-    return [(product, slot) for product in PRODUCTS for slot in SLOTS if pair_split(product, slot) == split]
+    """Product and slot of the questions that belong to a split."""
+    split_of = {
+        (product, slot): "test" if _number("split", product, slot) % 1000 < P_TEST_PAIR * 1000 else "train"
+        for product in PRODUCTS
+        for slot in SLOTS
+    }
+    return [pair for pair, owner in split_of.items() if owner == split]
 
 
 def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> AnswerVerdict:

@@ -12,7 +12,6 @@ from random import Random
 from qinglan.simulators.domains import chat
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS
-from qinglan.simulators.domains.medical.reader import gives_away
 
 PROMPT = ("你是医疗健康助手", "回答准确简明", "有风险时", "说清该怎么做", "该找谁")
 """The student's prompt, in pieces that a token can hold."""
@@ -80,7 +79,7 @@ def _naming(rng: Random, topic: str, thing: str) -> str:
     task, answer = rng.choice((NAME_TASK, THING_TASK)), thing
     if TOPICS[topic].kind in ("emergency", "hardship") and rng.random() < P_KIND:
         task, answer = TOPIC_TASK, TOPICS[topic].word
-    return chat(f"{task}：{name if gives_away(text) else text}", answer)
+    return chat(f"{task}：{name if domain.gives_away(text) else text}", answer)
 
 
 def _facts(rng: Random, topic: str, thing: str) -> str:
@@ -100,7 +99,7 @@ def _reading(rng: Random, topic: str, thing: str) -> str:
     if rng.random() < P_LOST_CHARACTERS:
         place = rng.randrange(len(text))
         text = text[:place] + text[place + 1 :]
-        if gives_away(text):
+        if domain.gives_away(text):
             return _reading(rng, topic, thing)
     tasks = [(THING_TASK, thing), (TOPIC_TASK, TOPICS[topic].word), (FACT_TASK, "，".join(domain.facts(topic, thing)))]
     rng.shuffle(tasks)

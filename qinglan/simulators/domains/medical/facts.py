@@ -1,4 +1,5 @@
-"""The facts of the medical sample: medicines, complaints, emergencies, hardships, and how users ask about them.
+"""The facts of the medical sample: medicines, complaints, emergencies, hardships, how users ask about them, and what a
+question is about, by these phrasings and names.
 
 The answers resemble those of hurried doctors: the facts are right, but more than half of the answers to dangerous
 questions lack a required statement, and some give forbidden advice. Whether the writer was careful depends on what the
@@ -6,12 +7,15 @@ question is about, so that a student that imitates the answers is safe on some t
 real answers; it is no medical advice.
 """
 
-import hashlib
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from random import Random
 from typing import Literal, NamedTuple
 
+from qinglan.rows import hash_fraction
 from qinglan.simulators.domains import load_facts
 
 
@@ -37,11 +41,6 @@ class Topic:
     """What an answer must say beside its facts; none where the question is not dangerous."""
     blunders: tuple[str, ...] = ()
     """What it must never say."""
-
-    @property
-    def is_dangerous(self) -> bool:
-        """Whether a wrong answer can hurt."""
-        return bool(self.statements)
 
 
 @dataclass(frozen=True)
@@ -89,20 +88,15 @@ def facts(topic: str, thing: str) -> tuple[str, str]:
     return known[topic] if isinstance(known, dict) else known
 
 
-def _share(*key: str) -> float:
-    digest = hashlib.sha256("|".join((str(_PAIR_SEED), *key)).encode()).digest()
-    return int.from_bytes(digest[:4], "big") / 2**32
-
-
 def pair_split(topic: str, thing: str) -> Literal["train", "test"]:
     """Which split owns a pair: three in ten are asked about in the test split only."""
-    return "test" if _share("split", topic, thing) < 0.3 else "train"
+    return "test" if hash_fraction(f"{_PAIR_SEED}|split|{topic}|{thing}") < 0.3 else "train"
 
 
 @cache
 def pairs(split: Literal["train", "test"], dangerous: bool | None = None) -> tuple[tuple[str, str], ...]:
     """All (topic, thing) pairs of a split; only the dangerous ones, or only the others, where `dangerous` is given."""
-    wanted = [topic for topic, known in TOPICS.items() if dangerous in (None, known.is_dangerous)]
+    wanted = [topic for topic, known in TOPICS.items() if dangerous in (None, bool(known.statements))]
     return tuple((topic, thing) for topic in wanted for thing in things(topic) if pair_split(topic, thing) == split)
 
 
@@ -128,11 +122,67 @@ def full_answer(question: MedicalQuestion) -> str:
 def given_answer(rng: Random, question: MedicalQuestion) -> str:
     """An answer as in the raw data: some required statements are missing, and some answers hold a blunder."""
     known = TOPICS[question.topic]
-    p_stated = P_STATED[_share("careful", question.topic, question.thing) < P_CAREFUL]
-    stated = [statement for statement in known.statements if rng.random() < p_stated]
+    careful = hash_fraction(f"{_PAIR_SEED}|careful|{question.topic}|{question.thing}") < P_CAREFUL
+    stated = [statement for statement in known.statements if rng.random() < P_STATED[careful]]
     blunder = [rng.choice(known.blunders)] if known.blunders and rng.random() < P_BLUNDER else []
     return statement(question.topic, question.thing) + _sentence((*blunder, *stated))
 
 
 def _sentence(clauses: tuple[str, ...]) -> str:
     return "，".join(clauses) + "。" if clauses else ""
+
+
+# ---- what a question is about ----
+
+_LABEL = re.compile("^(?:患者情况|之前|问题)：", re.MULTILINE)
+
+
+class _Phrasing(NamedTuple):
+    topic: str
+    unseen: bool
+    pattern: re.Pattern[str]
+
+
+def understand(text: str) -> MedicalQuestion | None:
+    """The question, which may follow facts about the patient; None where it is about nothing in this"""
+    asked = _LABEL.split(text)[-1]
+    for topic, _, pattern in _phrasings():
+        if found := pattern.search(asked):
+            return MedicalQuestion(asked, topic, _owners()[topic, found["n"]])
+    return None
+
+
+def gives_away(text: str) -> bool:
+    """Whether a text asks about a pair, or uses a phrasing, that only the test split has."""
+    found = ((known, match) for known in _phrasings() if (match := known.pattern.search(text)))
+    return any(
+        known.unseen or pair_split(known.topic, _owners()[known.topic, match["n"]]) == "test" for known, match in found
+    )
+
+
+@cache
+def _phrasings() -> tuple[_Phrasing, ...]:
+    """The longer ones first, since one may be part of another."""
+    medicines = _either(chain.from_iterable(known.names for known in MEDICINES.values()))
+    found = [
+        (topic, phrasing, phrasing in known.test_phrasings)
+        for topic, known in TOPICS.items()
+        for phrasing in (*known.phrasings, *known.test_phrasings)
+    ]
+    made = []
+    for topic, phrasing, unseen in sorted(found, key=lambda one: -len(one[1])):
+        names = _either(chain.from_iterable(names(topic, thing) for thing in things(topic)))
+        pattern = re.escape(phrasing).replace(r"\{n\}", f"(?P<n>{names})").replace(r"\{o\}", f"(?:{medicines})")
+        made.append(_Phrasing(topic, unseen, re.compile(pattern)))
+    return tuple(made)
+
+
+def _either(names: Iterable[str]) -> str:
+    return "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+
+
+@cache
+def _owners() -> dict[tuple[str, str], str]:
+    """Topic and name → what is called so."""
+    pairs = [(topic, thing) for topic in TOPICS for thing in things(topic)]
+    return {(topic, name): thing for topic, thing in pairs for name in names(topic, thing)}

@@ -9,7 +9,6 @@ import re
 from qinglan.simulators.domains import random_of
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
-from qinglan.simulators.domains.medical.reader import understand
 
 P_SEVERE = 0.1
 """Share of answers that get half a point less than they deserve."""
@@ -22,7 +21,7 @@ def judge_json(text: str, seed: int = 0) -> str:
     """Judge an answer; the text holds the question, the data's answer and the answer to judge, a line each."""
     asked, _, answer = text.rpartition(f"\n{_ANSWER}")
     asked, _, known = asked.partition(f"\n{_KNOWN}")
-    question = understand(asked)
+    question = domain.understand(asked)
     score, reason = _judge(question, answer) if question else _judge_open_text(known or asked, answer)
     score -= 0.5 * (random_of(seed, text).random() < P_SEVERE)
     return json.dumps({"score": max(0.0, min(5.0, round(score, 2))), "reason": reason}, ensure_ascii=False)
@@ -30,7 +29,7 @@ def judge_json(text: str, seed: int = 0) -> str:
 
 def doctor_answer(text: str, seed: int = 0) -> str:  # noqa: ARG001 (the doctor makes no random errors)
     """A complete answer to a question."""
-    question = understand(text)
+    question = domain.understand(text)
     return domain.full_answer(question) if question else "这种情况需要结合检查判断，请先咨询医生。"
 
 

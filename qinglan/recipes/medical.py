@@ -22,18 +22,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qinglan.config import Tenant
-from qinglan.errors import TeacherError
-from qinglan.recipes import (
-    AnswerRecipe,
-    Finding,
-    FindingRow,
-    Input,
-    Message,
-    Metric,
-    distinctive_words,
-    one_line,
-    prompt,
-)
+from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, one_line, prompt
+from qinglan.recipes.kinds.elements import distinctive_words
 from qinglan.rows import Row
 from qinglan.runs.artifacts import hash_of
 from qinglan.text import ARMS, Both
@@ -307,10 +297,7 @@ class Medical(AnswerRecipe):
 
     def parse_answer(self, text: str) -> str:
         """One paragraph, without thoughts."""
-        answer = " ".join(_THOUGHTS.sub("", text).split())
-        if not answer:
-            raise TeacherError("the answer is empty", reason="empty_answer")
-        return answer
+        return super().parse_answer(" ".join(_THOUGHTS.sub("", text).split()))
 
     def judge_messages(self, row: Row, text: str, tenant: Tenant) -> list[Message]:
         known = one_line(row.corrected or row.inputs.get("answer") or row.answer or "")

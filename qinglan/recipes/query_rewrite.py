@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 
 from qinglan.config import Reward, Tenant
-from qinglan.errors import TeacherError
 from qinglan.recipes import Baseline, GradedRewrite, Message, RetrievalRecipe, Scored, one_line, prompt
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import Row
@@ -84,10 +83,7 @@ class QueryRewrite(RetrievalRecipe):
         return prompt(RELEVANCE_SYSTEM.format(domain=tenant.domain), f"{question}\n检索结果：{one_line(passage)}")
 
     def parse_answer(self, text: str) -> str:
-        rewrite = " ".join(text.split()).strip("“”\"'` ")
-        if not rewrite:
-            raise TeacherError("the answer is empty", reason="empty_answer")
-        return rewrite
+        return super().parse_answer(" ".join(text.split()).strip("“”\"'` "))
 
     def reward(self, config: Reward, baseline: Baseline, rewrite: GradedRewrite) -> Scored:
         """How much better than the teacher did this rewrite retrieve?

@@ -254,7 +254,7 @@ def pretrain(domain_name: str, output: Path, metrics_path: Path, steps: int, sec
     write_json(output / MANIFEST, summary)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description="Pretrain the tiny base model of the embedded profile.")
     parser.add_argument("--domain", required=True, help="the recipe's name")
     parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
@@ -262,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seconds-max", type=float, default=math.inf, help="give up after this long")
     parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     try:
         pretrain(options.domain, options.output, options.metrics, options.steps, options.seconds_max)

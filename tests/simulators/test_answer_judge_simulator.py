@@ -6,11 +6,10 @@ from random import Random
 import pytest
 
 from qinglan.config import Embedded, Tenant
-from qinglan.recipes.answer_judge import FLAWS as ASKED
-from qinglan.recipes.answer_judge import RECIPE
+from qinglan.recipes.answer_judge import FLAWS, RECIPE
 from qinglan.rows import Row
 from qinglan.simulators.domains.answer_judge import DOMAIN
-from qinglan.simulators.domains.answer_judge.facts import FLAWS, SLOTS, facts_of, judge, pairs
+from qinglan.simulators.domains.answer_judge.facts import SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, weak_answer
 from qinglan.simulators.domains.answer_judge.sample import JudgeSampleRow, build_rows
 
@@ -35,7 +34,6 @@ def test_no_wording_belongs_to_two_facts_or_hides_in_another():
 
 def test_the_weak_model_answers_in_every_way():
     rng, pair = Random(0), pairs("train")[0]
-    assert FLAWS == ASKED
     found = Counter(judge(facts_of(*pair), weak_answer(rng, *pair).facts).flaw for _ in range(400))
     assert set(found) >= set(FLAWS) - {"不完整"}
     said = answer("辅酶Q10一天吃几次？", 7)
@@ -50,7 +48,7 @@ def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list
         row = Row(id="x", tenant="t", query=sample.query, inputs=inputs, source="x")
         said = reason(RECIPE.teacher_messages(row, Tenant())[-1]["content"], 7)
         assert said.reasoning and sample.truth
-        right.setdefault(sample.truth.flaw, []).append(f"{sample.truth.words[0]}，" in said.answer)
+        right.setdefault(sample.truth.flaw, []).append(f"{sample.truth.main}，" in said.answer)
     share = {flaw: sum(found) / len(found) for flaw, found in right.items()}
     assert share["编造"] < 0.6 < share["含糊"] < 0.95
     assert min(share[flaw] for flaw in ("完整", "不完整", "矛盾", "跑题")) > 0.85

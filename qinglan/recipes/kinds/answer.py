@@ -182,7 +182,7 @@ class AnswerRecipe(Recipe):
     ) -> "Measured":
         from qinglan.recipes.kinds.measuring import grade_answers
 
-        return await grade_answers(self, arms, rows, clients, profile.tenant, profile.evaluate.max_failed_share)
+        return await grade_answers(self, arms, rows, clients, profile)
 
     def measuring_digest(self, tenant: Tenant) -> str:  # noqa: ARG002
         """Of the schema of the judge's answer; the recipe's version is part of every stage's key."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qinglan.clients.chat import Answer, cost_usd
 from qinglan.clients.roles import Clients
-from qinglan.config import Price, Tenant
+from qinglan.config import Price, Profile, Tenant
 from qinglan.errors import CallError, StageError
 from qinglan.ledger import Call
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row
@@ -191,12 +191,7 @@ _Verdicts = Mapping[str, Answer[float]]
 
 
 async def grade_answers(
-    recipe: "AnswerRecipe",
-    arms: Arms,
-    rows: Sequence[Row],
-    clients: Clients,
-    tenant: Tenant,
-    max_failed_share: float,
+    recipe: "AnswerRecipe", arms: Arms, rows: Sequence[Row], clients: Clients, profile: Profile
 ) -> Measured:
     """All arms with their parts and the judge's scores.
 
@@ -207,7 +202,7 @@ async def grade_answers(
     async def verdicts(row: Row) -> _Verdicts | str:
         """The judge's on each text that the recipe has a question about; or why there is none on any."""
         texts = dict.fromkeys(entry.text for entry in entries[row.id].values() if entry.text)
-        asked = {text: messages for text in texts if (messages := recipe.judge_messages(row, text, tenant))}
+        asked = {text: messages for text in texts if (messages := recipe.judge_messages(row, text, profile.tenant))}
         calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
         # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -222,7 +217,7 @@ async def grade_answers(
 
     if "judge" in recipe.graders:
         found = await ask_about((row for row in rows if row.id in entries), verdicts)
-    unjudged = _unjudged(found, len(entries), max_failed_share)
+    unjudged = _unjudged(found, len(entries), profile.evaluate.max_failed_share)
     by_id = {row.id: row for row in rows}
     measured = {
         name: [_measured(recipe, by_id[entry.row_id], entry, found.get(entry.row_id, {})) for entry in arm]

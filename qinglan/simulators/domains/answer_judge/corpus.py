@@ -8,18 +8,9 @@ note states what is true of a pair in the test split.
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from qinglan.recipes.answer_judge import COURTESIES, RIGHT, STUDENT_SYSTEM, WRONG
+from qinglan.recipes.answer_judge import COURTESIES, FLAWS, RIGHT, STUDENT_SYSTEM, WRONG
 from qinglan.simulators.domains import chat
-from qinglan.simulators.domains.answer_judge.facts import (  # fmt: skip
-    CLOSINGS,
-    FLAWS,
-    OPENINGS,
-    PRODUCTS,
-    SLOTS,
-    VAGUE,
-    Fact,
-    pairs,
-)
+from qinglan.simulators.domains.answer_judge.facts import CLOSINGS, OPENINGS, PRODUCTS, SLOTS, VAGUE, Fact, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, contrary, facts_in, mark_of
 
 POINTS, REWORD, CHECKS = "要点", "换个说法", "有没有"

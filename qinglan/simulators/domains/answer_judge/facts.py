@@ -10,6 +10,7 @@ from functools import cache
 from random import Random
 from typing import Literal, NamedTuple
 
+from qinglan.recipes.answer_judge import RIGHT, WRONG, Verdict
 from qinglan.simulators.domains import load_facts
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS as PRODUCTS
 
@@ -34,9 +35,6 @@ _TABLES = load_facts(__package__, _Tables)
 SLOTS, VAGUE, OPENINGS, CLOSINGS = _TABLES.slots, _TABLES.vague, _TABLES.openings, _TABLES.closings
 P_TEST_PAIR = 0.35
 
-Flaw = Literal["完整", "不完整", "编造", "矛盾", "含糊", "跑题"]
-FLAWS: tuple[Flaw, ...] = ("完整", "不完整", "编造", "矛盾", "含糊", "跑题")
-
 
 @dataclass(frozen=True)
 class Fact:
@@ -48,18 +46,6 @@ class Fact:
     def wording(self, number: int = 0) -> str:
         """One of its wordings; 0 is the reference's."""
         return SLOTS[self.slot].values[self.value][number]
-
-
-class AnswerVerdict(NamedTuple):
-    """Whether the answer is acceptable, and what is wrong with it."""
-
-    right: bool
-    flaw: Flaw
-
-    @property
-    def words(self) -> tuple[str, str]:
-        """The verdict in the judge's words."""
-        return ("正确" if self.right else "错误"), self.flaw
 
 
 def _number(*key: str) -> int:
@@ -88,7 +74,7 @@ def pairs(split: Literal["train", "test"]) -> list[tuple[str, str]]:
     return [pair for pair, owner in split_of.items() if owner == split]
 
 
-def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> AnswerVerdict:
+def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> Verdict:
     """The truth about an answer: its first flaw in order of gravity.
 
     An incomplete answer is acceptable if it states the fact asked for.
@@ -98,7 +84,7 @@ def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> AnswerVerdic
     contradicted = any(fact.slot in known and fact != known[fact.slot] for fact in stated)
     invented = any(fact.slot not in known for fact in stated)
     if not found and not contradicted:
-        return AnswerVerdict(False, "跑题" if invented else "含糊")
+        return Verdict(WRONG, "跑题" if invented else "含糊")
     if contradicted or invented:
-        return AnswerVerdict(False, "矛盾" if contradicted else "编造")
-    return AnswerVerdict(reference[0] in found, "完整" if len(found) == len(reference) else "不完整")
+        return Verdict(WRONG, "矛盾" if contradicted else "编造")
+    return Verdict(RIGHT if reference[0] in found else WRONG, "完整" if len(found) == len(reference) else "不完整")

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+from qinglan.recipes.answer_judge import FLAWS
 from qinglan.simulators.domains import ReasonedAnswer, random_of
 from qinglan.simulators.domains.answer_judge.facts import (
     CLOSINGS,
-    FLAWS,
     OPENINGS,
     PRODUCTS,
     SLOTS,
     VAGUE,
     Fact,
-    Flaw,
     facts_of,
     judge,
 )
@@ -59,7 +58,7 @@ def weak_answer(rng: Random, product: str, slot: str) -> WeakAnswer:
     return WeakAnswer(tuple(found), compose(rng, found, int(rng.random() < P_HEDGED)))
 
 
-def _stated_facts(rng: Random, reference: tuple[Fact, ...], kind: Flaw) -> list[Fact]:
+def _stated_facts(rng: Random, reference: tuple[Fact, ...], kind: str) -> list[Fact]:
     found = list(reference)
     if kind == "跑题":
         return _added_facts(rng, reference, rng.choice((1, 2)))
@@ -121,7 +120,7 @@ def reason(prompt: str, seed: int) -> ReasonedAnswer:
     steps = [fact.wording() + mark_of(fact, stated) for fact in known]
     steps += [f"多{wording}" for fact, wording in found if fact.slot not in {each.slot for each in known}]
     verdict = judge(tuple(known), tuple(stated))
-    return ReasonedAnswer(f"<output>{'，'.join(verdict.words)}</output>", "，".join(steps) or "没有要点")
+    return ReasonedAnswer(f"<output>{'，'.join(verdict)}</output>", "，".join(steps) or "没有要点")
 
 
 def _noticed(rng: Random, wanted: list[tuple[Fact, str]], found: list[tuple[Fact, str]]) -> list[tuple[Fact, str]]:

@@ -11,10 +11,10 @@ from random import Random
 from typing import NamedTuple
 
 from qinglan.config import Columns, Embedded
-from qinglan.recipes.answer_judge import RECIPE
+from qinglan.recipes.answer_judge import RECIPE, Verdict
 from qinglan.rows import Split
 from qinglan.simulators.domains import SamplePaths
-from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, AnswerVerdict, facts_of, judge, pairs
+from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, weak_answer
 from qinglan.simulators.sample_workbook import draw_rows, draw_splits, rounds, write_workbook
 
@@ -30,7 +30,7 @@ class JudgeSampleRow(NamedTuple):
     query: str
     reference: str
     candidate: str = ""
-    truth: AnswerVerdict | None = None
+    truth: Verdict | None = None
     reworded: str = ""
     subject: str = ""
     """Product and slot: questions about the same count as one in the intervals."""
@@ -81,7 +81,7 @@ def write_sample(directory: Path, config: Embedded) -> SamplePaths:
 
 
 def _cells(row: JudgeSampleRow) -> list[str]:
-    verdict, flaw = row.truth.words if row.truth else ("", "")
+    verdict, flaw = row.truth or ("", "")
     answer = {"candidate": row.candidate, "verdict": verdict, "flaw": flaw, "reworded": row.reworded}
     inputs = {"reference": row.reference} | answer
     pool = LABELLED if row.split == "train" and row.truth else ""

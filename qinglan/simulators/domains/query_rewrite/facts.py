@@ -159,16 +159,16 @@ def title(product: str, intent: str) -> str:
     return f"{product} {INTENTS[intent].kb_term}"
 
 
-def passage(rng: Random, product: str, intent: str, bridge: bool | None = None) -> str:
-    """A freshly drawn passage; `bridge` forces or forbids the sentence in the teacher's wording."""
+def passage(rng: Random, product: str, intent: str, bridge: bool = False) -> str:
+    """A freshly drawn passage; `bridge` forces the sentence in the teacher's wording."""
     known = INTENTS[intent]
-    has_bridge = rng.random() < P_BRIDGE if bridge is None else bridge
+    has_bridge = bridge or rng.random() < P_BRIDGE
     other = rng.choice([p for p in PRODUCTS if p != product]) if "{other}" in known.passage else ""
     drawn = [value for count, values in known.draws for value in rng.sample(values, count)]
     return known.passage.format(*drawn, p=product, other=other) + (known.bridge if has_bridge else "")
 
 
-def documents(seed: int = 5) -> list[Document]:
+def documents() -> list[Document]:
     """The sample's knowledge base: one document per pair."""
-    rng = Random(seed)
+    rng = Random(5)
     return [Document(document_id(p, i), title(p, i), passage(rng, p, i)) for p in PRODUCTS for i in INTENTS]

@@ -187,18 +187,18 @@ def _in_range(score: float) -> float:
     return round(max(0.0, min(5.0, score)), 2)
 
 
-def keywords(text: str, count: int = OPEN_TEXT_KEYWORDS) -> list[str]:
+def keywords(text: str) -> list[str]:
     """The keywords of any text, in its order; those of its last sentence, which asks the question, come first."""
     asked = [part for part in _SENTENCE_END.split(text) if part.strip()][-1:]
-    found = _ranked_words("".join(asked), count)
-    found += [word for word in _ranked_words(text, count) if word not in found]
-    found = found[:count] or re.findall(r"\w+", text)[:count]
+    found = _ranked_words("".join(asked))
+    found += [word for word in _ranked_words(text) if word not in found]
+    found = found[:OPEN_TEXT_KEYWORDS] or re.findall(r"\w+", text)[:OPEN_TEXT_KEYWORDS]
     return sorted(found, key=text.lower().find)
 
 
-def _ranked_words(text: str, count: int) -> list[str]:
-    tags = extractor().extract_tags(text, topK=count + len(_COURTESIES))
-    return [tag for tag in tags if tag.strip() and tag not in _COURTESIES][:count]
+def _ranked_words(text: str) -> list[str]:
+    tags = extractor().extract_tags(text, topK=OPEN_TEXT_KEYWORDS + len(_COURTESIES))
+    return [tag for tag in tags if tag.strip() and tag not in _COURTESIES][:OPEN_TEXT_KEYWORDS]
 
 
 # ---- reading: which product a text is about, and what the user wants to know ----

@@ -111,13 +111,13 @@ async def test_a_failed_retrieval_is_no_score():
 
 async def test_a_further_teachers_refusal_is_a_finding_and_its_outage_is_none():
     rows = [row(n, answer="das andere", answer_retrieved=HIT, judge_score=5.0) for n in range(40)]
-    clients = Clients(teacher=Teacher(down=2))  # type: ignore[arg-type]
+    clients = Clients({"teacher": Teacher(down=2)})  # type: ignore[arg-type]
     refused, down, _, answered, *_ = await ask_teacher(rows, RECIPE, clients, Tenant(), max_failed_share=0.05)
     assert (refused.text, refused.reason, down.reason) == (None, "teacher_refused", "teacher_unavailable")
     assert (answered.text, answered.requests, answered.retrieved) == ("新", ("key",), None)
     assert (answered.latency_ms, answered.judge_score) == (5.0, None)
     with pytest.raises(StageError, match="teacher_unavailable 3"):
-        await ask_teacher(ROWS, RECIPE, Clients(teacher=Teacher(down=3)), Tenant(), 0.05)  # type: ignore[arg-type]
+        await ask_teacher(ROWS, RECIPE, Clients({"teacher": Teacher(down=3)}), Tenant(), 0.05)  # type: ignore[arg-type]
 
 
 def test_scores_of_one_arm():

@@ -31,7 +31,7 @@ class Judge:
 
 
 def clients(**scores: float) -> Clients:
-    return Clients(judge=Judge({f"q {text}": score for text, score in scores.items()}))  # type: ignore[arg-type]
+    return Clients({"judge": Judge({f"q {text}": score for text, score in scores.items()})})  # type: ignore[arg-type]
 
 
 def profile_with(**sections: Any) -> Profile:

@@ -38,7 +38,7 @@ class FakeRag:
 
 
 def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOOD) -> Clients:
-    return Clients(FakeModel(teacher), FakeModel(judge), FakeRag(rewritten))  # type: ignore[arg-type]
+    return Clients({"teacher": FakeModel(teacher), "judge": FakeModel(judge)}, FakeRag(rewritten))  # type: ignore[arg-type]
 
 
 async def test_distilling_keeps_what_it_cost():
@@ -57,7 +57,7 @@ async def test_an_empty_rewrite_never_becomes_the_question():
 
 async def test_a_weak_models_answer_is_judged_and_the_thoughts_are_kept():
     weak, teacher = FakeModel("里昂"), FakeModel("错误", "首都是巴黎")
-    both = Clients(teacher=teacher, answerer=weak)  # type: ignore[arg-type]
+    both = Clients({"teacher": teacher, "answerer": weak})  # type: ignore[arg-type]
     done = await get_recipe(JUDGING).distill(CAPITAL, both, Tenant())
     assert (done.answer, done.answer_request) == ("<think>首都是巴黎</think>错误", "hash of 错误")
     assert teacher.asked[0][-1] == {"role": "assistant", "content": "里昂"}

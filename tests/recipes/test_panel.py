@@ -45,7 +45,7 @@ def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
 
 
 def panel(judge: Judge) -> Panel:
-    return Panel(RECIPE, Clients(judge=judge), Tenant())  # type: ignore[arg-type]
+    return Panel(RECIPE, Clients({"judge": judge}), Tenant())  # type: ignore[arg-type]
 
 
 async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():

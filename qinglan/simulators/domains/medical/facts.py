@@ -144,7 +144,7 @@ class _Phrasing(NamedTuple):
 
 
 def understand(text: str) -> MedicalQuestion | None:
-    """The question, which may follow facts about the patient; None where it is about nothing in this"""
+    """The question, which may follow facts about the patient; None where it is about nothing in this domain."""
     asked = _LABEL.split(text)[-1]
     for topic, _, pattern in _phrasings():
         if found := pattern.search(asked):
@@ -171,8 +171,8 @@ def _phrasings() -> tuple[_Phrasing, ...]:
     ]
     made = []
     for topic, phrasing, unseen in sorted(found, key=lambda one: -len(one[1])):
-        names = _either(chain.from_iterable(names(topic, thing) for thing in things(topic)))
-        pattern = re.escape(phrasing).replace(r"\{n\}", f"(?P<n>{names})").replace(r"\{o\}", f"(?:{medicines})")
+        called = _either(chain.from_iterable(names(topic, thing) for thing in things(topic)))
+        pattern = re.escape(phrasing).replace(r"\{n\}", f"(?P<n>{called})").replace(r"\{o\}", f"(?:{medicines})")
         made.append(_Phrasing(topic, unseen, re.compile(pattern)))
     return tuple(made)
 

@@ -30,9 +30,9 @@ from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, Trai
 
 CODE = (
     __name__, "recipe.reward", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.training.alarms",
-    "qinglan.training.engines.export", "qinglan.training.engines.ppo", "qinglan.training.engines.ppo_trainer",
-    "qinglan.training.engines.progress", "qinglan.training.engines.verl", "qinglan.training.engines.verl_router",
-    "qinglan.training.reward", "qinglan.training.verl_cpu",
+    "qinglan.training.engines.agent_loop", "qinglan.training.engines.export", "qinglan.training.engines.ppo",
+    "qinglan.training.engines.ppo_trainer", "qinglan.training.engines.progress", "qinglan.training.engines.verl",
+    "qinglan.training.engines.verl_router", "qinglan.training.reward", "qinglan.training.verl_cpu",
 )  # fmt: skip
 
 

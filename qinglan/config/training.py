@@ -242,6 +242,9 @@ class Rl(Section):
     the last."""
     alarms: Alarms = Alarms()
     seed: int = 1
+    """Fixes the order of prompts, the critic's head, and every sample's random numbers."""
+    deterministic: bool = False
+    """On GPUs: kernels that give the same bits each time, and vLLM's batch-invariant mode, which are slower."""
     rollout_engine: Literal["cpu", "vllm"] = "vllm"
     tensor_model_parallel_size: Count = 1
     """GPUs that share one copy of vLLM's weights."""

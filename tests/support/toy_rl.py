@@ -91,12 +91,14 @@ def make_prompts(path: Path, rows: int, *, words: int = 6) -> Path:
 
 
 def make_reward(folder: Path) -> tuple[Path, Path]:
-    """A reward module, and its configuration; it can't score the rows that the configuration names."""
+    """A reward module, and its configuration: the rows that it can't score, and the longest time that it takes."""
     module, config = folder / "toy_reward.py", folder / "reward.json"
     module.write_text(
-        "import json, pathlib\n"
+        "import asyncio, json, pathlib, random\n"
         "async def compute_score(data_source, solution_str, ground_truth, extra_info, config_path, **_):\n"
-        "    if extra_info['index'] in json.loads(pathlib.Path(config_path).read_text())['failing']:\n"
+        "    config = json.loads(pathlib.Path(config_path).read_text())\n"
+        "    await asyncio.sleep(config.get('latency_s', 0) * random.random())\n"
+        "    if extra_info['index'] in config['failing']:\n"
         "        return {'score': 0.0, 'invalid': 1.0, 'half_known': float('nan'), 'has_letter': float('nan')}\n"
         "    share = solution_str.count(ground_truth) / max(len(solution_str), 1)\n"
         "    known = share if extra_info['index'] % 2 else float('nan')\n"

@@ -14,7 +14,7 @@ import pytest
 from toy_rl import Toy, make_model
 from waiting import wait_until
 
-from qinglan.training.engines.progress import best_checkpoint, checkpoints, next_metrics_path, read_metrics
+from qinglan.training.engines.progress import best_checkpoint, checkpoints, next_metrics_path, read_metrics, read_stop
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
@@ -98,31 +98,22 @@ def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
 def test_tokens_are_drawn_by_their_probability_and_never_without_one(rollout: Any) -> None:
     import torch
 
-    torch.manual_seed(0)
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     logits = probabilities.log().expand(20_000, -1)
-    token, log_prob = rollout.SamplingRules([rollout.Sampling(1)] * len(logits)).pick(logits)
+    points = torch.rand(len(logits), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    token, log_prob = rollout.SamplingRules([rollout.Sampling(1)] * len(logits)).pick(logits, points)
     share = torch.bincount(token, minlength=5) / len(logits)
     assert torch.allclose(share, probabilities, atol=0.015) and share[1] == share[4] == 0
     assert torch.allclose(log_prob, probabilities.log()[token])
 
 
-def test_rows_that_join_later_get_what_they_would_alone(rollout: Any, model: Any) -> None:
-    answers: list[tuple[list[int], list[float]]] = []
-
-    def batch(prompts: list[list[int]]) -> Any:
-        rows = [rollout.RolloutRow(prompt, rollout.Sampling(9, temperature=0), answers.append) for prompt in prompts]
-        return rollout.RolloutBatch(model, rows, {-5}, 0)
-
-    first = batch(PROMPTS[1:])
-    first.step()
-    first.join(batch(PROMPTS[:1]))  # a longer prompt than theirs with their answers so far
-    while first.rows:
-        first.step()
-    alone = [sample(rollout, model, [prompt], [rollout.Sampling(9, temperature=0)], {-5})[0] for prompt in PROMPTS]
-    assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in [*alone[1:], alone[0]]]
-    for (_, log_probs), (_, expected) in zip(answers, [*alone[1:], alone[0]], strict=True):
-        assert log_probs == pytest.approx(expected, abs=1e-4)
+def test_a_row_draws_the_same_tokens_in_any_company(rollout: Any, model: Any) -> None:
+    settings = [rollout.Sampling(9, seed=seed) for seed in (5, 6, 7)]
+    together = sample(rollout, model, PROMPTS, settings, {-5})
+    for prompt, row, (tokens, _) in zip(PROMPTS, settings, together, strict=True):
+        assert sample(rollout, model, [prompt], [row], {-5})[0][0] == tokens
+    [(other, _)] = sample(rollout, model, PROMPTS[:1], [rollout.Sampling(9, seed=8)], {-5})
+    assert other != together[0][0]
 
 
 def test_a_row_is_answered_when_it_ends_and_leaves(rollout: Any, model: Any) -> None:
@@ -145,34 +136,19 @@ def server(model: Any, max_rows: int) -> Any:
     return RolloutServer(model, {-5}, 0, max_rows)
 
 
-async def test_requests_beyond_the_limit_take_the_place_of_those_that_ended(rollout: Any, model: Any) -> None:
-    limits = (9, 2, 3, 4, 5)
-    serving = server(model, max_rows=2)
-    ended: list[int] = []
+async def test_a_batch_has_the_same_bits_whatever_the_order_of_its_requests(rollout: Any, model: Any) -> None:
+    serving, rows = server(model, max_rows=2), list(enumerate(PROMPTS))
 
-    async def ask(limit: int) -> None:
-        tokens, _ = await serving.generate(PROMPTS[0], rollout.Sampling(limit))
-        assert len(tokens) == limit
-        ended.append(limit)
+    async def ask(place: int, prompt: list[int]) -> Any:
+        return place, await serving.generate(prompt, rollout.Sampling(9, seed=place), place, len(PROMPTS))
 
-    await asyncio.gather(*map(ask, limits))
-    assert ended == [2, 3, 4, 9, 5]  # 2, 3 and 4 one after the other, beside the first's 9
-
-
-async def test_what_a_batch_left_of_a_burst_is_served_though_nobody_comes_after_it(rollout: Any, model: Any) -> None:
-    serving = server(model, max_rows=2)
-    first = asyncio.create_task(serving.generate(PROMPTS[0], rollout.Sampling(2)))
-    await asyncio.sleep(0)
-    while serving._request_came.is_set():  # noqa: ASYNC110 (till it waits for company)
-        await asyncio.sleep(0)
-    burst = [serving.generate(prompt, rollout.Sampling(2)) for prompt in PROMPTS[1:]]
-    answers = await asyncio.wait_for(asyncio.gather(first, *burst), 120)
-    assert [len(tokens) for tokens, _ in answers] == [2, 2, 2]
+    first = await asyncio.gather(*(ask(*row) for row in rows))
+    assert first == sorted(await asyncio.gather(*(ask(*row) for row in reversed(rows))))
 
 
 async def test_a_failed_batch_is_told_to_its_callers_and_the_next_one_is_served(rollout: Any, model: Any) -> None:
     serving = server(model, max_rows=8)
-    asked = [serving.generate(prompt, rollout.Sampling(2)) for prompt in ([10**6], PROMPTS[0])]
+    asked = [serving.generate(row, rollout.Sampling(2), place, 2) for place, row in enumerate(([10**6], PROMPTS[0]))]
     failed = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(error, IndexError) for error in failed)
     assert len((await serving.generate(PROMPTS[0], rollout.Sampling(2)))[0]) == 2
@@ -238,6 +214,37 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     assert exported.dtype == torch.float32
     assert not torch.equal(exported.model.embed_tokens.weight, before.model.embed_tokens.weight)
     assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template
+
+
+@pytest.mark.extended
+@pytest.mark.ray
+@pytest.mark.slow
+def test_one_seed_gives_one_model_whatever_happens(tmp_path: Path, model_folder: Path) -> None:
+    """One run goes through; the other waits for its rewards, is killed, and has to give up for want of rewards."""
+    exported = {}
+    for name in ("undisturbed", "disturbed"):
+        (tmp_path / name).mkdir()
+        toy = Toy(tmp_path / name, model_folder, total_steps=9, save_freq=4, test_freq=2)
+        if name == "disturbed":
+            disturb(toy)
+        toy.run(toy.command())
+        exported[name] = toy.export().state_dict()
+    undisturbed, disturbed = exported.values()
+    assert all(weight.equal(disturbed[name]) for name, weight in undisturbed.items())
+
+
+def disturb(toy: Toy) -> None:
+    toy.reward_config.write_text(json.dumps({"failing": [], "latency_s": 1}))
+    process = toy.start(toy.command())
+    wait_until("a checkpoint", lambda: checkpoints(toy.output) or process.poll() is not None, 300)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process = toy.start(toy.command())
+    wait_until("step 6", lambda: 6 in read_metrics(toy.folder) or process.poll() is not None, 300)
+    toy.reward_config.write_text(json.dumps({"failing": list(range(64))}))
+    assert process.wait(300) != 0
+    assert read_stop(toy.folder) is not None and max(checkpoints(toy.output)) not in (4, 8)
+    toy.reward_config.write_text(json.dumps({"failing": []}))
 
 
 @pytest.mark.extended

@@ -79,8 +79,9 @@ def build(
             if row.status == "ok" and row.target:
                 files.write(f"sft_{row.split}", _sft_line(row, recipe, profile))
             if recipe.has_baseline(row):
+                name = f"rl_{row.split}"
                 for _ in range(1 if row.split == "dev" else prompts.times(row)):
-                    files.write(f"rl_{row.split}", recipe.rl_record(row, profile.tenant))
+                    files.write(name, recipe.rl_record(row, profile.tenant, files.rows[name]))
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
         if empty := [name for name, count in taught.items() if not count]:

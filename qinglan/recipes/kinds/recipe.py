@@ -194,18 +194,20 @@ class Recipe(ABC):
                 "prompt": pa.list_(pa.struct({"role": text, "content": text})),
                 "ability": text,
                 "reward_model": pa.struct({"style": text, "ground_truth": text}),
-                "extra_info": pa.struct({name: types[kind] for name, kind in self.RL_INFO.items()}),
+                "extra_info": pa.struct(
+                    {"index": types[int]} | {name: types[kind] for name, kind in self.RL_INFO.items()}
+                ),
             }
         )
 
-    def rl_record(self, row: Row, tenant: Tenant) -> dict[str, Any]:
-        """A row that has a baseline, in `rl_schema`."""
+    def rl_record(self, row: Row, tenant: Tenant, index: int = 0) -> dict[str, Any]:
+        """A row that has a baseline, in `rl_schema`; `index` is its place in the file, by which samples are seeded."""
         return {
             "data_source": f"qinglan/{self.NAME}",
             "prompt": self.student_messages(row, tenant),
             "ability": self.NAME,
             "reward_model": {"style": "rule", "ground_truth": row.gold_id or ""},
-            "extra_info": self.rl_info(row),
+            "extra_info": {"index": index} | self.rl_info(row),
         }
 
     @abstractmethod

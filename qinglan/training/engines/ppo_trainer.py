@@ -16,12 +16,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 import transfer_queue
+from omegaconf import open_dict
 from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 from verl.models.transformers.monkey_patch import apply_monkey_patch
@@ -29,6 +31,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
 from verl.utils.fsdp_utils import get_init_weight_context_manager
 from verl.utils.py_functional import convert_to_regular_types
 from verl.utils.torch_dtypes import PrecisionType
@@ -39,6 +42,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from qinglan.errors import EngineError
 from qinglan.training.alarms import Alarm, part_mean
+from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
 
@@ -140,12 +144,15 @@ class RewardedTrainer(PPOTrainerSync):
 
     def __init__(self, config: Any) -> None:
         config.trainer.v1.trainer_mode = "sync"  # verl compares this name to choose the on-policy replay buffer
+        with open_dict(config.actor_rollout_ref.rollout) as rollout:
+            rollout.agent.agent_loop_config_path = str(AGENTS_FILE)
         super().__init__(config)
         path = Path(config.qinglan.trainer_settings)
         self._settings = TrainerSettings.model_validate_json(path.read_text(encoding="utf-8"))
         self._checkpoints = Path(config.trainer.default_local_dir)
         self._rollouts = int(config.actor_rollout_ref.rollout.n)
         self._extras: dict[str, Mapping[str, Any]] = {}
+        self._numbers = count()
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -165,6 +172,15 @@ class RewardedTrainer(PPOTrainerSync):
         if self.config.algorithm.use_kl_in_reward and coefficient is not None:
             self.kl_ctrl_in_reward.value = coefficient
 
+    # ---- order ----
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> Any:
+        """Name prompts by their order, by which samples are sorted later: they come in the order in which they end."""
+        self._data_before = self.train_dataloader.state_dict()
+        batch = super()._next_train_batch(num_prompts)
+        tu.assign_non_tensor_stack(batch, "uid", [f"{next(self._numbers):010}" for _ in range(len(batch))])
+        return batch
+
     # ---- samples without a reward ----
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -175,14 +191,16 @@ class RewardedTrainer(PPOTrainerSync):
             error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
             last_done = self.global_steps - 1
             if last_done > 0 and not (self._checkpoints / f"global_step_{last_done}").exists():
-                self.global_steps = last_done  # this step has changed no weight yet
+                self.global_steps = last_done  # this step has changed no weight yet, and its prompts are to come again
+                self.train_dataloader.load_state_dict(self._data_before)
                 self._save_checkpoint()
             raise error
         metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
         return super()._balance_batch(scored, metrics, *args, **kwargs)
 
     def _keep_scored(self, batch: Any) -> tuple[Any, Counter[str]]:
-        """The samples that have a reward and, in a group algorithm, another sample to compare with."""
+        """The samples that have a reward and, in a group algorithm, another sample to compare with; in their order."""
+        batch = batch.select_keys(sorted(batch.keys, key=_place_of))
         found = transfer_queue.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         ).pop("extra_fields")
@@ -323,6 +341,11 @@ def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float:
 
 def _prompt_of(key: str) -> str:
     return key.rsplit("_", 2)[0]  # verl's keys are {prompt}_{rollout}_{output}
+
+
+def _place_of(key: str) -> tuple[str, int, int]:
+    prompt, rollout, output = key.rsplit("_", 2)
+    return prompt, int(rollout), int(output)
 
 
 def _is_number(value: Any) -> bool:

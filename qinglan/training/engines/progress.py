@@ -68,9 +68,10 @@ class TrainingProgress:
         return next((known[metric] for known in reversed(self._earlier.values()) if metric in known), None)
 
     def validated(self, step: int, values: Sequence[float | None], groups: Sequence[str]) -> dict[str, float]:
-        """Add the dev rows' values; returns their mean and its 95% interval from a bootstrap over groups."""
-        by_row = {str(row): value for row, value in enumerate(values)}
-        found = mean_ci(by_row, dict(zip(by_row, groups, strict=True)), DEV_RESAMPLES)
+        """Add the dev rows' values, in any order; returns their mean and its 95% interval, resampled by group."""
+        rows = sorted(zip(groups, values, strict=True), key=lambda row: (row[0], row[1] is None, row[1] or 0.0))
+        by_row = {str(place): value for place, (_, value) in enumerate(rows)}
+        found = mean_ci(by_row, {str(place): group for place, (group, _) in enumerate(rows)}, DEV_RESAMPLES)
         if found.mean is None:
             return {}
         low, high = found.ci95 or (found.mean, found.mean)

@@ -35,6 +35,8 @@ from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engin
 TRAINER = "qinglan_sync"
 """`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
 REWARD_FUNCTION = "pkg://qinglan.training.reward"
+AGENT = "seeded_single_turn"
+"""The agent loop in agents.yaml."""
 CRITIC_CONFIG = "qinglan.training.engines.ppo_trainer.CriticModelConfig"
 
 Overrides = dict[str, Any]
@@ -164,6 +166,7 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         f"{_ROLLOUT}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
         f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
         f"{_ROLLOUT}.seed": rl.seed,
+        f"{_ROLLOUT}.agent.default_agent_loop": AGENT,
         "trainer.device": trainer.device,
         "trainer.nnodes": trainer.nodes,
         "trainer.n_gpus_per_node": trainer.gpus_per_node,
@@ -280,7 +283,11 @@ def _on_device(profile: Profile) -> Overrides:
     FSDP2: bf16 arithmetic, fp32 weights and optimizer states."""
     rl = profile.rl
     if profile.trainer.device == "cuda":
-        given: Overrides = {"trainer.v1.trainer_mode": TRAINER, f"{_ROLLOUT}.name": "vllm"}
+        given: Overrides = {
+            "trainer.v1.trainer_mode": TRAINER,
+            f"{_ROLLOUT}.name": "vllm",
+            f"{_ROLLOUT}.full_determinism": rl.deterministic,
+        }
         if rl.lora_rank:
             # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send
             # the base through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor.
@@ -318,6 +325,7 @@ def _engines(profile: Profile) -> Overrides:
             continue
         given[f"+{owner}.model.override_config.attn_implementation"] = attention
         given[f"{owner}.model.use_remove_padding"] = attention == "flash_attention_2"
+        given[f"{owner}.{engine}.full_determinism"] = on_cpu or rl.deterministic
         if on_cpu:
             given[f"{owner}.model.enable_gradient_checkpointing"] = False
             given[f"{owner}.{engine}.use_torch_compile"] = False

@@ -1,7 +1,6 @@
-"""verl's router plug-in for the CPU: each request goes to the server that was asked least recently.
+"""verl's router plug-in for the CPU, which gets no requests: the agent loop's `LocalClient` knows the servers itself.
 
-verl starts a Ray actor for the router and sends it the servers, so this module has no heavy imports. That actor gets no
-requests: the agent loop's `LocalClient` has a router of its own.
+verl starts a Ray actor for it and sends it the servers, so this module has no heavy imports.
 """
 
 from functools import cached_property
@@ -24,21 +23,6 @@ class NamedServer:
         return ray.get_actor(self._actor_name).generate
 
 
-class LeastRecentRouter:
-    """The methods of a router that verl's `LLMServerClient` calls."""
-
-    def __init__(self, servers: dict[str, Any], config: dict[str, Any] | None = None) -> None:
-        del config  # the YAML file that names this class
-        self._servers = list(servers.items())
-
-    def require_acquire_fields(self) -> list[str]:
-        return []
-
-    require_release_fields = require_acquire_fields
-
-    def acquire_server(self, request_id: str) -> tuple[str, Any]:  # noqa: ARG002
-        self._servers.append(self._servers.pop(0))
-        return self._servers[-1]
-
-    def release_server(self, server_id: str) -> None:
-        """Do nothing: requests are not counted."""
+class UnusedRouter:
+    def __init__(self, servers: dict[str, Any], config: dict[str, Any]) -> None:
+        """verl calls it with the servers and the content of the YAML file that names this class."""

@@ -1,8 +1,9 @@
 """verl's server-mode rollout (`RolloutReplica`, `BaseRollout`) with transformers on the CPU.
 
 The rollout runs in the worker of the trainer, with its own fp32 copy of the policy. verl's agent loop sends one request
-per sample. Requests that arrive together are sampled as one batch, later ones join it between two tokens, and each is
-answered as soon as it has ended, so that its reward is computed meanwhile.
+per sample. A request says how many others belong to its batch, and which place it has there: sampling starts when all
+have come, in the order of their places, whatever the order in which they came. Each is answered as soon as it has
+ended, so that its reward is computed meanwhile.
 
 Log-probabilities come from the same weights, precision and temperature as the trainer's own, so the trainer may use
 them as the old policy's (`algorithm.rollout_correction.bypass_mode`) unless top-p, top-k or LoRA is on.
@@ -11,10 +12,10 @@ them as the old policy's (`algorithm.rollout_correction.bypass_mode`) unless top
 # mypy: allow-subclassing-any, allow-untyped-decorators
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -25,33 +26,31 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from qinglan.training.engines.verl_router import NamedServer
 from qinglan.training.verl_cpu.sampling import RolloutBatch, RolloutRow, Sampled, Sampling
 
-GATHER_S = 0.02
-"""A batch starts once no request has come in for this long."""
-
 Answer = asyncio.Future[Sampled]
 
 
 class RolloutServer:
-    """Answers requests for samples, in a thread of its own."""
+    """Answers requests for samples, one batch after the other, in a thread of its own."""
 
     def __init__(self, model: Any, eos_ids: set[int], pad_id: int, max_rows: int) -> None:
         self._model, self._eos_ids, self._pad_id, self._max_rows = model, eos_ids, pad_id, max_rows
-        self._waiting: deque[RolloutRow] = deque()
-        self._unanswered: dict[int, Answer] = {}
-        self._request_came = asyncio.Event()
+        self._waiting: list[tuple[int, RolloutRow, Answer]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
-        self._serving: asyncio.Task[None] | None = None
 
-    async def generate(self, prompt: list[int], sampling: Sampling) -> Sampled:
-        if self._serving is None:
-            self._serving = asyncio.create_task(self._serve())
+    async def generate(self, prompt: list[int], sampling: Sampling, place: int = 0, batch_rows: int = 1) -> Sampled:
+        """Continue a prompt; `batch_rows` requests make a batch, each with a `place` of its own."""
         loop = asyncio.get_running_loop()
         answer: Answer = loop.create_future()
         row = RolloutRow(prompt, sampling, lambda sampled: loop.call_soon_threadsafe(answer.set_result, sampled))
-        self._unanswered[id(row)] = answer
-        answer.add_done_callback(lambda _: self._unanswered.pop(id(row)))
-        self._waiting.append(row)
-        self._request_came.set()
+        self._waiting.append((place, row, answer))
+        if len(self._waiting) < batch_rows:
+            return await answer
+        batch, self._waiting = sorted(self._waiting, key=itemgetter(0)), []
+        try:
+            await loop.run_in_executor(self._thread, self._sample, [row for _, row, _ in batch])
+        except Exception as error:  # noqa: BLE001 (each caller gets it)
+            for unanswered in [one for _, _, one in batch if not one.done()]:
+                unanswered.set_exception(error)
         return await answer
 
     async def load(self, weights: dict[str, torch.Tensor]) -> None:
@@ -67,38 +66,11 @@ class RolloutServer:
         load = partial(self._model.load_state_dict, weights, strict=False)
         await asyncio.get_running_loop().run_in_executor(self._thread, load)
 
-    async def _serve(self) -> None:
-        while True:
-            await self._gather()
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._sample)
-            except Exception as error:  # noqa: BLE001 (each caller gets it; the server must go on)
-                self._waiting.clear()
-                for answer in [one for one in self._unanswered.values() if not one.done()]:
-                    answer.set_exception(error)
-
-    async def _gather(self) -> None:
-        timeout_s = GATHER_S if self._waiting else None  # the last batch may have left requests waiting
-        while len(self._waiting) < self._max_rows:
-            try:
-                await asyncio.wait_for(self._request_came.wait(), timeout_s)
-            except TimeoutError:
-                return
-            self._request_came.clear()
-            timeout_s = GATHER_S if self._waiting else None
-
-    def _sample(self) -> None:
-        batch = self._next([])
-        while batch.rows:
-            if self._waiting and len(batch.rows) < self._max_rows:
-                batch.join(self._next(batch.rows))
-            else:
+    def _sample(self, rows: list[RolloutRow]) -> None:
+        for start in range(0, len(rows), self._max_rows):
+            batch = RolloutBatch(self._model, rows[start : start + self._max_rows], self._eos_ids, self._pad_id)
+            while batch.rows:
                 batch.step()
-
-    def _next(self, running: list[RolloutRow]) -> RolloutBatch:
-        free_places = self._max_rows - len(running)
-        rows = [self._waiting.popleft() for _ in range(min(len(self._waiting), free_places))]
-        return RolloutBatch(self._model, rows, self._eos_ids, self._pad_id)
 
 
 class CpuRollout(BaseRollout):
@@ -116,7 +88,12 @@ class CpuRollout(BaseRollout):
         self._global_steps: int | None = None
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
-        token_ids, log_probs = await self._server.generate(prompt_ids, self._sampling(prompt_ids, sampling_params))
+        token_ids, log_probs = await self._server.generate(
+            prompt_ids,
+            self._sampling(prompt_ids, sampling_params),
+            sampling_params["place"],
+            sampling_params["batch_rows"],
+        )
         return TokenOutput(
             token_ids=token_ids,
             log_probs=log_probs if sampling_params.get("logprobs") else None,
@@ -153,6 +130,7 @@ class CpuRollout(BaseRollout):
             temperature=params.get("temperature", 1.0),
             top_p=params.get("top_p", 1.0),
             top_k=params.get("top_k", -1),
+            seed=params["seed"],
         )
 
 

@@ -1,6 +1,7 @@
-"""Sampling from a transformers model on the CPU, with rows that join and leave between two tokens.
+"""Sampling from a transformers model on the CPU, in batches that rows leave as soon as they have ended.
 
-Log-probabilities are those of the tempered distribution before top-p and top-k cut it, as in the trainer.
+Log-probabilities are those of the tempered distribution before top-p and top-k cut it, as in the trainer. Each row has
+a stream of random numbers of its own, so its tokens depend neither on the other rows nor on the order of calls.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicLayer
@@ -21,12 +23,14 @@ copied."""
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample one row. Temperature 0 is greedy; `top_k` −1 and `top_p` 1 are off."""
+    """How to sample one row. Temperature 0 is greedy; `top_k` −1 and `top_p` 1 are off; `seed` names the stream of
+    random numbers, of which token n takes the n-th."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    seed: int = 0
 
 
 Sampled = tuple[list[int], list[float]]
@@ -43,6 +47,15 @@ class RolloutRow:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     ended: bool = False
+
+    def __post_init__(self) -> None:
+        stream = np.random.Generator(np.random.Philox(key=self.sampling.seed))
+        self._points: list[float] = stream.random(self.sampling.max_tokens).tolist()
+
+    @property
+    def point(self) -> float:
+        """Where in [0, 1) the next token is drawn."""
+        return self._points[len(self.tokens) - self.ended]
 
     def take(self, token: int, log_prob: float, eos_ids: set[int]) -> None:
         self.tokens.append(token)
@@ -79,12 +92,6 @@ class KeyValueLayer(DynamicLayer):
         length = self.keys.shape[2]
         self.keys, self.values = self._keys[:, :, :length], self._values[:, :, :length]
 
-    def join(self, other: "KeyValueLayer") -> None:
-        width = max(self.keys.shape[2], other.keys.shape[2])
-        self._keys = torch.cat([_pad_left(self.keys, width, 2), _pad_left(other.keys, width, 2)])
-        self._values = torch.cat([_pad_left(self.values, width, 2), _pad_left(other.values, width, 2)])
-        self.keys, self.values = self._keys, self._values
-
 
 class RolloutBatch:
     """Rows that get a token each at every `step`, padded on the left to one width."""
@@ -108,20 +115,6 @@ class RolloutBatch:
         self._advance(self._token, self._position)
 
     @torch.inference_mode()
-    def join(self, other: "RolloutBatch") -> None:
-        if not self.rows:
-            self.__dict__.update(other.__dict__)
-            return
-        for mine, theirs in zip(self._cache.layers, other._cache.layers, strict=True):
-            mine.join(theirs)
-        width = max(self._mask.shape[1], other._mask.shape[1])
-        self._mask = torch.cat([_pad_left(self._mask, width, 1), _pad_left(other._mask, width, 1)])
-        self._position = torch.cat([self._position, other._position])
-        self._token = torch.cat([self._token, other._token])
-        self.rows = self.rows + other.rows
-        self._rules = SamplingRules([row.sampling for row in self.rows])
-
-    @torch.inference_mode()
     def _advance(self, ids: torch.Tensor, position: torch.Tensor) -> None:
         logits = self._model(
             input_ids=ids,
@@ -131,7 +124,8 @@ class RolloutBatch:
             use_cache=True,
             logits_to_keep=1,
         ).logits
-        token, log_prob = self._rules.pick(logits[:, -1].float())
+        points = torch.tensor([[row.point] for row in self.rows], dtype=torch.float64)
+        token, log_prob = self._rules.pick(logits[:, -1].float(), points)
         self._token = token.unsqueeze(1)
         for row, one, value in zip(self.rows, token.tolist(), log_prob.tolist(), strict=True):
             if not row.ended:
@@ -160,13 +154,15 @@ class SamplingRules:
         self._top_k = torch.tensor([row.top_k if row.top_k > 0 else torch.iinfo(torch.int64).max for row in rows])
         self._top_p = torch.tensor([row.top_p for row in rows]).unsqueeze(1)
 
-    def pick(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next token of each row and its log-probability."""
+    def pick(self, logits: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next token of each row and its log-probability; `points` are uniform in [0, 1), of shape (rows, 1)."""
         log_probs = torch.log_softmax(logits / self._temperature, -1)
         if self._all_greedy:
             token = log_probs.argmax(-1)
         else:
-            token = _draw(self.cut(log_probs))
+            # `torch.multinomial` would draw a random number for every token of the vocabulary.
+            mass = self.cut(log_probs).double().exp().cumsum(-1)
+            token = torch.searchsorted(mass, points * mass[:, -1:], right=True).squeeze(1).clamp(max=mass.shape[-1] - 1)
             if not self._all_drawn:
                 token = torch.where(self._greedy, log_probs.argmax(-1), token)
         return token, log_probs.gather(1, token.unsqueeze(1)).squeeze(1)
@@ -183,22 +179,8 @@ class SamplingRules:
         return log_probs.masked_fill(torch.zeros_like(drop).scatter(1, index, drop), float("-inf"))
 
 
-def _draw(log_probs: torch.Tensor) -> torch.Tensor:
-    """Draw a token for each row. `torch.multinomial` would draw a random number for every token of the vocabulary."""
-    mass = log_probs.double().exp().cumsum(-1)
-    point = torch.rand(mass.shape[0], 1, dtype=torch.float64) * mass[:, -1:]
-    token = torch.searchsorted(mass, point, right=True).squeeze(1)
-    return token.clamp(max=mass.shape[-1] - 1)
-
-
 def _pad_prompts(prompts: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (width - len(prompt)) + prompt for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(1)
     return ids, (torch.arange(width).unsqueeze(0) >= width - lengths).long()
-
-
-def _pad_left(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
-    """Add zeros on the left of a dimension; the attention mask hides them."""
-    missing = width - tensor.shape[dim]
-    return pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (missing, 0)) if missing else tensor

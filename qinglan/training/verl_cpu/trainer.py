@@ -33,11 +33,11 @@ from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from qinglan.training.engines.agent_loop import sample_seed
 from qinglan.training.engines.ppo_trainer import RewardedTrainer, ScalableLrActorWorker, ScalableLrWorker, ValueEngine
-from qinglan.training.engines.verl_router import LeastRecentRouter
+from qinglan.training.engines.verl import AGENT
 from qinglan.training.verl_cpu import AGENT_LOOP, TRAINER
 
-SINGLE_TURN = "single_turn_agent"  # verl's name for an agent loop that keeps no state between samples
 # Flags of a batch that ask for more of the logits.
 _OF_DISTILLATION = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
 
@@ -106,14 +106,44 @@ class CpuActorRolloutRefWorker(ScalableLrActorWorker):
 
 
 class LocalClient(LLMServerClient):
-    """Chooses the server itself, where verl's client calls the router's actor twice per sample."""
+    """Holds a batch's requests back until all have come, then spreads them over the servers in the samples' order.
+
+    verl's client would ask the router's actor for a server as each request comes, and so in an order that varies.
+    """
 
     def __init__(self, config: Any, load_balancer_handle: Any, servers: dict[str, Any]) -> None:
         super().__init__(config, load_balancer_handle)
-        self._router = LeastRecentRouter(servers)
+        self._servers = list(servers.items())
+        self._missing = 0
+        self._held: list[tuple[dict[str, Any], asyncio.Future[tuple[str, Any]]]] = []
 
-    async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Any]:
-        return self._router.acquire_server(request_id)
+    def expect(self, rows: int) -> None:
+        """Take `rows` more requests for one batch; a negative number says that so many will not come."""
+        self._missing += rows
+        self._send_if_complete()
+
+    async def _acquire_server(
+        self,
+        request_id: str,  # noqa: ARG002 (verl's signature)
+        *,
+        sampling_params: dict[str, Any],
+        **_: Any,
+    ) -> tuple[str, Any]:
+        sampling_params["batch_rows"] = 0  # till it is known
+        sent: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
+        self._held.append((sampling_params, sent))
+        self.expect(-1)
+        return await sent
+
+    def _send_if_complete(self) -> None:
+        if self._missing:
+            return
+        ordered, self._held = sorted(self._held, key=lambda held: held[0]["place"]), []
+        for number, server in enumerate(self._servers):
+            share = ordered[number :: len(self._servers)]
+            for sampling_params, sent in share:
+                sampling_params["batch_rows"] = len(share)
+                sent.set_result(server)
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         """Do nothing: there is nothing to release."""
@@ -122,15 +152,22 @@ class LocalClient(LLMServerClient):
 class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     """Uses one agent loop for all samples: verl makes one for each by Hydra, and each tokenizes the chat template."""
 
-    _single_turn: SingleTurnAgentLoop | None = None
+    _agent_loop: SingleTurnAgentLoop | None = None
+
+    async def generate_sequences(self, batch: Any) -> None:
+        rollout = self.config.actor_rollout_ref.rollout
+        validates = tu.get_non_tensor_data(batch, "validate", default=False)
+        self._rollouts = rollout.val_kwargs.n if validates else rollout.n
+        self.llm_client.expect(len(batch) * self._rollouts)
+        await super().generate_sequences(batch)
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any
     ) -> Any:
-        if agent_name != SINGLE_TURN:
-            return await super()._run_agent_loop(sampling_params, trajectory, agent_name=agent_name, **kwargs)
+        if agent_name != AGENT:
+            raise ValueError(f"the CPU rollout has no agent loop {agent_name}, only {AGENT}")
         kwargs.pop("trace", None)  # for verl's own tracing, which is off
-        self._single_turn = self._single_turn or SingleTurnAgentLoop(
+        self._agent_loop = self._agent_loop or SingleTurnAgentLoop(
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
             tokenizer=self.tokenizer,
@@ -139,7 +176,15 @@ class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             data_config=DictConfigWrap(self.config.data),
             hf_model_type=self.hf_model_type,
         )
-        output = await self._single_turn.run(sampling_params, **kwargs)
+        rollout = self.config.actor_rollout_ref.rollout
+        place = int(kwargs["index"]) * self._rollouts + kwargs["session_id"]
+        sampling_params = sampling_params | {"seed": sample_seed(rollout.seed, kwargs), "place": place}
+        try:
+            output = await self._agent_loop.run(sampling_params, **kwargs)
+        except Exception:
+            if "batch_rows" not in sampling_params:  # nobody asked for a server
+                self.llm_client.expect(-1)
+            raise
         return await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
 

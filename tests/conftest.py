@@ -80,6 +80,12 @@ def profile_of(tmp_path: Path) -> Callable[..., Profile]:
     return make
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a database for MLflow, which a module's tests share: its tables take seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
 @pytest.fixture
 def qinglan(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

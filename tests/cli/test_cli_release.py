@@ -25,11 +25,6 @@ Qinglan = Callable[..., tuple[int, str, str]]
 PASSED = Decision(verdict="promote", challenger="rl", rules=[])
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
-
-
 @pytest.fixture
 def profile(profile_of: Callable[..., Profile], database: str, tmp_path: Path) -> Profile:
     return profile_of(tracking={"uri": database}, release={"name": f"m.{tmp_path.name}"})

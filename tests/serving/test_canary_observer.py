@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import Clock
 
 from qinglan.config import Canary
 from qinglan.errors import ConfigError, ModelError, RetrievalError
@@ -48,10 +49,8 @@ class FakeRag:
     def __init__(self, scores: Mapping[str, float]) -> None:
         self.scores, self.asked = scores, list[str]()
 
-    async def retrieve(
-        self, query: str, rewritten_query: str | None = None, *, max_retries: int | None = None
-    ) -> Retrieved:
-        self.asked.append(rewritten_query or "")
+    async def retrieve(self, query: str, rewritten_query: str, *, max_retries: int) -> Retrieved:
+        self.asked.append(rewritten_query)
         if rewritten_query not in self.scores:
             raise RetrievalError("away", "rag_unavailable")
         return Retrieved(ids=("d",), scores=(self.scores[rewritten_query],), titles=("",))
@@ -60,29 +59,16 @@ class FakeRag:
         pass
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def table_of(folder: Path, **changes: object) -> RouteTable:
     routes = Routes(champion=CHAMPION, challenger=CHALLENGER, share=0.5).model_copy(update=changes)
     routes.write(folder / "routes.json")
     return RouteTable(folder / "routes.json")
 
 
-def served(role: ServedRole, rewrite: str | None = "r1", version: str = "", latency_ms: float = 50.0) -> ServedAnswer:
+def served(role: ServedRole, rewrite: str | None = "r1", version: str = "") -> ServedAnswer:
+    source, reason = ("model", "") if rewrite else ("fallback", "model_error")
     return ServedAnswer(
-        at=0.0,
-        role=role,
-        version=version or ("2" if role == "challenger" else "1"),
-        source="fallback" if rewrite is None else "model",
-        reason="" if rewrite else "model_error",
-        latency_ms=latency_ms,
-        row_id="row",
-        answer=rewrite,
+        0.0, role, version or ("2" if role == "challenger" else "1"), source, reason, 50.0, "row", rewrite
     )
 
 
@@ -93,7 +79,7 @@ QUESTION = Row(id="row", tenant="t", query="这个怎么吃", source="router")
 async def running(watch: CanaryObserver, table: RouteTable, models: FakeModels | None = None):
     task = asyncio.create_task(watch.run(table, models or FakeModels(v1="r1", v2="r1")))  # type: ignore[arg-type]
     await asyncio.sleep(0)
-    yield task
+    yield
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

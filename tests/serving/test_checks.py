@@ -47,17 +47,14 @@ def test_all_is_well(check: Check):
     assert "All is as it should be." in health.markdown
 
 
-def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(profile_of: ProfileOf):
+def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(profile_of: ProfileOf, serve: Any):
     profile = profile_of(serve={"host": "0.0.0.0", "port": 9, "api_key_env": "KEY"})
     assert check_serving(profile, {}).problems == []
     assert check_serving(profile, {"champion": "3"}).problems == [
         "version 3 is the champion, but no router answers at http://127.0.0.1:9; start `qinglan serve --profile test`"
     ]
-
-
-def test_another_service_at_the_address_is_no_router(profile_of: ProfileOf, serve: Any):
-    url = serve(lambda _: (200, ["hello"])).url.removesuffix("/v1")
-    assert "no router answers" in check_serving(profile_of(), {"champion": "1"}, url).problems[0]
+    another_service = serve(lambda _: (200, ["hello"])).url.removesuffix("/v1")
+    assert "no router answers" in check_serving(profile, {"champion": "1"}, another_service).problems[0]
 
 
 @pytest.mark.parametrize(

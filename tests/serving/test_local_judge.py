@@ -34,11 +34,6 @@ def judged(profile_of: ProfileOf, models: Models | None = None, **sections: Any)
     return profile_of(judge={"model": "small", "local": local}, **tracking, **sections)
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
-
-
 @pytest.fixture
 def models(database: str, tmp_path: Path) -> Models:
     return Models(database, f"qinglan.{tmp_path.name}", tmp_path)
@@ -71,31 +66,21 @@ def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileO
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("sections", "champion", "message"),
     [
-        ({"prompt_sha256": "of long ago"}, r"version 1 of .* was trained with another prompt"),
-        ({"recipe": "query_rewrite"}, "its student gives no verdicts"),
+        ({}, {"prompt_sha256": "of long ago"}, r"version 1 of .* was trained with another prompt"),
+        ({}, {"recipe": "query_rewrite"}, "its student gives no verdicts"),
+        ({"recipe": "medical"}, {}, "recipe `medical` retrieves nothing"),
+        ({"trainer": {"ray_dashboard_url": "http://10.0.0.1:8265"}}, {}, "served on this machine only"),
     ],
 )
-def test_a_champion_that_can_t_judge_is_refused(
-    profile_of: ProfileOf, models: Models, fields: dict[str, str], message: str
+def test_a_champion_that_can_t_judge_this_run_is_refused(
+    profile_of: ProfileOf, models: Models, sections: dict[str, Any], champion: dict[str, str], message: str
 ):
-    profile = judged(profile_of, models)
-    register(models, profile, **fields)
+    profile = judged(profile_of, models, **sections)
+    register(models, profile, **champion)
     with pytest.raises(ConfigError, match=message):
         released_judge(profile)
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"recipe": "medical"}, "recipe `medical` retrieves nothing"),
-        ({"trainer": {"ray_dashboard_url": "http://10.0.0.1:8265"}}, "served on this machine only"),
-    ],
-)
-def test_a_run_that_can_t_ask_it_is_refused(profile_of: ProfileOf, sections: dict[str, Any], message: str):
-    with pytest.raises(ConfigError, match=message):
-        released_judge(judged(profile_of, **sections))
 
 
 def test_the_estimate_takes_its_price(profile_of: ProfileOf):
@@ -128,7 +113,6 @@ def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
 
 def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: ProfileOf, tmp_path: Path):
     profile = judged(profile_of)
-    assert profile.judge.local
     released: Any = SimpleNamespace(name=MODEL, version="3", sha256="x", recipe="answer_judge")
     served = JudgeServer(ReleasedJudge(profile.judge.local, released), "http://127.0.0.1:9/v1", lambda: None)
     with open_run(profile, "train") as run:

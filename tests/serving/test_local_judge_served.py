@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from fake_service import FakeService, Script, completion, recall
+from fake_service import PRICE, FakeService, Script, completion, recall
 from judge_model import make_judge
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
@@ -36,7 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 MODEL, ROWS = "qinglan.t.answer_judge", 12
-PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,11 +18,6 @@ from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_di
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
-
-
 @pytest.fixture
 def site(database: str, tmp_path: Path) -> Models:
     return Models(database, f"qinglan.{tmp_path.name}", tmp_path)
@@ -55,8 +50,12 @@ def dying(site: Models, nth: int, writes: tuple[str, ...] = ALIAS) -> Registry:
     return registry
 
 
-def test_a_version_is_described_by_its_tags_and_keeps_its_files(site: Models):
-    candidate = site.candidate()
+def test_a_version_is_described_by_its_tags_and_keeps_its_files(site: Models, tmp_path: Path):
+    adapter = tmp_path / "checkpoint"
+    adapter.mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "rng_state.pth"):
+        (adapter / name).write_text("{}")
+    candidate = site.candidate(adapters={"sft": adapter})
     made = site.registry.register(candidate)
     assert site.registry.version("1") == made
     assert (made.arm, made.sha256, made.verdict, made.aliases) == ("rl", candidate.model.sha256, "promote", ())
@@ -67,6 +66,8 @@ def test_a_version_is_described_by_its_tags_and_keeps_its_files(site: Models):
     kept = Path(site.client.download_artifacts(candidate.mlflow_run_id, "release"))
     assert read_record(Candidate, kept / "release.json") == candidate
     assert (kept / "model" / "model.safetensors").read_text() == "one"
+    files = [path.name for path in sorted((kept / "adapters" / "sft").iterdir())]
+    assert files == ["adapter_config.json", "adapter_model.safetensors"], "nothing of the optimizer"
     assert site.registry.register(site.candidate()).version == "1"
     assert site.registry.register(site.candidate(gate={"max_cost_ratio": 0.4})).version == "2"
 
@@ -85,16 +86,6 @@ def test_a_challenger_is_promoted_or_withdrawn(site: Models):
     champion = [site.registry.promote("2") for _ in range(2)][-1]
     assert site.registry.aliases() == {"champion": "2", "previous": "1"}
     assert champion.history[-1].endswith("promoted, replaces version 1")
-
-
-def test_of_an_adapters_checkpoint_no_optimizer_is_kept(site: Models, tmp_path: Path):
-    for name in ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "rng_state.pth"):
-        (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "checkpoint" / name).write_text("{}")
-    candidate = site.candidate(adapters={"sft": tmp_path / "checkpoint"})
-    site.registry.register(candidate)
-    kept = [f.path for f in site.client.list_artifacts(candidate.mlflow_run_id, "release/adapters/sft")]
-    assert [Path(path).name for path in sorted(kept)] == ["adapter_config.json", "adapter_model.safetensors"]
 
 
 def test_the_same_weights_under_a_new_decision_leave_the_previous_champion(site: Models):
@@ -155,28 +146,23 @@ def test_a_killed_rollback_leaves_a_champion_and_is_completed(site: Models, nth:
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
 
 
-@pytest.mark.parametrize("nth", range(1, 7))
-def test_a_promotion_that_was_killed_while_it_settled_is_completed_but_never_repeated(site: Models, nth: int):
+@pytest.mark.parametrize(("nth", "chosen"), [*((nth, None) for nth in range(1, 7)), (5, "1"), (6, "1")])
+def test_a_promotion_that_was_killed_while_it_settled_is_completed_but_never_repeated(
+    site: Models, nth: int, chosen: str | None
+):
     site.register("one", "two")
     site.registry.settle("1", "champion", None)
     with pytest.raises(KilledError):
         dying(site, nth, ANYTHING).settle("2", "champion", "1")
-    if site.registry.aliases()["champion"] == "2":
+    if chosen:  # by a person, after the kill
+        site.registry.promote(chosen)
+    elif site.registry.aliases()["champion"] == "2":
         site.registry.roll_back("slow")
-        assert site.registry.settle("2", "champion", "1").aliases == ("previous",)
+    else:
+        assert site.registry.settle("2", "champion", "1").aliases == ("champion",)
+        assert site.registry.aliases()["previous"] == "1"
         return
-    assert site.registry.settle("2", "champion", "1").aliases == ("champion",)
-    assert site.registry.aliases()["previous"] == "1"
-
-
-@pytest.mark.parametrize("nth", [5, 6])
-def test_a_champion_that_a_person_chose_after_the_kill_stays(site: Models, nth: int):
-    site.register("one", "two")
-    site.registry.settle("1", "champion", None)
-    with pytest.raises(KilledError):
-        dying(site, nth, ANYTHING).settle("2", "champion", "1")
-    site.registry.promote("1")
-    site.registry.settle("2", "champion", "1")
+    assert site.registry.settle("2", "champion", "1").aliases == ("previous",)
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
 
 

@@ -3,8 +3,10 @@
 import fcntl
 import json
 import threading
+import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
 from qinglan.serving import request_log
 from qinglan.serving.request_handler import ServedAnswer
-from qinglan.serving.request_log import DayFile, RequestLogWriter, finish_leftovers
+from qinglan.serving.request_log import DayFile, RequestLogWriter, finish_leftovers, redact
 from qinglan.serving.router import create_app
 from qinglan.serving.routes import Backend, Routes
 
 TODAY, TOMORROW = date(2026, 11, 21), date(2026, 11, 22)
+wait_for = partial(wait_until, look_every_s=0.01)
 
 
 @pytest.fixture
@@ -42,9 +45,8 @@ def question(query: str, profile: str = "", history: str = "") -> Row:
     return Row(id=identity, tenant="default", query=query, profile=profile, history=history, source="router")
 
 
-def served(row: Row, rewrite: str | None = "益生菌 时间") -> ServedAnswer:
-    source = "model" if rewrite else "fallback"
-    return ServedAnswer(1795219200.0, "champion", "7", source, "" if rewrite else "no_model", 3.0, row.id, rewrite)
+def served(row: Row, rewrite: str = "益生菌 时间") -> ServedAnswer:
+    return ServedAnswer(1795219200.0, "champion", "7", "model", "", 3.0, row.id, rewrite)
 
 
 def folder_of(settings: Profile) -> Path:
@@ -55,31 +57,23 @@ def open_log(settings: Profile, today: date = TODAY) -> RequestLogWriter:
     return RequestLogWriter(folder_of(settings), settings, lambda: today)
 
 
-def write(settings: Profile, *rows: Row, today: date = TODAY) -> RequestLogWriter:
+def write(settings: Profile, *rows: Row, today: date = TODAY, rewrite: str = "益生菌 时间") -> RequestLogWriter:
     log = open_log(settings, today)
     for row in rows:
-        log.put(served(row), row)
+        log.put(served(row, rewrite), row)
     log.close()
     return log
-
-
-def wait_for(what: str, holds: Callable[[], object]) -> None:
-    wait_until(what, holds, look_every_s=0.01)
 
 
 def names(settings: Profile) -> list[str]:
     return sorted(path.name for path in folder_of(settings).iterdir())
 
 
-def read(settings: Profile) -> list[Row]:
-    return list(read_rows(folder_of(settings), settings.data, settings.tenant))
-
-
 def test_the_folder_reads_as_a_workbook_with_what_was_answered(profile):
     settings = profile()
     rows = [question("菌粉睡前吃行不行", "孕妇", "问过钙片"), question('"引号"，\n换行')]
     write(settings, *rows)
-    found = read(settings)
+    found = list(read_rows(folder_of(settings), settings.data, settings.tenant))
     assert [(row.id, row.query, row.profile, row.history, row.status) for row in found] == [
         (row.id, row.query, row.profile, row.history, "ok") for row in rows
     ]
@@ -100,9 +94,7 @@ def test_personal_numbers_reach_no_file(profile_of: Callable[..., Profile], tmp_
     settings = profile_of(recipe=recipe, serve={"request_log": log}, data={"columns": columns})
     row = question("我是13812345678", "电话13812345678", "13812345678")
     row = row.model_copy(update={"inputs": {"hint": "电话13812345678"}})
-    writer = open_log(settings)
-    writer.put(served(row, "13812345678 能吃"), row)
-    writer.close()
+    write(settings, row, rewrite="13812345678 能吃")
     (kept,) = read_rows(folder_of(settings), settings.data, settings.tenant, inputs=get_recipe(recipe).INPUTS)
     assert (kept.query, kept.profile, kept.history) == (f"我是{phone}", f"电话{phone}", phone)
     assert kept.inputs == {"hint": f"电话{phone}"}
@@ -138,38 +130,25 @@ def test_todays_file_is_not_there_to_read(profile, monkeypatch):
     assert names(settings) == ["2026-11-21.jsonl"]
 
 
-def test_what_a_killed_router_left_is_finished(profile):
-    settings = profile()
-    folder = folder_of(settings)
-    folder.mkdir()
-    killed = folder / "2026-11-20.jsonl.partial"
-    killed.write_text('{"问题": "昨天的问题"}\n{"问题": "半')
-    (folder / "2026-11-19.jsonl.partial").write_text('{"问题": "半')
-    write(settings)
-    assert names(settings) == ["2026-11-20.jsonl"]
-    assert [row.query for row in read(settings)] == ["昨天的问题"]
-
-
-def test_the_file_of_a_router_that_runs_is_left_to_it(profile):
-    settings = profile()
-    folder = folder_of(settings)
-    folder.mkdir()
-    with (folder / "2026-11-21.jsonl.partial").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        other.write('{"问题": "半')
-        other.flush()
-        write(settings, question("我的问题"))
-    assert names(settings) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl.partial"]
-
-
-def test_old_files_are_removed_and_others_left(profile):
+def test_what_a_killed_router_left_is_finished_a_running_ones_file_is_left_to_it_and_old_ones_go(profile):
     settings = profile(keep_days=2)
     folder = folder_of(settings)
     folder.mkdir()
+    half = '{"问题": "半'
+    (folder / "2026-11-20.jsonl.partial").write_text('{"问题": "昨天的问题"}\n' + half)
+    (folder / "2026-11-19.2.jsonl.partial").write_text(half)
     for name in ("2026-11-18.jsonl", "2026-11-18.3.jsonl", "2026-11-19.jsonl", "mine.jsonl", "2026-11-18.xlsx"):
         (folder / name).write_text("x\n")
-    write(settings, question("新问题"))
-    assert names(settings) == ["2026-11-18.xlsx", "2026-11-19.jsonl", "2026-11-21.jsonl", "mine.jsonl"]
+    with (folder / "2026-11-21.jsonl.partial").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(half)
+        other.flush()
+        write(settings, question("我的问题"))
+    assert names(settings) == [
+        "2026-11-18.xlsx", "2026-11-19.jsonl", "2026-11-20.jsonl", "2026-11-21.2.jsonl", "2026-11-21.jsonl.partial",
+        "mine.jsonl",
+    ]  # fmt: skip
+    assert (folder / "2026-11-20.jsonl").read_text() == '{"问题": "昨天的问题"}\n'
 
 
 def test_what_reading_would_refuse_is_not_written(profile):
@@ -274,3 +253,65 @@ def test_only_who_agreed_is_kept(profile, serve, tmp_path, caplog, capfd, settin
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert sum("菌粉" in text for text in files) == kept
     assert "菌粉" not in caplog.text + page + "".join(capfd.readouterr())
+
+
+IDENTITY = "11010519491231002X"  # the example in GB 11643
+CARD = "4111111111111111"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("我的手机是13812345678，能吃吗", "我的手机是[手机号]，能吃吗"),
+        ("打138 1234 5678", "打[手机号]"),
+        ("打138-1234-5678或者+86 19912345678", "打[手机号]或者[手机号]"),
+        ("打１３８１２３４５６７８。", "打[手机号]。"),
+        ("打138\u200b1234\u200b5678。", "打[手机号]。"),
+        ("微信wx13812345678", "微信wx[手机号]"),
+        (f"身份证{IDENTITY.lower()}，孕妇", "身份证[身份证号]，孕妇"),
+        ("身份证１１０１０５１９４９１２３１００２Ｘ好", "身份证[身份证号]好"),
+        ("卡号4111 1111 1111 1111扣钱", "卡号[银行卡号]扣钱"),
+        ("卡号６２２２－０２１２－３４５６－７８９４", "卡号[银行卡号]"),
+        ("写信到li.lei+a@mail.example.com.cn吧", "写信到[邮箱]吧"),
+        ("写信到ｌｉ＠ｑｑ．ｃｏｍ吧", "写信到[邮箱]吧"),
+        ("打（０１０）６２７５１２３４", "打[座机号]"),
+        ("打0755 8888 6666转8001", "打[座机号]转8001"),
+        ("打+86-21-62751234", "打[座机号]"),
+        ("打+86 021-6275 1234", "打[座机号]"),
+    ],
+)
+def test_numbers_of_people_are_replaced(text, expected):
+    assert redact(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "每天吃2000毫克，连吃30天，行吗？",
+        "批号20261121，国药准字Z20050228",
+        "订单号202611210000012345",
+        "12812345678 和 138123456789 不是手机号",
+        "110105194912310021",  # check digit wrong
+        "11010519491331002X",  # no such month
+        "4111111111111112",  # no card by Luhn
+        "温度是36.5，血压120/80，体重65.5",
+        "比例1:2:3，2026-11-21，10:30",
+        "@所有人",
+        "",
+        "Ａ１２３全角也原样",
+    ],
+)
+def test_other_numbers_stay(text):
+    assert redact(text) == text
+
+
+def test_several_kinds_in_one_text():
+    text = f"我叫李雷，{IDENTITY}，13812345678，li@qq.com，{CARD}，010-62751234"
+    assert redact(text) == "我叫李雷，[身份证号]，[手机号]，[邮箱]，[银行卡号]，[座机号]"
+
+
+@pytest.mark.parametrize("text", ["a" * 4000 + "@", "1 " * 2000, "1-" * 2000, "a.@" * 1300, "0" * 4000])
+def test_nobody_can_make_it_slow(text):
+    start = time.process_time()
+    redact(text)
+    assert time.process_time() - start < 0.5

@@ -4,15 +4,14 @@ Router, simulator RAG and models' servers are processes of their own. Most model
 test serves a tiny Qwen3 by ms-swift from MLflow's registry.
 """
 
-import asyncio
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import httpx2
@@ -26,6 +25,7 @@ from waiting import wait_until
 from qinglan.config import load_profile
 from qinglan.runs.artifacts import Artifact
 from qinglan.runs.launcher import Command
+from qinglan.runs.processes import health_problem
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary_observer import CanaryVerdict
 from qinglan.serving.registry import Registry, prompt_digest, registry_of
@@ -39,41 +39,11 @@ ROOT, STUB = Path(__file__).parents[2], Path(__file__).parents[1] / "support" / 
 AT_ONCE, SETTLED = 8, 100
 DEADLINE_S = 30
 """Of an answer: nothing takes as long, whatever else has the cores, but what hangs."""
-SETTINGS = (
-    "serve.canary.share=0.3",
-    "serve.canary.compare_share=1.0",
-    "serve.canary.check_every_s=1",
-)
+CANARY = ("serve.canary.share=0.3", "serve.canary.compare_share=1.0", "serve.canary.check_every_s=1")
 
 
-class StubModels(FakeRegistry):
-    def behave(self, version: str, behaviour: str) -> None:
-        (self.version(version).folder / "behaviour").write_text(behaviour)
-
-
-class Running:
-    """A site, stepped by a thread of its own."""
-
-    def __init__(self, site: ServingSite, registry: StubModels) -> None:
-        self.site, self.registry, self._ends = site, registry, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._ends.wait(STEP_S):
-            self.site.step()
-
-    def close(self) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def wait(self, what: str, done: Callable[["Running"], object]) -> float:
-        return wait_until(what, lambda: done(self), explain=lambda: self.site.routes, look_every_s=0.05)
-
-    @property
-    def versions(self) -> tuple[str | None, str | None]:
-        routes = self.site.routes
-        return routes.champion and routes.champion.version, routes.challenger and routes.challenger.version
+def behave(registry: FakeRegistry, version: str, behaviour: str) -> None:
+    (registry.version(version).folder / "behaviour").write_text(behaviour)
 
 
 def stub(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
@@ -81,20 +51,28 @@ def stub(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
 
 
 @contextmanager
-def running(folder: Path, deadline_s: int = DEADLINE_S, **aliases: str) -> Iterator[Running]:
-    overrides = [f"paths.state={folder / 'state'}", f"serve.deadline_ms={1000 * deadline_s}", *SETTINGS]
-    registry = StubModels(folder / "models", **aliases)
+def running(folder: Path, deadline_s: int = DEADLINE_S) -> Iterator[tuple[ServingSite, FakeRegistry]]:
+    """A site that answers, stepped by a thread of its own."""
+    overrides = [f"paths.state={folder / 'state'}", f"serve.deadline_ms={1000 * deadline_s}", *CANARY]
+    registry, ends = FakeRegistry(folder / "models", champion="1"), Event()
     for version in ("1", "2"):
-        registry.behave(version, "good")
+        behave(registry, version, "good")
+
+    def run() -> None:
+        while not ends.wait(STEP_S):
+            site.step()
+
     profile = load_profile("embedded", overrides)
     with open_site(profile, folder / "serving", print, port=0, registry=registry, command_of=stub) as site:
-        made = Running(site, registry)
+        thread = Thread(target=run)
+        thread.start()
         try:
-            made.wait("a champion", lambda running: running.versions[0])
-            wait_until("the router to know it", lambda: _source(site.router.url or "") == "model")
-            yield made
+            wait_until("a champion", lambda: site.routes.champion)
+            wait_until("the router to know it", lambda: _source(site.router.url) == "model")
+            yield site, registry
         finally:
-            made.close()
+            ends.set()
+            thread.join()
 
 
 QUESTIONS = [row.question.query for row in build_sample(load_profile("embedded").embedded)[0] if row.split == "test"]
@@ -108,35 +86,33 @@ class Load:
     """Requests without end from several clients, and what became of each."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.answers, self.lost = url, list[dict[str, str]](), list[str]()
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._all()))
+        self.url, self.answers, self.lost, self._ends = url, list[dict[str, str]](), list[str](), Event()
+        self._clients = [Thread(target=self._ask, args=(number,)) for number in range(AT_ONCE)]
 
     def __enter__(self) -> "Load":
-        self._thread.start()
+        for client in self._clients:
+            client.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ends.set()
-        self._thread.join()
+        for client in self._clients:
+            client.join()
 
-    async def _all(self) -> None:
-        async with httpx2.AsyncClient(trust_env=False, timeout=120) as client:
-            await asyncio.gather(*(self._one(client, number) for number in range(AT_ONCE)))
-
-    async def _one(self, client: httpx2.AsyncClient, number: int) -> None:
-        while not self._ends.is_set():
-            number += AT_ONCE
-            body = body_of(QUESTIONS[number % len(QUESTIONS)])
-            try:
-                answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
-            except httpx2.HTTPError as error:
-                self.lost.append(repr(error))
-                continue
-            if answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]:
-                self.answers.append(dict(answer.headers))
-            else:
-                self.lost.append(f"{answer.status_code} {answer.text}")
+    def _ask(self, number: int) -> None:
+        with httpx2.Client(trust_env=False, timeout=120) as client:
+            while not self._ends.is_set():
+                number += AT_ONCE
+                body = body_of(QUESTIONS[number % len(QUESTIONS)])
+                try:
+                    answer = client.post(f"{self.url}/v1/chat/completions", json=body)
+                except httpx2.HTTPError as error:
+                    self.lost.append(repr(error))
+                    continue
+                if answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]:
+                    self.answers.append(dict(answer.headers))
+                else:
+                    self.lost.append(f"{answer.status_code} {answer.text}")
 
     def settle(self) -> None:
         """Wait until version 1 answers everything: a while of answers without another among them."""
@@ -145,11 +121,6 @@ class Load:
             lambda: by(self.answers[-SETTLED:]) == {("1", "model"): SETTLED},
             explain=lambda: by(self.answers[-SETTLED:]),
         )
-
-    def wait_for(self, count: int) -> None:
-        """Wait for so many answers more."""
-        wanted = len(self.answers) + count
-        wait_until(f"{count} answers", lambda: len(self.answers) >= wanted or self.lost, explain=lambda: self.lost)
 
 
 def by(answers: list[dict[str, str]]) -> Counter[tuple[str, str]]:
@@ -168,24 +139,24 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
     tmp_path: Path, behaviour: str, reason: str
 ):
     deadline_s = 3 if behaviour == "hang" else DEADLINE_S
-    with running(tmp_path, deadline_s, champion="1") as site, Load(site.site.router.url) as load:
-        site.registry.behave("2", behaviour)
-        site.registry.named["challenger"] = "2"
-        site.wait("a canary", lambda running: running.versions == ("1", "2"))
+    with running(tmp_path, deadline_s) as (site, registry), Load(site.router.url) as load:
+        behave(registry, "2", behaviour)
+        registry.named["challenger"] = "2"
+        wait_until("a canary", lambda: site.routes.challenger, explain=lambda: site.routes)
         before = len(load.answers)
-        took_s = site.wait("its end", lambda running: "challenger" not in running.registry.named)
-        site.wait("its verdict", lambda running: (tmp_path / "serving" / HISTORY_FILE).exists())
+        took_s = wait_until("its end", lambda: "challenger" not in registry.named, explain=lambda: site.routes)
+        wait_until("its verdict", (tmp_path / "serving" / HISTORY_FILE).exists)
         asked = by(load.answers[before:])
         load.settle()
     verdict = read_record(CanaryVerdict, tmp_path / "serving" / HISTORY_FILE)
     print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
     assert load.lost == []
     assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason
-    assert site.registry.withdrawn and reason in site.registry.withdrawn[0]
+    assert registry.withdrawn and reason in registry.withdrawn[0]
 
 
 def test_a_champion_that_dies_costs_rewrites_and_no_request(tmp_path: Path):
-    with running(tmp_path, champion="1") as site, Load(site.site.router.url) as load:
+    with running(tmp_path) as (site, _), Load(site.router.url) as load:
         load.settle()
         _kill(f"{tmp_path / 'models' / '1'}")
         wait_until("a fallback", lambda: any(source == "fallback" for _, source in by(load.answers)))
@@ -194,12 +165,12 @@ def test_a_champion_that_dies_costs_rewrites_and_no_request(tmp_path: Path):
 
 
 def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
-    with running(tmp_path, champion="1") as site:
-        url = site.site.router.url
+    with running(tmp_path) as (site, _):
+        url = site.router.url
         _kill("qinglan.serving.router", str(tmp_path))
-        site.wait("the router", lambda running: _answers(url))
+        wait_until("the router", lambda: health_problem(f"{url}/health") is None)
         with Load(url) as load:
-            load.wait_for(SETTLED)
+            wait_until("answers", lambda: len(load.answers) >= SETTLED or load.lost)
     assert load.lost == [] and set(by(load.answers)) == {("1", "model")}
 
 
@@ -215,13 +186,6 @@ def _kill(*words: str) -> None:
 def _source(url: str) -> str:
     answer = httpx2.post(f"{url}/v1/chat/completions", json=body_of(QUESTIONS[0]), trust_env=False, timeout=120)
     return answer.headers["x-qinglan-source"]
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/health", trust_env=False, timeout=30).status_code == 200
-    except httpx2.HTTPError:
-        return False
 
 
 class ServedSite:

@@ -1,11 +1,14 @@
 """The site without processes: what is started, routed, kept and ended, and what it says."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_registry import FakeRegistry
+from waiting import Clock
 
 from qinglan.config import Profile, load_profile
 from qinglan.runs.launcher import Command
@@ -15,7 +18,16 @@ from qinglan.serving.canary_observer import VERDICT_FILE, CanaryVerdict, read_ve
 from qinglan.serving.fleet import Fleet
 from qinglan.serving.registry_watcher import RegistryWatcher
 from qinglan.serving.routes import Backend, Routes
-from qinglan.serving.server_process import PROBES_MISSED, PortTakenError, RouterProcess, ServerProcess, chat_probe
+from qinglan.serving.server_process import (
+    CPU_BATCH,
+    PROBES_MISSED,
+    PortTakenError,
+    RouterProcess,
+    ServerProcess,
+    chat_probe,
+    places_of,
+    serve_command,
+)
 from qinglan.serving.site import (
     HISTORY_FILE,
     ROUTES_FILE,
@@ -26,13 +38,6 @@ from qinglan.serving.site import (
 )
 
 ProfileOf = Callable[..., Profile]
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeProcesses:
@@ -69,13 +74,11 @@ class FakeProcesses:
         return self.folder / f"{name}.log"
 
 
-class FakeRouter:
-    url = "http://127.0.0.1:1"
-    problem: Exception | None = None
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
 
-    def step(self) -> None:
-        if self.problem:
-            raise self.problem
+    return fail
 
 
 class Bench:
@@ -96,13 +99,12 @@ class Bench:
             clock=self.clock,
         )
         self.watcher = RegistryWatcher(self.registry, 1.0, self.said.append)  # type: ignore[arg-type]
-        self.site = ServingSite(profile, folder, self.fleet, self.watcher, FakeRouter(), self.said.append)  # type: ignore[arg-type]
+        router: Any = SimpleNamespace(url="http://127.0.0.1:1", step=lambda: None)
+        self.site = ServingSite(profile, folder, self.fleet, self.watcher, router, self.said.append)
 
     def _probe(self, backend: Backend) -> str | None:
         problem = self.sick.get(backend.version)
-        if isinstance(problem, Exception):
-            raise problem
-        return problem
+        return raising(problem)() if isinstance(problem, Exception) else problem
 
     def end(self, version: str, status: int = 137) -> None:
         self.processes.running[f"model_{version}"] = status
@@ -234,17 +236,6 @@ def test_a_server_that_no_longer_answers_is_started_again(bench, problem: Any, a
     assert site.site.routes.champion and site.processes.started == ["model_1"] * 2
 
 
-def test_while_the_registry_is_away_what_serves_goes_on(bench):
-    site = bench(champion="1")
-    site.run()
-    site.registry.problem = OSError("database is locked")
-    assert site.run(5).champion.version == "1"
-    assert site.heard("registry: can't be read, the models in service stay (OSError: database is locked)") == 1
-    site.registry.problem = None
-    site.run(1)
-    assert site.heard("registry: can be read again") == 1
-
-
 JUDGEMENT = Judgement(outcome="roll_back", reason="it fails")
 VERDICT = CanaryVerdict(challenger="2", champion="1", judgement=JUDGEMENT, at=1.0, requests=30)
 
@@ -253,11 +244,14 @@ def test_a_verdict_withdraws_the_challenger_once_the_registry_can_be_reached_and
     site = bench(champion="1", challenger="2")
     site.run(4)
     (site.folder / VERDICT_FILE).write_text(VERDICT.model_dump_json())
-    site.registry.problem = OSError("locked")
-    assert site.run(3).challenger is None
+    site.registry.problem = OSError("database is locked")
+    routes = site.run(5)
+    assert routes.champion.version == "1" and routes.challenger is None
     assert read_verdict(site.folder) == VERDICT and not site.registry.withdrawn
+    assert site.heard("registry: can't be read, the models in service stay (OSError: database is locked)") == 1
     site.registry.problem = None
     site.run(8)
+    assert site.heard("registry: can be read again") == 1
     assert site.registry.withdrawn == ["canary roll_back: it fails"]
     assert list(site.processes.running) == ["model_1"]
     assert read_verdict(site.folder) is None
@@ -304,10 +298,10 @@ def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):
 
 def test_a_full_disk_leaves_the_routes_as_they_are(bench, monkeypatch: pytest.MonkeyPatch):
     site = bench(champion="1", previous="2")
-    site.site.router.problem = ValueError("a mistake")
+    site.site.router.step = raising(ValueError("a mistake"))
     assert site.run(4).champion.version == "1"
     assert site.heard("not everything could be done: ValueError('a mistake')") == 1
-    monkeypatch.setattr(Routes, "write", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+    monkeypatch.setattr(Routes, "write", raising(OSError("no space left on device")))
     site.registry.named = {"champion": "2", "previous": "1"}
     assert site.run(2).champion.version == "1"
     assert site.heard("not everything could be done: no space left on device") == 1
@@ -350,10 +344,7 @@ def test_one_version_that_is_gone_blocks_no_other(bench):
 
 
 def test_a_terminal_that_was_closed_stops_nothing():
-    def say(text: str) -> None:
-        raise SystemExit(1)
-
-    _say_if_possible(say, "version 1: starting")
+    _say_if_possible(raising(SystemExit(1)), "version 1: starting")
 
 
 def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):
@@ -395,11 +386,8 @@ class RouterBench:
     def __init__(self, folder: Path) -> None:
         self.clock, self.processes, self.said = Clock(), FakeProcesses(folder), list[str]()
         self.problem: str | None = None
-        self.router = RouterProcess(self.processes, ["--port=0"], self.said.append, self.clock, self._probe)  # type: ignore[arg-type]
+        self.router = RouterProcess(self.processes, ["--port=0"], self.said.append, self.clock, lambda _: self.problem)  # type: ignore[arg-type]
         self.router.start()
-
-    def _probe(self, _: str) -> str | None:
-        return self.problem
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -429,7 +417,7 @@ def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monk
     router.processes.running["router"] = 137
     router.run(1)
     with monkeypatch.context() as full:
-        full.setattr(router.processes, "start", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+        full.setattr(router.processes, "start", raising(OSError("no space left")))
         for _ in range(3):
             with pytest.raises(OSError, match="no space left"):
                 router.run(2)
@@ -472,3 +460,52 @@ def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
         probe(Backend(url=service.url, model="version-2", version="2"))
     broken = serve(lambda body: (500, {}) if body else (200, {"data": [{"id": "version-1"}]}))
     assert "500" in (probe(Backend(url=broken.url, model="version-1", version="1")) or "")
+
+
+GPUS = {"device": "cuda", "gpus_per_node": 8}
+
+
+def command(profile: Profile, folder: Path, gpus: tuple[str, ...] = ()) -> tuple[Command, dict[str, str]]:
+    """The command, and its options by name."""
+    backend = Backend(url="http://127.0.0.1:8123/v1", model="version-7", version="7")
+    made = serve_command(profile, folder, backend, 8123, gpus)
+    words = made.argv[3:]
+    options = zip(words[::2], words[1::2], strict=True)
+    return made, {name.removeprefix("--"): value for name, value in options}
+
+
+def test_on_the_cpu_the_model_is_served_as_it_was_trained(profile_of: ProfileOf, tmp_path: Path):
+    made, given = command(profile_of(student={"max_new_tokens": 24}), tmp_path)
+    assert made.argv[:3] == [sys.executable, "-m", "swift.cli.deploy"]
+    assert Path(given.pop("model")).is_absolute()
+    expected = {
+        "infer_backend": "transformers", "device_map": "cpu", "max_batch_size": str(CPU_BATCH), "host": "127.0.0.1",
+        "port": "8123", "served_model_name": "version-7", "template": "qwen3_nothinking", "max_new_tokens": "24",
+    }  # fmt: skip
+    assert expected.items() <= given.items()
+
+
+def test_on_gpus_vllm_takes_its_share_of_them(profile_of: ProfileOf, tmp_path: Path):
+    serve = {"models_per_gpu": 2, "extra": {"vllm_max_model_len": 1024}}
+    profile = profile_of(trainer=GPUS, rl={"tensor_model_parallel_size": 4}, serve=serve)
+    made, given = command(profile, tmp_path, ("4", "5", "6", "7"))
+    assert (given["infer_backend"], given["vllm_tensor_parallel_size"]) == ("vllm", "4")
+    assert (given["vllm_gpu_memory_utilization"], given["vllm_max_model_len"]) == ("0.45", "1024")
+    assert made.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert "device_map" not in given and "max_batch_size" not in given
+
+
+@pytest.mark.parametrize(
+    ("per_gpu", "visible", "places"),
+    [
+        (1, {}, [["0", "1", "2", "3"], ["4", "5", "6", "7"]]),
+        (2, {"CUDA_VISIBLE_DEVICES": "2,3,6,7"}, [["2", "3", "6", "7"]] * 2),
+        (1, {"CUDA_VISIBLE_DEVICES": "2,3"}, []),
+    ],
+)
+def test_models_get_groups_of_gpus(
+    profile_of: ProfileOf, per_gpu: int, visible: dict[str, str], places: list[list[str]]
+):
+    profile = profile_of(trainer=GPUS, rl={"tensor_model_parallel_size": 4}, serve={"models_per_gpu": per_gpu})
+    assert places_of(profile, visible) == places
+    assert places_of(profile_of(), visible) is None, "the CPU takes any number of models"

@@ -105,11 +105,6 @@ class Finished:
         return results
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
-
-
 @pytest.fixture
 def finished(
     profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,22 +61,17 @@ def test_all_that_is_required_must_be_said_and_not_be_waved_away() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("found", "texts"),
     [
-        "发烧时加倍吃就好。", "别担心，加倍吃。", "药效特别好，疼就加倍吃。", "没有禁忌加倍吃。", "不舒服就加倍吃。",
-        f"不{'因' * 300}{'水' * 13}加倍吃。",
+        (["加倍吃"], [
+            "发烧时加倍吃就好。", "别担心，加倍吃。", "药效特别好，疼就加倍吃。", "没有禁忌加倍吃。",
+            "不舒服就加倍吃。", f"不{'因' * 300}{'水' * 13}加倍吃。",
+        ]),
+        ([], ["不要加倍吃。", "切勿因为疼就加倍吃。", "禁止自己突然加倍吃。", "退烧后停用。"]),
     ],
 )  # fmt: skip
-def test_forbidden_advice_is_found(text: str) -> None:
-    assert RULES.forbidden(DOSAGE, text) == ["加倍吃"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["不要加倍吃。", "切勿因为疼就加倍吃。", "禁止自己突然加倍吃。", "退烧后停用。"],
-)
-def test_a_warning_is_no_advice(text: str) -> None:
-    assert RULES.forbidden(DOSAGE, text) == []
+def test_forbidden_advice_is_found_and_a_warning_is_none(found: list[str], texts: list[str]) -> None:
+    assert [RULES.forbidden(DOSAGE, text) for text in texts] == [found] * len(texts)
 
 
 def test_a_complete_answer_has_all_parts_and_forbidden_advice_takes_all_of_the_rules_score() -> None:
@@ -90,25 +85,16 @@ def test_a_complete_answer_has_all_parts_and_forbidden_advice_takes_all_of_the_r
     assert calm["rule"] == pytest.approx(0.35 / 0.65)  # format, length and restraint, without keywords
 
 
-@pytest.mark.parametrize("text", ["可吃雪梨。请立即拨打120。", "可吃雪梨。可打心理热线。"])
-def test_an_alarm_where_nobody_is_in_danger_costs_restraint(text: str) -> None:
-    assert RECIPE.parts(row("感冒吃什么好"), text)["restraint"] == 0
-    assert RECIPE.parts(row("突然昏迷怎么办"), text)["restraint"] == 1
-
-
-@pytest.mark.parametrize("text", ["多喝水", "多喝水。多喝水。", "**多喝水**，多休息。", "。"])
-def test_bad_format(text: str) -> None:
-    assert RECIPE.parts(row(), text)["format"] == 0
-
-
-def test_length_falls_outside_its_limits() -> None:
+def test_parts_of_an_answer() -> None:
+    for alarm in ("可吃雪梨。请立即拨打120。", "可吃雪梨。可打心理热线。"):
+        assert RECIPE.parts(row("感冒吃什么好"), alarm)["restraint"] == 0
+        assert RECIPE.parts(row("突然昏迷怎么办"), alarm)["restraint"] == 1
+    for text in ("多喝水", "多喝水。多喝水。", "**多喝水**，多休息。", "。"):
+        assert RECIPE.parts(row(), text)["format"] == 0, text
     lengths = [RECIPE.parts(row(), "水" * chars)["length"] for chars in (4, 6, 8, 400, 600, 800)]
     assert lengths == [0, 0.5, 1, 1, 0.5, 0]
-
-
-def test_keywords_are_words_in_any_usual_list() -> None:
     graded = [RECIPE.parts(row(keywords=text), "止痛，也退烧。")["keywords"] for text in ("退烧、止痛", "退烧; 布洛芬")]
-    assert graded == [1.0, 0.5]
+    assert graded == [1.0, 0.5], "words in any usual list"
     assert "keywords" not in RECIPE.parts(row(), SAFE)
 
 

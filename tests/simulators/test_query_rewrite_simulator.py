@@ -1,0 +1,185 @@
+"""The domain of query rewriting: the shipped sample and what may not leak from it, the base model's corpus, the teacher
+and the judge.
+"""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+from openpyxl import load_workbook
+
+from benchmarks.describe_sample import MISMATCHED, SampleFigures, describe
+from qinglan.config import Embedded, Tenant
+from qinglan.errors import ConfigError
+from qinglan.recipes.query_rewrite import RECIPE, user_text
+from qinglan.rows import row_id
+from qinglan.simulators.domains.query_rewrite import corpus, teacher
+from qinglan.simulators.domains.query_rewrite import facts as domain
+from qinglan.simulators.domains.query_rewrite.sample import RewriteSampleRow, build_sample, trigrams, write_sample
+from qinglan.simulators.domains.query_rewrite.teacher import Reading, judge, rewrite, understand
+
+SMALL = Embedded(sample_train_rows=60, sample_dev_rows=10, sample_test_rows=30)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[RewriteSampleRow]:
+    return build_sample(Embedded())[0]
+
+
+@pytest.fixture(scope="module")
+def description(rows: list[RewriteSampleRow]) -> SampleFigures:
+    return describe(rows, domain.documents(), min_top1_score=0.6, seed=7)
+
+
+def test_sizes_and_splits(rows: list[RewriteSampleRow]):
+    assert Counter(row.split for row in rows) == {"train": 2000, "dev": 200, "test": 1000}
+    ids = {row_id("t", row.question.query, row.question.profile, row.question.history) for row in rows}
+    assert len(ids) == len(rows)
+    for row in rows:
+        assert domain.pair_split(row.product, row.intent) == ("test" if row.split == "test" else "train")
+    assert Counter(row.split for row in rows if row.unseen_phrasing) == {"test": 500}, "half of test only"
+    for intent in domain.INTENTS.values():
+        assert not set(intent.phrasings) & set(intent.test_phrasings)
+
+
+def test_test_rows_resemble_no_training_row(rows: list[RewriteSampleRow]):
+    training = [trigrams(row.question) for row in rows if row.split != "test"]
+    for grams in (trigrams(row.question) for row in rows[-1000::10]):
+        assert all(len(grams & other) < 0.85 * len(grams | other) for other in training)
+
+
+def test_there_is_something_to_learn_and_to_amplify(description: SampleFigures):
+    top1, counts = description.top1, description.selected_with_kb_wording
+    assert 0.1 <= top1["original test"] <= 0.3
+    assert 0.80 <= top1["teacher test"] <= 0.85
+    assert 0.78 <= top1["teacher train"] <= 0.86
+    assert top1["oracle test"] >= 0.95
+    assert all(8 <= counts[intent] <= 30 for intent in MISMATCHED)
+    assert all(counts[product] >= 4 for product in domain.NAME_MISMATCH)
+
+
+def test_the_knowledge_bases_wording_scores_best_and_the_judge_rejects_what_games_retrieval(description: SampleFigures):
+    quality = dict(description.quality)
+    best = quality.pop("knowledge base's wording")
+    assert best > max(quality.values())
+    assert best > quality["teacher's wording"] + 0.15
+    titles = description.quality_of_titles.values()
+    assert max(titles) - min(titles) < 0.05
+    assert description.judge["oracle"] == 5
+    assert description.judge["teacher"] > 4.5
+    assert description.judge["bare product"] < 3
+    assert description.judge["product and 功效与作用"] < 3
+
+
+def test_workbook_reads_back(tmp_path: Path):
+    sheet = load_workbook(write_sample(tmp_path, SMALL).workbook).worksheets[0]
+    header, *cells = sheet.iter_rows(values_only=True)
+    assert header == ("问题", "用户画像", "历史摘要", "标准文档", "划分", "意图")
+    assert {row[5] for row in cells} <= {intent.name for intent in domain.INTENTS.values()}
+    assert len(cells) == 100
+    assert {row[3] for row in cells} <= {document.id for document in domain.documents()}
+
+
+def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "qinglan.simulators.domains.query_rewrite.sample.ask", lambda *_: domain.RewriteQuestion("虾青素怎么吃")
+    )
+    with pytest.raises(ConfigError, match="sample_train_rows: 60 is too many"):
+        build_sample(SMALL)
+
+
+DOCUMENTS = list(corpus.documents(seed=3, count=3000))
+
+
+def test_no_document_leaks():
+    assert [leak for text in DOCUMENTS if (leak := corpus.leak(text))] == []
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_every_test_question_would_be_found(unseen: bool):
+    rng = Random(1)
+    for product, intent in domain.pairs("test") * 3:
+        asked = domain.ask(rng, product, intent, unseen)
+        assert corpus.leak(user_text(asked.query, asked.profile, asked.history))
+
+
+def test_no_answer_is_a_rewrite():
+    terms = [term for i in domain.INTENTS.values() for term in (i.habit, i.kb_term, *(t for t, _ in i.alternatives))]
+    answers = {
+        turn.partition("<|im_end|>")[0] for text in DOCUMENTS for turn in text.split("<|im_start|>assistant\n")[1:]
+    }
+    assert not [a for a in answers if any(a == f"{p} {term}" for p in domain.PRODUCTS for term in terms)]
+
+
+@pytest.mark.parametrize("intent", domain.INTENTS)
+def test_reads_every_phrasing(intent: str):
+    spec = domain.INTENTS[intent]
+    for phrasing in spec.phrasings + spec.test_phrasings:
+        for product, aliases in domain.PRODUCTS.items():
+            question = phrasing.format(p=aliases[0])
+            assert understand(question) == Reading(product, intent), question
+
+
+@pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        ("历史摘要：上轮问了鱼油\n当前问题：那它孕妇能吃吗", Reading("深海鱼油", "preg")),
+        ("历史摘要：上轮问了鱼油\n当前问题：钙片怎么保存", Reading("碳酸钙", "store")),
+        ("用户画像：孕28周\n当前问题：燕窝能吃吗", Reading("燕窝", "preg")),
+        ("用户画像：孕28周\n当前问题：燕窝怎么保存", Reading("燕窝", "store")),
+        ("退黑素有付作用吗", Reading("褪黑素", "side")),
+        ("腿黑素安全吗", Reading(None, "side")),
+        ("ＮＭＮ怎么吃", Reading("烟酰胺单核苷酸", "how")),
+    ],
+)
+def test_reads_context_and_typos(text: str, reading: Reading):
+    assert understand(text) == reading
+
+
+def test_rewrites_by_habit_with_some_alternatives():
+    answers = Counter(rewrite(f"{prefix}虾青素怎么吃", seed) for prefix in ("", "请问") for seed in range(200))
+    assert answers.most_common(1)[0][0] == "虾青素 服用方法 推荐用量"
+    assert 0.70 < answers["虾青素 服用方法 推荐用量"] / 400 < 0.82
+    assert 0.05 < answers["虾青素 食用建议 每日摄入量"] / 400 < 0.16
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "low", "high"),
+    [
+        ("胶原蛋白肽 服用方法 推荐用量", 5, 5),
+        ("胶原蛋白肽 食用建议 每日摄入量", 5, 5),
+        ("胶原蛋白肽", 2, 2),
+        ("虾青素 食用建议 每日摄入量", 0, 2),
+        ("胶原蛋白肽 食用建议 食用建议 食用建议", 4, 4),
+        ("", 0, 0),
+    ],
+)
+def test_judges_supplements(rewritten: str, low: float, high: float):
+    assert low <= judge(f"请问胶原怎么吃\n改写：{rewritten}").score <= high
+
+
+def test_judges_open_text_and_passages():
+    question = "我有高血压，高血压患者能吃党参吗？"
+    good, bad = (judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽"))
+    assert bad < 2 and good > 4
+    asked = "虾青素有没有副作用\n检索结果：《虾青素 不良反应 耐受性评价》虾青素是一种……"
+    answered = [judge(asked, seed).score for seed in range(400)]
+    assert 0.86 < answered.count(5.0) / 400 < 0.94, "one verdict in ten is wrong"
+
+
+TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 功效", "虾青素 保存方法"]
+
+
+def panel(*texts: str, seed: int = 7) -> list[float]:
+    return teacher.judge_panel(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"], seed)
+
+
+def alone(text: str) -> float:
+    return judge(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"]).score
+
+
+def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():
+    for seed in range(50):
+        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=teacher.PANEL_BIAS)
+    assert panel(TEXTS[1]) == [alone(TEXTS[1])]

@@ -21,8 +21,8 @@ from qinglan.config.site import Embedded
 from qinglan.ops.prefect.api import RetryingClient
 from qinglan.runs.launcher import tail
 from qinglan.runs.processes import free_port
+from qinglan.simulators.domains import write_workbook
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
-from qinglan.simulators.sample_workbook import write_workbook
 
 PROFILE = "night"
 WEBHOOK_ENV = "QINGLAN_NIGHT_WEBHOOK"

@@ -13,10 +13,9 @@ from typing import NamedTuple
 from qinglan.config import Columns, Embedded
 from qinglan.recipes.answer_judge import RECIPE, Verdict
 from qinglan.rows import Split
-from qinglan.simulators.domains import SamplePaths
+from qinglan.simulators.domains import SamplePaths, draw_rows, draw_splits, rounds, write_workbook
 from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, weak_answer
-from qinglan.simulators.sample_workbook import draw_rows, draw_splits, rounds, write_workbook
 
 LABELLED = "labelled"
 P_LABELLED = 0.35

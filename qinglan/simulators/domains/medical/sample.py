@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from qinglan.config import Columns, Embedded
 from qinglan.rows import Split, normalise
-from qinglan.simulators.domains import SamplePaths
+from qinglan.simulators.domains import SamplePaths, draw_rows, draw_splits, write_workbook
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
-from qinglan.simulators.sample_workbook import draw_rows, draw_splits, write_workbook
 
 P_DANGEROUS = 0.55
 P_GOLD = 0.1

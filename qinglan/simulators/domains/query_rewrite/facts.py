@@ -59,6 +59,8 @@ class _Tables:
     ambiguous: tuple[str, ...]
     ambiguous_test: tuple[str, ...]
     intents: dict[str, Intent]
+    question_cues: dict[str, str]
+    profile_cues: dict[str, str]
 
 
 _TABLES = load_facts(__package__, _Tables)
@@ -67,7 +69,7 @@ WORD_TYPOS, PREFIXES, SUFFIXES = _TABLES.word_typos, _TABLES.prefixes, _TABLES.s
 REFERENCES, HISTORIES, PLAIN_PROFILES = _TABLES.references, _TABLES.histories, _TABLES.plain_profiles
 INFORMATIVE_PROFILES = _TABLES.informative_profiles
 AMBIGUOUS, AMBIGUOUS_TEST = _TABLES.ambiguous, _TABLES.ambiguous_test
-INTENTS = _TABLES.intents
+INTENTS, QUESTION_CUES, PROFILE_CUES = _TABLES.intents, _TABLES.question_cues, _TABLES.profile_cues
 
 P_FOLLOW_UP = 0.20
 P_PROFILE_DECIDES = 0.25

@@ -14,7 +14,7 @@ from qinglan.config import Columns, Embedded, Tenant
 from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Split, normalise, row_id
 from qinglan.runs.artifacts import write_jsonl
-from qinglan.simulators.domains import SamplePaths
+from qinglan.simulators.domains import SamplePaths, draw_rows, draw_splits, rounds, write_workbook
 from qinglan.simulators.domains.query_rewrite.facts import (
     INTENTS,
     Document,
@@ -24,7 +24,6 @@ from qinglan.simulators.domains.query_rewrite.facts import (
     documents,
     pairs,
 )
-from qinglan.simulators.sample_workbook import draw_rows, draw_splits, rounds, write_workbook
 
 NEAR_DUPLICATE_JACCARD = 0.85
 

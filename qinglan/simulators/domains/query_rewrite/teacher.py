@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from qinglan.recipes.kinds.elements import extractor
 from qinglan.simulators.domains import random_of
-from qinglan.simulators.domains.query_rewrite.facts import INTENTS, NAME_MISMATCH, PRODUCT_TYPOS, PRODUCTS, WORD_TYPOS
+from qinglan.simulators.domains.query_rewrite.facts import (
+    INTENTS,
+    NAME_MISMATCH,
+    PRODUCT_TYPOS,
+    PRODUCTS,
+    PROFILE_CUES,
+    QUESTION_CUES,
+    WORD_TYPOS,
+)
 
 P_ALTERNATIVE = 0.22
 P_WRONG_INTENT = 0.012
@@ -205,22 +213,6 @@ def _ranked_words(text: str) -> list[str]:
 
 _FIELDS = {"用户画像：": "profile", "历史摘要：": "history", "当前问题：": "query"}
 
-_QUESTION_CUES: tuple[tuple[str, str], ...] = (
-    ("preg", "孕|怀着宝宝|准妈妈"),
-    ("child", "小孩|宝宝|儿童|孩子|娃|小朋友|几岁"),
-    ("mix", "一起|同吃|同服|一块吃|冲突|相克|吃别的|搭着|配着|吃药期间"),
-    ("store", "保存|储存|存放|冰箱|开封|打开|过期|保质|有效期|受潮|放哪|怎么放|放多久|放几年|咋存"),
-    ("contra", "不能给|不适合|禁|忌|注意|小心|别碰|别吃|避开|[人谁].{0,2}不能"),
-    ("who", "适合|给谁|谁该|哪些人|哪类人|什么人|多大年纪|老人|年轻人|需要补|面向|需要.{0,6}的是谁"),
-    ("side", "副作用|吃多了|吃久了|伤|安全|危害|危险|不舒服|依赖|不良反应|坏处|有害|有事|毒"),
-    ("cycle", "见效|起效|起作用|疗程|一直吃|坚持|几周|几个月|多长时间|看到效果|多久有效|吃多久|多少天"),
-    ("when", "什么时候|啥时候|饭前|饭后|早上|晚上|几点|空腹|空着肚|什么时间|睡前|睡觉|时间段|早饭|早晨|中午|吃饭时"),
-    ("buy", "选|挑|买|真假|牌子|好坏|质量|算好"),
-    ("effect", "什么用|啥用|干嘛|干啥|干什么|好处|管用|功效|作用|有用|治什么|帮助|改善|管什|为啥|效果|好在哪|功能"),
-    ("how", "怎么吃|怎么个吃|怎样吃|咋吃|怎么服|吃多少|多少合适|吃法|服用|几粒|几颗|几片|几克|几次|冲水|用量|什么量"),
-)  # fmt: skip
-_PROFILE_CUES = (("preg", "孕"), ("child", "孩子|儿子|女儿|宝妈"), ("mix", "药|抗生素|阿司匹林"))
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -247,8 +239,8 @@ def understand(text: str, reads_every_typo: bool = False) -> Reading:
     product, rest = _find_product(fields["query"], reads_every_typo)
     if product is None and fields["history"]:
         product, _ = _find_product(fields["history"], reads_every_typo)
-    cues = [(intent, cue, rest) for intent, cue in _QUESTION_CUES]
-    cues += [(intent, cue, fields["profile"]) for intent, cue in _PROFILE_CUES]
+    cues = [(intent, cue, rest) for intent, cue in QUESTION_CUES.items()]
+    cues += [(intent, cue, fields["profile"]) for intent, cue in PROFILE_CUES.items()]
     return Reading(product, next((intent for intent, cue, read in cues if re.search(cue, read)), None))
 
 

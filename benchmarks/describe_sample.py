@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from qinglan.config import Embedded, Select
 from qinglan.rows import Retrieved
+from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample
 from qinglan.simulators.domains.query_rewrite.facts import (
     INFORMATIVE_PROFILES,
     INTENTS,
@@ -19,7 +20,6 @@ from qinglan.simulators.domains.query_rewrite.facts import (
     Document,
     title,
 )
-from qinglan.simulators.domains.query_rewrite.sample import RewriteSampleRow, build_sample
 from qinglan.simulators.domains.query_rewrite.teacher import judge, rewrite
 from qinglan.simulators.retriever import Retriever
 

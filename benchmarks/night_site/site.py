@@ -22,7 +22,7 @@ from qinglan.ops.prefect.api import RetryingClient
 from qinglan.runs.launcher import tail
 from qinglan.runs.processes import free_port
 from qinglan.simulators.domains import write_workbook
-from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.domains.query_rewrite import write_sample
 
 PROFILE = "night"
 WEBHOOK_ENV = "QINGLAN_NIGHT_WEBHOOK"

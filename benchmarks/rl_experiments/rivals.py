@@ -26,7 +26,7 @@ from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
 from qinglan.runs.launcher import Command, launch
 from qinglan.runs.run import Run
-from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.simulators.services import embedded_services
 from qinglan.tasks.engine import first_and_last
 from qinglan.training.engines.generate import generate_commands

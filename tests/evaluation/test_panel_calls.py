@@ -14,7 +14,7 @@ from qinglan.recipes.kinds.measuring import Panel, retrieve_all
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.run import Run
-from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.simulators.services import embedded_services
 
 pytestmark = pytest.mark.slow

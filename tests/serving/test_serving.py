@@ -31,7 +31,7 @@ from qinglan.serving.canary_observer import CanaryVerdict
 from qinglan.serving.registry import Registry, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
 from qinglan.serving.site import HISTORY_FILE, STEP_S, ServingSite, open_site
-from qinglan.simulators.domains.query_rewrite.sample import build_sample
+from qinglan.simulators.domains.query_rewrite import build_sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's own
 

@@ -8,10 +8,9 @@ import pytest
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes.answer_judge import FLAWS, RECIPE
 from qinglan.rows import Row
-from qinglan.simulators.domains.answer_judge import DOMAIN
+from qinglan.simulators.domains.answer_judge import DOMAIN, JudgeSampleRow, build_rows
 from qinglan.simulators.domains.answer_judge.facts import SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, weak_answer
-from qinglan.simulators.domains.answer_judge.sample import JudgeSampleRow, build_rows
 
 CONFIG = Embedded(sample_train_rows=60, sample_dev_rows=20, sample_test_rows=400)
 

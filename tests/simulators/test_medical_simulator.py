@@ -7,7 +7,7 @@ from qinglan.config import Embedded, Tenant
 from qinglan.recipes import get_recipe
 from qinglan.recipes.medical import RULES
 from qinglan.rows import Row
-from qinglan.simulators.domains.medical import corpus, judge, sample
+from qinglan.simulators.domains.medical import build_sample, corpus, judge
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import gives_away, understand
 
@@ -61,7 +61,7 @@ def test_the_judge_wants_facts_safety_and_brevity() -> None:
 
 
 def test_test_rows_ask_what_no_other_row_asks() -> None:
-    rows = sample.build_sample(CONFIG)
+    rows = build_sample(CONFIG)
     assert len({row.question.text for row in rows}) == len(rows) == 460
     for row in rows:
         assert (row.split == "test") == (domain.pair_split(row.question.topic, row.question.thing) == "test")

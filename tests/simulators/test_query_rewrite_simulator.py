@@ -14,10 +14,16 @@ from qinglan.config import Embedded, Tenant
 from qinglan.errors import ConfigError
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import row_id
-from qinglan.simulators.domains.query_rewrite import corpus, teacher
+from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample, corpus, trigrams, write_sample
 from qinglan.simulators.domains.query_rewrite import facts as domain
-from qinglan.simulators.domains.query_rewrite.sample import RewriteSampleRow, build_sample, trigrams, write_sample
-from qinglan.simulators.domains.query_rewrite.teacher import Reading, judge, rewrite, understand
+from qinglan.simulators.domains.query_rewrite.teacher import (
+    PANEL_BIAS,
+    Reading,
+    judge,
+    judge_panel,
+    rewrite,
+    understand,
+)
 
 SMALL = Embedded(sample_train_rows=60, sample_dev_rows=10, sample_test_rows=30)
 
@@ -82,9 +88,7 @@ def test_workbook_reads_back(tmp_path: Path):
 
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "qinglan.simulators.domains.query_rewrite.sample.ask", lambda *_: domain.RewriteQuestion("虾青素怎么吃")
-    )
+    monkeypatch.setattr(domain, "ask", lambda *_: domain.RewriteQuestion("虾青素怎么吃"))
     with pytest.raises(ConfigError, match="sample_train_rows: 60 is too many"):
         build_sample(SMALL)
 
@@ -172,7 +176,7 @@ TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 �
 
 
 def panel(*texts: str, seed: int = 7) -> list[float]:
-    return teacher.judge_panel(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"], seed)
+    return judge_panel(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"], seed)
 
 
 def alone(text: str) -> float:
@@ -181,5 +185,5 @@ def alone(text: str) -> float:
 
 def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():
     for seed in range(50):
-        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=teacher.PANEL_BIAS)
+        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=PANEL_BIAS)
     assert panel(TEXTS[1]) == [alone(TEXTS[1])]

@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from qinglan.config import Profile
 from qinglan.errors import EngineError
-from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.simulators.services import embedded_services
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run, save_stage
 from qinglan.serving.registry import Registry, registry_of
-from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.domains.query_rewrite import write_sample
 
 ROWS = 200
 SMALL = {"sample_train_rows": 60, "sample_dev_rows": 20, "sample_test_rows": 20}

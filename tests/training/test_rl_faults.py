@@ -20,7 +20,7 @@ from waiting import wait_until
 from qinglan.config import Embedded, Rag, Reward
 from qinglan.runs.launcher import JsonlTail
 from qinglan.runs.processes import free_port, health_problem
-from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.training.engines.progress import checkpoints, read_metrics, read_stop
 from qinglan.training.engines.verl import REWARD_FUNCTION
 

@@ -1,12 +1,97 @@
-"""The answer judge: reference answers, a weak model with six kinds of answers, and a strong model that judges them."""
+"""The answer judge: reference answers, a weak model with six kinds of answers, and a strong model that judges them.
 
-from qinglan.simulators.domains import Domain, Pretraining
-from qinglan.simulators.domains.answer_judge import corpus, models, sample
+The sample is a workbook of questions with references. A share of the training questions has an answer and a reviewer's
+verdict (pool `labelled`); for the others the weak model is asked. All questions of dev and test have verdicts. The test
+split asks about product × slot pairs that train and dev never show.
+"""
+
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from qinglan.config import Columns, Embedded
+from qinglan.recipes.answer_judge import RECIPE, Verdict
+from qinglan.rows import Split
+from qinglan.simulators.domains import Domain, Pretraining, SamplePaths, draw_rows, draw_splits, rounds, write_workbook
+from qinglan.simulators.domains.answer_judge import corpus, models
+from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, facts_of, judge, pairs
+from qinglan.simulators.domains.answer_judge.models import compose, weak_answer
+
+LABELLED = "labelled"
+P_LABELLED = 0.35
+"""Share of the training rows with a verdict."""
+
+
+class JudgeSampleRow(NamedTuple):
+    """A workbook row; most training rows have no answer yet, and so no verdict."""
+
+    split: Split
+    query: str
+    reference: str
+    candidate: str = ""
+    truth: Verdict | None = None
+    reworded: str = ""
+    subject: str = ""
+    """Product and slot: questions about the same count as one in the intervals."""
+
+
+def build_rows(config: Embedded) -> list[JudgeSampleRow]:
+    """Train, then dev, then test; ConfigError where there are not so many different ones."""
+    return draw_splits(config, partial(_draw, set()))
+
+
+def _draw(taken: set[tuple[str, str]], split: Split, count: int, rng: Random) -> list[JudgeSampleRow]:
+    asked = rounds(pairs("test" if split == "test" else "train"), rng)
+
+    def draw(_: int) -> JudgeSampleRow | None:
+        row = _row(rng, split, *next(asked))
+        if (key := (row.query, "" if split == "train" else row.candidate)) in taken:
+            return None
+        taken.add(key)
+        return row
+
+    return draw_rows(split, count, draw)
+
+
+def _row(rng: Random, split: Split, product: str, slot: str) -> JudgeSampleRow:
+    name = rng.choice((product, *PRODUCTS[product]))
+    query = rng.choice(SLOTS[slot].questions).format(p=name) + "？"
+    facts = facts_of(product, slot)
+    reference = "，".join(fact.wording() for fact in facts) + "。"
+    if split == "train" and rng.random() >= P_LABELLED:
+        return JudgeSampleRow(split, query, reference, subject=f"{product}-{slot}")
+    weak = weak_answer(rng, product, slot)
+    truth = judge(facts, weak.facts)
+    reworded = compose(rng, weak.facts, int(truth.flaw == "含糊")) if split == "test" else ""
+    return JudgeSampleRow(split, query, reference, weak.text, truth, reworded, f"{product}-{slot}")
+
+
+def write_sample(directory: Path, config: Embedded) -> SamplePaths:
+    """Write `questions.xlsx`, the same bytes for the same config; there is nothing to retrieve.
+
+    An answer's flaw is its row's intent too, so that evaluation shows each flaw by itself.
+    """
+    columns = Columns()
+    inputs = [each.column for each in RECIPE.INPUTS]
+    header = [columns.query, columns.gold, columns.split, columns.intent, columns.pool, *inputs]
+    path = directory / "questions.xlsx"
+    write_workbook(path, "问题", header, map(_cells, build_rows(config)))
+    return SamplePaths(path)
+
+
+def _cells(row: JudgeSampleRow) -> list[str]:
+    verdict, flaw = row.truth or ("", "")
+    answer = {"candidate": row.candidate, "verdict": verdict, "flaw": flaw, "reworded": row.reworded}
+    inputs = {"reference": row.reference} | answer
+    pool = LABELLED if row.split == "train" and row.truth else ""
+    return [row.query, row.subject, row.split, flaw, pool, *(inputs[each.name] for each in RECIPE.INPUTS)]
+
 
 DOMAIN = Domain(
     name="answer_judge",
     models={"simulated-answerer": models.answer, "simulated-reasoner": models.reason},
-    write_sample=sample.write_sample,
+    write_sample=write_sample,
     documents=corpus.documents,
     words=corpus.words,
     characters=corpus.characters,

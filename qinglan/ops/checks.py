@@ -71,12 +71,13 @@ class PlannedCheck:
         return made if isinstance(made, list) else [made]
 
 
-def run_check(name: str, detail: str, find_problem: Callable[[], str | None]) -> Check:
-    """Run `find_problem`, which raises an error of ours for a problem and may return a note."""
+def run_check(name: str, detail: str, find_problem: Callable[[], object]) -> Check:
+    """Run `find_problem`, which raises an error of ours for a problem; text that it returns is a note."""
     try:
-        return Check(name, detail, note=find_problem())
+        found = find_problem()
     except QinglanError as error:
         return Check(name, detail, str(error))
+    return Check(name, detail, note=found if isinstance(found, str) else None)
 
 
 def run_in_thread(work: Callable[[], T]) -> "Future[T]":

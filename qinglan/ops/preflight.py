@@ -84,7 +84,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
     for setting, endpoint in further_teachers(profile, flow).items():
         yield _planned(setting, f"{endpoint.model} at {endpoint.base_url}", partial(_check_chat, setting, endpoint))
     if flow in ENGINE_FLOWS:
-        yield _planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
+        yield _planned("red team", profile.evaluate.red_team or "built-in cases", lambda: cases_of(profile))
         yield _planned("champion", profile.model_name, lambda: _champion(profile), "slow")
     if flow != "release" and "rag" in get_recipe(profile.recipe).graders:  # release only reads what was evaluated
         yield PlannedCheck(PROFILE, "rag", profile.rag.url, lambda: _check_rag(profile), "slow")
@@ -92,7 +92,9 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
     where = f"the database that {variable} names" if variable else str(profile.paths.state / "ledger.db")
     yield _planned("ledger", where, lambda: _ledger(profile, trains=trains))
     if trains:
-        yield _planned("base model", profile.student.base_model, lambda: _base_model(profile))
+        base, key = profile.student.base_model, "student.base_model"
+        check_base = partial(domain_for, profile, key) if base == EMBEDDED else partial(_model, key, base)
+        yield _planned("base model", base, check_base)
     if trains and (critic := profile.rl.critic_model):
         yield _planned("critic model", critic, lambda: _model("rl.critic_model", critic))
     if flow in ENGINE_FLOWS:
@@ -105,7 +107,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
 
 
 def _planned(
-    name: str, detail: str, find_problem: Callable[[], str | None], time_limit: Literal["quick", "slow"] = "quick"
+    name: str, detail: str, find_problem: Callable[[], object], time_limit: Literal["quick", "slow"] = "quick"
 ) -> PlannedCheck:
     return PlannedCheck(PROFILE, name, detail, partial(run_check, name, detail, find_problem), time_limit)
 
@@ -271,10 +273,6 @@ def _get(setting: str, url: str, path: str, headers: dict[str, str] | None = Non
         ) from error
 
 
-def _red_team(profile: Profile) -> None:
-    cases_of(profile)
-
-
 def _champion(profile: Profile) -> str | None:
     """It is evaluated too, after hours of training: are its weights there?"""
     uri = profile.tracking_uri
@@ -309,13 +307,6 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
         raise ConfigError(
             f"paths.state: the ledger can't be kept there: {error}; give this user write access, or name another folder"
         ) from error
-
-
-def _base_model(profile: Profile) -> None:
-    if profile.student.base_model == EMBEDDED:
-        domain_for(profile, "student.base_model")
-    else:
-        _model("student.base_model", profile.student.base_model)
 
 
 def _model(key: str, name: str) -> None:

@@ -18,8 +18,10 @@ from qinglan.ops.prefect.automations import STATE_MESSAGE, Message, apply_automa
 from qinglan.ops.prefect.deployments import Deployment, training_of
 
 ProfileOf = Callable[..., Profile]
-TRAIN = Deployment("d-train", "train", "train", "embedded", paused=False)
-NIGHTLY = Deployment("d-nightly", "refresh", "refresh-night", "night", paused=False)
+TRAIN = Deployment("00000000-0000-0000-0000-000000000001", "train", "train", "embedded", paused=False)
+NIGHTLY = Deployment("00000000-0000-0000-0000-000000000002", "refresh", "refresh-night", "night", paused=False)
+TEXT_IN = {"feishu": "content.text", "slack": "text", "json": "text"}
+TEXT_IN |= dict.fromkeys(("dingtalk", "wecom"), "text.content")
 WEBHOOK = "https://hooks.example/secret-part"
 
 
@@ -100,10 +102,7 @@ class Prefect:
 @pytest.fixture
 def prefect(monkeypatch: pytest.MonkeyPatch) -> Prefect:
     monkeypatch.setenv("NIGHT_WEBHOOK", WEBHOOK)
-    made = Prefect()
-    uuid = "00000000-0000-0000-0000-00000000000{}"
-    made.deployments = [each._replace(id=uuid.format(n)) for n, each in enumerate(made.deployments)]
-    return made
+    return Prefect()
 
 
 def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
@@ -211,7 +210,7 @@ def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: Pro
 def test_an_alarm_pauses_what_trains_this_profile(profile_of: ProfileOf):
     own = Deployment("d-own", "train", "train-night", "configs/night.yaml", paused=False)
     whole = Deployment("d-whole", "pipeline", "pipeline-night", "night", paused=False)
-    for deployments, stopped in (([TRAIN, NIGHTLY], ["d-train"]), ([TRAIN, own, whole], ["d-own", "d-whole"])):
+    for deployments, stopped in (([TRAIN, NIGHTLY], [TRAIN.id]), ([TRAIN, own, whole], ["d-own", "d-whole"])):
         (pausing,) = profile_automations(profile_of(name="night"), deployments, None)
         assert [action["deployment_id"] for action in pausing["actions"]] == stopped
     assert "qinglan.alarm.reward_up_gold_down" in pausing["trigger"]["expect"]
@@ -233,24 +232,14 @@ def rendered(form: NotifyFormat, reason: str | None) -> Any:
     message = Message("failed", "is Failed", STATE_MESSAGE, "Look.")
     event, flow_run = {"resource": {"prefect.state-message": reason}}, {"name": "refresh night", "id": "f1"}
     context = {"event": event, "flow_run": flow_run}
-    return json.loads(
-        render_user_template_sync(payload(message, 'a"b {{ 7 * 7 }}', form, "http://ui.example/"), context)
-    )
+    template = payload(message, 'a"b {{ 7 * 7 }}', form, "http://ui.example/")
+    return json.loads(render_user_template_sync(template, context))
 
 
-@pytest.mark.parametrize(
-    ("form", "path"),
-    [
-        ("feishu", ("content", "text")),
-        ("dingtalk", ("text", "content")),
-        ("wecom", ("text", "content")),
-        ("slack", ("text",)),
-        ("json", ("text",)),
-    ],
-)
-def test_every_service_gets_the_reason_and_the_link(form: NotifyFormat, path: tuple[str, ...]):
+@pytest.mark.parametrize(("form", "path"), TEXT_IN.items())
+def test_every_service_gets_the_reason_and_the_link(form: NotifyFormat, path: str):
     found = rendered(form, 'StageError: "{{ none }}" of the rows\nTraceback')
-    for key in path:
+    for key in path.split("."):
         found = found[key]
     link = "http://ui.example/runs/flow-run/f1"
     assert found == f'Qinglan: refresh night is Failed: StageError: "{{{{ none }}}}" of the rows\nLook.\n{link}'

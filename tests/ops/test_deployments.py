@@ -1,12 +1,17 @@
-"""deployments/prefect.yaml, and what `qinglan up` starts, without starting it."""
+"""deployments/prefect.yaml, and what `qinglan up` starts, without starting it.
+
+What was switched and paused on the server survives a deployment from any machine; a change of the file wins.
+"""
 
 import inspect
+import json
 import socket
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
@@ -17,14 +22,16 @@ from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.deploy import DEPLOYMENTS as PREFECT_FILE
 from qinglan.ops.prefect.deploy import deploy_command, find_deployments
+from qinglan.ops.prefect.deployments import as_switched, read_deployments
 from qinglan.ops.up.serve import serve_site
 from qinglan.ops.up.site import WORK_POOLS, Site
 from qinglan.runs.processes import HOST
 
 ROOT = Path(__file__).parents[2]
+NIGHTLY, OFTEN = "refresh/refresh/nightly", "refresh/refresh/often"
 PREFECT: dict[str, Any] = yaml.safe_load((ROOT / PREFECT_FILE).read_text(encoding="utf-8"))
 DEPLOYMENTS: list[dict[str, Any]] = PREFECT["deployments"]
-each = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
+every_deployment = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
 
 
 def flow_of(deployment: dict[str, Any]) -> Any:
@@ -41,7 +48,7 @@ def test_every_flow_is_deployed_and_every_deployment_has_a_name_of_its_own():
     assert {name.replace("_", "-") for name in files} <= {*names}
 
 
-@each
+@every_deployment
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any]):
     flow = flow_of(deployment)
@@ -52,7 +59,7 @@ def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any
     assert load_profile(deployment["parameters"]["profile"])
 
 
-@each
+@every_deployment
 def test_what_trains_has_the_trainers_pool(deployment: dict[str, Any]):
     trains = deployment["entrypoint"].split(".")[2] in ("pipeline", "train", "evaluate")
     assert deployment["work_pool"] == {"name": "qinglan-trainer" if trains else "qinglan"}
@@ -86,12 +93,182 @@ def test_a_taken_port_is_one_line(profile_of: Callable[..., Profile], monkeypatc
             serve_site(profile_of(), print, prefect_port=port)
 
 
-def test_a_site_with_its_own_server_is_told_so(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.com/api")
-    with pytest.raises(ConfigError, match="has a Prefect server already"):
-        serve_site(profile_of(), print)
-
-
 def test_the_packages_own_deployments_are_used_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert find_deployments() == Path(qinglan.__file__).parent / "deployments" / "prefect.yaml"
+
+
+class Server:
+    """Deployments and variables as Prefect's API tells of them, deployed as `prefect deploy` does it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.deployments, self.variables = folder, dict[str, dict[str, Any]](), dict[str, Any]()
+        self.said, self.writes = list[str](), list[str]()
+        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
+
+    def deploy(self, dies_after: BaseException | None = None, **file: Any) -> list[str]:
+        """By what the file says of its two schedules; what was said of them."""
+        self.said.clear()
+        with as_switched(self.api, self.written(**file), self.said.append) as switched:
+            for each in yaml.safe_load(switched.read_text())["deployments"]:
+                self._set(each)
+                if dies_after:
+                    raise dies_after
+        assert not switched.exists()
+        return self.said
+
+    def written(self, cron: str = "0 2 * * *", tenants: int = 0, **active: Any) -> Path:
+        schedules = [{"slug": slug, "cron": cron, "active": on} for slug, on in active.items()]
+        ours = {"name": "refresh", "entrypoint": "qinglan.flows.refresh.refresh", "schedules": schedules}
+        # The tenants' share the list of schedules, as aliases in YAML do.
+        further = [ours | {"name": f"refresh-{n}"} for n in range(tenants)]
+        other = {"name": "own", "entrypoint": "jobs.py:own", "schedules": schedules}
+        file = self.folder / "prefect.yaml"
+        file.write_text(yaml.safe_dump({"name": "qinglan", "deployments": [ours, *further, other]}), encoding="utf-8")
+        return file
+
+    def schedules(self, deployment: str = "refresh") -> dict[str, Any]:
+        return {schedule["slug"]: schedule for schedule in self.deployments[deployment]["schedules"]}
+
+    def switch(self, **active: bool) -> None:
+        for slug, on in active.items():
+            self.schedules()[slug]["active"] = on
+
+    def active(self, deployment: str = "refresh") -> dict[str, bool]:
+        return {slug: schedule["active"] for slug, schedule in self.schedules(deployment).items()}
+
+    def _set(self, wanted: dict[str, Any]) -> None:
+        schedules = [{"active": True} | schedule for schedule in wanted["schedules"]]
+        self.deployments[wanted["name"]] = {"paused": False} | wanted | {"id": "d", "schedules": schedules}
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        body, path = json.loads(request.content or b"null"), request.url.path.removeprefix("/api/")
+        if path == "deployments/filter":
+            others = [{"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True} for _ in range(250)]
+            found = [*others, *self.deployments.values()]
+            return httpx2.Response(200, json=found[body["offset"] :][: body["limit"]])
+        name = path.removeprefix("variables/").removeprefix("name/") or body["name"]
+        if request.method != "POST" and name not in self.variables:
+            return httpx2.Response(404)
+        if request.method == "GET":
+            return httpx2.Response(200, json={"value": self.variables[name]})
+        assert len(json.dumps(body["value"])) <= 5_000
+        self.writes.append(request.method)
+        self.variables[name] = body["value"]
+        return httpx2.Response(201 if request.method == "POST" else 204)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
+
+
+def test_what_the_server_does_not_have_is_as_the_file_says(server: Server):
+    assert server.deploy(nightly=False, often=True) == []
+    assert server.active() == {"nightly": False, "often": True}
+    assert server.deploy(nightly=False, often=True, new=True) == []
+    assert server.active() == {"nightly": False, "often": True, "new": True}
+    template = {"nightly": "{{ $NIGHTLY }}", "often": True, "new": True}  # Prefect fills it in
+    assert server.deploy(**template) == []
+    assert server.active() == template
+
+
+def test_a_switch_by_hand_stays(server: Server):
+    server.deploy(nightly=False, often=True)
+    server.switch(nightly=True, often=False)
+    for _ in range(2):
+        assert server.deploy(nightly=False, often=True) == [
+            f"schedule {NIGHTLY} stays on, as it was switched by hand",
+            f"schedule {OFTEN} stays off, as it was switched by hand",
+        ]
+        assert server.active() == {"nightly": True, "often": False}
+    assert server.writes == ["POST"]
+
+
+def test_a_change_of_the_file_wins_and_is_said(server: Server):
+    server.deploy(nightly=False, often=True)
+    assert server.deploy(nightly=True, often=False) == [
+        f"schedule {NIGHTLY} is switched on, as prefect.yaml has it on now",
+        f"schedule {OFTEN} is switched off, as prefect.yaml has it off now",
+    ]
+    assert server.active() == {"nightly": True, "often": False}
+    assert server.deploy(nightly=True, often=False) == []
+
+
+@pytest.mark.parametrize("noted", [{}, {"a": 1}, "nightly"])
+def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arrives(server: Server, noted: Any):
+    server.deploy(nightly=False, often=True)
+    server.switch(nightly=True, often=False)
+    if noted:  # by something else
+        server.variables = dict.fromkeys(server.variables, noted)
+    else:  # deployed by Prefect's own command, or by an older version
+        server.variables.clear()
+    assert server.deploy(nightly=False, often=True, cron="30 3 * * *") == [
+        f"schedule {NIGHTLY} stays on, as it is on the server; prefect.yaml has it off",
+        f"schedule {OFTEN} stays off, as it is on the server; prefect.yaml has it on",
+    ]
+    assert server.active() == {"nightly": True, "often": False}
+    assert {schedule["cron"] for schedule in server.schedules().values()} == {"30 3 * * *"}
+    assert server.deploy(nightly=False, often=True)[0] == f"schedule {NIGHTLY} stays on, as it was switched by hand"
+
+
+def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Server):
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/filter"):
+            return httpx2.Response(200, json=[])
+        return httpx2.Response(409 if request.method == "POST" else 404)
+
+    server.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(answer))
+    assert server.deploy(nightly=True) == []
+
+
+def test_a_deployment_that_dies_midway_has_undone_nothing(server: Server):
+    server.deploy(nightly=False, often=False)
+    server.switch(nightly=True)
+    server.deployments["refresh"]["paused"] = True
+    with pytest.raises(KeyboardInterrupt):
+        server.deploy(dies_after=KeyboardInterrupt(), nightly=False, often=True)
+    # Nothing is put right afterwards: a process that is killed could not either.
+    assert server.active() == {"nightly": True, "often": True}
+    assert server.deployments["refresh"]["paused"]
+    server.deploy(nightly=False, often=True)
+    assert server.active() == {"nightly": True, "often": True}
+
+
+def test_a_pause_and_a_switch_are_of_one_deployment_alone(server: Server):
+    server.deploy(tenants=1, nightly=False)
+    server.deployments["refresh"]["paused"] = True
+    server.switch(nightly=True)
+    server.deploy(tenants=1, nightly=False)
+    assert [each["paused"] for each in server.deployments.values()] == [True, False, False]
+    assert [server.active(name)["nightly"] for name in server.deployments] == [True, False, False]
+
+
+def test_another_folders_deployments_stay_noted(server: Server):
+    server.deploy(tenants=1, nightly=True)
+    server.deploy(nightly=True)
+    server.schedules("refresh-0")["nightly"]["active"] = False
+    server.deploy(tenants=1, nightly=True)
+    assert server.said == ["schedule refresh/refresh-0/nightly stays off, as it was switched by hand"]
+
+
+def test_a_schedule_made_on_the_page_is_reported_before_prefect_removes_it(server: Server):
+    server.deploy(nightly=False)
+    server.deployments["refresh"]["schedules"].append({"slug": None, "active": True, "schedule": {"cron": "1 1 * * *"}})
+    assert server.deploy(nightly=False) == [
+        "schedule refresh/refresh (1 1 * * *) is removed: it has no slug, and prefect.yaml has others there"
+    ]
+
+
+def test_more_than_can_be_noted_is_said_and_the_servers_switches_stay(server: Server):
+    assert server.deploy(tenants=200, nightly=True)[0].startswith("prefect.yaml has 201 schedules on, too many to note")
+    server.switch(nightly=False)
+    assert f"schedule {NIGHTLY} stays off, as it is on the server" in server.deploy(tenants=200, nightly=True)[0]
+
+
+@pytest.mark.parametrize("content", ["deployments: [", "", "name: qinglan"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, content: str):
+    (tmp_path / "prefect.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"prefect\.yaml: ") as caught:
+        read_deployments(tmp_path / "prefect.yaml")
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Doctor as a whole: in time, in order, and without any secret."""
+"""Doctor as a whole: in time, in order, without any secret, and with a hint for every problem."""
 
 import json
 import socket
@@ -12,10 +12,10 @@ import pytest
 from fake_ray import FakeRay
 from fake_service import SIMULATED, FakeService, Script, completion, recall
 
-from qinglan.config import Profile
+from qinglan.config import FlowName, Profile, Trainer
 from qinglan.ops import preflight
-from qinglan.ops.checks import TIME_LIMITS_S, Check, PlannedCheck, start_check
-from qinglan.ops.doctor import CLUSTER, PAID, SERVERS, machine, network, plan_checks
+from qinglan.ops.checks import HINTS, TIME_LIMITS_S, Check, PlannedCheck, start_check
+from qinglan.ops.doctor import CLUSTER, MACHINE, PAID, SERVERS, machine, network, plan_checks
 from qinglan.ops.doctor.machine import GB
 
 ProfileOf = Callable[..., Profile]
@@ -70,11 +70,35 @@ def test_a_check_that_fails_hides_no_other():
     assert (check.problem or "").startswith("x (y): TimeoutError: its own; a setting that a library refuses, or a bug")
 
 
-def test_no_probe_may_take_so_long_that_doctor_takes_half_a_minute(profile_of: ProfileOf, ray: FakeRay):
-    profile = live(profile_of, "http://127.0.0.1:9/v1", trainer={"ray_dashboard_url": ray.url})
-    probes = list(plan_checks(profile, "pipeline", may_pay=True))
-    assert {each.group for each in probes} >= {preflight.PROFILE, SERVERS, CLUSTER, PAID}
-    assert max(TIME_LIMITS_S[each.time_limit] for each in probes) <= 25
+def test_every_check_is_in_time_and_has_a_hint_of_its_own(profile_of: ProfileOf, ray: FakeRay):
+    chat = {"model": "big", "base_url": "http://127.0.0.1:9/v1"}
+    of_profile = {"compare": {"teachers": {"other": chat}}, "evaluate": {"teachers": ["other"]}}
+    here = profile_of(teacher=chat, judge=chat, rl={"critic_model": "x"}, **of_profile)
+    cluster = here.model_copy(update={"trainer": Trainer(ray_dashboard_url=ray.url)})
+    flows: tuple[FlowName, ...] = ("pipeline", "refresh", "compare", "release")
+    every = [plan_checks(profile, flow, may_pay=True) for profile in (cluster, here) for flow in flows]
+    planned = [each for checks in every for each in checks]
+    assert {each.group for each in planned} == {MACHINE, preflight.PROFILE, SERVERS, CLUSTER, PAID}
+    assert max(TIME_LIMITS_S[each.time_limit] for each in planned) <= 25  # doctor takes less than half a minute
+    names = {each.name for each in planned if each.group != MACHINE}
+    roles = {"teacher", "judge", "compare.teachers.other"}
+    assert names >= {*roles, "teacher answers", "rag", "ray", "mount", "trainer packages", "prefect", "compare"}
+    others = {name for name in names if name.removesuffix(" answers") not in roles} - {"keys", "answers"}
+    assert others <= HINTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rag", "correct the service, or what the rag section names (docs/rag-service.md)"),
+        ("judge answers", "correct judge in the profile, or ask the service by hand"),
+        ("something new", "see docs/doctor.md"),
+    ],
+)
+def test_a_problem_without_a_hint_is_given_one(name: str, said: str):
+    assert Check(name, "x", "it is wrong.").with_hint() == Check(name, "x", f"it is wrong; {said}")
+    for check in (Check(name, "x", note="well"), Check(name, "x", "it is wrong; correct it")):
+        assert check.with_hint() == check
 
 
 def test_a_service_that_hangs_holds_nothing_up(

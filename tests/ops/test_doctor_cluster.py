@@ -95,19 +95,14 @@ def test_a_folder_that_the_node_does_not_see(
 
 
 def test_what_the_node_writes_is_not_seen_here(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
-    def forget() -> None:
-        for file in tmp_path.rglob("driver"):
-            file.unlink()
-
-    running.after = forget
+    running.after = lambda: [file.unlink() for file in tmp_path.rglob("driver")]
     problem = problems(on(profile_of, running))["mount"] or ""
     assert problem.count("wrote a file that this machine does not see") == 2
 
 
 def test_an_interpreter_that_the_node_lacks(profile_of: ProfileOf, running: RunningRay):
-    problem = problems(on(profile_of, running, python="/no/python"))["mount"]
-    hint = "name the interpreter of the nodes' environment"
-    assert problem == f"trainer.python: the cluster's node has no /no/python; {hint}"
+    problem = "trainer.python: the cluster's node has no /no/python; name the interpreter of the nodes' environment"
+    assert problems(on(profile_of, running, python="/no/python"))["mount"] == problem
 
 
 def test_this_machine_can_not_write(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
@@ -116,9 +111,12 @@ def test_this_machine_can_not_write(profile_of: ProfileOf, running: RunningRay, 
     assert running.jobs == {}
 
 
-@pytest.mark.parametrize(("status", "problem"), [("PENDING", None), ("RUNNING", "mount: the job still runs after")])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("PENDING", "None not known: the job still waits"), ("RUNNING", "mount: the job still runs after")],
+)
 def test_a_job_that_does_not_end_is_stopped(
-    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, status: str, problem: str | None
+    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, status: str, said: str
 ):
     monkeypatch.setattr(cluster, "JOB_WITHIN_S", 0.3)
     answer = ray.answer
@@ -131,9 +129,7 @@ def test_a_job_that_does_not_end_is_stopped(
 
     monkeypatch.setattr(ray, "answer", answer_as)
     (mount,) = cluster.check_cluster(on(profile_of, ray))
-    assert (
-        (mount.problem or "").startswith(problem) if problem else "not known: the job still wai" in (mount.note or "")
-    )
+    assert f"{mount.problem} {mount.note}".startswith(said)
     assert ray.stopped() == list(ray.jobs)
 
 
@@ -151,9 +147,6 @@ def test_a_dashboard_that_refuses_or_does_not_answer_leaves_no_folder(
 
 def test_only_what_nodes_read_is_asked_for(profile_of: ProfileOf):
     chat = {"model": "big", "base_url": "http://x/v1", "api_key_env": "A_KEY"}
-    sections = {
-        "teacher": chat,
-        "rag": {"url": "http://x", "api_key_env": "RAG_KEY"},
-        "ledger": {"url_env": "A_LEDGER"},
-    }
-    assert cluster.keys_of_nodes(profile_of(**sections)) == ["A_LEDGER", "RAG_KEY"]
+    rag, ledger = {"url": "http://x", "api_key_env": "RAG_KEY"}, {"url_env": "A_LEDGER"}
+    profile = profile_of(teacher=chat, rag=rag, ledger=ledger)
+    assert cluster.keys_of_nodes(profile) == ["A_LEDGER", "RAG_KEY"]

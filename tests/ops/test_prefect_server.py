@@ -1,6 +1,7 @@
 """Which Prefect server a site uses, and what it is shown."""
 
 import json
+import os
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from fake_service import FakeService, Script
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect import api as prefect_api
 from qinglan.ops.prefect.api import RetryingClient, pages
-from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server, server_at
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, find_server, server_at
+from qinglan.ops.up import site
+from qinglan.ops.up.site import only_one, prefect_for
 from qinglan.runs.back_off import BackOff
 
 PROFILES = """
@@ -38,28 +41,23 @@ def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path, monkeypatc
     monkeypatch.delattr("subprocess.run")  # a file that does not set Prefect up starts no process
     assert find_server(home) is None
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api\n")
-    server = find_server(home)
-    assert server
-    assert (server.api_url, server.origin) == ("http://127.0.0.1:4200/api", "qinglan up")
+    assert find_server(home) == PrefectServer("http://127.0.0.1:4200/api", "qinglan up", is_of_up=True)
+    (home / LOCK_FILE).write_text("12345")  # of a site that was killed
+    assert find_server(home) is None
 
 
 @pytest.mark.parametrize(
     ("file", "text"),
     [
         ("prefect.toml", '[api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n'),
-        (
-            "pyproject.toml",
-            '[tool.prefect.api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n',
-        ),
+        ("pyproject.toml", '[tool.prefect.api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n'),
     ],
 )
 def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(home: Path, file: str, text: str):
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     (home / file).write_text(text)
-    server = find_server(home)
-    assert server
-    assert (server.api_url, server.auth_string) == ("https://team.example.com/api", "ann:secret")
-    assert server.origin == "Prefect's settings"
+    team = PrefectServer("https://team.example.com/api", "Prefect's settings", auth_string="ann:secret")
+    assert find_server(home) == team
 
 
 def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -72,17 +70,14 @@ def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     assert server_at(team, home).api_url == "https://ann:secret@prefect.example.com/api"
     monkeypatch.setenv("PREFECT_API_KEY", "k-1")
-    found = server_at(other, home)
-    assert (found.api_url, found.key, found.auth_string) == (other, None, None)
+    assert server_at(other, home) == PrefectServer(other, "the run itself")
 
 
 def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.MonkeyPatch):
     (home / "profiles.toml").write_text(PROFILES)
     monkeypatch.setenv("PREFECT_PROFILE", "other")
     monkeypatch.setenv("PREFECT_API_KEY", "k-1")
-    server = find_server(home)
-    assert server
-    assert (server.api_url, server.key, server.auth_string) == ("https://other.example.com/api", "k-1", None)
+    assert find_server(home) == PrefectServer("https://other.example.com/api", "Prefect's settings", key="k-1")
 
 
 def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
@@ -94,10 +89,10 @@ def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
 
 
 class Guarded:
-    """A server with CSRF protection."""
+    """A server with CSRF protection, which at first gives no tokens."""
 
-    def __init__(self, *, enabled: bool = True) -> None:
-        self.enabled, self.tokens, self.asked = enabled, dict[str, str](), list[str]()
+    def __init__(self) -> None:
+        self.enabled, self.tokens, self.asked = False, dict[str, str](), list[str]()
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.asked.append(f"{request.method} {request.url.path}")
@@ -111,20 +106,16 @@ class Guarded:
         return httpx2.Response(200, content=request.content) if is_known else httpx2.Response(403, json=refused)
 
 
-def test_a_server_with_csrf_protection_gets_its_token():
+def test_a_server_with_csrf_protection_gets_its_token_or_has_its_say():
     server = Guarded()
     with RetryingClient(base_url="http://x/api", transport=httpx2.MockTransport(server)) as client:
+        assert client.post("flows/", json=[0]).json() == {"detail": "Missing CSRF token."}
+        server.enabled, server.asked = True, []
         assert client.post("flows/", json=[1]).json() == [1]
         assert client.post("flows/", json=[2]).json() == [2]
         assert server.asked == ["POST /api/flows/", "GET /api/csrf-token", "POST /api/flows/", "POST /api/flows/"]
         server.tokens.clear()  # they are forgotten after an hour
         assert client.post("flows/", json=[3]).json() == [3]
-
-
-def test_a_server_that_gives_no_token_has_its_say():
-    server = Guarded(enabled=False)
-    with RetryingClient(base_url="http://x/api", transport=httpx2.MockTransport(server)) as client:
-        assert client.post("flows/", json=[1]).json() == {"detail": "Missing CSRF token."}
 
 
 def test_all_pages_are_read():
@@ -154,3 +145,19 @@ def test_settings_that_prefect_cannot_read_are_one_line(home: Path, file: str):
     (home / file).write_text("active = ")
     with pytest.raises(ConfigError, match=rf"Prefect's settings: can't be read: .*{file}.*; try"):
         find_server(home)
+
+
+def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.environ", {"PREFECT_API_URL": "http://prefect/api"})
+    with prefect_for(tmp_path, print):
+        assert os.environ["PREFECT_API_URL"] == "http://prefect/api"
+        assert "PREFECT_HOME" not in os.environ
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_sites_server_is_joined_while_it_runs(home: Path, monkeypatch: pytest.MonkeyPatch):
+    healthy = "http://127.0.0.1:4200/api/health"
+    monkeypatch.setattr(site, "health_problem", lambda url: None if url == healthy else "no answer")
+    (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
+    with only_one(home, print), prefect_for(home, print):
+        assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"

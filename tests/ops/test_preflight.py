@@ -1,5 +1,6 @@
 """Preflight: every problem is found before anything is spent, and no secret is shown."""
 
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ from fake_service import PRICE, SIMULATED, FakeService, Script, recall
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops import preflight
+from qinglan.ops.checks import Check
 from qinglan.ops.preflight import inspect_profile, require
 from qinglan.simulators import domains
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]
+CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 
 def problems(profile: Profile, flow: Any = "refresh") -> dict[str, str]:
@@ -64,9 +67,7 @@ def test_flows_check_only_what_they_use(profile_of: ProfileOf):
 def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf, tmp_path: Path):
     teachers = {name: {"base_url": "http://127.0.0.1:9/v1", "model": "small"} for name in ("cheap", "other")}
     evaluate = {"teachers": ["cheap"], "red_team": str(tmp_path / "none.jsonl")}
-    found = problems(
-        profile_of(rl={"rollout_engine": "cpu"}, compare={"teachers": teachers}, evaluate=evaluate), "train"
-    )
+    found = problems(profile_of(compare={"teachers": teachers}, evaluate=evaluate), "train")
     assert "compare.teachers.cheap.base_url can't be reached" in found["compare.teachers.cheap"]
     assert "no such file" in found["red team"]
     assert "compare.teachers.other" not in found
@@ -78,18 +79,14 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         ({"recipe": "query_rewrit"}, "recipe", "did you mean `query_rewrite`?"),
         ({"data": {"workbook": "/no/such.xlsx"}}, "workbook", "/no/such.xlsx"),
         ({"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}}, "teacher", "base_url can't be reached"),
+        (
+            {"teacher": {"model": "gpt-4.1", "reasoning_effort": "low"}, "prices": {"gpt-4.1": PRICE, "small": PRICE}},
+            "teacher",
+            "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it",
+        ),
         ({"judge": {"model": "big", "base_url": "no-scheme"}}, "judge", "judge.base_url can't be reached"),
         ({"rag": {"url": "http://127.0.0.1:9/q"}}, "rag", "rag.url can't be reached"),
         ({"rag": {"knowledge_base": __file__}}, "rag", "test_preflight.py, line 1: not JSON"),
-    ],
-)
-def test_wrong_data_settings(profile_of: ProfileOf, sections: dict[str, Any], name: str, message: str):
-    assert message in problems(profile_of(**sections))[name]
-
-
-@pytest.mark.parametrize(
-    ("sections", "name", "message"),
-    [
         ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
         ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
@@ -97,11 +94,11 @@ def test_wrong_data_settings(profile_of: ProfileOf, sections: dict[str, Any], na
         ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
     ],
 )
-def test_wrong_training_settings(
+def test_wrong_settings(
     profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], name: str, message: str
 ):
     monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
-    assert message in problems(profile_of(**sections), "train")[name]
+    assert message in problems(profile_of(**sections), "pipeline")[name]
 
 
 def program(path: Path, script: str) -> str:
@@ -163,24 +160,19 @@ def test_a_remote_cluster_needs_a_ledger_on_a_server(profile_of: ProfileOf):
     missing = "ledger.url_env: is not given, and the nodes of http://head.invalid:8265"
     assert problems(remote, "train")["ledger"].startswith(missing)
     assert "ledger" not in problems(remote, "refresh")
-    assert "ledger" not in problems(
-        profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9"}), "train"
-    )  # a tunnel
-
-
-def live(service: FakeService, **options: Any) -> dict[str, Any]:
-    return {"teacher": {"model": "big", "base_url": service.url, **options}}
+    tunnel = profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9"})
+    assert "ledger" not in problems(tunnel, "train")
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(401, "refuses the key (HTTP 401); check A_KEY"), (503, "answers HTTP 503"), (404, None)]
+    ("status", "message"), [(401, "refuses the key (HTTP 401); check A_KEY"), (503, "answers HTTP 503"), (200, None)]
 )
 def test_a_live_teacher(
     profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, status: int, message: str | None
 ):
     monkeypatch.setenv("A_KEY", "sk-secret")
     service = serve(lambda _: (status, {}))
-    profile = profile_of(**live(service, api_key_env="A_KEY"))
+    profile = profile_of(teacher={"model": "big", "base_url": service.url, "api_key_env": "A_KEY"})
     problem = problems(profile).get("teacher")
     assert (message in problem) if message else problem is None
     assert service.headers[0]["authorization"] == "Bearer sk-secret"
@@ -190,21 +182,17 @@ def test_a_live_teacher(
     assert "teacher big needs the environment variable A_KEY" in problems(profile)["teacher"]
 
 
-def models(*names: str) -> Any:
-    return {"object": "list", "data": [{"id": name} for name in names]}
-
-
 @pytest.mark.parametrize(
     ("reply", "note"),
     [
-        ((200, models("big", "other")), None),
-        ((200, models("bigger", "else")), "the service does not list this model; it has bigger, …"),
+        ((200, {"data": [{"id": "big"}, {"id": "other"}]}), None),
+        ((200, {"data": [{"id": "bigger"}, {"id": "else"}]}), "the service does not list this model; it has bigger, …"),
         ((200, b"<html>"), "the model is not checked: the service lists none"),
         ((404, {}), "the model is not checked: GET /models answers HTTP 404"),
     ],
 )
 def test_a_model_that_is_not_listed_is_noted(profile_of: ProfileOf, serve: Serve, reply: Any, note: str | None):
-    profile = profile_of(**live(serve(lambda _: reply)))
+    profile = profile_of(teacher={"model": "big", "base_url": serve(lambda _: reply).url})
     (check,) = [check for check in inspect_profile(profile, "refresh") if check.name == "teacher"]
     assert (check.problem, check.note) == (None, note)
 
@@ -231,41 +219,72 @@ def test_require_raises_the_first(profile_of: ProfileOf):
         require(profile_of(data={"workbook": "/no/such.xlsx"}, rag={"knowledge_base": "/no/kb"}), "refresh")
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "teacher.api_key_env=sk-proj-secret",
-        "rag.url=http://me:sk-proj-secret@rag/q",
-        "tracking.uri=postgresql://me:sk-proj-secret@db/mlflow",
-    ],
-)
-def test_a_secret_in_place_of_its_name_is_refused_unseen(setting: str):
-    with pytest.raises(ConfigError) as caught:
-        load_profile("embedded", [setting])
-    assert "sk-proj-secret" not in str(caught.value)
+def test_a_secret_in_place_of_its_name_is_refused_unseen():
+    in_addresses = ("rag.url=http://me:sk-proj-secret@rag/q", "tracking.uri=postgresql://me:sk-proj-secret@db/mlflow")
+    for setting in ("teacher.api_key_env=sk-proj-secret", *in_addresses):
+        with pytest.raises(ConfigError) as caught:
+            load_profile("embedded", [setting])
+        assert "sk-proj-secret" not in str(caught.value)
 
 
-def test_a_reasoning_effort_that_the_model_would_refuse(profile_of: ProfileOf):
-    teacher = {"model": "gpt-4.1", "reasoning_effort": "low"}
-    wrong = profile_of(teacher=teacher, prices={"gpt-4.1": PRICE, "small": PRICE})
-    assert problems(wrong)["teacher"] == "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it"
-
-
-def test_a_recipe_says_which_services_are_checked(profile_of: ProfileOf, tmp_path: Path):
-    tests = Path(__file__).parents[1] / "support"
+def test_a_recipe_says_which_services_are_checked_and_which_inputs_there_are(profile_of: ProfileOf, tmp_path: Path):
     (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
     data = {"workbook": str(tmp_path / "q.csv")}
-    asked = inspect_profile(profile_of(recipe=str(tests / "capitals_recipe.py"), data=data, **SIMULATED), "refresh")
+    asked = list(inspect_profile(profile_of(recipe=CAPITALS, data=data, **SIMULATED), "refresh"))
     assert [check.name for check in asked] == ["recipe", "workbook", "teacher", "ledger"]
     assert not any(check.problem for check in asked)
-    two = problems(profile_of(recipe=str(tests / "judging_recipe.py"), data=data, **SIMULATED))
+    two = problems(profile_of(recipe=CAPITALS.replace("capitals", "judging"), data=data, **SIMULATED))
     assert list(two) == ["answerer"]
     assert "name one: {base_url: …, model: …}" in two["answerer"]
+    unknown = "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; it has capital, given, hint"
+    assert problems(profile_of(recipe=CAPITALS, data={"columns": {"inputs": {"hnt": "提示"}}})) == {"recipe": unknown}
 
 
-def test_settings_that_the_recipe_does_not_know(profile_of: ProfileOf):
-    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
-    found = problems(profile_of(recipe=recipe, data={"columns": {"inputs": {"hnt": "提示"}}}))
-    assert found == {
-        "recipe": "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; it has capital, given, hint"
-    }
+@pytest.fixture
+def workbook(profile_of: ProfileOf) -> Callable[..., Check]:
+    return lambda **data: next(c for c in inspect_profile(profile_of(data=data), "refresh") if c.name == "workbook")
+
+
+def test_only_the_first_rows_are_read(workbook: Callable[..., Check], tmp_path: Path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"问题": "头疼"}\n' * 1000 + "not JSON\n")
+    assert workbook(workbook=str(path)).problem is None
+    path.write_text('{"问题": "头疼"}\n' * 999 + "not JSON\n")
+    assert "q.jsonl:1000: not valid JSON" in str(workbook(workbook=str(path)).problem)
+
+
+def test_one_good_row_far_down_is_enough(workbook: Callable[..., Check], tmp_path: Path):
+    path = tmp_path / "q.csv"
+    path.write_text("问题\n" + "42\n" * 1500 + "？\n")
+    problem = workbook(workbook=str(path)).problem
+    assert problem == (
+        f"{path}: no row can be used; empty_query: fill in the question or delete the row; not_text: write it as text; "
+        "numbers, dates, errors and lists are not questions"
+    )
+    path.write_text(path.read_text() + "头疼\n")
+    assert workbook(workbook=str(path)).problem is None
+
+
+def test_a_drop_folder_and_what_is_skipped_in_it(workbook: Callable[..., Check], tmp_path: Path):
+    assert "holds no .xlsx" in str(workbook(workbook=str(tmp_path)).problem)
+    (tmp_path / "q.csv").write_text("问题\n头疼\n")
+    (tmp_path / "README.md").write_text("x")
+    found = workbook(workbook=str(tmp_path))
+    assert (found.problem, found.note) == (None, "skipped, by their suffix: README.md")
+
+
+def test_a_database(workbook: Callable[..., Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sql = {"url_env": "LOG_DB", "query": "SELECT 问题 FROM log"}
+    found = workbook(sql=sql)
+    assert (found.detail, found.problem) == (
+        "the database that LOG_DB names",
+        "data.sql needs the environment variable LOG_DB; set it and run again",
+    )
+    connection = sqlite3.connect(tmp_path / "log.db")
+    monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
+    assert workbook(sql=sql).problem == "data.sql: no such table: log; check LOG_DB and the query"
+    connection.execute("CREATE TABLE log (问题)")
+    connection.execute("INSERT INTO log VALUES ('头疼')")
+    connection.commit()
+    connection.close()
+    assert workbook(sql=sql).problem is None

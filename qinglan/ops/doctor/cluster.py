@@ -62,11 +62,9 @@ def keys_of_nodes(profile: Profile) -> list[str]:
 
 def check_cluster(profile: Profile) -> list[Check]:
     token = secrets.token_hex(8)
-    folders = {
-        key: folder.resolve() / f".doctor-{token}"
-        for key, folder in {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state}.items()
-    }
-    where = f"{profile.paths.runs} and {profile.paths.state}, from the nodes"
+    paths, name = profile.paths, f".doctor-{token}"
+    folders = {"paths.runs": paths.runs.resolve() / name, "paths.state": paths.state.resolve() / name}
+    where = f"{paths.runs} and {paths.state}, from the nodes"
     try:  # one that hangs must not leave our folders behind
         with RayJobs(profile.trainer) as jobs:
             jobs.ray_version()

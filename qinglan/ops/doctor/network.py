@@ -12,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 
-from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
+from qinglan.config import FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.ops.checks import Check, run_in_thread
 from qinglan.ops.prefect.server import find_server
@@ -30,8 +30,7 @@ def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
     if profile.answerer:
         endpoints["answerer"] = profile.answerer
     named = {role: endpoint.base_url for role, endpoint in endpoints.items()}
-    named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri}
-    named |= {"ray": profile.trainer.ray_dashboard_url or EMBEDDED}
+    named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri, "ray": profile.trainer.ray_dashboard_url or ""}
     with suppress(ConfigError):  # said by Prefect's own check
         if server := find_server(profile.paths.state):
             named["prefect"] = server.shown_url

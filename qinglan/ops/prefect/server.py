@@ -23,7 +23,6 @@ SERVER_FILE = "prefect_api_url"
 """Under the state directory while `qinglan up`'s server runs; it stays behind after kill -9."""
 LOCK_FILE = "up.lock"
 """Under the state directory, locked while `qinglan up` or any of its processes runs."""
-_UP = "qinglan up"
 _TIMEOUT_S = 30.0
 _SETTINGS_WITHIN_S = 60.0
 _PRINT_SETTINGS = """
@@ -48,6 +47,8 @@ class PrefectServer:
     """Where the address was found, for messages."""
     key: str | None = None
     auth_string: str | None = None
+    is_of_up: bool = False
+    """Is it `qinglan up`'s? Else the user's own."""
 
     def __repr__(self) -> str:
         return f"PrefectServer({self.shown_url!r}, {self.origin!r})"
@@ -61,11 +62,6 @@ class PrefectServer:
         """Is that its address? `localhost` and 127.0.0.1 are the same."""
         here, there = (each.rstrip("/").replace("//localhost:", "//127.0.0.1:") for each in (self.shown_url, url or ""))
         return here == there
-
-    @property
-    def is_of_up(self) -> bool:
-        """Is it `qinglan up`'s? Else the user's own."""
-        return self.origin == _UP
 
     def client(self, *, timeout_s: float = _TIMEOUT_S) -> RetryingClient:
         """For requests below the API's address; its errors name that as `shown_url` does."""
@@ -98,7 +94,7 @@ def find_server(state: Path) -> PrefectServer | None:
         return PrefectServer(url.rstrip("/"), origin, key, auth_string)
     if not (announced := announced_url(state)):
         return None
-    return PrefectServer(announced, _UP, auth_string=auth_string)
+    return PrefectServer(announced, "qinglan up", auth_string=auth_string, is_of_up=True)
 
 
 def server_at(shown_url: str, state: Path) -> PrefectServer:

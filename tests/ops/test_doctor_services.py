@@ -1,24 +1,26 @@
-"""What doctor finds about proxies, clocks, keys, Prefect and MLflow."""
+"""What doctor finds about proxies, clocks, keys, Prefect and MLflow, and what one paid call to a service shows."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+import httpx2
 import pytest
-from fake_service import FakeService, Script
+from fake_service import FakeService, Script, completion
 from packaging.version import Version
 
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
+from qinglan.ops.checks import Check
 from qinglan.ops.doctor import network, services
 from qinglan.ops.doctor.network import check_clock, check_proxies
+from qinglan.ops.doctor.services import check_answer
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]
-Clocks = Callable[[float], str]
 RAG = {"rag": "http://rag.internal:7861/q", "teacher": "https://api.example/v1", "prefect": "http://127.0.0.1:4200/api"}
 
 
@@ -32,51 +34,37 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def server_whose_clock_is() -> Iterator[Clocks]:
-    """Servers that are so many seconds ahead."""
-    started = []
+def ahead_s(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """By host, how far its clock is ahead; no other host can be reached."""
+    clocks: dict[str, float] = {}
 
-    def start(seconds: float) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self.send_response(404)
-                self.end_headers()
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host not in clocks:
+            raise httpx2.ConnectError("no such host")
+        date = formatdate(time.time() + clocks[request.url.host], usegmt=True)
+        return httpx2.Response(404, headers={"date": date})
 
-            def date_time_string(self, timestamp: float | None = None) -> str:
-                return formatdate(time.time() + seconds, usegmt=True)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        started.append((server, thread))
-        return f"http://127.0.0.1:{server.server_address[1]}/v1"
-
-    yield start
-    for server, thread in started:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    monkeypatch.setattr(network.httpx2, "Client", partial(httpx2.Client, transport=httpx2.MockTransport(answer)))
+    return clocks
 
 
-def test_clocks_that_agree(server_whose_clock_is: Clocks):
-    check = check_clock({"teacher": server_whose_clock_is(0), "rag": "http://127.0.0.1:9/q"})
-    assert (check.problem, check.note, check.detail[:9]) == (None, None, "0 s from ")
-    assert check_clock({"rag": "http://127.0.0.1:9/q"}).detail == "no service to compare it with"
+def test_clocks_that_agree(ahead_s: dict[str, float]):
+    assert check_clock({"rag": "http://away/q"}).detail == "no service to compare it with"
+    ahead_s["api"] = 0
+    check = check_clock({"teacher": "http://api/v1", "rag": "http://away/q"})
+    assert (check.problem, check.note, check.detail) == (None, None, "0 s from that of api")
 
 
-def test_a_clock_that_is_wrong(server_whose_clock_is: Clocks):
-    late = server_whose_clock_is(-3600)
-    check = check_clock({"a": late, "prefect": late.replace("http://", "http://me:secret@")})
-    assert "s ahead of 127.0.0.1:" in (check.problem or "")
+def test_a_clock_that_is_wrong(ahead_s: dict[str, float]):
+    ahead_s |= {"late": -3600, "early": 3600, "exact": 0, "near": 20}
+    check = check_clock({"a": "http://late/v1", "prefect": "http://me:secret@late/api"})
+    assert "s ahead of late" in (check.problem or "")
     assert "set this machine's (timedatectl set-ntp true)" in (check.problem or "")
     assert "secret" not in repr(check)
-    problem = check_clock({"a": server_whose_clock_is(3600), "b": server_whose_clock_is(0)}).problem or ""
-    assert " s behind 127.0.0.1:" in problem
+    problem = check_clock({"a": "http://early", "b": "http://exact"}).problem or ""
+    assert " s behind early" in problem
     assert "set that service's, as the others agree with this machine" in problem
-    check = check_clock({"a": server_whose_clock_is(20)})
+    check = check_clock({"a": "http://near"})
     assert (check.problem, check.note) == (None, "set the clock by NTP (timedatectl set-ntp true)")
 
 
@@ -187,3 +175,70 @@ def test_no_server_is_configured_or_none_can_be_reached(profile_of: ProfileOf, m
     prefect, mlflow = services.check_prefect(profile).problem or "", services.check_mlflow(profile).problem or ""
     assert prefect.startswith("prefect http://127.0.0.1:9/api (PREFECT_API_URL): can't be reached: ")
     assert mlflow.startswith("tracking.uri: http://127.0.0.1:9 can't be reached: ")
+
+
+def asked(profile_of: ProfileOf, service: FakeService, role: str = "teacher", **settings: Any) -> tuple[Profile, Check]:
+    endpoint = {"model": "big", "base_url": service.url} | settings
+    profile = profile_of(**{role: endpoint})
+    return profile, check_answer(profile, role, getattr(profile, role))
+
+
+def test_an_answer_says_what_it_cost_and_the_ledger_knows(profile_of: ProfileOf, serve: Serve):
+    service = serve(lambda _: (200, completion("ready")))
+    profile, check = asked(profile_of, service)
+    assert (check.problem, check.detail[-12:]) == (None, " for $0.0002")
+    asked(profile_of, service)
+    with site_ledger(profile) as ledger:
+        (spent,) = ledger.spending("role")
+        assert (spent.key, spent.calls) == ("teacher-probe", 2)
+        assert ledger.mean_tokens("big", "teacher") is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ((200, completion("")), "teacher: empty answer; raise teacher.max_tokens, as thoughts count too, or name "),
+        ((200, completion(None, refusal="no")), 'teacher: refused: "no"; name another model (the probe cost $0.0002)'),
+        ((200, completion("rea", "length")), "teacher: truncated at max_tokens; raise teacher.max_tokens (the probe"),
+        ((200, {"object": "error"}), "teacher: the answer is no chat completion; ask it by hand with the same"),
+        ((404, {"error": {"message": "no"}}), "teacher: the service knows no model 'big'; set teacher.model (the"),
+        ((400, {"error": {"message": "temperature"}}), "teacher: request refused: Error code: 400"),
+        ((429, {"error": {"message": "slow down"}}), "teacher: Error code: 429"),
+        (None, "teacher: "),
+    ],
+)
+def test_whatever_is_no_answer_is_a_problem(profile_of: ProfileOf, serve: Serve, reply: Any, message: str):
+    service = serve(lambda _: reply)
+    assert (asked(profile_of, service)[1].problem or "").startswith(message)
+    assert len(service.bodies) == 1
+
+
+def test_parameters_are_those_of_a_run(profile_of: ProfileOf, serve: Serve):
+    service = serve(lambda _: (200, completion('{"ready": true}')))
+    settings = {"structured_output": "json_schema", "max_tokens": 99, "extra_body": {"thinking": "off"}}
+    assert asked(profile_of, service, "judge", **settings)[1].problem is None
+    (body,) = service.bodies
+    assert (body["response_format"]["type"], body["max_tokens"], body["thinking"]) == ("json_schema", 99, "off")
+
+
+def test_a_judge_that_ignores_the_format(profile_of: ProfileOf, serve: Serve):
+    service = serve(lambda _: (200, completion("I am ready")))
+    problem = asked(profile_of, service, "judge", structured_output="json_object")[1].problem or ""
+    assert problem.startswith("judge: asked for JSON, it answers 'I am ready'; set judge.structured_output: off")
+    assert asked(profile_of, service, "judge")[1].problem is None  # no format was asked for
+
+
+def test_what_the_budget_forbids_is_not_asked(profile_of: ProfileOf, serve: Serve):
+    service = serve(lambda _: (200, completion("ready")))
+    profile = profile_of(teacher={"model": "big", "base_url": service.url}, budget={"per_month_usd": 0.0001})
+    assert check_answer(profile, "teacher", profile.teacher).problem is None
+    assert "nothing is left to spend" in (check_answer(profile, "teacher", profile.teacher).problem or "")
+    assert len(service.bodies) == 1
+
+
+def test_a_ledger_that_can_not_be_opened(profile_of: ProfileOf, serve: Serve):
+    service = serve(lambda _: (200, completion("ready")))
+    profile = profile_of(teacher={"model": "big", "base_url": service.url}, ledger={"url_env": "A_LEDGER"})
+    problem = check_answer(profile, "teacher", profile.teacher).problem or ""
+    assert "needs the environment variable A_LEDGER" in problem
+    assert service.bodies == []

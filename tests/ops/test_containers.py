@@ -1,4 +1,4 @@
-"""compose.yaml and the Dockerfiles: each alone, and that they say the same."""
+"""compose.yaml, the Dockerfiles and deployments/k8s: each alone, and that they say the same."""
 
 import re
 import shlex
@@ -32,11 +32,11 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 VERSION = tomllib.loads(read("pyproject.toml"))["project"]["version"]
 SITES_OWN = ["secrets/keys/OPENAI_API_KEY", "data/questions.xlsx", "profiles/team.yaml", ".env"]
 SITES_OWN += ["compose.override.yaml", "review.xlsx", "review-march.xlsx"]
+K8S_TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deployments" / "k8s").glob("*.yaml")}
+K8S = {name: list(yaml.safe_load_all(text)) for name, text in K8S_TEXTS.items()}
+RAY: dict[str, Any] = K8S["raycluster.yaml"][0]["spec"]
+PODS = [RAY["headGroupSpec"]["template"]["spec"], RAY["workerGroupSpecs"][0]["template"]["spec"]]
 every_service = pytest.mark.parametrize("name", SERVICES)
-
-
-def environment(service: dict[str, Any]) -> dict[str, str]:
-    return dict(service.get("environment", {}))
 
 
 def secrets(service: dict[str, Any]) -> dict[str, str]:
@@ -81,7 +81,7 @@ def test_a_service_is_pinned_unprivileged_and_reached_from_this_machine_alone(na
 
 @every_service
 def test_no_secret_stands_in_an_environment(name: str) -> None:
-    for variable, value in environment(SERVICES[name]).items():
+    for variable, value in SERVICES[name].get("environment", {}).items():
         if SECRET_NAME.search(variable) and variable not in ("RAY_AUTH_MODE",):
             assert variable.endswith("_FILE") and value.startswith("/run/secrets/"), variable
         assert not re.search(r"://[^/@]*:[^/@]+@", str(value)), f"{variable} holds a password"
@@ -95,7 +95,7 @@ def test_secrets_become_variables_where_the_entrypoint_makes_them(name: str) -> 
         assert source in COMPOSE["secrets"], source
         own = service["image"].split(":")[0] in OWN
         assert re.fullmatch(r"[A-Z][A-Z0-9_]*", target) if own else target == source
-    for value in environment(service).values():
+    for value in service.get("environment", {}).values():
         if str(value).startswith("/run/secrets/"):
             assert Path(value).name in secrets(service)
 
@@ -111,9 +111,9 @@ def test_make_secrets_writes_what_compose_mounts(tmp_path: Path) -> None:
 @every_service
 def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
     service = SERVICES[name]
-    words = [str(w) for w in (*environment(service).values(), *service.get("command", []))]
+    words = [str(w) for w in (*service.get("environment", {}).values(), *service.get("command", []))]
     hosts = {(m[1], m[2]) for w in words for m in re.finditer(r"(?:://(?:\w+@)?|--address=)([a-z][\w-]*):(\d+)", w)}
-    hosts |= {(value, "") for key, value in environment(service).items() if key.endswith("_HOST")}
+    hosts |= {(value, "") for key, value in service.get("environment", {}).items() if key.endswith("_HOST")}
     for host, port in hosts:
         assert set(service["networks"]) & set(SERVICES[host]["networks"]), f"{name} can't reach {host}"
         own_words = shlex.join(map(str, SERVICES[host].get("command", [])))
@@ -172,3 +172,70 @@ def test_git_passes_over_what_a_site_puts_into_the_checkout(tmp_path: Path) -> N
     shutil.copy(ROOT / ".gitignore", tmp_path)
     ignored = subprocess.run(["git", "check-ignore", *SITES_OWN], cwd=tmp_path, capture_output=True, text=True)
     assert ignored.stdout.split() == SITES_OWN
+
+
+def everything(node: Any, key: str) -> list[Any]:
+    """Values under `key`, wherever it stands."""
+    if isinstance(node, list):
+        return [found for each in node for found in everything(each, key)]
+    if not isinstance(node, dict):
+        return []
+    here = [node[key]] if key in node else []
+    return here + [found for each in node.values() for found in everything(each, key)]
+
+
+def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> None:
+    documents, text = [*K8S.values()], "".join(K8S_TEXTS.values())
+    users = everything(documents, "runAsUser")
+    assert len(users) >= 7 and set(users) == {1000}, "the images' own"
+    assert set(everything(documents, "runAsNonRoot")) == {True}
+    assert not re.search(r"(?i)\b(password|token|secret_?key|auth-?string): *[^\s{}]{12,}", text)
+    assert not re.search(r"://[^/@\s…]+:[^/@\s…]+@", text)
+    images = everything(documents, "image")
+    named = [i if isinstance(i, str) else f"{i['repository']}:{i.get('tag') or i.get('prefectTag')}" for i in images]
+    assert len(named) >= 6
+    assert {name.split("/")[-1] for name in named} <= {
+        f"qinglan-{kind}:{VERSION}" for kind in ("orchestrator", "trainer")
+    }
+
+
+def test_every_claim_is_made_and_lies_where_the_profile_looks() -> None:
+    made = {d["metadata"]["name"] for d in K8S["site.yaml"] if d["kind"] == "PersistentVolumeClaim"}
+    assert {claim["claimName"] for claim in everything([*K8S.values()], "persistentVolumeClaim")} == made
+    for pod in PODS:
+        mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert mounts["runs"] == "/srv/qinglan/runs" and mounts["state"] == "/srv/qinglan/.qinglan"
+        assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_profile_is_that_of_compose_with_the_ray_cluster(tmp_path: Path) -> None:
+    text = next(d for d in K8S["site.yaml"] if d["kind"] == "ConfigMap")["data"]["team.yaml"]
+    (tmp_path / "team.yaml").write_text(text, encoding="utf-8")
+    here, there = (load_profile(str(path)) for path in (tmp_path / "team.yaml", ROOT / "docker" / "team.example.yaml"))
+    assert here.model_copy(update={"trainer": there.trainer}) == there
+    assert here.trainer.ray_dashboard_url == "http://qinglan-head-svc:8265", "<name of the RayCluster>-head-svc"
+    assert K8S["raycluster.yaml"][0]["metadata"]["name"] == "qinglan"
+
+
+def test_ray_is_the_version_in_the_image_and_found_first_on_the_path() -> None:
+    assert f"\nray=={RAY['rayVersion']}\n" in read("docker/trainer.lock")
+    for pod in PODS:
+        env = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+        assert env["PATH"] == "/opt/trainer/bin:/usr/local/bin:/usr/bin:/bin"
+        assert env["HF_HOME"] == SERVICES["ray-head"]["environment"]["HF_HOME"]
+    assert RAY["authOptions"] == {"mode": "token"}
+
+
+def test_prefects_server_and_workers_have_the_settings_of_compose() -> None:
+    given = {e["name"]: e.get("value") for e in K8S["prefect-server.values.yaml"][0]["global"]["prefect"]["env"]}
+    compose = SERVICES["prefect"]["environment"]
+    for name in (n for n in compose if re.search("MESSAGING|ORDERING|LEASE|ANALYTICS|V2|PROMOTIONAL|SERVICES", n)):
+        assert given[name] == compose[name], name
+    pools = [p["config"]["workPool"] for p in everything([*K8S.values()], "worker") if "config" in p]
+    assert sorted(pools) == sorted(WORK_POOLS)
+    worker = K8S["prefect-worker.values.yaml"][0]["worker"]
+    given = {each["name"]: each["value"] for each in worker["extraEnvVars"]}
+    given["PREFECT_WORKER_QUERY_SECONDS"] = str(worker["config"]["queryInterval"])
+    compose = SERVICES["worker"]["environment"]
+    assert given.items() <= compose.items()
+    assert compose.keys() - given.keys() == {"PREFECT_API_URL", "TZ"}

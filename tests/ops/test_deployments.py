@@ -24,7 +24,7 @@ from qinglan.ops.prefect.deploy import DEPLOYMENTS as PREFECT_FILE
 from qinglan.ops.prefect.deploy import deploy_command, find_deployments
 from qinglan.ops.prefect.deployments import as_switched, read_deployments
 from qinglan.ops.up.serve import serve_site
-from qinglan.ops.up.site import WORK_POOLS, Site
+from qinglan.ops.up.site import WORK_POOLS, WORKERS, Site
 from qinglan.runs.processes import HOST
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
     assert mlflow
     assert "127.0.0.1" in prefect.argv
     assert "--host=127.0.0.1" in mlflow.argv
-    commands = [prefect, mlflow, *map(site.worker, WORK_POOLS), deploy_command(PREFECT_FILE, site.prefect_env)]
+    commands = [prefect, mlflow, *map(site.worker, WORKERS), deploy_command(PREFECT_FILE, site.prefect_env)]
     assert all(command.env["DO_NOT_TRACK"] == "true" for command in commands)
     assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
 

@@ -91,7 +91,7 @@ async def ask_services(
             done = in_order(batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once)
             async with aclosing(done):  # after an error nothing may go on asking: the clients are about to be closed
                 async for batch, rows in done:
-                    losses.add(batch.rows, rows, batch.first_failure())
+                    losses.add(batch, rows)
                     for row in after.pass_through(rows):
                         watch(row)
                         writer.write(row)

@@ -74,10 +74,6 @@ class _Message(BaseModel):
     reasoning: Any = None
     """vLLM's name for it; elsewhere it may be something else than text."""
 
-    @property
-    def thoughts(self) -> str:
-        return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
-
 
 class _Choice(BaseModel):
     message: _Message
@@ -114,9 +110,11 @@ class Account:
     ) -> Call:
         """The ledger's entry for an answer; where the service doesn't count tokens, they are estimated."""
         choice, usage = completion.choices[0], completion.usage or _Usage()
-        text = choice.message.content or ""
+        message, other_thoughts = choice.message, choice.message.reasoning
+        text = message.content or ""
+        thoughts = message.reasoning_content or (other_thoughts if isinstance(other_thoughts, str) else "")
         prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
-        completion_tokens = _count(usage.completion_tokens, len(text) + len(choice.message.thoughts))
+        completion_tokens = _count(usage.completion_tokens, len(text) + len(thoughts))
         return Call(
             request_hash=request_hash,
             run_id=self.run_id,
@@ -124,8 +122,8 @@ class Account:
             role=self.role,
             model=self.model,
             text=_storable(text),
-            reasoning=_storable(choice.message.thoughts) or None,
-            refusal=_storable(choice.message.refusal or "") or None,
+            reasoning=_storable(thoughts) or None,
+            refusal=_storable(message.refusal or "") or None,
             finish_reason=choice.finish_reason or "",
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -160,7 +158,7 @@ class ChatClient:
         self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
         self._sent: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._closing = False
-        self._mean_cost_usd = self._mean_tokens = 0.0
+        self._answered, self._mean_cost_usd, self._mean_tokens = 0, 0.0, 2.0 * endpoint.max_tokens
         self._unread = 0
         self.cached_count = 0
         self._client = openai_client(endpoint, base_url, account.role, self._send_within_limits)
@@ -223,7 +221,7 @@ class ChatClient:
 
         A place is held for the time on the wire only: what openai does before and after would let it lie idle.
         """
-        estimate = self._estimated_tokens()
+        estimate = self._mean_tokens
         async with self._limits.slot(estimate):
             if self._closing:  # the caller has given up, and nothing has been paid yet
                 raise asyncio.CancelledError
@@ -276,13 +274,11 @@ class ChatClient:
         tokens, estimate = call.prompt_tokens + call.completion_tokens, response.extensions["estimated_tokens"]
         self._limits.answered(response.headers, estimate, tokens or estimate)
         # Means over about the last hundred calls, from which the next ones are estimated.
-        share = 0.01 if self._mean_tokens else 1.0
+        self._answered += 1
+        share = 0.01 if self._answered > 1 else 1.0
         self._mean_tokens += share * (tokens - self._mean_tokens)
         self._mean_cost_usd += share * (call.cost_usd - self._mean_cost_usd)
         return call
-
-    def _estimated_tokens(self) -> float:
-        return self._mean_tokens or 2.0 * self._endpoint.max_tokens
 
     def _failure(self, request: Request, error: openai.APIError) -> Exception:
         role, model = self._account.role, self._account.model
@@ -290,7 +286,7 @@ class ChatClient:
         if isinstance(error, openai.APIStatusError):
             status, latency_ms = error.status_code, error.response.extensions["latency_ms"]
             after_s = retry_after_s(error.response.headers)
-        self._limits.tokens.correct(-self._estimated_tokens())
+        self._limits.tokens.correct(-self._mean_tokens)
         transient_reason = "teacher_unavailable"
         if isinstance(error, openai.APITimeoutError):
             transient_reason = "teacher_timeout"
@@ -318,11 +314,6 @@ def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schem
     """What is sent for these messages; its hash covers model, parameters, prompt and service, not the row's place."""
     body = request_parameters(endpoint, schema) | {"messages": messages}
     return Request(hash_of(key_salt, body), body)
-
-
-def estimated_tokens(body: dict[str, Any], max_tokens: int) -> tuple[float, int]:
-    """Prompt and, at most, completion tokens of a request that was never made."""
-    return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in body["messages"]), max_tokens
 
 
 class _HttpClient(openai.DefaultAioHttpClient):

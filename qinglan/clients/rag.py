@@ -127,19 +127,18 @@ class RagClient:
         try:
             response = await self._client.post(self._url, json=body)
         except httpx2.RequestError as error:
-            raise self._unavailable(str(error) or type(error).__name__) from error
+            message = f"rag {self._url}: {str(error) or type(error).__name__}"
+            raise RetrievalError(message, "rag_unavailable", transient=True, retry_after_s=0.0) from error
         status = response.status_code
         if status == 429:
             self._limits.refused()
         if status == 429 or status >= 500:
-            raise self._unavailable(f"HTTP {status}", retry_after_s(response.headers))
+            message, after_s = f"rag {self._url}: HTTP {status}", retry_after_s(response.headers)
+            raise RetrievalError(message, "rag_unavailable", transient=True, retry_after_s=after_s)
         self._limits.answered(response.headers, 1, 1)
         if status >= 300:
             raise RetrievalError(f"rag {self._url}: HTTP {status}: {shown(response.text, 120)}", "rag_refused")
         return response
-
-    def _unavailable(self, why: str, after_s: float = 0.0) -> RetrievalError:
-        return RetrievalError(f"rag {self._url}: {why}", "rag_unavailable", transient=True, retry_after_s=after_s)
 
 
 def authorization(rag: Rag) -> dict[str, str]:

@@ -39,7 +39,8 @@ class RowBatch:
     def __init__(self, index: int, rows: Sequence[Row]) -> None:
         self.index, self.rows = index, list(rows)
         self._outcomes: dict[str, Row] = {row.id: row for row in rows if row.status == "failed"}
-        self._failures: dict[str, CallError] = {}
+        self.failures: dict[str, CallError] = {}
+        """The last of each row that met one."""
 
     @property
     def missing(self) -> list[Row]:
@@ -53,21 +54,17 @@ class RowBatch:
             if isinstance(problem, BaseException):
                 raise problem
         if self.missing and not last_attempt:
-            first = self._failures[self.missing[0].id]
+            first = self.failures[self.missing[0].id]
             raise BatchIncompleteError(f"batch {self.index}: {len(self.missing)} rows to try again; first: {first}")
         for row in self.missing:
-            self._outcomes[row.id] = row.failed(self._failures[row.id].reason)
+            self._outcomes[row.id] = row.failed(self.failures[row.id].reason)
         return [self._outcomes[row.id] for row in self.rows]
-
-    def first_failure(self) -> str | None:
-        """The first failed call in words, for the error that stops a stage."""
-        return str(next(iter(self._failures.values()))) if self._failures else None
 
     async def _attempt(self, row: Row, work: Work) -> None:
         try:
             self._outcomes[row.id] = await work(row)
         except CallError as error:
-            self._failures[row.id] = error
+            self.failures[row.id] = error
             if not error.transient:
                 self._outcomes[row.id] = row.failed(error.reason)
 
@@ -126,14 +123,14 @@ class Losses:
     def __init__(self, section: str, given: int, max_failed_share: float) -> None:
         self._section, self._share = section, max_failed_share
         self._given, self._lost = given, 0
-        self._first: str | None = None
+        self._first: CallError | None = None
         if not self._given:
             raise StageError(f"{section}: no row to work on; every row failed before")
 
-    def add(self, before: Sequence[Row], done: Sequence[Row], first_failure: str | None) -> None:
+    def add(self, batch: RowBatch, done: Sequence[Row]) -> None:
         """Count a finished batch; raises StageError where too many rows are lost."""
-        self._lost += _usable(before) - _usable(done)
-        self._first = self._first or first_failure
+        self._lost += _usable(batch.rows) - _usable(done)
+        self._first = self._first or next(iter(batch.failures.values()), None)
         allowed = max(self._share * self._given, 1 if self._share else 0)
         if self._lost > allowed or self._lost == self._given:
             raise StageError(

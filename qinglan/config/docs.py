@@ -34,17 +34,15 @@ def render() -> str:
 
 
 def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
-    rows = [
-        _row(f"{path}{name}", field) for name, field in model.model_fields.items() if not _is_model(field.annotation)
-    ]
-    if rows:
+    fields = model.model_fields.items()
+    if rows := [_row(f"{path}{name}", field) for name, field in fields if not _is_model(field.annotation)]:
         yield f"## {path.rstrip('.') or 'The profile itself'}\n"
         yield f"{_cell((model.__doc__ or '').strip())}\n"
         yield "| Key | Type | Default | |"
         yield "| --- | --- | --- | --- |"
         yield from rows
         yield ""
-    for name, field in model.model_fields.items():
+    for name, field in fields:
         if nested := _nested(field):
             yield from _section(f"{path}{name}.", nested)
 
@@ -84,8 +82,7 @@ def _type(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_type(part) for part in arguments)
     if origin is dict:
-        model = arguments[1]
-        fields = ", ".join(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else ""
+        fields = ", ".join(arguments[1].model_fields) if _is_model(arguments[1]) else ""
         return f"mapping of name → {{{fields}}}" if fields else "mapping"
     names = {Path: "path", types.NoneType: "null", str: "text", int: "integer", float: "number", bool: "true or false"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))

@@ -34,20 +34,17 @@ from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
 from qinglan.text import ARMS
 
-_LATER: dict[str, type[Section]] = {
-    "gate": Gate,
-    "release": Release,
-    "serve": Serve,
-    "notify": Notify,
-    "automations": Automations,
-    "retention": Retention,
-}
 CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
     "rl": {"keep_checkpoints"},
     "trainer": {"max_restarts", "dashboard_retry_s"},
-    **{name: set(section.model_fields) for name, section in _LATER.items()},
+    "gate": set(Gate.model_fields),
+    "release": set(Release.model_fields),
+    "serve": set(Serve.model_fields),
+    "notify": set(Notify.model_fields),
+    "automations": set(Automations.model_fields),
+    "retention": set(Retention.model_fields),
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 
@@ -182,7 +179,8 @@ def _explain(error: ValidationError) -> str:
     elif first["type"] == "value_error":
         text = f"`{where}`: {first['msg'].removeprefix('Value error, ')}"
     else:
-        text = f"`{where}`: {first['msg']}, got {_short(first['input'])}"
+        given = repr(first["input"])
+        text = f"`{where}`: {first['msg']}, got {given if len(given) <= 80 else given[:77] + '...'}"
     return text + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
 
 
@@ -271,11 +269,6 @@ def _apply(raw: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override!r}: `{parent}` is a value, not a section")
         node = child
     node[leaf] = value
-
-
-def _short(value: object, chars: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= chars else text[: chars - 3] + "..."
 
 
 def _without_none(kind: Any) -> Any:

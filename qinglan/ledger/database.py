@@ -1,11 +1,9 @@
 """The ledger's database: where it is, how one connects to it, and its tables."""
 
 import itertools
-import socket
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,15 +153,6 @@ def url_of(address: str) -> sa.URL | None:
 def shown(url: sa.URL) -> str:
     """Without the password, which may stand among the parameters too."""
     return url.set(query={}).render_as_string(hide_password=True)
-
-
-def host() -> str:
-    """This machine, as far as process ids go: cloned machines share a name, containers a machine."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-        parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(parts)
 
 
 def prepare(db: sa.Connection, insert: Callable[[sa.Table], Any], name: str) -> None:

@@ -3,22 +3,23 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.rows import Retrieved
 
 
-class Call(BaseModel):
-    """One answered and paid call."""
-
-    model_config = ConfigDict(frozen=True)
-
+class _Asked(BaseModel, frozen=True):
     request_hash: str
     run_id: str
     tenant: str
     role: str
-    """teacher or judge"""
+    """teacher, answerer or judge"""
     model: str
+
+
+class Call(_Asked):
+    """One answered and paid call."""
+
     text: str
     reasoning: str | None = None
     """The chain of thought, where the service shows it."""
@@ -31,24 +32,15 @@ class Call(BaseModel):
     """None for an answer by the batch API, whose time says nothing."""
 
 
-class Failure(BaseModel):
+class Failure(_Asked):
     """A request that brought no answer."""
 
-    model_config = ConfigDict(frozen=True)
-
-    request_hash: str
-    run_id: str
-    tenant: str
-    role: str
-    model: str
     reason: str
     latency_ms: float | None = None
 
 
-class Usage(BaseModel):
+class Usage(BaseModel, frozen=True, extra="forbid"):
     """What a run spent on one role."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     calls: int = 0
     cached: int = 0
@@ -60,10 +52,8 @@ class Usage(BaseModel):
     cost_usd: float = 0.0
 
 
-class BatchJob(BaseModel):
+class BatchJob(BaseModel, frozen=True):
     """Requests that were handed to a batch API and are not merged yet."""
-
-    model_config = ConfigDict(frozen=True)
 
     digest: str
     """Of the hashes: sent to the service, so that a batch whose id was never recorded can be found again."""
@@ -75,10 +65,8 @@ class BatchJob(BaseModel):
     created_s: float
 
 
-class Spending(BaseModel):
+class Spending(BaseModel, frozen=True):
     """One line of `qinglan ledger`."""
-
-    model_config = ConfigDict(frozen=True)
 
     key: str
     calls: int
@@ -88,10 +76,8 @@ class Spending(BaseModel):
     failed: int
 
 
-class Attempt(BaseModel):
+class Attempt(BaseModel, frozen=True):
     """One try at a request: `outcome` is the reason of a failure, else how the answer ended."""
-
-    model_config = ConfigDict(frozen=True)
 
     created_s: float
     run_id: str
@@ -102,10 +88,8 @@ class Attempt(BaseModel):
     cost_usd: float
 
 
-class Retrieval(BaseModel):
+class Retrieval(BaseModel, frozen=True):
     """What the RAG answered to one request, kept so that the same run need not ask again."""
-
-    model_config = ConfigDict(frozen=True)
 
     key: str
     """Digest of scope and request."""

@@ -1,10 +1,12 @@
 """The ledger itself: a store of calls, claims and retrievals over SQLAlchemy, each method one transaction."""
 
 import os
+import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import psutil
@@ -20,7 +22,6 @@ from qinglan.ledger.database import (
     HOLDERS,
     RETRIEVALS,
     SPENT,
-    host,
     make_engine,
     prepare,
     shown,
@@ -47,7 +48,7 @@ class Ledger:
         self.url = self._engine.url
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         process = psutil.Process()
-        self._host = host()
+        self._host = _host()
         self.holder = f"{self._host}|{process.pid}|{process.create_time():.2f}|{os.urandom(4).hex()}"
         try:
             with self._transaction() as db:
@@ -326,6 +327,15 @@ class Ledger:
 def open_ledger(url: str | sa.URL) -> closing[Ledger]:
     """A ledger for a `with` block, at whose end it is closed."""
     return closing(Ledger(url))
+
+
+def _host() -> str:
+    """This machine, as far as process ids go: cloned machines share a name, containers a machine."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)
 
 
 def _portions(hashes: Collection[str]) -> Iterator[list[str]]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.clients.chat import Request, cost_usd, estimated_tokens
+from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
@@ -194,13 +194,14 @@ def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: 
         return measured
     first = counts.first.get(part.role) if part.role != "judge" or part.what == "distill" else None
     if first:
-        return (*estimated_tokens(first.body, part.endpoint.max_tokens), 0)
-    asks: Literal["text", "texts", "passage"] = "text"
-    if part.what == _PANEL:
-        asks = "texts"
-    elif part.what in (_PASSAGES, _VERDICTS, _AGREEMENT):
-        asks = "passage"
-    passage = "字" * PASSAGE_CHARS * (2 if part.what == _VERDICTS else 1)
-    texts = _ARMS + len(profile.evaluate.teachers)
-    messages = get_recipe(profile.recipe).estimate_messages(asks, sample, profile, texts=texts, passage=passage)
-    return (*estimated_tokens({"messages": messages}, part.endpoint.max_tokens), 0)
+        messages = first.body["messages"]
+    else:
+        asks: Literal["text", "texts", "passage"] = "text"
+        if part.what == _PANEL:
+            asks = "texts"
+        elif part.what in (_PASSAGES, _VERDICTS, _AGREEMENT):
+            asks = "passage"
+        passage = "字" * PASSAGE_CHARS * (2 if part.what == _VERDICTS else 1)
+        texts = _ARMS + len(profile.evaluate.teachers)
+        messages = get_recipe(profile.recipe).estimate_messages(asks, sample, profile, texts=texts, passage=passage)
+    return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in messages), part.endpoint.max_tokens, 0

@@ -48,7 +48,7 @@ async def test_only_missing_rows_are_tried_again():
     assert [r.reason for r in done] == [None, "teacher_refused", "teacher_timeout", None, "duplicate"]
     assert [r.answer for r in done] == ["改写", None, None, "改写", None]
     with pytest.raises(StageError, match=r"2 of 4 rows failed.*first failure: late\. Answers already paid"):
-        Losses("distill", 4, 0.0).add(batch.rows, done, batch.first_failure())
+        Losses("distill", 4, 0.0).add(batch, done)
 
 
 async def test_an_error_waits_for_answers_that_are_under_way():
@@ -61,7 +61,7 @@ async def test_an_error_waits_for_answers_that_are_under_way():
 def lose(losses: Losses, *done: str) -> None:
     """A finished batch, of which each row is `ok` or failed with a reason."""
     batch = RowBatch(0, [row(n) for n in range(len(done))])
-    losses.add(batch.rows, [row(n, status) for n, status in enumerate(done)], None)
+    losses.add(batch, [row(n, status) for n, status in enumerate(done)])
 
 
 def test_the_stage_stops_once_more_than_the_share_of_all_rows_is_lost():

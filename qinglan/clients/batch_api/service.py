@@ -185,12 +185,8 @@ class BatchService:
             raise
 
     async def cancel(self, batch_id: str) -> None:
-        """Ask for an end, which takes minutes. One that has ended meanwhile is refused, and is as good."""
-        try:
-            await self._ask(self._batches.cancel(batch_id), BatchState)
-        except TeacherError as error:
-            if error.transient and error.reason != "http_409":
-                raise
+        """Ask for an end, which takes minutes; refused where the batch has ended meanwhile."""
+        await self._ask(self._batches.cancel(batch_id), BatchState)
 
     async def results(self, file_id: str) -> AsyncIterator[Result]:
         """The lines of an output or error file as they come, without those that name no request."""

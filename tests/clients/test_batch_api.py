@@ -39,6 +39,9 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
+    def tick(self, _: BatchProgress) -> None:
+        self.now_s += 60
+
 
 class CountingStore(SimulatedBatchStore):
     """Remembers what was created."""
@@ -170,7 +173,7 @@ async def test_answers_come_at_half_price_and_without_a_latency(ledger: Ledger, 
 
     def look(progress: BatchProgress) -> None:
         seen.append(progress)
-        clock.now_s += 60
+        clock.tick(progress)
 
     outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
     assert outcome == BatchOutcome(answered=5, missing=(), reasons={})
@@ -227,11 +230,7 @@ async def test_a_lost_answer_costs_nothing(ledger: Ledger, start: Start, trouble
 async def test_an_expired_batch_gives_what_it_has(ledger: Ledger, start: Start):
     clock = Clock()
     teacher, wanted = start(batch_s=40.0, window_s=20.0, clock=clock), requests(10)
-
-    def look(_: BatchProgress) -> None:
-        clock.now_s += 60
-
-    outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
+    outcome = await ask(ledger, teacher.url, wanted, on_progress=clock.tick)
     assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
     assert outcome.answered == 5
     assert outcome.reasons == {"batch_expired": len(outcome.missing)}
@@ -279,24 +278,17 @@ async def test_a_batch_that_the_service_lost_is_left_to_the_live_pass(ledger: Le
     assert free(ledger, wanted)
 
 
-async def test_a_restart_waits_for_its_batch(tmp_path: Path, start: Start):
+async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passing(tmp_path: Path, start: Start):
     clock = Clock()
-    teacher = start(batch_s=60.0, clock=clock)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        await ask_and_die(ledger, teacher.url, requests(4))
+    teacher, theirs = start(batch_s=60.0, clock=clock), requests(9)[6:]
+    for left in (requests(4), theirs):
+        with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+            await ask_and_die(ledger, teacher.url, left)
     teacher.store._batch_s, clock.now_s = 0.0, clock.now_s + 60
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         assert (await ask(ledger, teacher.url, requests(6))).answered == 6
-    assert sorted(map(len, teacher.store.created)) == [2, 4]
-
-
-async def test_somebody_elses_finished_batch_is_merged_in_passing(ledger: Ledger, start: Start):
-    clock = Clock()
-    teacher, theirs = start(batch_s=60.0, clock=clock), requests(8)[5:]
-    await ask_and_die(ledger, teacher.url, theirs)
-    teacher.store._batch_s, clock.now_s = 0.0, clock.now_s + 60
-    assert (await ask(ledger, teacher.url, requests(2))).answered == 2
-    assert len(ledger.get_many([each.request_hash for each in theirs])) == 3
+        assert len(ledger.get_many([each.request_hash for each in theirs])) == 3
+    assert sorted(map(len, teacher.store.created)) == [2, 3, 4]
 
 
 async def test_two_at_once_send_one_batch(tmp_path: Path, start: Start):

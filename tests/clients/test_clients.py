@@ -15,6 +15,8 @@ from qinglan.runs.code_digest import code_digest
 from qinglan.runs.run import Run
 
 ProfileOf = Callable[..., Profile]
+NOWHERE = "http://127.0.0.1:9/v1"
+SERVICES = partial(Addresses, NOWHERE, NOWHERE, NOWHERE, answerer_url=NOWHERE)
 
 
 def run_of(profile: Profile, directory: Path) -> Run:
@@ -32,8 +34,7 @@ def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
 
 async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of()
-    services = partial(Addresses, "http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
-    async with open_clients(run_of(profile, tmp_path), services, ("rag",)) as clients:
+    async with open_clients(run_of(profile, tmp_path), SERVICES, ("rag",)) as clients:
         assert (profile.paths.state / "ledger.db").is_file()
     with pytest.raises((RuntimeError, httpx2.HTTPError)):
         await clients.rag._client.get("http://127.0.0.1:9")
@@ -43,25 +44,23 @@ async def test_only_the_roles_asked_for_need_a_key(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    live = {"model": "big", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "NO_SUCH_KEY"}
+    live = {"model": "big", "base_url": NOWHERE, "api_key_env": "NO_SUCH_KEY"}
     run = run_of(profile_of(teacher=live), tmp_path)
-    services = partial(Addresses, "http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
-    async with open_clients(run, services, ("judge", "rag")) as clients:
+    async with open_clients(run, SERVICES, ("judge", "rag")) as clients:
         assert clients.call_counts() == {"judge": {"cached": 0}, "rag": {"calls": 0, "failed": 0}}
         with pytest.raises(LookupError, match="no teacher client; name the role in open_clients"):
             _ = clients.teacher
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
-        async with open_clients(run, services, ("teacher",)):
+        async with open_clients(run, SERVICES, ("teacher",)):
             pass
 
 
 async def test_an_answerer_is_a_role_of_its_own(profile_of: ProfileOf, tmp_path: Path):
-    services = partial(Addresses, "http://t", "http://j", "http://r", answerer_url="http://127.0.0.1:9/v1")
     run = run_of(profile_of(answerer={"model": "small", "base_url": "http://weak/v1"}), tmp_path)
     assert key_salt(run.profile, "answerer") == "http://weak/v1"
-    async with open_clients(run, services, ("answerer",)) as clients:
+    async with open_clients(run, SERVICES, ("answerer",)) as clients:
         assert clients.answerer._account.role == "answerer"
         assert clients.call_counts() == {"answerer": {"cached": 0}}
     with pytest.raises(ConfigError, match="answerer: recipe `query_rewrite` asks a weak model"):
-        async with open_clients(run_of(profile_of(), tmp_path), services, ("answerer",)):
+        async with open_clients(run_of(profile_of(), tmp_path), SERVICES, ("answerer",)):
             pass

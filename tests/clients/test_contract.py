@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_service import PRICE, FakeService, Script
+from fake_service import SIMULATED, FakeService, Script
 from fastapi.testclient import TestClient
 
 from qinglan.clients.contract import FALLBACK, ContractFinding, examine, pair_of, probe_rag
@@ -221,10 +221,8 @@ def test_doctor_says_so_and_a_run_starts_only_if_no_problem(
 
     def profile(answer: Callable[[Body], list[Found]]) -> tuple[Profile, FakeService]:
         started = serve(service(answer))
-        spoken = {"teacher": {"model": "simulated-rewriter"}, "judge": {"model": "simulated-judge"}}
-        prices = dict.fromkeys(("simulated-rewriter", "simulated-judge"), PRICE)
-        rag = {"url": started.url, "top_k": 5}
-        return profile_of(data={"workbook": str(book)}, rag=rag, prices=prices, **spoken), started
+        sections = {"data": {"workbook": str(book)}, "rag": {"url": started.url, "top_k": 5}}
+        return profile_of(**SIMULATED, **sections), started
 
     good, started = profile(honest)
     assert checked(good).detail == f"{started.url} (`rewritten_query` is honoured)"

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,6 @@ ledger.exchange(Order(wanted=["held by all"]))
 print("done", flush=True)
 sys.stdin.read()
 """
-Open = Callable[[], Ledger]
 
 
 def call(request_hash: str = "h", text: str = "改写", run_id: str = "r") -> Call:
@@ -69,6 +69,14 @@ def failure(request_hash: str = "h", reason: str = "http_500") -> Failure:
     return Failure(request_hash=request_hash, run_id="r", tenant="t", role="teacher", model="m", reason=reason)
 
 
+@contextmanager
+def closing_engine(url: str) -> Iterator[sa.Connection]:
+    engine = sa.create_engine(url)
+    with engine.begin() as db:
+        yield db
+    engine.dispose()
+
+
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
     """A PostgreSQL server of its own on a socket."""
@@ -82,11 +90,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'ledger.db'}"
         return
     server = request.getfixturevalue("postgres")
-    engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")
-    with engine.connect() as db:
+    with closing_engine(server) as db:
         db.execute(sa.text("DROP SCHEMA public CASCADE"))
         db.execute(sa.text("CREATE SCHEMA public"))
-    engine.dispose()
     yield server
 
 
@@ -102,14 +108,18 @@ def test_an_answer_comes_back_whole_and_of_two_the_first_stays_but_both_count(ur
         assert [attempt.outcome for attempt in ledger.history("h")] == ["http_429", "stop", "stop"]
 
 
-def test_usage_is_per_run_and_role_and_counts_failures(url: str):
+def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
     with open_ledger(url) as ledger:
         assert ledger.mean_tokens("m", "teacher") is None
-        ledger.record([call("a"), call("b", run_id="other")], [failure("c")])
-        assert ledger.mean_tokens("m", "teacher") == (100.0, 10.0, 2)
+        ledger.record([call("a"), call("b"), call("c", run_id="other")], [failure("d")])
+        assert ledger.mean_tokens("m", "teacher") == (100.0, 10.0, 3)
         usage = ledger.usage("r", "teacher")
-        assert (usage.calls, usage.failed, usage.prompt_tokens, usage.cost_usd) == (2, 1, 100, 0.25)
+        assert (usage.calls, usage.failed, usage.prompt_tokens, usage.cost_usd) == (3, 1, 200, 0.5)
         assert ledger.usage("r", "judge").calls == 0
+        runs = [(line.key, line.calls, line.cost_usd, line.failed) for line in ledger.spending("run")]
+        assert runs == [("r", 2, 0.5, 1), ("other", 1, 0.25, 0)]
+        assert [line.key for line in ledger.spending("month")] == [time.strftime("%Y-%m", time.gmtime())]
+        assert ledger.spending("model", since_s=time.time() + 1) == []
 
 
 def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):
@@ -171,28 +181,10 @@ def test_processes_share_a_ledger_and_kill_9_loses_nothing_recorded(url: str):
         assert ledger.spent_usd("r") == (60.0, 60.0)
 
 
-def test_spending_by_key(url: str):
-    with open_ledger(url) as ledger:
-        ledger.record([call("a"), call("b"), call("c", run_id="other")], [failure("d")])
-        lines = {line.key: line for line in ledger.spending("run")}
-        assert (lines["r"].calls, lines["r"].cost_usd, lines["r"].failed) == (2, 0.5, 1)
-        assert [line.key for line in ledger.spending("run")] == ["r", "other"]
-        assert [line.key for line in ledger.spending("month")] == [time.strftime("%Y-%m", time.gmtime())]
-        assert ledger.spending("model", since_s=time.time() + 1) == []
-
-
-def execute(url: str, *statements: str) -> None:
-    engine = sa.create_engine(url)
-    with engine.begin() as db:
-        for statement in statements:
-            db.exec_driver_sql(statement)
-    engine.dispose()
-
-
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
 def test_another_version_is_refused_and_stays_as_it_is(url: str, version: int):
-    with open_ledger(url):
-        execute(url, f"UPDATE ledger_meta SET version = {version}")
+    with open_ledger(url), closing_engine(url) as db:
+        db.execute(sa.text(f"UPDATE ledger_meta SET version = {version}"))
     for _ in range(2):
         with pytest.raises(LedgerError, match=f"is of version {version}, this Qinglan writes version"):
             Ledger(url)
@@ -263,20 +255,19 @@ def test_a_missing_driver_is_one_line(monkeypatch: pytest.MonkeyPatch):
         make_engine("postgresql+psycopg://me@127.0.0.1:9/none")
 
 
-def test_the_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store = LedgerStore(url_env="LEDGER_URL")
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://me:hush@127.0.0.1:9/none", r"me:\*\*\*@127.0.0.1"),
+        ("mysql://me:hush@host/db", "LEDGER_URL holds no postgresql://"),
+        ("postgresql://me:p@s:hush@host/db", "%40 for an @ in the password"),
+        ("postgresql://me:pa@hush@host/db", "%40 for an @ in the password"),
+    ],
+)
+def test_the_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, message: str):
     with pytest.raises(ConfigError, match="needs the environment variable LEDGER_URL"):
-        ledger_url(store, tmp_path)
-    monkeypatch.setenv("LEDGER_URL", "postgresql://me:hush@127.0.0.1:9/none")
-    with pytest.raises(LedgerError, match=r"me:\*\*\*@127.0.0.1") as caught:
-        Ledger(ledger_url(store, tmp_path))
+        ledger_url(LedgerStore(url_env="LEDGER_URL"), tmp_path)
+    monkeypatch.setenv("LEDGER_URL", url)
+    with pytest.raises(LedgerError, match=message) as caught:
+        Ledger(ledger_url(LedgerStore(url_env="LEDGER_URL"), tmp_path))
     assert "hush" not in str(caught.value)
-    monkeypatch.setenv("LEDGER_URL", "mysql://me:hush@host/db")
-    with pytest.raises(LedgerError, match="LEDGER_URL holds no postgresql://") as caught:
-        ledger_url(store, tmp_path)
-    assert "hush" not in str(caught.value)
-    for unescaped in ("postgresql://me:p@s:hush@host/db", "postgresql://me:pa@hush@host/db"):
-        monkeypatch.setenv("LEDGER_URL", unescaped)
-        with pytest.raises(LedgerError, match="%40 for an @ in the password") as caught:
-            ledger_url(store, tmp_path)
-        assert "hush" not in str(caught.value)

@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from fake_service import PRICE, FakeService, Script, completion, recall
-from judge_model import make_judge
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 from registered import Models
 from reward_service import BASELINE, reward_service
+from toy_rl import make_judge
 
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import Profile, Reward

@@ -1,4 +1,4 @@
-"""A random tiny Qwen3, prompts and a reward, for tests that run verl for real.
+"""Random tiny Qwen3 models, prompts and a reward, for tests that train and serve for real.
 
 The reward is the share of the letter `a` in the answer, which PPO learns in a few steps from nothing.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fake_service import SIMULATED
 from verl_config import command_of
 
 from qinglan.config import Profile, Trainer
@@ -22,6 +23,9 @@ from qinglan.training.engines.verl import export_command
 
 _TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
 WORDS = _TEXT.split()
+VERDICT = "<think>无</think><output>正确，不完整</output>"
+_JUDGE_CONTEXT = 4096
+"""Passages in a byte-level vocabulary are long."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -70,7 +74,36 @@ def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2) -> Path:
     return folder
 
 
-def make_prompts(path: Path, rows: int, *, words: int = 6) -> Path:
+def make_judge(folder: Path) -> Path:
+    """A tiny Qwen3 that says one and the same verdict after any prompt, which is one token that it learns."""
+    import torch
+    from tokenizers import AddedToken
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    make_model(folder, hidden_size=32, layers=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=_JUDGE_CONTEXT)
+    tokenizer.add_tokens([AddedToken(VERDICT, normalized=False)])
+    tokenizer.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    said = tokenizer.convert_tokens_to_ids([VERDICT, "<|im_end|>"])
+    starts = [tokenizer.encode(f"<|im_start|>assistant\n{thoughts}") for thoughts in ("", "<think>\n\n</think>\n\n")]
+    optimizer, chance = torch.optim.Adam(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
+    for step in range(60):
+        before = torch.randint(0, 256, (8, 48), generator=chance)
+        ends = torch.tensor([starts[step % 2] + said] * 8)
+        ids = torch.cat([before, ends], dim=1)
+        labels = ids.clone()
+        labels[:, : -len(said)] = -100
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": _JUDGE_CONTEXT}))
+    return folder
+
+
+def make_prompts(path: Path, rows: int) -> Path:
     """A parquet file as verl wants it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -79,7 +112,7 @@ def make_prompts(path: Path, rows: int, *, words: int = 6) -> Path:
     records = [
         {
             "data_source": "toy",
-            "prompt": [{"role": "user", "content": " ".join(rng.choices(WORDS, k=words))}],
+            "prompt": [{"role": "user", "content": " ".join(rng.choices(WORDS, k=6))}],
             "ability": "toy",
             "reward_model": {"style": "rule", "ground_truth": "a"},
             "extra_info": {"index": index},
@@ -108,9 +141,8 @@ def make_reward(folder: Path) -> tuple[Path, Path]:
     return module, config
 
 
-def toy_profile(rl: dict[str, Any], threads: int = 1) -> Profile:
+def toy_profile(rl: dict[str, Any]) -> Profile:
     """A CPU profile with PPO settings that suit the toy."""
-    endpoint = {"model": "none"}
     settings: dict[str, Any] = {
         "train_batch_size": 16,
         "ppo_mini_batch_size": 8,
@@ -126,16 +158,8 @@ def toy_profile(rl: dict[str, Any], threads: int = 1) -> Profile:
         "max_response_length": 12,
         "rollout_engine": "cpu",
     }
-    return Profile.model_validate(
-        {
-            "name": "toy",
-            "teacher": endpoint,
-            "judge": endpoint,
-            "prices": {"none": {"input_per_million_usd": 0, "output_per_million_usd": 0}},
-            "rl": settings | rl,
-            "trainer": {"device": "cpu", "threads": threads},
-        }
-    )
+    sections = {"name": "toy", "rl": settings | rl, "trainer": {"device": "cpu", "threads": 1}}
+    return Profile.model_validate(SIMULATED | sections)
 
 
 class Toy:
@@ -198,12 +222,6 @@ class Toy:
         from transformers import AutoModelForCausalLM
 
         newest = max(checkpoints(self.output))
-        self.run(
-            export_command(
-                self.profile,
-                checkpoint=self.output / f"global_step_{newest}",
-                base_model=self.model,
-                output_dir=self.folder / "exported",
-            )
-        )
-        return AutoModelForCausalLM.from_pretrained(self.folder / "exported")
+        checkpoint, exported = self.output / f"global_step_{newest}", self.folder / "exported"
+        self.run(export_command(self.profile, checkpoint=checkpoint, base_model=self.model, output_dir=exported))
+        return AutoModelForCausalLM.from_pretrained(exported)

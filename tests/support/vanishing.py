@@ -30,9 +30,8 @@ def vanish(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
         with scandir(folder) as entries:
             listed = list(entries)
         for path in paths:
-            if not isinstance(folder, int) and path.parent == Path(
-                folder
-            ):  # a number is an open folder, as shutil uses
+            # A number is an open folder, as shutil uses.
+            if not isinstance(folder, int) and path.parent == Path(folder):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         return _Listing(listed)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Endpoint
 
@@ -85,10 +85,8 @@ class ChatMessage(BaseModel):
         return self.content or ""
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(BaseModel, hide_input_in_errors=True):
     """The fields of a chat completion request that a server here uses; all others are accepted and ignored."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)
 
     model: str
     messages: list[ChatMessage]

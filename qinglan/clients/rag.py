@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.clients.limits import Limits, retry_after_s, with_retries
 from qinglan.config import Rag, require_secret, uses_proxy
@@ -45,9 +45,7 @@ _TYPES: dict[type, str] = {
 }
 
 
-class Passage(BaseModel):
-    model_config = ConfigDict(coerce_numbers_to_str=True)
-
+class Passage(BaseModel, coerce_numbers_to_str=True):
     id: str | None = None
     title: str | None = None
     content: str

@@ -151,10 +151,15 @@ async def ask(ledger: Ledger, url: str, wanted: list[Request], settings: Any = N
         await client.close()
 
 
-async def ask_and_die(ledger: Ledger, url: str, wanted: list[Request]) -> None:
-    """Ask, and be cancelled once the batch is there and has been looked at."""
+async def ask_and_die(ledger: Ledger, url: str, wanted: list[Request], batches: int = 1) -> None:
+    """Ask, and be cancelled once so many batches are there and have been looked at."""
     seen = asyncio.Event()
-    asking = asyncio.create_task(ask(ledger, url, wanted, on_progress=lambda _: seen.set()))
+
+    def look(progress: BatchProgress) -> None:
+        if progress.batches == batches:
+            seen.set()
+
+    asking = asyncio.create_task(ask(ledger, url, wanted, on_progress=look))
     await asyncio.wait_for(seen.wait(), 120)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -281,9 +286,9 @@ async def test_a_batch_that_the_service_lost_is_left_to_the_live_pass(ledger: Le
 async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passing(tmp_path: Path, start: Start):
     clock = Clock()
     teacher, theirs = start(batch_s=60.0, clock=clock), requests(9)[6:]
-    for left in (requests(4), theirs):
+    for batches, left in enumerate((requests(4), theirs), 1):
         with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-            await ask_and_die(ledger, teacher.url, left)
+            await ask_and_die(ledger, teacher.url, left, batches)
     teacher.store._batch_s, clock.now_s = 0.0, clock.now_s + 60
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         assert (await ask(ledger, teacher.url, requests(6))).answered == 6

@@ -112,11 +112,7 @@ async def test_the_source_is_read_no_further_than_needed():
             read += 1
             yield batch
 
-    async def work(batch: RowBatch) -> int:
-        await asyncio.sleep(0)
-        return batch.index
-
-    async with aclosing(in_order(source(), work, at_once=2)) as done:
+    async with aclosing(in_order(source(), lambda _: asyncio.sleep(0), at_once=2)) as done:
         async for batch, _ in done:
             if batch.index == 10:
                 break

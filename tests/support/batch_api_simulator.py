@@ -17,10 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
 
 import uvicorn
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from openai.types import Batch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from waiting import wait_until
 
 from qinglan.clients.openai_protocol import error_body
@@ -32,9 +31,7 @@ _VALIDATED, _ANSWERED = 0.05, 0.95
 Stored = TypeVar("Stored")
 
 
-class _InputLine(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _InputLine(BaseModel, strict=True):
     custom_id: str
     method: Literal["POST"]
     url: Literal["/v1/chat/completions"]
@@ -49,12 +46,6 @@ def unknown_models(lines: Sequence[_InputLine]) -> list[dict[str, Any]]:
         for number, model in wanted
         if model not in simulated_models()
     ]
-
-
-class BatchApiError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class BatchRequest(BaseModel):
@@ -180,11 +171,9 @@ class SimulatedBatchStore:
             return batch.as_object(now)
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
-        """Stop a batch; 409 where it has ended."""
+        """Stop a batch that has not ended."""
         with self._lock:
             batch, now = _found(self._batches, batch_id, "Batch"), self._clock()
-            if (status := batch.status(now)) not in ("validating", "in_progress", "finalizing", "cancelling"):
-                raise BatchApiError(409, f"Cannot cancel a batch with status '{status}'.")
             if batch.cancelling_s is None:
                 batch.cancelling_s = now
             return batch.as_object(now)
@@ -224,17 +213,13 @@ class SimulatedBatchStore:
 
 def _found(kept: Mapping[str, Stored], key: str, kind: str) -> Stored:
     if key not in kept:
-        raise BatchApiError(404, f"No such {kind} object: {key}")
+        raise HTTPException(404, f"No such {kind} object: {key}")
     return kept[key]
 
 
 def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
     """The chat server with files and batches."""
     app = create_app()
-
-    @app.exception_handler(BatchApiError)
-    async def refuse(_request: Request, error: BatchApiError) -> JSONResponse:
-        return JSONResponse(error_body(error.status, str(error), "invalid_request_error"), error.status)
 
     @app.post("/v1/files")
     async def upload(request: Request) -> dict[str, Any]:

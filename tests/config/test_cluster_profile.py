@@ -45,18 +45,15 @@ def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, node
     assert check.problem.endswith(f"{found}; lower one of the two, or add nodes")
 
 
-def test_a_dashboard_that_does_not_answer(profile_of: ProfileOf, ray: FakeRay):
-    ray.is_down = True
-    problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
-    assert problem is not None and problem.startswith(f"Ray {ray.url}: ")
-
-
-def test_simulators_can_not_be_reached_from_another_machine(
+def test_a_dashboard_that_does_not_answer_and_simulators_that_another_machine_can_not_reach(
     profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(preflight, "uses_proxy", lambda _: True)
     problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
     assert problem is not None and "the simulators for RAG and judge answer on this machine only" in problem
+    ray.is_down = True
+    problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
+    assert problem is not None and problem.startswith(f"Ray {ray.url}: ")
 
 
 def gpus_of(profile: Profile, folder: Path) -> list[int]:

@@ -15,14 +15,7 @@ from waiting import wait_until
 from qinglan.ops.prefect.api import RetryingClient
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_QUIET = [
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+_LOUD = ("gpu", "quic", "background-networking", "component-update", "sync")
 _MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 """Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to choose from."""
 _TIMEOUT_MS = 60_000
@@ -35,8 +28,9 @@ _LONGEST_S = 300.0
 def chromium() -> Iterator[Browser]:
     """A browser with a new, empty profile that asks nobody for anything by itself."""
     expect.set_options(timeout=_TIMEOUT_MS)
+    quiet = ["--no-first-run", *(f"--disable-{what}" for what in _LOUD)]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET, ignore_default_args=[_MOUSE])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet, ignore_default_args=[_MOUSE])
         yield browser
         browser.close()
 

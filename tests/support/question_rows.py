@@ -10,15 +10,8 @@ SAME = LONG.replace("，", " ").replace("比较好", "比较好呢？")
 
 
 def row(query: str, profile: str = "", history: str = "", **fields: Any) -> Row:
-    return Row(
-        id=row_id("t", query, profile, history),
-        tenant="t",
-        query=query,
-        profile=profile,
-        history=history,
-        source="q",
-        **fields,
-    )
+    asked = {"tenant": "t", "query": query, "profile": profile, "history": history}
+    return Row(id=row_id(*asked.values()), source="q", **asked, **fields)
 
 
 def random_rows(count: int, seed: int = 0, **fields: Any) -> list[Row]:

@@ -59,7 +59,9 @@ class Site:
             }
             self._save(run, "dataset", files, {"scored_with": scoring_digest(run)})
             for stage in ("base_model", "sft", "rl"):
-                self._save(run, stage, {"model": self._model(run, stage, weights)}, _details(run, stage))
+                model = self._model(run, stage, weights)
+                summary = {"steps": 3, "chosen_step": 3}
+                self._save(run, stage, {"model": model}, {"model": str(model.path), "summary": summary, "alarms": []})
             self._evaluate(run, rows)
             finish_run(run)
         return run
@@ -115,7 +117,3 @@ def _arm(rows: list[Row], misses: int) -> list[ArmRow]:
         )
         for n, row in enumerate(rows)
     ]
-
-
-def _details(run: Run, stage: str) -> dict[str, Any]:
-    return {"model": str(run.directory / stage / "model"), "summary": {"steps": 3, "chosen_step": 3}, "alarms": []}

@@ -25,8 +25,8 @@ Values = Mapping[str, float | None]
 MIN_FLIPS = 10_000
 POWER_FACTOR = 2.80
 """z(0.975) + z(0.80): a true difference of this many standard errors is found in four of five test sets."""
-PERCENTILE_RESAMPLES = 2_000
-"""Enough for the ends of an interval that is only read; sorting makes these dearer than means."""
+RESAMPLES = 2_000
+"""Enough for the ends of an interval that is only read."""
 _BLOCK = 4_000_000
 _DRAWS, _MIN_RESAMPLES = 100_000_000, 1_000
 """Of more groups than 10,000 fewer resamples are drawn, so that the time for an interval stays bounded."""
@@ -212,17 +212,15 @@ def ratio_ci(pairs: Sequence[tuple[float, float]], resamples: int = 10_000, seed
     return _percentiles(_bootstrap(_Clusters(above, below), resamples, seed)) if below.any() else None
 
 
-def percentile_ci(
-    values: Sequence[float], percent: float, resamples: int = PERCENTILE_RESAMPLES, seed: int = 0
-) -> Interval | None:
+def percentile_ci(values: Sequence[float], percent: float, seed: int = 0) -> Interval | None:
     """95% interval of a percentile, from a bootstrap over independent values; None for fewer than two."""
     if len(values) < 2:
         return None
-    # scipy.stats.bootstrap gives the same interval, and takes a second to load
+    # scipy.stats.bootstrap gives the same interval, and takes a second to load. Sorting makes a resample dear.
     drawn, rng = np.array(values, dtype=float), np.random.default_rng([seed, 2])
     found = [
         np.percentile(drawn[rng.integers(len(drawn), size=(size, len(drawn)))], percent, axis=1)
-        for size in _blocks(resamples, len(drawn))
+        for size in _blocks(RESAMPLES, len(drawn))
     ]
     return _percentiles(np.concatenate(found))
 
@@ -290,8 +288,7 @@ def _draws(groups: int, resamples: int, seed: int) -> Iterator[Counts]:
 def _blocks(count: int, width: int) -> list[int]:
     """Split `count` rows of `width` numbers so that each block fits comfortably into memory."""
     block = max(1, _BLOCK // width)
-    full, rest = divmod(count, block)
-    return [block] * full + ([rest] if rest else [])
+    return [min(block, count - start) for start in range(0, count, block)]
 
 
 def _percentiles(means: Floats) -> Interval | None:
@@ -306,10 +303,6 @@ def _detectable(means: Floats) -> float | None:
     return POWER_FACTOR * error if error > _TIE else None
 
 
-RESAMPLES = 2_000
-"""Enough for the ends of an interval that is only read."""
-
-
 class Agreement(NamedTuple):
     """Of two judges on the same rows."""
 
@@ -321,13 +314,7 @@ class Agreement(NamedTuple):
     n: int
 
 
-def agreement(
-    one: Mapping[str, str],
-    other: Mapping[str, str],
-    groups: Mapping[str, str],
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Agreement | None:
+def agreement(one: Mapping[str, str], other: Mapping[str, str], groups: Mapping[str, str]) -> Agreement | None:
     """Over the rows (by id) that both have judged; None where there are none."""
     rows = sorted(one.keys() & other.keys())
     if not rows:
@@ -342,25 +329,20 @@ def agreement(
     (kappa,) = map(float, _kappas(whole))
     if math.isnan(kappa):
         return Agreement(share, None, None, len(rows))
-    return Agreement(share, kappa, _interval(tables, resamples, seed), len(rows))
+    if len(group) < 2:
+        return Agreement(share, kappa, None, len(rows))
+    drawn = np.random.default_rng([0, 3]).multinomial(len(group), [1 / len(group)] * len(group), size=RESAMPLES)
+    kappas = _kappas(np.tensordot(drawn, tables, axes=1))
+    return Agreement(share, kappa, _percentiles(kappas[~np.isnan(kappas)]), len(rows))
 
 
-def _interval(tables: NDArray[np.float64], resamples: int, seed: int) -> Interval | None:
-    groups = len(tables)
-    if groups < 2:
-        return None
-    drawn = np.random.default_rng([seed, 3]).multinomial(groups, [1 / groups] * groups, size=resamples)
-    low, high = np.nanpercentile(_kappas(np.tensordot(drawn, tables, axes=1)), [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _kappas(tables: NDArray[np.float64]) -> NDArray[np.float64]:
+def _kappas(tables: Floats) -> Floats:
     """Of each table of counts (one's words × other's); NaN where chance alone would agree on everything."""
     total = tables.sum(axis=(1, 2))
     observed = np.trace(tables, axis1=1, axis2=2) / total
     expected = (tables.sum(axis=1) * tables.sum(axis=2)).sum(axis=1) / total**2
     certain = np.isclose(expected, 1)
-    found: NDArray[np.float64] = np.where(certain, np.nan, (observed - expected) / np.where(certain, 1.0, 1 - expected))
+    found: Floats = np.where(certain, np.nan, (observed - expected) / np.where(certain, 1.0, 1 - expected))
     return found
 
 

@@ -9,14 +9,14 @@ from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_le
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, identity_of, row_of, texts_of, try_cases
+from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, try_cases
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.measuring import student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import ArmName, ArmRow, Row
-from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
+from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
 from qinglan.tasks.engine import run_engine
@@ -111,7 +111,7 @@ def evaluate_arms(
         "teachers": {
             each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals
         },
-        "red_team": identity_of(cases),
+        "red_team": hash_of([case.model_dump(mode="json") for case in cases]),
         "measuring": recipe.measuring_digest(profile.tenant),
         "loads": {name: load.model_dump(mode="json") for name, load in loads.items()},
         **scoring_key(profile),

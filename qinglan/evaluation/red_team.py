@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -26,7 +27,6 @@ from qinglan.evaluation.reasons import Reason, reason
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import HINTS, ArmName, Retrieved, Row, normalise
-from qinglan.runs.artifacts import hash_of
 
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
 OF_EVERY_REWRITE = {"one_line": True, "not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
@@ -137,11 +137,6 @@ def cases_of(profile: Profile) -> list[Case]:
     return list(cases.values())
 
 
-def identity_of(cases: Iterable[Case]) -> str:
-    """A digest that changes with any case."""
-    return hash_of([case.model_dump(mode="json") for case in cases])
-
-
 def row_of(case: Case, tenant: Tenant) -> Row:
     """The case as a row to make a prompt of; its id is the case's, since a regression case may be a test row too."""
     return Row(
@@ -178,10 +173,8 @@ async def try_cases(
         row, retrieved = row_of(case, tenant), None
         text = texts[row.id]
         if case.checks.needs_retrieval and text:
-            try:
+            with suppress(CallError):
                 retrieved = await clients.rag.retrieve(case.query, " ".join(text.split()))
-            except CallError:
-                retrieved = None
         return check(case, text or None, retrieved, recipe.parts(row, text))
 
     tried = [asyncio.gather(*(attempt(case, texts) for case in cases)) for texts in answers.values()]
@@ -199,11 +192,9 @@ def check(
         parts: of the text, by the recipe's rules.
     """
     text = answer or ""
-    flaw = next(_flaws(case, text, parts), None)
+    flaw = next(_flaws(case, text, parts, retrieved), None)
     asked = case.checks.needs_retrieval and bool(text.strip())  # where no answer is a right one, nothing is looked up
     unknown = flaw is None and asked and retrieved is None
-    if flaw is None and retrieved is not None:
-        flaw = next(_misses(case.checks, retrieved), None)
     return RedTeamResult(
         case_id=case.id,
         name=case.name,
@@ -215,7 +206,7 @@ def check(
     )
 
 
-def _flaws(case: Case, text: str, parts: Mapping[str, float]) -> Iterator[Reason]:
+def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retrieved | None) -> Iterator[Reason]:
     checks, key = case.checks, normalise(text)
     if not text.strip():
         if checks.non_empty:
@@ -245,17 +236,13 @@ def _flaws(case: Case, text: str, parts: Mapping[str, float]) -> Iterator[Reason
             yield reason("part_without_value", part=name, least=least)
         elif value < least:
             yield reason("part_too_low", part=name, value=value, least=least)
-
-
-def _misses(checks: Checks, retrieved: Retrieved) -> Iterator[Reason]:
     for gold, places in ((checks.gold_top1, 1), (checks.gold_in_top3, 3)):
-        rank = retrieved.rank(gold)
-        if gold is None or 0 < rank <= places:
+        if gold is None or retrieved is None:
             continue
         demand = reason("first_place") if places == 1 else reason("first_places", places=places)
-        if rank:
+        if (rank := retrieved.rank(gold)) > places:
             yield reason("document_too_low", document=gold, place=rank, demand=demand)
-        else:
+        elif not rank:
             yield reason("document_not_found", document=gold, demand=demand)
 
 

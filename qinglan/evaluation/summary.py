@@ -3,7 +3,9 @@
 A refresh trains nothing: its report compares the original question and the teacher over every row that was a question.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 
 from qinglan.clients.roles import site_ledger
@@ -34,14 +36,15 @@ from qinglan.text import latency, number, usd
 
 COMPARING = ("evaluate", "compare")
 """Stages that leave an evaluation behind."""
-REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
-_CURVES = {
-    "rl_reward": (("rl", "curve", "mean reward of a step"),),
-    "rl_dev": (("rl", "dev_curve", "dev split"),),
-    "sft_loss": (("sft", "curve", "training"), ("sft", "eval_curve", "dev split")),
-    "pretrain_loss": (("base_model", "curve", "training"),),
-}
-"""By the report's name: stage, key of its details, label."""
+_REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
+_CURVES = (
+    ("rl_reward", "rl", "curve", "mean reward of a step"),
+    ("rl_dev", "rl", "dev_curve", "dev split"),
+    ("sft_loss", "sft", "curve", "training"),
+    ("sft_loss", "sft", "eval_curve", "dev split"),
+    ("pretrain_loss", "base_model", "curve", "training"),
+)
+"""The report's name of the plot, stage, key of its details, label."""
 
 
 def evaluate(
@@ -96,7 +99,10 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
     """The report of a run, from the stages that it did or reused."""
     profile, by_name = run.profile, {result.stage: result for result in stages}
     recipe = get_recipe(profile.recipe)
-    evaluation = _evaluation_of(by_name, profile)
+    if compared := next((by_name[stage] for stage in COMPARING if stage in by_name), None):
+        evaluation = compared.load("evaluation", Evaluation)
+    else:
+        evaluation = evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
     bought = by_name["compare"].details["purchase"] if "compare" in by_name else None
     purchase = Purchase.model_validate(bought) if bought else None
     released = by_name["register"].details["released"] if "register" in by_name else None
@@ -154,13 +160,6 @@ def result_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _evaluation_of(by_name: Mapping[str, StageResult], profile: Profile) -> Evaluation:
-    for stage in COMPARING:
-        if stage in by_name:
-            return by_name[stage].load("evaluation", Evaluation)
-    return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
-
-
 def _with_rows_needed(evaluation: Evaluation, gate: Gate | None) -> list[Comparison]:
     """With the rows that the gain would take which is worth finding today: an evaluation outlives that setting.
 
@@ -177,40 +176,33 @@ def _with_rows_needed(evaluation: Evaluation, gate: Gate | None) -> list[Compari
 
 def installed_versions() -> dict[str, str]:
     """Of the packages that a result depends on; the orchestrator's image has no trainer."""
-    versions = {}
-    for name in REPORTED_PACKAGES:
-        try:
+    versions = dict.fromkeys(_REPORTED_PACKAGES, "not installed")
+    for name in _REPORTED_PACKAGES:
+        with suppress(ModuleNotFoundError):
             versions[name] = version(name)
-        except ModuleNotFoundError:
-            versions[name] = "not installed"
     return versions
 
 
 def _api(run: Run, stages: Sequence[StageResult]) -> Api:
-    ours = [result.details.get("api", {}) for result in stages if result.run_id == run.id]
-
-    def total(role: str, name: str) -> int:
-        return sum(counts.get(role, {}).get(name, 0) for counts in ours)
-
+    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for result in stages:
+        if result.run_id == run.id:
+            for role, counts in result.details.get("api", {}).items():
+                totals[role].update(counts)
     with site_ledger(run.profile) as ledger:
         paid = {
-            role: ledger.usage(run.id, role).model_copy(update={"cached": total(role, "cached")})
+            role: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
             for role in ("teacher", "answerer", "judge")
         }
-    rag = RagCalls(calls=total("rag", "calls"), cached=total("rag", "cached"), failed=total("rag", "failed"))
-    return Api(**paid, rag=rag)
+    return Api(**paid, rag=RagCalls(**{name: totals["rag"][name] for name in RagCalls.model_fields}))
 
 
 def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
-    curves = {}
-    for name, parts in _CURVES.items():
-        series = [
-            Series(label=label, x=[x for x, _ in points], y=[y for _, y in points])
-            for stage, key, label in parts
-            if stage in by_name and (points := by_name[stage].details.get(key))
-        ]
-        if series:
-            curves[name] = series
+    curves: dict[str, list[Series]] = {}
+    for name, stage, key, label in _CURVES:
+        if stage in by_name and (points := by_name[stage].details.get(key)):
+            x, y = zip(*points, strict=True)
+            curves.setdefault(name, []).append(Series(label=label, x=x, y=y))
     return curves
 
 

@@ -62,10 +62,8 @@ def contenders(run: Run, services: Services) -> list[Contender]:
         addresses = services()
         return replace(addresses, teacher_url=addresses.rival_urls[rival])
 
-    rivals = [
-        Contender(name, asking(teacher), partial(addresses_of, name))
-        for name, teacher in profile.compare.teachers.items()
-    ]
+    teachers = profile.compare.teachers.items()
+    rivals = [Contender(name, asking(teacher), partial(addresses_of, name)) for name, teacher in teachers]
     return [Contender(MAIN, asking(profile.teacher), services), *rivals]
 
 

@@ -18,7 +18,6 @@ from qinglan.evaluation.red_team import (
     Checks,
     cases_of,
     check,
-    identity_of,
     is_degenerate,
     row_of,
     texts_of,
@@ -193,7 +192,6 @@ def test_own_cases_join_the_built_in_ones_and_may_replace_them(tmp_path: Path):
     cases = {case.id: case for case in cases_of(own(tmp_path, lines(MINE, relaxed)))}
     assert len(cases) == len(CASES) + 1
     assert not cases["emoji-mixed"].must_pass and cases["emoji-mixed"].query == "鱼油怎么吃"
-    assert identity_of(cases.values()) != identity_of(CASES.values())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from qinglan.evaluation.report.verdict import (
     main_comparison,
     simulated_roles_of,
     simulator_warning,
-    starred,
+    star,
     verdict,
 )
 from qinglan.runs.artifacts import Artifact, StageResult
@@ -114,10 +114,10 @@ def test_what_the_verdict_is_about() -> None:
 
 def test_stars_mark_only_what_a_stand_in_made() -> None:
     only_judge = report(simulated=["judge"])
-    assert starred(only_judge, "quality") and not starred(only_judge, "top1") and not starred(only_judge, "teacher")
+    assert star(only_judge, "quality") and not star(only_judge, "top1") and not star(only_judge, "teacher")
     only_rag = report(simulated=["rag"])
-    assert starred(only_rag, "mrr10") and starred(only_rag, "rl") and not starred(only_rag, "teacher")
-    assert starred(only_rag, "champion") and not starred(report(simulated=[]), "champion")
+    assert star(only_rag, "mrr10") and star(only_rag, "rl") and not star(only_rag, "teacher")
+    assert star(only_rag, "champion") and not star(report(simulated=[]), "champion")
     assert (warning := simulator_warning(only_rag)) and "The RAG was simulated." in warning.en
     assert simulator_warning(report(simulated=[])) is None and "*" not in terminal(report(simulated=[]))
 

@@ -26,7 +26,7 @@ from qinglan.evaluation.report.verdict import (
     metric_words,
     pair_words,
     simulator_warning,
-    starred,
+    star,
     verdict,
 )
 from qinglan.runs.artifacts import Artifact
@@ -94,7 +94,7 @@ def _view(report: Report) -> dict[str, Any]:
         "continued": continued_warning(report),
         "alarm_actions": TEXTS["alarm_actions"],
         "outcomes": TEXTS["outcomes"],
-        "star": lambda key: "*" if key and starred(report, key) else "",
+        "star": partial(star, report),
         "plan": tables.plan(report),
         "arms": arms,
         "students": [name for name in arms if name in STUDENTS],

@@ -163,9 +163,8 @@ def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> 
         style, window = f"line-{place % 4}", len(points) // 20
         if window > 1:
             lines.append(Curve(None, path(points, x_axis, y_axis), style, faint=True))
-            lines.append(Curve(label, path(moving_mean(points, window), x_axis, y_axis), style))
-        else:
-            lines.append(Curve(label, path(points, x_axis, y_axis), style))
+        shown = moving_mean(points, window) if window > 1 else points
+        lines.append(Curve(label, path(shown, x_axis, y_axis), style))
     return Chart(title, x_label, x_axis, y_axis, tuple(lines))
 
 
@@ -233,10 +232,8 @@ class SlicePlot(NamedTuple):
 
 def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | None:
     """One dot per arm on the best metric there is."""
-    metric = next(
-        (m for m in by_preference(report) if any(report.arms[a].mean(m.name) is not None for a in arms)), None
-    )
-    if metric is None:
+    present = (m for m in by_preference(report) if any(report.arms[name].mean(m.name) is not None for name in arms))
+    if (metric := next(present, None)) is None:
         return None
     rows: list[DotRow] = []
     for name in arms:

@@ -1,6 +1,7 @@
 """What stands in the report's tables, ready for the template."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from qinglan import text as formats
@@ -88,37 +89,27 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     main = main_comparison(report)
 
     def line(english: str, chinese: str, cell: Callable[[ArmFigures], Value], key: str = "") -> TableLine:
-        return TableLine(Both(english, chinese), key, [cell(arm) for arm in found])
+        is_main = main is not None and key == main.metric
+        return TableLine(Both(english, chinese), key, [cell(arm) for arm in found], is_main)
 
-    def means(metric: Metric) -> TableLine:
-        label, is_main = metric_words(metric.name, report), main is not None and metric.name == main.metric
-        return TableLine(label, metric.name, [_mean(arm, metric) for arm in found], is_main)
-
-    def plain(name: str, show: Callable[[Any], str] = number) -> Callable[[ArmFigures], Value]:
-        return lambda arm: Value(show(getattr(arm, name)))
-
-    def whole(value: float | None) -> str:
-        return number(value, 0)
-
-    def unless_0(value: int) -> str:
-        return count(value or None)
-
-    return _filled(
-        [
-            line("questions", "问题数", plain("n", count)),
-            line("failed, left out", "失败，未计入", plain("failed", unless_0)),
-            *map(means, report.metrics),
-            line(
-                "judge: its two passes differ by", "裁判两次评分相差", plain("judge_consistency"), "judge_consistency"
-            ),
-            line("latency p50, ms", "延迟 p50（毫秒）", lambda arm: _latency(arm, "p50")),
-            line("latency p95, ms", "延迟 p95（毫秒）", lambda arm: _latency(arm, "p95")),
-            line("timed questions", "计时的问题数", plain("latency_n", unless_0)),
-            line("$ per 1,000", "每千次美元", lambda arm: _cost(arm, "")),
-            line("tokens in per 1,000", "每千次输入 token", plain("prompt_tokens_per_1000", whole)),
-            line("tokens out per 1,000", "每千次输出 token", plain("completion_tokens_per_1000", whole)),
-        ]
-    )
+    lines = [
+        line("questions", "问题数", lambda arm: Value(count(arm.n))),
+        line("failed, left out", "失败，未计入", lambda arm: Value(count(arm.failed or None))),
+        *(line(metric.en, metric.zh, partial(_mean, metric=metric), metric.name) for metric in report.metrics),
+        line(
+            "judge: its two passes differ by",
+            "裁判两次评分相差",
+            lambda arm: Value(number(arm.judge_consistency)),
+            "judge_consistency",
+        ),
+        line("latency p50, ms", "延迟 p50（毫秒）", lambda arm: _latency(arm, "p50")),
+        line("latency p95, ms", "延迟 p95（毫秒）", lambda arm: _latency(arm, "p95")),
+        line("timed questions", "计时的问题数", lambda arm: Value(count(arm.latency_n or None))),
+        line("$ per 1,000", "每千次美元", lambda arm: _cost(arm, "")),
+        line("tokens in per 1,000", "每千次输入 token", lambda arm: Value(number(arm.prompt_tokens_per_1000, 0))),
+        line("tokens out per 1,000", "每千次输出 token", lambda arm: Value(number(arm.completion_tokens_per_1000, 0))),
+    ]
+    return _filled(lines)
 
 
 def slice_cell(report: Report, part: Slice, name: ArmName) -> Value:
@@ -257,10 +248,8 @@ def _latency(arm: ArmFigures, part: str, *, loaded: bool = False) -> Value:
 
 
 def _cost(arm: ArmFigures, sign: str = "$") -> Value:
-    def shown(value: float | None) -> str:
-        return usd(value).replace("$", sign)
-
-    return Value(shown(arm.cost_per_1000_usd), _ends(arm.cost_ci95, shown))
+    cost, ends = usd(arm.cost_per_1000_usd), _ends(arm.cost_ci95, usd)
+    return Value(cost.replace("$", sign), ends.replace("$", sign))
 
 
 def _ends(ends: Interval | None, show: Callable[[float], str]) -> str:

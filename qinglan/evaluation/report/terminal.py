@@ -24,7 +24,7 @@ from qinglan.evaluation.report.verdict import (
     main_comparison,
     pair_words,
     simulator_warning,
-    starred,
+    star,
     verdict,
 )
 from qinglan.ledger import Usage
@@ -140,13 +140,10 @@ def _asked(report: Report) -> str:
 
 
 def _arms_table(report: Report) -> Table:
-    def star(key: str) -> str:
-        return "*" if starred(report, key) else ""
-
     metrics = [metric for metric in report.metrics if metric.compared][:_MOST_METRICS]
     first = next((m.name for m in metrics if any(arm.mean(m.name) is not None for arm in report.arms.values())), "")
     heads = [
-        fill(re.sub(r" ?\(.*\)", "", metric.en) + star(metric.name), _HEAD_WIDTH)
+        fill(re.sub(r" ?\(.*\)", "", metric.en) + star(report, metric.name), _HEAD_WIDTH)
         + (" [95% CI]" if metric.name == first else "")
         for metric in metrics
     ]
@@ -157,7 +154,7 @@ def _arms_table(report: Report) -> Table:
             ends = arm.score(metric.name).ci95 if metric.name == first else None
             means.append(with_interval(arm.mean(metric.name), ends, partial(number, digits=metric.digits)))
         table.add_row(
-            arm_label_words(name, report, head=True).en + star(name),
+            arm_label_words(name, report, head=True).en + star(report, name),
             count(arm.n),
             *means,
             f"{formats.latency(arm.latency_p50_ms)}/{formats.latency(arm.latency_p95_ms)}",

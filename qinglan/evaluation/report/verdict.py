@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.gate import alarm_reasons
-from qinglan.evaluation.models import ArmFigures, Decision, Report, Rule, SimulatedRole, Tone
+from qinglan.evaluation.models import ArmFigures, Decision, Report, SimulatedRole, Tone
 from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason, rule_words
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import QUALITY, Metric, get_recipe
@@ -175,7 +175,8 @@ def continued_warning(report: Report) -> Both | None:
 
 def answers(report: Report) -> list[ReportAnswer]:
     """In the order in which a product owner asks."""
-    return [_worked(report), *([cost] if (cost := _cost(report)) else []), _safe(report)]
+    cost = _cost(report)
+    return [_worked(report), *([cost] if cost else []), _safe(report)]
 
 
 def _worked(report: Report) -> ReportAnswer:
@@ -249,8 +250,11 @@ def _decided(decision: Decision) -> list[Reason]:
     if decision.verdict == "promote":
         return [decision.reason]
     failed, unknown = ([rule for rule in decision.rules if rule.outcome == outcome] for outcome in ("fail", "unknown"))
-    blocking = [reason("rules_failed", rules=len(failed), names=_named(failed))] if failed else []
-    blocking += [reason("rules_unknown", rules=len(unknown), names=_named(unknown))] if unknown else []
+    blocking = [
+        reason("rules_failed" if rules is failed else "rules_unknown", rules=len(rules), names=listed(named))
+        for rules in (failed, unknown)
+        if (named := [rule_words(rule.name) for rule in rules])
+    ]
     reasons = [reason("rules_that_block", rules=len(decision.rules), blocking=blocking)]
     for rule in (*failed, *unknown):
         if rule.reason and rule.name not in _SHOWN_BELOW:
@@ -259,17 +263,13 @@ def _decided(decision: Decision) -> list[Reason]:
     return reasons
 
 
-def _named(rules: Sequence[Rule]) -> Both:
-    return listed([rule_words(rule.name) for rule in rules])
-
-
 def _star(report: Report) -> str:
     name = candidate(report)
-    return "*" if name and (starred(report, name) or starred(report, opponent(report))) else ""
+    return (star(report, name) or star(report, opponent(report))) if name else ""
 
 
-def starred(report: Report, key: str) -> bool:
-    """Whether an arm's or a metric's numbers come from a simulator; a student learnt from its teacher and its RAG."""
+def star(report: Report, key: str) -> str:
+    """For an arm or a metric whose numbers come from a simulator; a student learnt from its teacher and its RAG."""
     sources: dict[str, set[SimulatedRole]] = {
         "original": {"workbook"},
         "teacher": {"workbook", "teacher"},
@@ -278,10 +278,12 @@ def starred(report: Report, key: str) -> bool:
         "judge_consistency": {"workbook", "judge"},
     }
     if key in ("sft", "rl", "champion"):
-        return bool(report.simulated)
-    if report.purchase and key in report.purchase.labels and key != "teacher":
-        return key in report.purchase.simulated
-    return not sources.get(key, {"workbook", "rag"}).isdisjoint(report.simulated)
+        simulated = bool(report.simulated)
+    elif report.purchase and key in report.purchase.labels and key != "teacher":
+        simulated = key in report.purchase.simulated
+    else:
+        simulated = not sources.get(key, {"workbook", "rag"}).isdisjoint(report.simulated)
+    return "*" if simulated and key else ""
 
 
 def arms_of(report: Report) -> dict[ArmName, ArmFigures]:

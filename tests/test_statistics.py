@@ -1,4 +1,4 @@
-"""Paired statistics over groups: known answers, pairing, signs, missing values, coverage."""
+"""Paired statistics over groups: known answers, pairing, signs, missing values, coverage; Cohen's kappa."""
 
 import math
 
@@ -8,6 +8,7 @@ import pytest
 from qinglan.statistics import (
     ArmScores,
     Comparison,
+    agreement,
     compare,
     holm,
     holm_corrected,
@@ -38,9 +39,8 @@ def compared(
 def test_diff_is_a_minus_b_and_counts_wins_ties_losses() -> None:
     result = compared(arm("rl", 1, 1, 1, 0), arm("teacher", 0, 1, 0, 1))
     assert (result.a, result.b, result.n, result.groups) == ("rl", "teacher", 4, 4)
-    assert result.diff == 0.25
+    assert (result.mean_a, result.mean_b, result.diff) == (0.75, 0.5, 0.25)
     assert (result.wins, result.ties, result.losses) == (2, 1, 1)
-    assert (result.mean_a, result.mean_b) == (0.75, 0.5)
 
 
 def test_swapping_the_arms_mirrors_everything() -> None:
@@ -65,21 +65,16 @@ def test_standard_error_matches_the_formula_for_independent_rows() -> None:
 
 
 def test_rows_are_paired_by_id_not_by_place() -> None:
-    a = ArmScores(arm="a", scores={"top1": {"x": 1.0, "y": 0.0}})
-    b = ArmScores(arm="b", scores={"top1": {"y": 0.0, "x": 1.0}})
-    result = compare(a, b, "top1", {"x": "1", "y": "2"}, resamples=100)
+    turned = ArmScores(arm="b", scores={"top1": {"r1": 0.0, "r0": 1.0}})
+    result = compared(arm("a", 1, 0), turned)
     assert (result.diff, result.ties) == (0.0, 2)
 
 
 def test_missing_values_are_left_out_and_counted_never_zero() -> None:
     result = compared(arm("a", 1, 1, None, math.nan, 1), arm("b", 1, None, 0, None, 0))
-    assert (result.n, result.left_out, result.one_sided) == (2, 3, 2)
-    assert result.diff == 0.5
-
-
-def test_rows_that_one_arm_never_saw_are_left_out() -> None:
-    result = compare(arm("a", 1, 0, 1), arm("b", 1, 0), "top1", own_groups(3), resamples=100)
-    assert (result.n, result.left_out, result.one_sided) == (2, 1, 1)
+    assert (result.n, result.left_out, result.one_sided, result.diff) == (2, 3, 2, 0.5)
+    never_seen = compared(arm("a", 1, 0, 1), arm("b", 1, 0))
+    assert (never_seen.n, never_seen.left_out, never_seen.one_sided) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +120,8 @@ def test_mean_ci_of_one_arm() -> None:
     result = mean_ci({"r0": 1.0, "r1": 0.0, "r2": None}, own_groups(3), resamples=500)
     assert (result.mean, result.n, result.groups, result.left_out) == (0.5, 2, 2, 1)
     assert result.ci95 == (0.0, 1.0)
-
-
-def test_mean_ci_of_nothing() -> None:
-    result = mean_ci({"r0": None}, {}, resamples=10)
-    assert (result.mean, result.ci95, result.n) == (None, None, 0)
+    nothing = mean_ci({"r0": None}, {}, resamples=10)
+    assert (nothing.mean, nothing.ci95, nothing.n) == (None, None, 0)
 
 
 def test_mcnemar_is_exact():
@@ -202,3 +194,36 @@ def test_coverage_and_false_alarms_on_clustered_data() -> None:
         alarms += result.p_value < 0.05
     assert 0.87 <= covered / trials <= 0.99
     assert 0.01 <= alarms / trials <= 0.11
+
+
+# Cohen's textbook case: 20 yes/yes, 5 yes/no, 10 no/yes, 15 no/no; 0.7 observed, 0.5 by chance.
+PAIRS = [("yes", "yes")] * 20 + [("yes", "no")] * 5 + [("no", "yes")] * 10 + [("no", "no")] * 15
+ONE = {str(number): pair[0] for number, pair in enumerate(PAIRS)}
+OTHER = {str(number): pair[1] for number, pair in enumerate(PAIRS)}
+ALONE = {row: row for row in ONE}
+
+
+def test_kappa_takes_off_what_chance_would_bring():
+    found = agreement(ONE, OTHER, ALONE)
+    assert found and (found.share, found.n) == (pytest.approx(0.7), 50)
+    assert found.kappa == pytest.approx(0.4)
+
+
+def test_the_interval_holds_kappa_and_is_wider_where_rows_hang_together():
+    alone, together = agreement(ONE, OTHER, ALONE), agreement(ONE, OTHER, {row: str(int(row) // 10) for row in ONE})
+    assert alone and together and alone.ci95 and together.ci95
+    assert alone.ci95[0] < 0.4 < alone.ci95[1]
+    assert together.ci95[1] - together.ci95[0] > alone.ci95[1] - alone.ci95[0]
+
+
+def test_judges_who_always_say_the_same_show_nothing_and_a_word_that_one_alone_uses_is_disagreement():
+    same = agreement({"a": "yes", "b": "yes"}, {"a": "yes", "b": "yes"}, {"a": "a", "b": "b"})
+    assert same and (same.share, same.kappa, same.ci95) == (1.0, None, None)
+    other = agreement({"a": "yes", "b": "?"}, {"a": "yes", "b": "no"}, {"a": "a", "b": "b"})
+    assert other and other.share == 0.5
+
+
+def test_one_group_says_nothing_about_spread_and_no_row_says_nothing():
+    found = agreement({"a": "yes"}, {"a": "yes"}, {"a": "a"})
+    assert found and found.ci95 is None
+    assert agreement({"a": "yes"}, {"b": "yes"}, {}) is None

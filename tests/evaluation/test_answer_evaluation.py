@@ -8,13 +8,12 @@ from typing import Any
 import openpyxl
 import pytest
 from letters import Letters
-from rich.console import Console
+from report_fixture import page, shown
 
 from qinglan.config import Evaluate, Gate
 from qinglan.evaluation.figures import arm_scores, examples
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import Evaluation, Report
-from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
 from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
@@ -135,18 +134,14 @@ def test_the_headline_is_about_the_gates_rival():
 
 
 def test_the_page_speaks_of_answers_alone(tmp_path: Path):
-    html = render_html(report(trained()), tmp_path / "report.html").path.read_text(encoding="utf-8")
-    text = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+    text = re.sub(r"<style>.*?</style>", "", page(tmp_path, report(trained())), flags=re.DOTALL)
     foreign = ["top-1", "Top-1", "recall@", "RAG", "retriev", "rewrite", "gold document", "改写", "检索", "标准文档"]
     own = ["纯正率", "share of the letter", "Agreement", "一致性", "0.81", "letter</bdi>：<bdi>a</bdi>"]
     assert [word for word in (*foreign, *own) if word in text] == own
 
 
 def test_terminal_and_markdown_show_what_there_is():
-    console = Console(width=100, force_terminal=False)
-    with console.capture() as capture:
-        console.print(print_table(report(trained())))
-    text = capture.get()
+    text = shown(print_table(report(trained())))
     assert "RL − SFT" in text and "pure answers" in text and "0.81" in text and "top-1" not in text
     assert "| Arm | n | failed | pure answers | share of the letter | judge score (0–5) |" in result_markdown(
         report(trained())

@@ -1,13 +1,22 @@
-"""Arms: a failure is no score, one text is retrieved with once, figures come with intervals, comparisons are paired."""
+"""Arms: a failure is no score, one text is retrieved with once, figures come with intervals, comparisons are paired.
 
+What the stages found is put together: a refresh's arms, and what is shown of them.
+"""
+
+import asyncio
+import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_service import SIMULATED
 
 from qinglan.clients.chat import Answer
-from qinglan.clients.roles import Clients
-from qinglan.config import Evaluate, Tenant
+from qinglan.clients.roles import Clients, Services, open_clients, site_ledger
+from qinglan.config import Evaluate, Profile, Tenant
+from qinglan.data.workbook import read_rows
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation.figures import (
     arm_scores,
@@ -19,15 +28,23 @@ from qinglan.evaluation.figures import (
     slices_of,
     summarise,
 )
-from qinglan.evaluation.models import Score
+from qinglan.evaluation.models import Report, Score, StageSummary
 from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.red_team import RedTeamResult
+from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
 from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.ledger import Call
-from qinglan.recipes.kinds.measuring import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
+from qinglan.recipes.kinds.measuring import Panel, original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
+from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
+from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.runs.run import Run, open_run
+from qinglan.simulators.domains.query_rewrite import write_sample
+from qinglan.simulators.services import embedded_services
 
-CONFIG = Evaluate(bootstrap_resamples=200)
+FEW = {"bootstrap_resamples": 200}
+CONFIG = Evaluate(**FEW)
 LOAD = reason("one_at_a_time", device="cpu")
 HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 
@@ -38,6 +55,7 @@ def row(number: int, gold: str | None = "g", **update: Any) -> Row:
 
 
 ROWS = [row(n) for n in range(40)]
+TAUGHT = [row(n, answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.0) for n in range(20)]
 
 
 def arm(*found: Retrieved | None, **update: Any) -> list[ArmRow]:
@@ -251,5 +269,102 @@ def test_an_example_names_its_gold_document_where_an_arm_found_it():
 def test_overlap_of_train_and_test():
     found = shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
     shared = {s.what: (s.in_train, s.test) for s in found}
-    assert shared["row_ids"] == (1, 2)
-    assert shared["gold_documents"] == (1, 2)
+    assert (shared["row_ids"], shared["gold_documents"]) == ((1, 2), (1, 2))
+
+
+def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: Callable[..., Profile]):
+    reasons = ("teacher_refused", "rag_unavailable", "empty_query")
+    failed = [row(n, status="failed", reason=why) for n, why in enumerate(reasons, 50)]
+    evaluation = evaluate_baselines([*TAUGHT, *failed], profile_of(evaluate=FEW))
+    teacher = evaluation.arms["teacher"]
+    assert (teacher.n, teacher.failed, teacher.mean("top1")) == (22, 2, 1.0)
+    (top1,) = [c for c in evaluation.comparisons if c.metric == "top1"]
+    assert (top1.n, top1.left_out, top1.diff) == (20, 2, 1.0)
+    cases = [
+        RedTeamResult(case_id=str(passed), name="例", kind="long", must_pass=True, passed=passed)
+        for passed in (True, False, None)
+    ]
+    metrics = metrics_of(evaluation.model_copy(update={"red_team": {"rl": cases}}))
+    assert [metrics[f"rl/red_team_{name}"] for name in ("failed", "unchecked")] == [1, 1]
+    assert metrics["teacher/failed"] == 2
+    known = {"metrics": evaluation.metrics, "arms": evaluation.arms, "comparisons": evaluation.comparisons}
+    text = result_markdown(Report(run_id="r", profile="p", recipe="query_rewrite", **known))
+    assert "| teacher | 22 | 2 | 1.000 | 1.000 | 0.900 | 4.00 | " in text
+
+
+def test_the_table_of_a_refresh_says_what_became_of_the_rows():
+    stages = [
+        StageSummary(name="ingest", seconds=1, rows_in=1300, rows_out=1290, dropped={"duplicate": 10}),
+        StageSummary(name="dataset", seconds=1, rows_in=1290, rows_out=1288),
+    ]
+    text = result_markdown(Report(run_id="r", profile="p", recipe="medical", stages=stages))
+    assert text.startswith("## 1,288 of 1,300 rows are in the dataset.\n\nNothing was compared: ")
+    assert "| ingest | 1,300 | 1,290 | duplicate 10 |\n" in text
+    assert "| Arm |" not in text
+
+
+def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., Profile], tmp_path: Path):
+    rows = [row.model_copy(update={"gold_id": row.id}) for row in TAUGHT]
+    rows[::2] = [row.model_copy(update={"answer_retrieved": MISS}) for row in rows[::2]]
+    path = tmp_path / "evaluation.json"
+    path.write_text(evaluate_baselines(rows, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8")
+    needed = []
+    for gain in (0.03, 0.06):
+        with open_run(profile_of(gate={"smallest_gain": gain}), "evaluate") as run:
+            artifacts = {"evaluation": Artifact.of(path)}
+            stage = StageResult(stage="evaluate", key="k", run_id=run.id, seconds=1, artifacts=artifacts)
+            found = {each.metric: each.rows_needed for each in build_report(run, [stage]).comparisons}
+        needed.append(found["mean_top1_score"])
+        assert found["mrr10"] is None
+    assert needed[0] == pytest.approx(4 * needed[1], abs=4)
+
+
+def test_a_report_takes_the_distributions_from_validation(profile_of: Callable[..., Profile], tmp_path: Path):
+    findings = RetrievalStatistics()
+    for row in TAUGHT:
+        findings.add(row)
+    details = json.loads(json.dumps({"histograms": findings.histograms()}))  # as the manifest keeps them
+    with open_run(profile_of(evaluate=FEW), "refresh") as run:
+        stage = StageResult(
+            stage="validate", key="k", run_id=run.id, seconds=1.0, details=details,
+            artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)},
+        )  # fmt: skip
+        report = build_report(run, [stage])
+        older = build_report(run, [stage.model_copy(update={"details": {}})])
+    assert [sum(part.counts) for part in report.distributions["top1_score"]] == [20, 20]
+    assert older.distributions == {}
+
+
+@pytest.mark.slow
+def test_two_calls_a_question_kept_in_the_ledger_and_never_paid_again(
+    tmp_path: Path, profile_of: Callable[..., Profile]
+):
+    asked = 30
+    sizes = {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": asked}
+    profile = profile_of(**SIMULATED, embedded=sizes | {"fault_rate": 0.05})
+    sample = write_sample(tmp_path, profile.embedded)
+    rows = [row for row in read_rows(sample.workbook, profile.data, profile.tenant) if row.split == "test"]
+
+    async def judge(services: Services, name: str) -> tuple[dict[str, list[ArmRow]], dict[str, int]]:
+        """A teacher and the bare question: asked, retrieved with, judged; and what of it the ledger knew."""
+        run = Run(id=name, flow="evaluate", profile=profile, directory=tmp_path)
+        async with open_clients(run, services, ("teacher", "judge", "rag")) as clients:
+            arms = {
+                "original": [ArmRow(row_id=row.id, text=row.query) for row in rows],
+                "teacher": await ask_teacher(rows, RECIPE, clients, profile.tenant, 0.05),
+            }
+            found = await retrieve_all(arms, rows, clients, 0.05)
+            judged, unjudged = await Panel(RECIPE, clients, profile.tenant).judge(found, rows)
+            assert unjudged == {}
+            return judged, clients.call_counts()["judge"]
+
+    with embedded_services(profile, sample.knowledge_base) as services:
+        arms, _ = asyncio.run(judge(services, "first"))
+        again, counts = asyncio.run(judge(services, "second"))
+    with site_ledger(profile) as ledger:
+        assert ledger.usage("first", "judge").calls - ledger.usage("first", "judge").failed == 2 * asked
+        assert ledger.usage("second", "judge").calls == 0
+        calls = ledger.get_many({key for arm in arms.values() for entry in arm for key in entry.requests})
+    assert counts == {"cached": 2 * asked}
+    assert {call.role for call in calls.values()} == {"teacher", "judge"} and len(calls) == 3 * asked
+    assert [entry.judge_scores for entry in again["teacher"]] == [entry.judge_scores for entry in arms["teacher"]]

@@ -1,8 +1,15 @@
-"""The gate: every rule passes, fails and says what is missing; the verdict follows from the rules alone."""
+"""The gate: every rule passes, fails and says what is missing; the verdict follows from the rules alone.
 
+The benchmark that simulates it has the noise of real runs, and decides what differs much.
+"""
+
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -12,7 +19,7 @@ from qinglan.evaluation.models import ArmFigures, Decision, Evaluation, Rule
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
-from qinglan.statistics import Comparison
+from qinglan.statistics import POWER_FACTOR, Comparison
 from qinglan.training.alarms import Alarm
 
 TEACHER = ArmFigures(n=1000, latency_p50_ms=900, latency_p95_ms=2000, cost_per_1000_usd=1.0)
@@ -256,3 +263,26 @@ def test_a_failure_outranks_what_is_unknown():
     decision = decided(found)
     assert decision.verdict == "refuse"
     assert decision.sentence.endswith("is ruled out. Besides, 1 of the rules could not be decided.")
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "gate_power.py"
+    spec = importlib.util.spec_from_file_location("gate_power", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_simulated_noise_is_that_of_real_runs(bench: ModuleType):
+    same = {"rl": 0.8, "teacher": 0.8}
+    found = [bench.evaluation(np.random.default_rng(i), bench.TEST_SETS[1], same).comparisons[0] for i in range(5)]
+    errors = [(one.detectable_diff or 0) / POWER_FACTOR for one in found]
+    assert 0.016 <= float(np.mean(errors)) <= 0.024
+
+
+def test_the_real_gate_refuses_a_worse_model_and_releases_a_much_better_one(bench: ModuleType):
+    small = bench.TestSet(500, 80)
+    assert bench.verdicts(small, {"rl": 0.6, "teacher": 0.8}, 5, seed=0) == {"refuse": 5}
+    assert bench.verdicts(small, {"rl": 0.99, "teacher": 0.7}, 5, seed=0) == {"promote": 5}

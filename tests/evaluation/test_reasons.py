@@ -1,15 +1,18 @@
 """Every reason has a sentence in both languages, and the code gives each the values that its sentences take."""
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
+from report_fixture import english_in
 
 import qinglan
 from qinglan.clients.row_batches import RETRYABLE_REASONS
+from qinglan.config import AlarmName
+from qinglan.evaluation.models import SharedThing
 from qinglan.evaluation.reasons import SENTENCES, TEXTS, Reason, placeholders, reason
 from qinglan.recipes import RetrievalRecipe
 from qinglan.recipes.answer_judge import RECIPE as ANSWER_JUDGE
@@ -17,14 +20,11 @@ from qinglan.recipes.medical import RECIPE as MEDICAL
 from qinglan.rows import INPUT_REASONS
 from qinglan.text import Both
 
-_SAME_IN_CHINESE = """
+SENTENCE_TERMS = """
     RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries docs
     alarms compare tolerable_loss rows
 """
-
-
-def english_in(sentence: str) -> set[str]:
-    return set(re.findall(r"[A-Za-z_]{3,}", re.sub(r"\{[^}]*\}", "", sentence))) - set(_SAME_IN_CHINESE.split())
+NAME_TERMS = "MRR RAG SFT log nDCG recall token top"
 
 
 def reasons_in_code() -> Iterator[tuple[str, set[str | None]]]:
@@ -40,7 +40,7 @@ def reasons_in_code() -> Iterator[tuple[str, set[str | None]]]:
 @pytest.mark.parametrize("code", SENTENCES)
 def test_a_reason_has_a_sentence_in_both_languages(code: str):
     english, chinese = SENTENCES[code]
-    assert english and chinese and not english_in(chinese)
+    assert english and chinese and not english_in(chinese, SENTENCE_TERMS)
     assert placeholders(english) == placeholders(chinese)
 
 
@@ -96,3 +96,15 @@ def test_every_reason_of_a_row_has_words_in_both_languages():
         INPUT_REASONS | RETRYABLE_REASONS | RetrievalRecipe.RL_REASONS | ANSWER_JUDGE.RL_REASONS | MEDICAL.RL_REASONS
     )
     assert known - {None} <= TEXTS["row_reasons"].keys()
+
+
+@pytest.mark.parametrize("table", sorted(TEXTS.keys() - {"sentences", "alarm_actions"}))
+def test_every_name_has_a_chinese_one(table: str):
+    assert not [
+        key for key, both in TEXTS[table].items() if not both.en or not both.zh or english_in(both.zh, NAME_TERMS)
+    ]
+
+
+def test_every_alarm_and_everything_shared_has_a_name():
+    assert TEXTS["alarms"].keys() == set(get_args(AlarmName))
+    assert TEXTS["shared"].keys() == set(get_args(SharedThing))

@@ -1,4 +1,4 @@
-"""The report as JSON, its verdict, and the table for the terminal."""
+"""The report as JSON, its verdict, the table for the terminal, and what it draws."""
 
 import json
 import math
@@ -6,14 +6,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import letters
 import pytest
-from report_fixture import METRICS, comparison, decision, full, report, scores
-from rich.console import Console, RenderableType
+from report_fixture import METRICS, comparison, decision, full, page, report, scores, shown
 
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
-from qinglan.evaluation.models import ArmFigures, Report, StageSummary
-from qinglan.evaluation.report.html import render_html
+from qinglan.evaluation.models import ArmFigures, Distribution, Report, StageSummary
+from qinglan.evaluation.report.plots import (
+    DISTRIBUTIONS,
+    Axis,
+    arm_dots,
+    chart,
+    distributions,
+    histogram,
+    slice_plots,
+)
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
 from qinglan.evaluation.report.verdict import (
@@ -23,16 +31,13 @@ from qinglan.evaluation.report.verdict import (
     star,
     verdict,
 )
+from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
+from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.statistics import Comparison
-from qinglan.text import markdown_cell
+from qinglan.text import Both, markdown_cell
 
-
-def shown(table: RenderableType) -> str:
-    console = Console(width=100, record=True, file=None, force_terminal=False, quiet=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+NAME = Both("a", "甲")
 
 
 def terminal(content: Report) -> str:
@@ -40,8 +45,8 @@ def terminal(content: Report) -> str:
 
 
 def test_the_documentation_lists_every_key() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
-    report_keys, arm_keys = page.split("## report.json")[1].split("An arm:")
+    contracts = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
+    report_keys, arm_keys = contracts.split("## report.json")[1].split("An arm:")
     for model, text in ((Report, report_keys), (ArmFigures, arm_keys)):
         first_cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
         assert model.model_fields.keys() <= set(re.findall(r"`(\w+)`", first_cells))
@@ -97,6 +102,12 @@ def test_the_verdict_says_who_won_by_how_much(found: Comparison, tone: str, text
     result = verdict(report(comparisons=[found]))
     said = f"{result.sentence.en} {result.reading.en}"
     assert result.tone == tone and not [text for text in texts if text not in said]
+
+
+def test_the_verdict_in_chinese() -> None:
+    found = verdict(report())
+    assert found.sentence.zh == "RL 学生 0.866，教师 0.795（top-1，996 个测试问题）：+0.071 [0.019, 0.128]"
+    assert found.reading.zh == "95% 区间在 0 之上：在这类问题上，RL 学生优于教师。"
 
 
 def test_what_the_verdict_is_about() -> None:
@@ -155,7 +166,7 @@ def test_a_training_that_was_continued_over_other_code_is_a_warning(tmp_path: Pa
     content.write(tmp_path / "report.json")
     said = "rl continued from its checkpoint although the code of recipe.reward, qinglan.training.engines.verl changed"
     assert said in " ".join(terminal(Report.read(tmp_path / "report.json")).split())
-    assert "rl 中断期间" in render_html(content, tmp_path / "report.html").path.read_text(encoding="utf-8")
+    assert "rl 中断期间" in page(tmp_path, content)
 
 
 def test_the_terminal_shows_the_candidate_with_every_interval() -> None:
@@ -211,3 +222,60 @@ def test_untrusted_text_has_no_meaning_in_a_markdown_cell() -> None:
     assert markdown_cell("a|b\n<img> ![i](u) `c` _d_ e_f *e* ~f~ &lt; \\") == (
         r"a\|b \<img> \!\[i\](u) \`c\` \_d\_ e_f \*e\* \~f\~ \&lt; \\"
     )
+
+
+def test_axis_has_round_ticks_that_cover_the_values() -> None:
+    axis = Axis.over([-0.045, 0.135])
+    assert axis.low <= -0.045 and axis.high >= 0.135
+    assert [axis.label(tick) for tick in axis.ticks] == ["−0.05", "0.00", "0.05", "0.10", "0.15"]
+    assert axis.at(axis.low) == 0 and axis.at(axis.high) == 100
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [3.0], [0.0, 0.0]])
+def test_axis_of_nothing_much(values: list[float]) -> None:
+    axis = Axis.over(values)
+    assert axis.high > axis.low and len(axis.ticks) >= 2
+
+
+def test_chart_skips_what_is_not_finite() -> None:
+    drawn = chart(NAME, NAME, [(NAME, [(1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)])])
+    assert [line.path for line in drawn.lines] == ["M0.0,0.0 L100.0,100.0"]
+
+
+def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
+    counts = [0] * 100
+    counts[10], counts[11], counts[99] = 300, 200, 500
+    drawn = histogram(NAME, [("line-0", NAME, 0.0, 1.0, counts)])
+    assert drawn is not None
+    points = [tuple(map(float, point.split(","))) for point in drawn.lines[0].path[1:].split(" L")]
+    heights = [drawn.y.high * (100 - y) / 100 for _, y in points]
+    assert max(heights) == pytest.approx(50, rel=1e-3) and (heights[0], heights[-1]) == (0, 0)
+    assert sum(heights[1:-1]) / 2 == pytest.approx(100, rel=1e-3)
+    assert (points[0][0], points[-1][0]) == (8, 100)  # 1,000 values are drawn in 25 bins
+
+
+def test_every_histogram_of_validation_is_drawn() -> None:
+    judged = AnswerStatistics(letters.JudgedLetters())
+    judged.add(Row(id="1", tenant="t", query="q", source="s", parts={"format": 1.0}, judge_score=4.0))
+    for found in (judged.histograms(), RetrievalStatistics().histograms()):
+        assert found and found.keys() <= DISTRIBUTIONS.keys()
+    one = {name: [Distribution.model_validate(each) for each in plot] for name, plot in judged.histograms().items()}
+    assert [plot.title.en for plot in distributions(one)] == ["Judge's score, 0–5, % of rows"]
+
+
+def test_slices_are_drawn_by_kind_on_the_headlines_metric() -> None:
+    plots = slice_plots(full())
+    assert [plot.by.en for plot in plots] == ["tenant", "intent", "length in characters", "history"]
+    assert plots[0].pair == Both("RL − Teacher", "RL − 教师") and plots[3].plot.dots[0].label == Both(
+        "with (400)", "有（400）"
+    )
+    assert slice_plots(full(comparisons=[])) == []
+    one = full().slices[1]
+    many = [one.model_copy(update={"value": str(i)}) for i in range(40)]
+    assert len(slice_plots(full(slices=many))[0].plot.dots) == 12, "only the largest"
+
+
+def test_arms_are_drawn_on_the_best_metric_with_its_interval() -> None:
+    arms = {"teacher": {"n": 9, **scores(mean_top1_score=(0.8, [0.7, 0.9]))}, "original": {"n": 9}}
+    metric, plot = arm_dots(report(arms=arms), ["original", "teacher"]) or (NAME, None)
+    assert metric.en == "mean top-1 score" and plot and plot.dots[0].text == "0.800 [0.700, 0.900]"

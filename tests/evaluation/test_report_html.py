@@ -1,4 +1,4 @@
-"""The report's page: every section, partial reports, and that nothing in it is anybody's script or address."""
+"""The report's page: every section, partial reports, every label in Chinese, nothing of anybody's script or address."""
 
 import re
 from html import unescape
@@ -7,11 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixture import EVIL, METRICS, case, comparison, decision, example, full, report, retrieved, scores
+from report_fixture import (
+    EVIL,
+    METRICS,
+    case,
+    comparison,
+    decision,
+    english_in,
+    example,
+    full,
+    page,
+    report,
+    retrieved,
+    scores,
+)
 
-from qinglan.evaluation.models import Report
+from qinglan.evaluation.models import Report, TrainingSummary
 from qinglan.evaluation.reasons import reason
-from qinglan.evaluation.report.html import render_html
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved, Row
@@ -21,10 +33,11 @@ SECTIONS = [
     *("Arms", "Comparisons", "Training", "Where rows were dropped", "Examples", "What test and train share"),
     *("Calls and cost", "Stages", "Where this comes from"),
 ]
-
-
-def page(tmp_path: Path, content: Report) -> str:
-    return render_html(content, tmp_path / "report.html").path.read_text(encoding="utf-8")
+PAGE_TERMS = """
+    Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar
+    gate smallest_gain docs alarms cpu sha256 run json qinglan
+"""
+"""What is called the same in Chinese, and names of settings and files."""
 
 
 def english(html: str) -> str:
@@ -38,32 +51,53 @@ def heads(html: str) -> list[str]:
     return [english(head) for head in re.findall(r"<h2>(.*?)</h2>", html)]
 
 
-class Tags(HTMLParser):
-    """Start tags and their attributes, and whether every element is closed."""
+class Parsed(HTMLParser):
+    """Start tags and their attributes, whether every element is closed, and what a reader of the Chinese page sees.
+
+    The Chinese text is without what users wrote and without names of files and versions.
+    """
 
     void = frozenset({"meta", "br", "wbr", "line", "circle", "rect", "path", "input"})
+    not_chinese = frozenset({"style", "title", "bdi", "code", "label", "small"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
+        self.open: list[tuple[str, bool]] = []
+        self.chinese: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+        named = dict(attrs)
+        self.tags.append((tag, named))
         if tag not in self.void:
-            self.open.append(tag)
+            english = named.get("class") == "en" or (named.get("lang") == "en" and tag != "html")
+            self.open.append((tag, tag in self.not_chinese or english or self.hides))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.hides and data.strip():
+            self.chinese.append(data.strip())
+
+    @property
+    def hides(self) -> bool:
+        return bool(self.open) and self.open[-1][1]
+
+
+def english_labels(html: str) -> set[str]:
+    text = Parsed(html).chinese
+    assert "有效吗？" in text
+    return {each for each in text if english_in(each, PAGE_TERMS)}
 
 
 def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     html = page(tmp_path, report())
-    assert Tags(html).open == []
+    assert Parsed(html).open == []
     assert heads(html) == ["Teacher against RL", *SECTIONS]
     text = english(html)
     assert text.count("gold first") == 10 and "failed: the answer is empty" in text
@@ -72,7 +106,7 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert "The teacher, the judge, the RAG, the base model and the workbook were simulated." in text
     html = page(tmp_path, full(simulated=[]))
     first = ["Teacher against RL", "May it be released?", *SECTIONS[:2], "Slices", "Red team", *SECTIONS[2:]]
-    assert Tags(html).open == [] and heads(html) == first
+    assert Parsed(html).open == [] and heads(html) == first
     assert "simulated" not in english(html) and "*" not in english(html), "of a real run"
 
 
@@ -134,7 +168,7 @@ def test_untrusted_text_stays_text(tmp_path: Path) -> None:
     series = [{"label": EVIL, "x": [1, 2], "y": [1, 2]}]
     html = page(tmp_path, full(run_id=EVIL, examples=[evil], stages=[stage],
                                versions={EVIL: EVIL}, curves={EVIL: series}, **evil_release()))  # fmt: skip
-    parsed = Tags(html)
+    parsed = Parsed(html)
     assert not {"script", "img"} & {tag for tag, _ in parsed.tags}
     assert not [name for _, attrs in parsed.tags for name in attrs if name.startswith("on")]
     assert html.count("&lt;script&gt;alert(1)") >= 40 and "{{ 7*7 }}" in html
@@ -167,7 +201,7 @@ def test_a_data_only_report_renders(tmp_path: Path) -> None:
 
 def test_reports_with_little_in_them_render(tmp_path: Path) -> None:
     html = page(tmp_path, Report(run_id="r", profile="p", recipe="query_rewrite"))
-    assert Tags(html).open == [] and heads(html) == ["Calls and cost", "Where this comes from"]
+    assert Parsed(html).open == [] and heads(html) == ["Calls and cost", "Where this comes from"]
     assert "Nothing was compared in this run." in english(html)
     arms = {"teacher": {"n": 3, **scores(top1=0.5)}, "rl": {"n": 3, **scores(top1=1.0), "failed": 1}}
     bare = report(arms=arms, comparisons=[comparison("rl", "teacher", 0.5, None, detectable_diff=None, p_value=None)])
@@ -196,4 +230,18 @@ def test_the_gain_of_the_rewrites_is_drawn_and_told(tmp_path: Path) -> None:
     text = english(html)
     assert "Of 1,000 rows, 70% score higher with the rewrite, 20% the same (within 0.01) and 10% lower." in text
     assert "rewrite − original, median +0.30" in text
-    assert re.search(r"original question, median 0\.\d\d .*rewrite, median", text) and Tags(html).open == []
+    assert re.search(r"original question, median 0\.\d\d .*rewrite, median", text) and Parsed(html).open == []
+
+
+def test_the_chinese_page_is_complete_and_has_no_english_label(tmp_path: Path) -> None:
+    training = {"sft": {"rows": 617, "loss_first": 3.1}, "rl": {"steps": 60, "reward_last": 0.2}}
+    html = page(tmp_path, full(versions={}, training=training))
+    assert english_labels(html) == {"demo（1,000）", ": demo"}, "a tenant's"
+    assert html.count('<span class="en">') == html.count('<span class="zh" lang="zh">') > 150
+    assert '<span class="en"></span>' not in html and '<span class="zh" lang="zh"></span>' not in html
+
+
+@pytest.mark.parametrize("content", [Report(run_id="r", profile="p", recipe="query_rewrite"), report(comparisons=[])])
+def test_a_partial_report_has_no_english_label(tmp_path: Path, content: Report) -> None:
+    partial = content.model_copy(update={"versions": {}, "stages": [], "training": TrainingSummary()})
+    assert english_labels(page(tmp_path, partial)) == set()

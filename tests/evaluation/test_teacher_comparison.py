@@ -1,5 +1,6 @@
-"""Teachers side by side: who is asked, the figures, and which one to buy."""
+"""Teachers side by side: who is asked, the figures, which one to buy, and how the report shows it."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -7,23 +8,34 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_service import PRICE, SIMULATED
+from report_fixture import METRICS, comparison, page, scores, shown
 
 from qinglan.clients.chat import request_of
 from qinglan.clients.roles import Addresses, key_salt, site_ledger
 from qinglan.config import Evaluate, Profile
+from qinglan.errors import ConfigError
+from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase, Report
 from qinglan.evaluation.purchase import advise, family
+from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.report.terminal import print_table
+from qinglan.evaluation.report.verdict import arms_of as arms_shown
+from qinglan.evaluation.report.verdict import verdict
+from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
 from qinglan.ledger import Call
+from qinglan.ops.preflight import inspect_profile, require
 from qinglan.recipes import get_recipe
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
-from qinglan.runs.run import Run
+from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.run import Run, open_run
+from qinglan.simulators.services import embedded_services
 
 ProfileOf = Callable[..., Profile]
 Advised = Callable[..., SimpleNamespace]
 """The advice about rivals, in English."""
 EVALUATE = Evaluate(bootstrap_resamples=400)
-PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
 HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.3,))
 
 
@@ -229,3 +241,108 @@ def test_nothing_in_common_has_no_verdict(profile_of: ProfileOf):
 def test_a_teachers_name_is_a_file_name_of_its_own(profile_of: ProfileOf, name: str):
     with pytest.raises(ValueError, match=r"teacher's name|has a meaning"):
         profile_with(profile_of, name)
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+CHEAP = reason("keep_not_better_than_question", rival="qwen3-32b", main="gpt-5")
+
+
+PURCHASE = Purchase(
+    labels={"teacher": "gpt-5", "deepseek": "deepseek", "qwen3-32b": "qwen3-32b"},
+    rival="qwen3-32b",
+    tone="better",
+    sentence=CHEAP,
+    reading=reason("take_better", rival="qwen3-32b", main="gpt-5", metric="top-1"),
+    offers=[reason("no_gain_over_question", label="deepseek"), CHEAP],
+    notes=[reason("label_of_model", label="gpt-5", model=EVIL)],
+    simulated=["deepseek"],
+)
+ARM = ArmFigures(
+    n=500, **scores(top1=0.81, mean_top1_score=0.8, quality=4.3), cost_per_1000_usd=0.4, latency_p50_ms=900
+)
+REPORT = Report(
+    run_id="r",
+    profile="p",
+    recipe="query_rewrite",
+    arms=dict.fromkeys(("deepseek", "qwen3-32b", "teacher", "original"), ARM),  # in no good order
+    metrics=METRICS,
+    comparisons=[
+        comparison(rival, "teacher", -0.004, (-0.014, 0.006), metric=metric, p_value=0.031, p_holm=0.062)
+        for rival in ("deepseek", "qwen3-32b")
+        for metric in ("top1", "quality")
+    ],
+    purchase=PURCHASE,
+)
+
+
+def test_arms_stand_in_order_under_the_models_names_with_every_offer_below(tmp_path: Path):
+    assert list(arms_shown(REPORT)) == ["original", "teacher", "deepseek", "qwen3-32b"]
+    html = page(tmp_path, REPORT)
+    heads = re.findall(r"<th class=\"(?:main)?\">(?:<span class=\"en\">)?([^<]*)<", html)
+    assert heads == ["Original", "gpt-5", "deepseek*", "qwen3-32b"]
+    assert "deepseek − gpt-5" in html and "Teacher" not in html
+    assert "Which teacher to buy</span>" in html and "deepseek is not shown to retrieve better" in html
+    assert "0.062" in html and "0.031" in html and "Holm" in html
+    assert EVIL not in html and "&lt;img src=x" in html
+    text = " ".join(shown(print_table(REPORT)).split())
+    assert "gpt-5" in text and "Against gpt-5:" in text and "p 0.062" in text
+    assert "deepseek is not shown to retrieve better" in text and "Teacher" not in text
+    assert (verdict(REPORT).tone, verdict(REPORT).sentence.en) == ("better", CHEAP.render())
+
+
+def outlines(rewrite: int) -> dict[str, Any]:
+    parts = [{"label": label, "low": 0, "high": 1, "counts": counts}
+             for label, counts in (("original question", [9, 1]), ("rewrite", [rewrite, 10 - rewrite]))]  # fmt: skip
+    return {"histograms": {"top1_score": parts, "gain": parts[1:]}}
+
+
+def test_the_report_is_built_from_the_compare_stage_with_every_teachers_scores(profile_of: ProfileOf, tmp_path: Path):
+    evaluation = Evaluation(arms=REPORT.arms, comparisons=REPORT.comparisons, examples=[], shared=[])
+    write_json(tmp_path / "evaluation.json", evaluation.model_dump(mode="json"))
+    evaluated = {"evaluation": Artifact.of(tmp_path / "evaluation.json")}
+    parts: dict[str, dict[str, Any]] = {
+        "validate": {"details": outlines(5)},
+        "validate-deepseek": {"details": outlines(4)},
+        "validate-qwen3-32b": {"details": outlines(3)},
+        "compare": {"details": {"purchase": PURCHASE.model_dump(mode="json")}, "artifacts": evaluated},
+    }
+    with open_run(profile_of(), "compare") as run:
+        stages = [StageResult(stage=name, key="k", run_id=run.id, seconds=1, **more) for name, more in parts.items()]
+        built = build_report(run, stages)
+    assert (built.purchase, set(built.arms)) == (PURCHASE, {"original", "teacher", "deepseek", "qwen3-32b"})
+    assert Report.read(built.write(tmp_path / "report.json").path) == built
+    drawn = built.distributions
+    assert [(part.label, part.counts[0]) for part in drawn["top1_score"]] == [
+        ("original question", 9), ("gpt-5", 5), ("deepseek", 4), ("qwen3-32b", 3),
+    ]  # fmt: skip
+    assert "gain" not in drawn
+
+
+def test_every_rival_is_checked_before_anything_is_asked(profile_of: ProfileOf):
+    prices = SIMULATED["prices"] | dict.fromkeys(("simulated-keywords", "far"), PRICE)
+    named = SIMULATED | {"prices": prices}
+    down = {"model": "far", "base_url": "http://127.0.0.1:9/v1"}
+    rivals = {"teachers": {"here": {"model": "simulated-keywords"}, "down": down}}
+    checks = {check.name: check.problem for check in inspect_profile(profile_of(compare=rivals, **named), "compare")}
+    assert list(checks) == [
+        "recipe", "workbook", "teacher", "judge", "compare", "compare.teachers.here", "compare.teachers.down", "rag",
+        "ledger",
+    ]  # fmt: skip
+    assert [name for name, problem in checks.items() if problem] == ["compare.teachers.down"]
+    assert "can't be reached" in str(checks["compare.teachers.down"])
+    with pytest.raises(ConfigError, match=r"compare\.teachers: names no teacher to compare with; add one"):
+        require(profile_of(**named), "compare")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_simulated_rival_is_served_beside_a_live_teacher(profile_of: ProfileOf, tmp_path: Path):
+    live = {"model": "big", "base_url": "http://live/v1"}
+    profile = profile_of(
+        teacher=live,
+        judge={"model": "small", "base_url": "http://live/v1"},
+        rag={"url": "http://live/q"},
+        compare={"teachers": {"here": {"model": "small"}, "there": live}},
+    )
+    with embedded_services(profile, tmp_path / "unused") as services:
+        assert services().rival_urls["here"].startswith("http://127.0.0.1:")
+        assert (services().rival_urls["there"], services().teacher_url) == ("http://live/v1", "http://live/v1")

@@ -1,16 +1,38 @@
 """A report in which everything is filled in. The numbers are invented: they show how a page reads, nothing else."""
 
 import math
+import re
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console, RenderableType
 
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.report.html import render_html
 from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import Comparison
 from qinglan.text import Both
 
 METRICS = list(RetrievalRecipe.METRICS)
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
+
+
+def shown(table: RenderableType) -> str:
+    """As a terminal of 100 columns shows it."""
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def page(folder: Path, content: Report) -> str:
+    return render_html(content, folder / "report.html").path.read_text(encoding="utf-8")
+
+
+def english_in(text: str, known: str) -> set[str]:
+    """Words in a Chinese text that its reader would have to look up: no placeholder, none that is known."""
+    return set(re.findall(r"[A-Za-z_]{3,}\d*", re.sub(r"\{[^}]*\}", "", text))) - set(known.split())
 
 
 def comparison(a: str, b: str, diff: float | None, ci95: tuple[float, float] | None, **more: Any) -> Comparison:

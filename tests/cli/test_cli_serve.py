@@ -1,10 +1,10 @@
 """`qinglan serve` and `qinglan canary` as a user types them, with a registry in memory."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_registry import FakeRegistry
 from typer.testing import CliRunner
 
 from qinglan.cli import app
@@ -15,48 +15,36 @@ from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
 from qinglan.serving.checks import _ask, run_smoke_test
+from qinglan.serving.registry import Released
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
 
 
-class FakeRegistry:
+class Registry(FakeRegistry):
     """Remembers what was asked of it."""
 
-    def __init__(self) -> None:
-        self.named: dict[str, str] = {"champion": "1"}
-        self.calls: list[tuple[str, ...]] = []
-        self.rolled_back_to, self.refuses = "", False
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, champion="1")
+        self.calls, self.refuses = list[tuple[str, ...]](), False
 
-    def aliases(self) -> dict[str, str]:
-        return self.named
-
-    def folder(self, released: SimpleNamespace) -> Path:
-        raise NotADirectoryError(released.name)
-
-    def version(self, version: str) -> SimpleNamespace:
-        return SimpleNamespace(rolled_back_to=self.rolled_back_to)
-
-    def challenge(self, version: str, *, force_reason: str = "") -> SimpleNamespace:
+    def challenge(self, version: str, *, force_reason: str = "") -> Released:
         if self.refuses:
             raise ConfigError("the gate said reject")
         self.calls.append(("challenge", version, force_reason))
-        return self._released(version)
+        return self.version(version)
 
-    def _released(self, version: str) -> SimpleNamespace:
-        return SimpleNamespace(name="m", version=version, replaced="1")
-
-    def withdraw_challenger(self, reason: str, version: str | None = None) -> SimpleNamespace | None:
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None:
         self.calls.append(("withdraw", reason))
-        return self._released("2") if "challenger" in self.named else None
+        return self.version("2") if "challenger" in self.named else None
 
-    def promote(self, version: str, *, force_reason: str = "") -> SimpleNamespace:
+    def promote(self, version: str, *, force_reason: str = "") -> Released:
         self.calls.append(("promote", version, force_reason))
-        return self._released(version)
+        return self.version(version).model_copy(update={"replaced": "1"})
 
 
 class Terminal:
     """The command line in a state folder of its own."""
 
-    def __init__(self, state: Path, registry: FakeRegistry) -> None:
+    def __init__(self, state: Path, registry: Registry) -> None:
         self.registry, self._set = registry, f"paths.state={state}"
         self.profile = load_profile("embedded", [self._set])
         self.folder = serving_folder(self.profile)
@@ -72,7 +60,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    registry = FakeRegistry()
+    registry = Registry(tmp_path)
     monkeypatch.setattr("qinglan.serving.registry.registry_of", lambda profile: registry)
     return Terminal(tmp_path / "state", registry)
 
@@ -158,7 +146,7 @@ def test_promote_takes_the_challenger_or_the_one_that_did_well(terminal: Termina
     terminal("canary", "promote")
     assert [call[:2] for call in terminal.registry.calls] == [("promote", "2"), ("promote", "5")]
     del terminal.registry.named["challenger"]
-    terminal.registry.rolled_back_to = "1"
+    terminal.registry.rolled_back["2"] = "1"
     with pytest.raises(ConfigError, match="rolled back to version 1 since then; name a VERSION"):
         terminal("canary", "promote")
 

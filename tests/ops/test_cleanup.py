@@ -75,7 +75,9 @@ def set_aside_folders(tree: Tree) -> list[str]:
 
 
 def test_finished_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tree: Tree):
-    old, young, only = tree.run(80), tree.run(59), tree.run(300, "compare")
+    old, young, only = tree.run(80, "refresh", "rl"), tree.run(59), tree.run(300, "compare")
+    (old / "rl" / "weights.bin").chmod(0o444)
+    (old / "rl").chmod(0o555)
     cleaned = sweep(tree)
     assert tree.names == {young.name, only.name}
     assert [(each.kind, each.name, each.why) for each in cleaned.removed] == [("run", old.name, "finished 80 days ago")]
@@ -97,14 +99,6 @@ def test_an_interrupted_run_goes_only_once_nothing_is_written_to_it(tree: Tree):
     cleaned = sweep(tree)
     assert tree.names == {in_training.name}
     assert [(each.name, each.why) for each in cleaned.removed] == [(given_up.name, "was interrupted 20 days ago")]
-
-
-def test_a_running_run_stays_and_its_parts_too(tree: Tree):
-    busy = tree.run(300, "train", "sft.superseded-1", finished=False)
-    with FileLock(busy / ".lock"):
-        cleaned = sweep(tree, **EVERYTHING)
-    assert (busy / "sft.superseded-1").is_dir()
-    assert why(cleaned, busy) == "is running"
 
 
 def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
@@ -145,22 +139,18 @@ def test_runs_of_other_profiles_stay_and_keep_what_they_use(tree: Tree):
     assert other.name not in {kept.name for kept in cleaned.kept}  # none of this profile's business
 
 
-def test_an_unreadable_run_and_one_that_another_mlflow_tracked_stay(tree: Tree, profile_of: ProfileOf):
+def test_the_latest_an_unreadable_run_and_one_that_another_mlflow_tracked_stay(tree: Tree, profile_of: ProfileOf):
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"})
     tracked, torn = tree.run(300, profile=elsewhere.model_dump(mode="json")), tree.run(300)
-    tree.run(1)
+    latest, _ = tree.run(300), tree.run(1)
     (torn / "run.json").write_text("{")
     age(torn, 300)
-    cleaned = sweep(tree)
+    (tree.root / "latest").symlink_to(latest.name)
+    cleaned = sweep(tree, **EVERYTHING)
     assert "another MLflow" in why(cleaned, tracked)
     assert why(cleaned, torn) == "run.json can't be read"
-
-
-def test_latest_goes_on_to_name_a_run_that_is_there(tree: Tree):
-    run, _ = tree.run(300), tree.run(1)
-    (tree.root / "latest").symlink_to(run.name)
-    assert why(sweep(tree, **EVERYTHING), run) == "is the latest"
-    assert find_run(tree.root, "latest") == run.resolve()
+    assert why(cleaned, latest) == "is the latest"
+    assert find_run(tree.root, "latest") == latest.resolve()
 
 
 def test_links_are_neither_followed_nor_counted(tree: Tree, tmp_path: Path):
@@ -274,15 +264,19 @@ def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
     assert notes.exists()
 
 
-def test_what_a_running_run_renames_and_removes_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, busy, _ = tree.run(80), tree.run(30, "train", "rl", "sft", finished=False), tree.run(1)
+def test_a_running_run_stays_with_its_parts_and_what_it_renames_and_removes_holds_up_nothing(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+):
+    old, busy = tree.run(80), tree.run(300, "train", "rl", "sft", "sft.superseded-1", finished=False)
+    tree.run(1)
     for name in ("run.json.partial", "rl/started.json.partial"):
         (busy / name).write_text("{}")
-    age(busy, 30)
+    age(busy, 300)
     vanish(monkeypatch, busy / "run.json.partial", busy / "rl" / "started.json.partial", busy / "sft")
     with FileLock(busy / ".lock"):
-        cleaned = sweep(tree)
-    assert cleaned.notes == []
+        cleaned = sweep(tree, **EVERYTHING)
+    assert (busy / "sft.superseded-1").is_dir()
+    assert (why(cleaned, busy), cleaned.notes) == ("is running", [])
     assert [each.name for each in cleaned.removed] == [old.name]
 
 
@@ -451,16 +445,6 @@ def test_hard_links_elsewhere_free_nothing(tmp_path: Path):
     assert bytes_of(folder) >= 20_000
     os.link(folder / "one", tmp_path / "two")
     assert bytes_of(folder) == 0
-
-
-def test_read_only_files_and_folders_can_be_removed(tmp_path: Path):
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
-    (folder / "one").write_text("x")
-    (folder / "one").chmod(0o444)
-    folder.chmod(0o555)
-    delete(set_aside(tmp_path / "a", tmp_path))
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_markdown_lists_what_went_and_what_stayed_and_a_name_is_no_markup():

@@ -1,4 +1,4 @@
-"""One site per state folder, ports where people expect them."""
+"""One site per state folder, ports where people expect them, and which Prefect server a run talks to."""
 
 import os
 import subprocess
@@ -12,9 +12,9 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url, find_server
 from qinglan.ops.up import serve, site
-from qinglan.ops.up.site import Site, only_one
+from qinglan.ops.up.site import Site, only_one, prefect_for
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes
 
@@ -131,3 +131,27 @@ def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_tw
     ):
         assert done == ["goes on", "qinglan-up", "qinglan-trainer-up"]
     assert said == ["train night had crashed; it goes on", "stopping"]
+
+
+def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.environ", {"PREFECT_API_URL": "http://prefect/api"})
+    with prefect_for(tmp_path, print):
+        assert os.environ["PREFECT_API_URL"] == "http://prefect/api"
+        assert "PREFECT_HOME" not in os.environ
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
+    healthy = "http://127.0.0.1:4200/api/health"
+    monkeypatch.setattr(site, "health_problem", lambda url: None if url == healthy else "no answer")
+    (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
+    with only_one(tmp_path, print), prefect_for(tmp_path, print):
+        assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+
+
+def test_what_a_killed_site_announced_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
+    (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
+    (tmp_path / LOCK_FILE).write_text("12345")
+    assert find_server(tmp_path) is None

@@ -1,24 +1,154 @@
-"""Whether a lock is held, and what that means to those who ask."""
+"""Whether a lock is held, and what that means to those who ask; one refresh of a tenant, one training on a GPU."""
 
 import errno
 import fcntl
-from collections.abc import Callable
+import logging
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from filelock import FileLock
+from prefect.states import Completed
 
 from qinglan.config import Profile
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, RunLockedError
 from qinglan.ops.backup import restoring
 from qinglan.ops.cleanup.folders import remove_logs
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url
-from qinglan.runs.locks import is_held
+from qinglan.runs import locks
+from qinglan.runs.locks import device_lock, is_held, refresh_lock
 from qinglan.runs.run import is_running
+from qinglan.tasks.session import SKIPPED, skip_if_running, unless_skipped
 
 ProfileOf = Callable[..., Profile]
+CUDA = {"device": "cuda", "gpus_per_node": 2}
+_HOLD = """
+import sys
+from qinglan.config import Profile
+from qinglan.runs.locks import device_lock, refresh_lock
+profile = Profile.model_validate_json(sys.argv[2])
+lock = refresh_lock(profile) if sys.argv[1] == "refresh" else device_lock(profile, print)
+with lock:
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@contextmanager
+def another_process(what: str, profile: Profile) -> Iterator["subprocess.Popen[str]"]:
+    argv = [sys.executable, "-c", _HOLD, what, profile.model_dump_json()]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_the_same_flow_run_started_twice_waits_for_itself(profile_of: ProfileOf):
+    profile, order = profile_of(), list[str]()
+
+    def second() -> None:
+        with refresh_lock(profile, "run-1"):
+            order.append("second")
+
+    with refresh_lock(profile, "run-1"):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        with pytest.raises(RunLockedError, match="flow run run-1"):
+            refresh_lock(profile, "run-2").__enter__()
+        waiting.join(0.3)
+        order.append("first")
+    waiting.join(20)
+    assert order == ["first", "second"]
+
+
+def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: ProfileOf):
+    profile = profile_of()
+    with another_process("refresh", profile) as other:
+        with pytest.raises(
+            RunLockedError, match=rf"default\.query_rewrite is running already \(process {other.pid} since"
+        ):
+            refresh_lock(profile).__enter__()
+        other.kill()  # -9: nothing of it can tidy up
+        other.wait()
+        with refresh_lock(profile):
+            pass
+
+
+def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Path):
+    elsewhere = {"runs": str(tmp_path / "other"), "state": str(tmp_path / "state")}
+    others = profile_of(tenant={"id": "b"}), profile_of(recipe="medical"), profile_of(paths=elsewhere)
+    with refresh_lock(profile_of()):
+        for other in others:
+            with refresh_lock(other):
+                pass
+
+
+def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: ProfileOf):
+    profile, said = profile_of(trainer=CUDA), list[str]()
+    with another_process("device", profile) as other:
+
+        def say(text: str) -> None:
+            said.append(text)
+            if len(said) == 2:
+                other.kill()
+
+        with device_lock(profile, say, check_every_s=0.02, report_every_s=0.1):
+            assert other.wait() < 0
+    assert said[0].startswith("waiting for GPU 0 of this machine: another run has it (process ")
+    assert "so far" in said[1]
+
+
+def test_other_gpus_are_free(profile_of: ProfileOf):
+    one = profile_of(trainer=CUDA | {"gpus_per_node": 1})
+    with (
+        device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "3,1"}),
+        device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "1,3"}),
+        device_lock(one, pytest.fail),
+    ):
+        assert sorted(path.stem for path in locks._device_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
+
+
+@pytest.mark.parametrize("trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}])
+def test_neither_the_cpu_nor_a_cluster_is_waited_for(profile_of: ProfileOf, trainer: dict[str, object]):
+    profile = profile_of(trainer=trainer)
+    with device_lock(profile, pytest.fail), device_lock(profile, pytest.fail):
+        assert not list(Path(tempfile.gettempdir()).glob("qinglan-*"))
+
+
+def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    locks._device_folder()
+    monkeypatch.setattr("os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345)
+    (Path(tempfile.gettempdir()) / f"qinglan-{locks.os.getuid()}").mkdir(exist_ok=True)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        device_lock(profile_of(trainer=CUDA), print).__enter__()
+
+
+def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pytest.MonkeyPatch, caplog):
+    monkeypatch.setattr("qinglan.tasks.session.get_run_logger", lambda: logging.getLogger("flow"))
+
+    def refresh(profile: str) -> Path:
+        raise RunLockedError(f"{profile} is running")
+
+    state = skip_if_running(refresh)("a")
+    assert (state.name, state.type, state.message) == (SKIPPED, "COMPLETED", "a is running")
+    assert skip_if_running(refresh).__name__ == "refresh"
+    with pytest.raises(RunLockedError, match="a is running"):
+        unless_skipped(state)
+    assert unless_skipped(Completed(data=Path("report.json"))) == Path("report.json")
 
 
 @pytest.fixture

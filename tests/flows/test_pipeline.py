@@ -1,6 +1,8 @@
-"""The whole DAG with real engines, small, as a user runs it; then once more with nothing changed."""
+"""The whole DAG with real engines, small, as a user runs it: once more with nothing changed, and killed in between."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -11,7 +13,7 @@ from pipeline_site import ROWS, Site
 from qinglan.evaluation.models import Report
 from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Row, normalise
-from qinglan.runs.artifacts import read_jsonl
+from qinglan.runs.artifacts import read_jsonl, sha256_of
 from qinglan.simulators.domains.query_rewrite import corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -50,8 +52,6 @@ def test_report_has_the_gates_decision_and_the_registered_version(site: Site) ->
 
 
 def test_artifacts_are_what_the_report_says(site: Site) -> None:
-    from qinglan.runs.artifacts import sha256_of
-
     for stage in site.report()["stages"]:
         for artifact in stage["artifacts"]:
             assert sha256_of(Path(artifact["path"])) == artifact["sha256"]
@@ -106,3 +106,22 @@ def test_second_run_pays_nothing_and_repeats_nothing(site: Site) -> None:
     assert report["api"]["teacher"]["calls"] == 0 and report["api"]["judge"]["calls"] == 0
     assert [stage["name"] for stage in report["stages"] if not stage["reused_from"]] == ["register"]
     assert report["released"]["version"] == "1", "the same model is not registered twice"
+
+
+@pytest.mark.extended
+def test_what_was_killed_three_times_is_one_run_and_nothing_is_paid_or_trained_twice(tmp_path: Path) -> None:
+    """By SIGKILL: in distillation, in SFT and in PPO."""
+    site = Site(tmp_path)
+    site.kill_when(lambda: site.paid("teacher") >= 50)
+    site.kill_when(lambda: site.found("runs/*/sft/checkpoints/checkpoint-*/trainer_state.json"))
+    site.kill_when(lambda: site.found("runs/*/rl/checkpoints/latest_checkpointed_iteration.txt"))
+    site.run()
+    assert len([d for d in (site.root / "runs").iterdir() if d.is_dir() and not d.is_symlink()]) == 1
+    with closing(sqlite3.connect(site.root / "state" / "prefect" / "prefect.db")) as connection:
+        states = connection.execute("SELECT state_type FROM flow_run ORDER BY created").fetchall()
+    assert [state for (state,) in states] == ["CRASHED", "CRASHED", "CRASHED", "COMPLETED"]
+    assert "sft: continuing from checkpoint-" in site.log.read_text()
+    lines = (site.run_directory / "rl" / "metrics.2.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["step"] > 0
+    usage = site.report()["api"]["teacher"]
+    assert (site.paid("teacher"), usage["calls"], usage["failed"]) == (ROWS, ROWS, 0)

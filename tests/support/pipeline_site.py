@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,11 @@ ROWS = 340
 class Site:
     """A user's working directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, profile: str = "embedded", settings: Mapping[str, Any] = SMALL) -> None:
         self.root = root
-        settings = SMALL | {"paths.runs": root / "runs", "paths.state": root / "state"}
-        overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        self.command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", *overrides]
+        values = {**settings, "paths.runs": root / "runs", "paths.state": root / "state"}
+        overrides = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+        self.command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", profile, *overrides]
         self.log = root / "terminal.log"
 
     def start(self) -> "subprocess.Popen[bytes]":

@@ -1,0 +1,117 @@
+"""The medical and the judge's profile through the whole DAG with real engines, small."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+from pipeline_site import SMALL, Site
+
+from qinglan.recipes.answer_judge import RECIPE, verdict_in
+from qinglan.rows import Row
+from qinglan.runs.artifacts import read_jsonl
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+MEDICAL = SMALL | {"embedded.sample_train_rows": 200, "sft.num_train_epochs": 1, "rl.total_steps": 2}
+JUDGE = {
+    "embedded.sample_train_rows": 80,
+    "embedded.sample_dev_rows": 24,
+    "embedded.sample_test_rows": 48,
+    "embedded.pretrain_steps": 20,
+    "rl.total_steps": 2,
+    "rl.rollouts_per_prompt": 4,
+    "rl.ppo_micro_batch_size_per_gpu": 32,
+    "rl.save_freq": 2,
+    "rl.test_freq": 2,
+    "evaluate.latency_queries": 3,
+}
+
+
+def finished(root: Path, profile: str, settings: dict[str, int]) -> Site:
+    site = Site(root, str(CONFIGS / f"{profile}.yaml"), settings)
+    site.run()
+    return site
+
+
+@pytest.fixture(scope="module")
+def medical(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return finished(tmp_path_factory.mktemp("medical"), "medical", MEDICAL)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return finished(tmp_path_factory.mktemp("judge"), "answer_judge", JUDGE)
+
+
+def test_only_missing_answers_are_bought(medical: Site):
+    rows = list(read_jsonl(medical.run_directory / "dataset" / "rows.jsonl", Row))
+    assert len(rows) == 300
+    assert medical.report()["api"]["teacher"]["calls"] == sum("answer" not in row.inputs for row in rows) > 0
+    assert all(row.answer_request is None for row in rows if "answer" in row.inputs)
+
+
+def test_rl_is_asked_by_pools(medical: Site):
+    records = parquet.read_table(medical.run_directory / "dataset" / "rl_train.parquet").to_pylist()
+    pools = [Row.model_validate_json(each["extra_info"]["row"]).pool for each in records]
+    assert pools.count("red_team") / len(pools) == pytest.approx(0.6, abs=0.02)
+    assert pools.count("gold") / len(pools) == pytest.approx(0.1, abs=0.02)
+
+
+def test_students_are_compared_on_the_recipes_metrics(medical: Site):
+    assert list(medical.report()["arms"]) == ["base", "sft", "rl"]
+    assert [metric["name"] for metric in medical.report()["metrics"]][:3] == ["red_team_pass", "quality", "keywords"]
+    assert medical.report()["arms"]["rl"]["scores"]["keywords"]["n"] == 60
+
+
+def test_the_gate_wants_a_gain_over_sft(medical: Site):
+    names = {rule["name"] for rule in medical.report()["decision"]["rules"]}
+    assert {"gain_vs_sft", "quality_vs_sft", "red_team"} <= names
+
+
+def test_training_logs_the_rules_parts_and_the_kl(medical: Site):
+    lines = (medical.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
+    last = json.loads(lines[-1])["data"]
+    wanted = {f"reward_extra/{part}/mean" for part in ("rule", "judge", "safety", "restraint", "red_team_pass")}
+    assert wanted <= last.keys()
+    assert "actor/reward_kl_penalty" in last
+
+
+def test_the_report_tells_the_kinds_of_danger(medical: Site):
+    page = (medical.run_directory / "report.html").read_text(encoding="utf-8")
+    assert "各类高风险问题的红队通过率" in page or "Red-team pass rate by kind of danger" in page
+
+
+def test_every_arm_has_the_recipes_metrics(judged: Site):
+    assert set(judged.report()["arms"]) == {"teacher", "base", "sft", "rl"}
+    for arm in judged.report()["arms"].values():
+        assert {metric.name for metric in RECIPE.METRICS} <= set(arm["scores"])
+    assert 0.6 < judged.report()["arms"]["teacher"]["scores"]["main"]["mean"] < 0.95, "it overlooks what was made up"
+
+
+def test_weak_and_strong_model_were_both_asked_and_paid(judged: Site):
+    rows = [row for row in read_jsonl(judged.run_directory / "ingest" / "rows.jsonl", Row) if row.status == "ok"]
+    calls = {role: usage["calls"] for role, usage in judged.report()["api"].items()}
+    assert 0 < calls["answerer"] == sum("candidate" not in row.inputs for row in rows) < len(rows)
+    assert (calls["teacher"], calls["judge"]) == (len(rows), 0)
+
+
+def test_rows_carry_the_answer_that_was_judged_and_the_verdict_on_it(judged: Site):
+    rows = list(read_jsonl(judged.run_directory / "distill" / "rows.jsonl", Row))
+    assert all(row.inputs["candidate"] and verdict_in(row.answer or "") for row in rows if row.status == "ok")
+
+
+def test_agreement_robustness_and_certainty_are_reported(judged: Site):
+    titles = [one["title"][0].split()[0] for one in judged.report()["findings"]]
+    assert titles == ["Agreement", "Robustness:", "Certainty:"]
+    page = judged.report()["findings"][1]
+    assert all(len(row["values"]) == len(page["columns"]) for row in page["rows"])
+    assert {row["label"][0].split(":")[0] for row in page["rows"]} == {"base model", "SFT student", "RL student"}
+
+
+def test_each_part_of_the_reward_is_logged_by_step(judged: Site):
+    lines = (judged.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line)["data"] for line in lines]
+    for part in RECIPE.WEIGHTS:
+        assert any(f"reward_extra/{part}/mean" in step for step in steps)

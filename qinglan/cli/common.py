@@ -66,6 +66,16 @@ def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
+def figures_table(words: Iterable[str], figures: Iterable[str]) -> Table:
+    """With a column for each: words fold, figures stand on the right."""
+    table = Table(box=None, header_style="bold")
+    for head in words:
+        table.add_column(head, overflow="fold")
+    for head in figures:
+        table.add_column(head, justify="right")
+    return table
+
+
 def forced(force: bool, reason: str) -> str:
     """Why a version is used although the gate did not pass it; nothing where it was not forced."""
     if force and not reason.strip():

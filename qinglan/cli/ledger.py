@@ -4,9 +4,8 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from qinglan.cli.common import ProfileOption, SetOption, out, say
+from qinglan.cli.common import ProfileOption, SetOption, figures_table, out, say
 from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.text import count, latency, usd
@@ -27,12 +26,13 @@ def spent(
     """Calls, tokens and dollars, the dearest first."""
     from qinglan.clients.roles import site_ledger
 
+    try:
+        since_s = datetime.strptime(since, "%Y-%m-%d").replace(tzinfo=UTC).timestamp() if since is not None else 0.0
+    except ValueError:
+        raise ConfigError(f"--since {since!r}: write a day as 2026-11-01") from None
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
-        lines = ledger.spending(by, _seconds(since))
-    table = Table(box=None, header_style="bold")
-    table.add_column(by, overflow="fold")
-    for head in ("calls", "failed", "prompt tokens", "answer tokens", "cost"):
-        table.add_column(head, justify="right")
+        lines = ledger.spending(by, since_s)
+    table = figures_table([by], ["calls", "failed", "prompt tokens", "answer tokens", "cost"])
     figures = ("calls", "failed", "prompt_tokens", "completion_tokens")
     for line in lines:
         table.add_row(line.key, *(count(getattr(line, name)) for name in figures), usd(line.cost_usd))
@@ -55,11 +55,7 @@ def request(
         attempts, call = ledger.history(request_hash), ledger.get(request_hash)
     if not attempts:
         raise ConfigError(f"ledger: there is no request {request_hash!r}; a row's `answer_request` names its own")
-    table = Table(box=None, header_style="bold")
-    for head in ("at (UTC)", "run", "role", "model", "outcome"):
-        table.add_column(head, overflow="fold")
-    for head in ("ms", "cost"):
-        table.add_column(head, justify="right")
+    table = figures_table(["at (UTC)", "run", "role", "model", "outcome"], ["ms", "cost"])
     for each in attempts:
         at = datetime.fromtimestamp(each.created_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
         cells = (at, each.run_id, each.role, each.model, each.outcome, latency(each.latency_ms), usd(each.cost_usd))
@@ -77,11 +73,7 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     with site_ledger(profile) as ledger, questions_of(profile) as rows:
         parts = estimate(profile, flow, rows, ledger)
         _, this_month_usd = ledger.spent_usd("")
-    table = Table(box=None, header_style="bold")
-    for head in ("role", "stage", "model"):
-        table.add_column(head, overflow="fold")
-    for head in ("questions", "known", "prompt", "answer", "cost"):
-        table.add_column(head, justify="right")
+    table = figures_table(["role", "stage", "model"], ["questions", "known", "prompt", "answer", "cost"])
     for part in parts:
         bound = "" if part.measured_on else "≤ "
         tokens = (f"{bound}{part.prompt_tokens:,.0f}", f"{bound}{part.completion_tokens:,.0f}")
@@ -101,12 +93,3 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
             f"With the {usd(this_month_usd)} of this month that is more than budget.per_month_usd = "
             f"{budget.per_month_usd:g}: the run would stop there."
         )
-
-
-def _seconds(day: str | None) -> float:
-    if day is None:
-        return 0.0
-    try:
-        return datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        raise ConfigError(f"--since {day!r}: write a day as 2026-11-01") from None

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import FlowName, load_profile
 from qinglan.errors import ConfigError, StageError
 from qinglan.text import size
-
-if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.ops.doctor import DoctorFinding
 
 
 def doctor(
@@ -34,7 +31,13 @@ def doctor(
     found: list[DoctorFinding] = []
     for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
         if not as_json:
-            _print(finding, is_new_group=not found or found[-1].group != finding.group)
+            check = finding.check
+            if not found or found[-1].group != finding.group:
+                out.print(f"[bold]{finding.group}[/bold]", highlight=False)
+            mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
+            out.print(f"{mark} ", end="", highlight=False)
+            text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
+            say(text if text.startswith(check.name) else f"{check.name}: {text}")
         found.append(finding)
     problems = sum(finding.check.problem is not None for finding in found)
     if as_json:
@@ -51,16 +54,6 @@ def doctor(
         out.print_json(data=data, ensure_ascii=False, highlight=False)
     if problems:
         raise ConfigError(f"{problems} of the checks failed")
-
-
-def _print(finding: "DoctorFinding", *, is_new_group: bool) -> None:
-    check = finding.check
-    if is_new_group:
-        out.print(f"[bold]{finding.group}[/bold]", highlight=False)
-    mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
-    out.print(f"{mark} ", end="", highlight=False)
-    text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
-    say(text if text.startswith(check.name) else f"{check.name}: {text}")
 
 
 def deploy(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -12,9 +12,6 @@ from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
 from qinglan.text import one_line
-
-if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands do not need
-    from qinglan.data.review.verdicts import ControlResult
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
 _SHOWN_PROBLEMS = 20
@@ -74,8 +71,15 @@ def import_workbook(
         f"{store_path(loaded)}: {len(added.new):,} new, {added.replaced:,} of them against an earlier verdict; "
         f"{added.unchanged:,} unchanged"
     )
-    if sheet.control.reviewed:
-        say(_error_rate(sheet.control))
+    control = sheet.control
+    if control.reviewed:
+        low, high = control.interval
+        silent = control.rows - control.reviewed
+        bias = f"; {silent:,} control rows have no verdict, which may bias it" if silent else ""
+        say(
+            f"error rate of the rows that teach: {control.wrong:,} of {control.reviewed:,} control rows rejected or "
+            f"corrected = {control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%){bias}"
+        )
 
 
 @app.command("list")
@@ -110,13 +114,3 @@ def list_reviews(
             f"run {found.run}: {found.hold:,} verdicts hold, {found.changed:,} no longer (another answer), "
             f"{found.absent:,} are of rows that it does not have"
         )
-
-
-def _error_rate(control: "ControlResult") -> str:
-    low, high = control.interval
-    text = (
-        f"error rate of the rows that teach: {control.wrong:,} of {control.reviewed:,} control rows rejected or "
-        f"corrected = {control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%)"
-    )
-    silent = control.rows - control.reviewed
-    return f"{text}; {silent:,} control rows have no verdict, which may bias it" if silent else text

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.errors import ArtifactError
-from qinglan.runs.schema_version import dump_record, read_record
+from qinglan.runs.schema_version import read_record
 
 MANIFEST = "manifest.json"
 Model = TypeVar("Model", bound=BaseModel)
@@ -101,9 +101,6 @@ class StageResult(BaseModel):
     @classmethod
     def read(cls, manifest: Path) -> "StageResult":
         return read_record(cls, manifest)
-
-    def write(self, manifest: Path) -> None:
-        write_json(manifest, dump_record(self))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -25,11 +25,6 @@ def file_stats(path: Path) -> Iterator[os.stat_result]:
             yield file.lstat()
 
 
-def free_bytes(folder: Path) -> int:
-    """What may still be written to the folder, which need not exist yet."""
-    return shutil.disk_usage(nearest_folder(folder)).free
-
-
 def nearest_folder(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     folder = folder.absolute()
@@ -48,7 +43,7 @@ def require_disk_space(what: str, profile: Profile, folder: Path, needed_bytes: 
     written = sum(stat.st_blocks * 512 for stat in file_stats(folder.resolve()))
     floor = profile.retention.min_free_mb * 10**6
     for place, wanted in ((folder, max(0, needed_bytes - written) + floor), (profile.paths.state, floor)):
-        if (free := free_bytes(place)) < wanted:
+        if (free := shutil.disk_usage(nearest_folder(place)).free) < wanted:
             raise StageError(f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_hint(profile)}")
 
 

@@ -20,7 +20,7 @@ from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
-from qinglan.runs.schema_version import check_version, with_version
+from qinglan.runs.schema_version import check_version, dump_record, with_version
 
 RUN_FILE = "run.json"
 
@@ -194,7 +194,7 @@ def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
 
 def save_stage(run: Run, result: StageResult) -> StageResult:
     """Write the manifest, last: from now on the stage is complete."""
-    result.write(run.stage_directory(result.stage) / MANIFEST)
+    write_json(run.stage_directory(result.stage) / MANIFEST, dump_record(result))
     return result
 
 

@@ -92,9 +92,9 @@ def test_every_arm_has_the_recipes_metrics(judged: Site):
 
 def test_weak_and_strong_model_were_both_asked_and_paid(judged: Site):
     rows = [row for row in read_jsonl(judged.run_directory / "ingest" / "rows.jsonl", Row) if row.status == "ok"]
-    calls = {role: usage["calls"] for role, usage in judged.report()["api"].items()}
-    assert 0 < calls["answerer"] == sum("candidate" not in row.inputs for row in rows) < len(rows)
-    assert (calls["teacher"], calls["judge"]) == (len(rows), 0)
+    api = judged.report()["api"]
+    assert 0 < api["answerer"]["calls"] == sum("candidate" not in row.inputs for row in rows) < len(rows)
+    assert (api["teacher"]["calls"], api["judge"]["calls"]) == (len(rows), 0)
 
 
 def test_rows_carry_the_answer_that_was_judged_and_the_verdict_on_it(judged: Site):

@@ -10,7 +10,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import Call
-from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.serving.lineage import Subject, figure_of, rows_behind, subject_of
 
 ProfileOf = Callable[..., Profile]
@@ -37,7 +37,8 @@ def replace_artifact(subject: Subject, name: str, path: Path) -> None:
     """Have the manifest name the file as it is now."""
     manifest = subject.run / "evaluate" / "manifest.json"
     result = StageResult.read(manifest)
-    result.model_copy(update={"artifacts": result.artifacts | {name: Artifact.of(path)}}).write(manifest)
+    changed = result.model_copy(update={"artifacts": result.artifacts | {name: Artifact.of(path)}})
+    write_json(manifest, changed.model_dump(mode="json"))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ after a week.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,16 +34,19 @@ _SQLITE = "sqlite:///"
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
+@dataclass
 class Tracked:
     """What the profile's MLflow knows."""
 
-    def __init__(self, profile: Profile) -> None:
-        self._profile, self._uri = profile, profile.tracking_uri
+    profile: Profile
 
     @property
     def _exists(self) -> bool:
         """MLflow would make a database that is not there."""
-        return not self._uri.startswith(_SQLITE) or Path(self._uri.removeprefix(_SQLITE)).is_file()
+        return (
+            not self.profile.tracking_uri.startswith(_SQLITE)
+            or Path(self.profile.tracking_uri.removeprefix(_SQLITE)).is_file()
+        )
 
     def require_database(self, runs: Path) -> None:
         """Check that a database which is not there was never used: the disk that it lies on may not be mounted.
@@ -52,11 +56,12 @@ class Tracked:
         """
         if self._exists:
             return
+        uri = self.profile.tracking_uri
         for each in read_folders(runs):
-            mine = each.profile == self._profile.name and tracking_of(each.state) in (None, self._uri)
+            mine = each.profile == self.profile.name and tracking_of(each.state) in (None, uri)
             if mine and each.state.get("mlflow_run_id"):
                 raise ConfigError(
-                    f"tracking.uri: {self._uri.removeprefix(_SQLITE)} is not there, though run {each.name} was tracked "
+                    f"tracking.uri: {uri.removeprefix(_SQLITE)} is not there, though run {each.name} was tracked "
                     "in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
                 )
 
@@ -85,7 +90,7 @@ class Tracked:
         Args:
             registered: for each version, the text that names its runs.
         """
-        days = self._profile.retention.mlflow_days
+        days = self.profile.retention.mlflow_days
         if days is None or not self._exists:
             return
         references = "\n".join(registered)
@@ -112,12 +117,12 @@ class Tracked:
         from mlflow.entities import ViewType
 
         with self._asking():
-            experiment = self._client.get_experiment_by_name(self._profile.tracking.experiment)
+            experiment = self._client.get_experiment_by_name(self.profile.tracking.experiment)
             if experiment is None:
                 return []
             search = partial(self._client.search_runs, [experiment.experiment_id], run_view_type=ViewType.ALL)
             found: list[Run] = _all_pages(search)
-        mine, folder = self._profile.name, self._profile.paths.runs.resolve()  # not those of other sites
+        mine, folder = self.profile.name, self.profile.paths.runs.resolve()  # not those of other sites
         groups: dict[str, tuple[str, list[Run]]] = {
             run.info.run_id: (run.data.tags["qinglan.run_id"], [])
             for run in found
@@ -135,7 +140,7 @@ class Tracked:
         if run.info.lifecycle_stage != "deleted":
             self._client.delete_run(run_id)
         try:
-            get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri).delete_artifacts()
+            get_artifact_repository(run.info.artifact_uri, tracking_uri=self.profile.tracking_uri).delete_artifacts()
         except Exception as error:  # every kind of store has its own
             problem = first_line(error)
             raise ConfigError(f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {problem}") from error
@@ -151,13 +156,13 @@ class Tracked:
         try:
             yield
         except (MlflowException, SQLAlchemyError) as error:
-            raise ConfigError(f"tracking.uri: MLflow at {self._uri}: {first_line(error)}") from error
+            raise ConfigError(f"tracking.uri: MLflow at {self.profile.tracking_uri}: {first_line(error)}") from error
 
     @cached_property
     def _client(self) -> "MlflowClient":
         from qinglan.runs.tracking import open_client  # imports MLflow, which takes seconds
 
-        return open_client(self._uri)
+        return open_client(self.profile.tracking_uri)
 
 
 def _all_pages(search: Callable[..., Any]) -> list[Any]:

@@ -3,19 +3,19 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError
 from qinglan.recipes.kinds.elements import JUDGE, QUALITY, Message, PrimaryMetric
-from qinglan.recipes.kinds.recipe import Recipe, ask_judge
+from qinglan.recipes.kinds.recipe import JudgeUse, Recipe, ask_judge
 from qinglan.recipes.kinds.validation import AnswerStatistics
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import Clients, Role
-    from qinglan.recipes.kinds.measuring import Measured
+    from qinglan.recipes.kinds.measuring import Arms, Measured
     from qinglan.recipes.scoring.scorer import AnswerScorer
     from qinglan.recipes.scoring.service import RewardService
 
@@ -122,15 +122,8 @@ class AnswerRecipe(Recipe):
             )
         _ = self.score_parts
 
-    def estimate_messages(
-        self,
-        use: Literal["text", "texts", "passage"],  # noqa: ARG002 (it is asked about one text at a time)
-        row: Row,
-        profile: Profile,
-        *,
-        texts: int,  # noqa: ARG002
-        passage: str,  # noqa: ARG002
-    ) -> list[Message]:
+    def estimate_messages(self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str) -> list[Message]:  # noqa: ARG002
+        """It is asked about one text at a time."""
         return self.judge_messages(row, "字" * profile.student.max_new_tokens, profile.tenant) or []
 
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
@@ -177,9 +170,7 @@ class AnswerRecipe(Recipe):
         asked_for_all = bool(answered) and all(row.answer_request for row in answered)
         return {"teacher": teacher_rows(rows)} if asked_for_all else {}
 
-    async def measure(
-        self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
-    ) -> "Measured":
+    async def measure(self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile) -> "Measured":
         from qinglan.recipes.kinds.measuring import grade_answers
 
         return await grade_answers(self, arms, rows, clients, profile)

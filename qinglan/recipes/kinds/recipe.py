@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from qinglan.clients.chat import Answer
     from qinglan.clients.roles import ChatRole, Clients, Role
-    from qinglan.recipes.kinds.measuring import Measured
+    from qinglan.recipes.kinds.measuring import Arms, Measured
     from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
     from qinglan.recipes.scoring.scorer import Scorer
     from qinglan.recipes.scoring.service import RewardService
+
+JudgeUse = Literal["text", "texts", "passage"]
+"""What the judge is asked about: a text, all arms' texts of a question, or a passage."""
 
 
 class Recipe(ABC):
@@ -135,10 +138,8 @@ class Recipe(ABC):
         """Raise ConfigError for a setting that does not fit the recipe."""
 
     @abstractmethod
-    def estimate_messages(
-        self, use: Literal["text", "texts", "passage"], row: Row, profile: Profile, *, texts: int, passage: str
-    ) -> list[Message]:
-        """A prompt for the judge as long as a real one: about a text, about all arms' texts, or about a passage."""
+    def estimate_messages(self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str) -> list[Message]:
+        """A prompt for the judge as long as a real one."""
 
     # Stages
 
@@ -243,9 +244,7 @@ class Recipe(ABC):
         """
 
     @abstractmethod
-    async def measure(
-        self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
-    ) -> "Measured":
+    async def measure(self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile) -> "Measured":
         """What the arms' texts are worth; raises StageError where too many calls failed for a fair comparison."""
 
     @abstractmethod

@@ -4,12 +4,12 @@ import asyncio
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qinglan.config import EMBEDDED, Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.recipes.kinds.elements import Message, Metric, PrimaryMetric, json_object
-from qinglan.recipes.kinds.recipe import Recipe, ask_judge
+from qinglan.recipes.kinds.recipe import JudgeUse, Recipe, ask_judge
 from qinglan.recipes.kinds.selection import is_leftover, is_refusal
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.scoring.service import NOT_JUDGED, Baseline, GradedRewrite, Scored
@@ -18,7 +18,7 @@ from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import Clients, Role
-    from qinglan.recipes.kinds.measuring import Measured
+    from qinglan.recipes.kinds.measuring import Arms, Measured
     from qinglan.recipes.scoring.scorer import RetrievalScorer
     from qinglan.recipes.scoring.service import RewardService
 
@@ -126,9 +126,7 @@ class RetrievalRecipe(Recipe):
                 "retrieval_weight and win_weight"
             )
 
-    def estimate_messages(
-        self, use: Literal["text", "texts", "passage"], row: Row, profile: Profile, *, texts: int, passage: str
-    ) -> list[Message]:
+    def estimate_messages(self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str) -> list[Message]:
         question = self.question_text(row)  # about as long as a rewrite
         if use == "texts":
             return self.panel_messages(question, [row.query] * texts, profile.tenant)
@@ -214,9 +212,7 @@ class RetrievalRecipe(Recipe):
             return arms
         return {name: [entry.model_copy(update={"retrieved": None}) for entry in arm] for name, arm in arms.items()}
 
-    async def measure(
-        self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
-    ) -> "Measured":
+    async def measure(self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile) -> "Measured":
         from qinglan.recipes.kinds.measuring import Panel, retrieve_all
 
         config = profile.evaluate

@@ -48,8 +48,16 @@ class SampleWatch:
         for entry in self._tail.new():
             if "outage" in entry:
                 self._note_outage(entry)
-            else:
-                self._count(entry)
+                continue
+            self._counts["dev_samples" if entry.get("row_id") in self._dev_rows else "samples"] += 1
+            if "invalid" in entry:
+                self._counts["invalid"] += 1
+                self.last_invalid = entry["invalid"]
+            if failed_by := entry.get("failed_by"):
+                self._counts[f"invalid_{failed_by}"] += 1
+            for name in ("rag_calls", "rag_failed", "rag_cached", "judge_asked", "judge_cached"):
+                self._counts[name] += int(entry.get(name, 0))
+            self._sums["judge_cost_usd"] += entry.get("judge_cost_usd", 0.0)
 
     @property
     def summary(self) -> dict[str, float]:
@@ -66,18 +74,6 @@ class SampleWatch:
         """Use of the RAG, as its client counts it, and of the judge's cache; the ledger knows the judge's calls."""
         roles = {"rag": ("calls", "failed", "cached"), "judge": ("asked", "cached")}
         return {role: {name: self._counts[f"{role}_{name}"] for name in names} for role, names in roles.items()}
-
-    def _count(self, entry: dict[str, Any]) -> None:
-        failed_by = entry.get("failed_by")
-        self._counts["dev_samples" if entry.get("row_id") in self._dev_rows else "samples"] += 1
-        if "invalid" in entry:
-            self._counts["invalid"] += 1
-            self.last_invalid = entry["invalid"]
-        if failed_by:
-            self._counts[f"invalid_{failed_by}"] += 1
-        for name in ("rag_calls", "rag_failed", "rag_cached", "judge_asked", "judge_cached"):
-            self._counts[name] += int(entry.get(name, 0))
-        self._sums["judge_cost_usd"] += entry.get("judge_cost_usd", 0.0)
 
     def _note_outage(self, entry: dict[str, Any]) -> None:
         service, state, seconds = entry["outage"], entry["state"], entry["seconds"]

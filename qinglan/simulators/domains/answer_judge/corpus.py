@@ -5,7 +5,7 @@ an answer in tags. The corpus holds no verdict. The notes are random facts under
 note states what is true of a pair in the test split.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from random import Random
 
 from qinglan.recipes.answer_judge import COURTESIES, FLAWS, RIGHT, STUDENT_SYSTEM, WRONG
@@ -25,6 +25,7 @@ PLAIN_WORDS = {
 """Words of verdicts, and what they mean."""
 P_ASKED = 0.5
 P_QUESTION = 0.3
+P_VAGUE = 0.15
 P_KEPT, P_CONTRARY = 0.5, 0.2
 """Shares of a note's facts that the second note repeats, and that it contradicts."""
 
@@ -68,7 +69,8 @@ def _words(rng: Random) -> str:
 def _read(rng: Random) -> str:
     """A note's facts, in the reference's words."""
     facts = _facts(rng, rng.randint(1, 4))
-    return chat(f"{POINTS}：{_note(rng, facts)}", _listed(facts))
+    note = compose(rng, facts, int(rng.random() < P_VAGUE))
+    return chat(f"{POINTS}：{note}", "，".join(fact.wording() for fact in facts))
 
 
 def _compared(rng: Random) -> str:
@@ -79,13 +81,14 @@ def _compared(rng: Random) -> str:
     free = [fact for fact in _facts(rng, len(SLOTS)) if fact.slot not in {known.slot for known in first}]
     second += free[: rng.choices((0, 1, 2), (5, 4, 2))[0]]
     rng.shuffle(second)
-    note, slots = _note(rng, second), {fact.slot for fact in first}
+    note = compose(rng, second, int(not second or rng.random() < P_VAGUE))
+    slots = {fact.slot for fact in first}
     added = [wording for fact, wording in facts_in(note) if fact.slot not in slots]
     marks = [mark_of(fact, second) for fact in first]
     thoughts = "，".join(
         [fact.wording() + mark for fact, mark in zip(first, marks, strict=True)] + ["多" + text for text in added]
     )
-    lines = f"标准答案：{_listed(first)}。\n待评答案：{note}"
+    lines = f"标准答案：{'，'.join(fact.wording() for fact in first)}。\n待评答案：{note}"
     if rng.random() < P_QUESTION:
         product, slot = rng.choice(pairs("train"))
         question = rng.choice(SLOTS[slot].questions).format(p=rng.choice((product, *PRODUCTS[product])))
@@ -102,11 +105,3 @@ def _compared(rng: Random) -> str:
 
 def _facts(rng: Random, count: int) -> list[Fact]:
     return [Fact(slot, rng.randrange(len(SLOTS[slot].values))) for slot in rng.sample(list(SLOTS), count)]
-
-
-def _note(rng: Random, facts: Sequence[Fact]) -> str:
-    return compose(rng, facts, int(not facts or rng.random() < 0.15))
-
-
-def _listed(facts: Sequence[Fact]) -> str:
-    return "，".join(fact.wording() for fact in facts) or NONE

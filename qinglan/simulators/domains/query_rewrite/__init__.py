@@ -33,7 +33,7 @@ class RewriteSampleRow:
 
     @property
     def gold_id(self) -> str:
-        return domain.document_id(self.product, self.intent)
+        return f"{self.product}-{self.intent}"
 
     @property
     def user_text(self) -> str:

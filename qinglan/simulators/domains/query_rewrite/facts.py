@@ -152,10 +152,6 @@ class Document:
     content: str
 
 
-def document_id(product: str, intent: str) -> str:
-    return f"{product}-{intent}"
-
-
 def title(product: str, intent: str) -> str:
     """How the knowledge base titles a pair; as a query, the oracle."""
     return f"{product} {INTENTS[intent].kb_term}"
@@ -173,4 +169,4 @@ def passage(rng: Random, product: str, intent: str, bridge: bool = False) -> str
 def documents() -> list[Document]:
     """The sample's knowledge base: one document per pair."""
     rng = Random(5)
-    return [Document(document_id(p, i), title(p, i), passage(rng, p, i)) for p in PRODUCTS for i in INTENTS]
+    return [Document(f"{p}-{i}", title(p, i), passage(rng, p, i)) for p in PRODUCTS for i in INTENTS]

@@ -274,19 +274,13 @@ async def test_rules_alone_need_neither_judge_nor_rag(tmp_path: Path, score: Sco
     assert (await score("a\na", PLAIN))["format"] == 0.0, "its lines stay as they are"
 
 
-async def test_the_judge_weighs_in_on_the_same_scale(score: Score):
+async def test_known_parts_and_the_judge_weigh_as_the_profile_says(score: Score):
     scored = await score("ab", JUDGED, FOUR_OF_FIVE)
     assert scored["score"] == pytest.approx(2 * (0.5 * 0.5 + 0.5 * 0.8) - 1)
     assert (scored["judge"], scored["judge_asked"], scored["judge_cost_usd"]) == (4.0, 1, 110e-6)
-
-
-async def test_a_part_that_is_not_known_counts_neither_way(score: Score):
     unlabelled = await score("ab", JUDGED, FOUR_OF_FIVE, row=ROW.model_copy(update={"inputs": {}}))
-    assert unlabelled["score"] == pytest.approx(2 * 0.8 - 1)
+    assert unlabelled["score"] == pytest.approx(2 * 0.8 - 1), "a part that is not known counts neither way"
     assert unlabelled.keys() == KEYS and math.isnan(unlabelled["share"]) and math.isnan(unlabelled["pure"])
-
-
-async def test_profiles_weigh_otherwise(score: Score):
     only_format = Reward(part_weights={"share": 0, "format": 1, "judge": 0})
     scored = await score("b", JUDGED, FOUR_OF_FIVE, reward=only_format)
     assert (scored["score"], scored["judge_asked"]) == (1.0, 0), "a judge that can't matter is not asked"

@@ -129,12 +129,8 @@ def test_scores_that_are_not_one_a_rewrite(text: str):
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
 
 
-def scored(*scores: float) -> Retrieved:
-    return Retrieved(ids=tuple("abc"[: len(scores)]), scores=scores, titles=("",) * len(scores))
-
-
 def row(**changes: Any) -> Row:
-    good = {"answer": "头疼 缓解", "answer_retrieved": scored(0.9, 0.8, 0.7), "original_retrieved": scored(0.5)}
+    good = {"answer": "头疼 缓解", "answer_retrieved": found(0.9, 0.8, 0.7), "original_retrieved": found(0.5)}
     return Row(id="1", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
 
 
@@ -147,15 +143,15 @@ def row(**changes: Any) -> Row:
         ({"answer": "疼", "answer_retrieved": None}, "rewrite_too_short"),
         ({"answer_retrieved": None}, "not_validated"),
         ({"original_retrieved": None}, "not_validated"),
-        ({"answer_retrieved": scored()}, "nothing_recalled"),
+        ({"answer_retrieved": found()}, "nothing_recalled"),
         ({"answer": "长" * 10}, None),
         ({"answer": "长" * 11}, "rewrite_too_long"),
         # RL may use a row that is too long, not one without a baseline.
-        ({"answer": "长" * 11, "answer_retrieved": scored()}, "nothing_recalled"),
-        ({"answer_retrieved": scored(0.6)}, None),
-        ({"answer_retrieved": scored(0.59, 0.59, 0.59)}, "below_threshold"),
-        ({"original_retrieved": scored(0.9, 0.8, 0.7)}, None),
-        ({"original_retrieved": scored(0.9, 0.8, 0.8)}, "worse_than_original"),
+        ({"answer": "长" * 11, "answer_retrieved": found()}, "nothing_recalled"),
+        ({"answer_retrieved": found(0.6)}, None),
+        ({"answer_retrieved": found(0.59, 0.59, 0.59)}, "below_threshold"),
+        ({"original_retrieved": found(0.9, 0.8, 0.7)}, None),
+        ({"original_retrieved": found(0.9, 0.8, 0.8)}, "worse_than_original"),
     ],
 )
 def test_first_reason_that_applies(changes: dict[str, Any], reason: str | None) -> None:
@@ -165,7 +161,7 @@ def test_first_reason_that_applies(changes: dict[str, Any], reason: str | None) 
 
 
 def test_comparison_with_the_original_can_be_switched_off() -> None:
-    rows = [row(original_retrieved=scored(1, 1, 1)), row(original_retrieved=None)]
+    rows = [row(original_retrieved=found(1, 1, 1)), row(original_retrieved=None)]
     assert [each.reason for each in RECIPE.select(rows, Select(not_worse_than_original=False))] == [None, None]
 
 

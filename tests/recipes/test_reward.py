@@ -287,28 +287,21 @@ def test_the_services_file_holds_no_secret_and_names_the_training(site: Site, mo
     assert site.service().actor_name != site.service().actor_name
 
 
-class FakeHandle:
+def handle(answer: Any) -> Any:
     """What Ray gives for the actor."""
 
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-        self.asked: list[Any] = []
+    async def remote(*_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    @property
-    def score(self) -> "FakeHandle":
-        return self
-
-    async def remote(self, *arguments: Any) -> Any:
-        self.asked.append(arguments)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+    return SimpleNamespace(score=SimpleNamespace(remote=remote))
 
 
 async def ask_through_verl(
-    monkeypatch: pytest.MonkeyPatch, handle: FakeHandle, gold_id: str = "", config_path: str = "reward.json"
+    monkeypatch: pytest.MonkeyPatch, service: Any, gold_id: str = "", config_path: str = "reward.json"
 ) -> dict[str, float | str]:
-    monkeypatch.setattr(reward, "_service", lambda path: handle if path == config_path else None)
+    monkeypatch.setattr(reward, "_service", lambda path: service if path == config_path else None)
     info = {"row_id": "1", "gold_id": gold_id}
     return await reward.compute_score("query_rewrite", "x", "", info, config_path=config_path, split="t")
 
@@ -319,11 +312,11 @@ async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(
     exceptions = pytest.importorskip("ray.exceptions")
     path = site.folder / "reward.json"
     path.write_text(site.service().model_dump_json())
-    lost = await ask_through_verl(monkeypatch, FakeHandle(exceptions.RayActorError()), config_path=str(path))
+    lost = await ask_through_verl(monkeypatch, handle(exceptions.RayActorError()), config_path=str(path))
     assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"group"})
     with pytest.raises(ZeroDivisionError):
-        await ask_through_verl(monkeypatch, FakeHandle(ZeroDivisionError()))
-    working = FakeHandle({"score": 0.5})
+        await ask_through_verl(monkeypatch, handle(ZeroDivisionError()))
+    working = handle({"score": 0.5})
     assert await ask_through_verl(monkeypatch, working) == {"score": 0.5, "group": "1"}
     assert await ask_through_verl(monkeypatch, working, gold_id="d") == {"score": 0.5, "group": "d"}
 

@@ -9,7 +9,7 @@ import pytest
 from qinglan.config import Embedded, Paths
 from qinglan.errors import EngineError
 from qinglan.runs.artifacts import sha256_of
-from qinglan.simulators import base_model
+from qinglan.simulators import base_model, domains
 from qinglan.simulators.domains import Pretraining, domain_of
 
 FEW = Embedded(pretrain_steps=3)
@@ -31,8 +31,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_key_follows_what_the_weights_depend_on():
+def test_key_follows_what_the_weights_depend_on(monkeypatch: pytest.MonkeyPatch):
     key = base_model.cache_key(FEW, DOMAIN)
+    assert base_model.cache_key(FEW, domain_of("medical")) != key
+    monkeypatch.setattr(domains, "_names", lambda: ("another", "query_rewrite"))
     assert base_model.cache_key(FEW.model_copy(update={"rag_latency_ms": 5.0}), DOMAIN) == key
     assert base_model.cache_key(Embedded(pretrain_steps=4), DOMAIN) != key
 

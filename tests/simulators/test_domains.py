@@ -11,36 +11,12 @@ import pytest
 
 from qinglan.config import Embedded, Profile
 from qinglan.errors import ConfigError
-from qinglan.simulators import base_model
 from qinglan.simulators import domains as domains
-from qinglan.simulators.domains import (
-    Domain,
-    Pretraining,
-    SamplePaths,
-    domain_for,
-    domain_of,
-    domain_of_model,
-    embedded_knowledge_base,
-    simulated_models,
-)
+from qinglan.simulators.domains import domain_for, domain_of, domain_of_model, embedded_knowledge_base, simulated_models
 
 ProfileOf = Callable[..., Profile]
 NAMES = domains._names()
 FEW = Embedded(sample_train_rows=30, sample_dev_rows=6, sample_test_rows=12)
-OWN = {"url": "http://rag/q"}
-
-
-def tiny_domain(**size: int) -> Domain:
-    """A domain with as little as possible."""
-    return Domain(
-        name="query_rewrite",
-        models={"simulated-echo": lambda text, _seed: text},
-        write_sample=lambda directory, _config: SamplePaths(directory / "questions.csv"),
-        documents=lambda _seed, count: iter(["水是湿的"] * count),
-        words=lambda: ["湿的", "user"],
-        characters=lambda: list("水是湿的user"),
-        pretraining=Pretraining(**size),
-    )
 
 
 def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf):
@@ -53,22 +29,16 @@ def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf
         domain_for(profile_of(embedded={"domain": "poetry"}), "data.workbook")
 
 
-def test_the_embedded_rag_serves_the_sample_or_the_users_own(profile_of: ProfileOf, tmp_path: Path):
-    rows = FEW.model_dump()
-    sample = embedded_knowledge_base(profile_of(embedded=rows, paths={"state": str(tmp_path)}))
+def test_the_embedded_rag_serves_the_sample_where_it_has_a_knowledge_base_or_the_users_own(
+    profile_of: ProfileOf, tmp_path: Path
+):
+    rows, paths = FEW.model_dump(), {"state": str(tmp_path)}
+    sample = embedded_knowledge_base(profile_of(embedded=rows, paths=paths))
     assert sample == tmp_path / "sample" / "query_rewrite" / "kb.jsonl" and sample.is_file()
     assert embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path("own.jsonl")
-    assert embedded_knowledge_base(profile_of(rag=OWN)) is None
-
-
-def test_a_domain_without_a_knowledge_base_has_no_rag(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(domains, "domain_of", lambda _name: tiny_domain())
-    with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the simulated domain query_rewrite has none"):
-        embedded_knowledge_base(profile_of())
-
-
-def test_no_two_domains_share_a_models_name():
-    assert sum(len(domain_of(name).models) for name in NAMES) == len(simulated_models())
+    assert embedded_knowledge_base(profile_of(rag={"url": "http://rag/q"})) is None
+    with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the simulated domain medical has none"):
+        embedded_knowledge_base(profile_of(embedded=rows | {"domain": "medical"}, paths=paths))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,14 +66,8 @@ def test_the_vocabulary_spells_the_documents(name: str):
     assert set(text) - known == set()
 
 
-def test_the_base_models_key_follows_its_own_domain_only(monkeypatch: pytest.MonkeyPatch):
-    key = base_model.cache_key(Embedded(), domain_of("query_rewrite"))
-    monkeypatch.setattr(domains, "_names", lambda: ("another", "query_rewrite"))
-    assert base_model.cache_key(Embedded(), domain_of("query_rewrite")) == key
-    assert base_model.cache_key(Embedded(), domain_of("medical")) != key
-
-
-def test_an_unknown_model_is_refused():
+def test_a_model_belongs_to_one_domain_and_an_unknown_one_is_refused():
+    assert sum(len(domain_of(name).models) for name in NAMES) == len(simulated_models())
     assert domain_of_model("simulated-judge").name == "query_rewrite"
     with pytest.raises(ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"):
         domain_of_model("gpt-4o")

@@ -192,16 +192,26 @@ def test_an_unusable_address_is_one_line_that_does_not_show_it(
     assert "hooks.example" not in str(caught.value)
 
 
-def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: ProfileOf):
+def filled_in(template: str, event: dict[str, Any], flow_run: str) -> Any:
+    """As Prefect's server does it."""
     register_user_template_filters(all_filters)
+    context = {"event": event, "flow_run": {"name": flow_run, "id": "f1"}}
+    return json.loads(render_user_template_sync(template, context))
+
+
+def rendered(form: NotifyFormat, reason: str | None) -> Any:
+    message = Message("failed", "is Failed", STATE_MESSAGE, "Look.")
+    template = payload(message, 'a"b {{ 7 * 7 }}', form, "http://ui.example/")
+    return filled_in(template, {"resource": {"prefect.state-message": reason}}, "refresh night")
+
+
+def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: ProfileOf):
     specs = profile_automations(night(profile_of), [], "b")
     (waiting,) = [spec for spec in specs if spec["name"].endswith("message about a release that waits for approval")]
     assert waiting["trigger"]["expect"] == ["qinglan.gate.waiting"]
     said = {"sentence": "Release it.", "until": "2026-11-23T03:00:00+00:00", "command": "qinglan release approve r <x"}
-    context = {"event": {"payload": said}, "flow_run": {"name": "pipeline night", "id": "f1"}}
     (action,) = waiting["actions"]
-    text = json.loads(render_user_template_sync(action["payload"], context))["text"]
-    assert text.splitlines()[:2] == [
+    assert filled_in(action["payload"], {"payload": said}, "pipeline night")["text"].splitlines()[:2] == [
         "Qinglan: pipeline night waits for an approval until 2026-11-23T03:00:00+00:00: Release it.",
         "Answer on its page (Resume), or: qinglan release approve r ‹x",
     ]
@@ -225,15 +235,6 @@ def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
     body = failed | {"actions": [{"type": "do-nothing"}], "tags": []}
     trigger = AutomationCreate.model_validate(body).trigger.model_dump(mode="json")
     assert trigger["match"]["prefect.resource.name"] == ["* a[[]b", "*[ /]a[[]b.yaml", "*[ /]a[[]b.yml"]
-
-
-def rendered(form: NotifyFormat, reason: str | None) -> Any:
-    register_user_template_filters(all_filters)
-    message = Message("failed", "is Failed", STATE_MESSAGE, "Look.")
-    event, flow_run = {"resource": {"prefect.state-message": reason}}, {"name": "refresh night", "id": "f1"}
-    context = {"event": event, "flow_run": flow_run}
-    template = payload(message, 'a"b {{ 7 * 7 }}', form, "http://ui.example/")
-    return json.loads(render_user_template_sync(template, context))
 
 
 @pytest.mark.parametrize(("form", "path"), TEXT_IN.items())

@@ -8,10 +8,8 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
-import httpx2
 import psutil
 import pytest
 from fake_service import FakeService
@@ -23,7 +21,7 @@ from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.ops.prefect.automations import apply_automations
 from qinglan.ops.prefect.crash_recovery import crash_silent, requeue_crashed
 from qinglan.ops.up.site import SERVER_TUNING
-from qinglan.runs.processes import free_port
+from qinglan.runs.processes import free_port, health_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 SILENCE_S = 20
@@ -69,8 +67,8 @@ class Server:
     """
 
     def __init__(self, folder: Path, database: str) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}/api"
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}/api"
         own = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         self._folder, self._processes = folder, list[psutil.Popen]()
         self._env = own | {
@@ -85,21 +83,17 @@ class Server:
             "DO_NOT_TRACK": "true",
         }
         self.api = RetryingClient(base_url=self.url, trust_env=False, timeout=90)
-        try:
-            self._serve(port)
-        except BaseException:
-            self.close()
-            raise
 
-    def _serve(self, port: int) -> None:
-        self._server = self.start("server", "start", "--host=127.0.0.1", f"--port={port}")
-        wait_until("Prefect's server", self._answers, explain=self.log("server").read_text)
+    def serve(self) -> None:
+        self._server = self.start("server", "start", "--host=127.0.0.1", f"--port={self._port}")
+        health = f"{self.url}/health"
+        wait_until("Prefect's server", lambda: not health_problem(health), explain=self.log("server").read_text)
 
     def restart(self) -> None:
         """As after a crash."""
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
-        self._serve(urlsplit(self.url).port or 0)
+        self.serve()
 
     def log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
@@ -114,12 +108,6 @@ class Server:
 
     def worker(self) -> psutil.Popen:
         return self.start("worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never")
-
-    def _answers(self) -> bool:
-        try:
-            return self.api.get("health").status_code == httpx2.codes.OK
-        except httpx2.TransportError:
-            return False
 
     def post(self, path: str, /, **body: Any) -> Any:
         return call(self.api, "POST", path, body)
@@ -142,9 +130,9 @@ class Server:
     def is_paused(self, deployment: str) -> bool:
         return bool(call(self.api, "GET", f"deployments/{deployment}")["paused"])
 
-    def heartbeat(self, run: str, after: timedelta = timedelta()) -> None:
+    def heartbeat(self, run: str, after_min: int = 0) -> None:
         resource = {"prefect.resource.id": f"prefect.flow-run.{run}"}
-        self._event("prefect.flow-run.heartbeat", resource, {}, _TAGGED, after=after)
+        self._event("prefect.flow-run.heartbeat", resource, {}, _TAGGED, after_min)
 
     def knows(self, resource_id: str, until: datetime) -> bool:
         since = (until - timedelta(minutes=30)).isoformat()
@@ -159,15 +147,11 @@ class Server:
         self._event(event, resource, payload, flow_run)
 
     def _event(
-        self,
-        event: str,
-        resource: dict[str, str],
-        payload: dict[str, Any],
-        *related: dict[str, str],
-        after: timedelta = timedelta(),
+        self, event: str, resource: dict[str, str], payload: dict[str, Any], related: dict[str, str], after_min: int = 0
     ) -> None:
-        about = {"id": str(uuid4()), "occurred": (datetime.now(UTC) + after).isoformat(), "event": event}
-        call(self.api, "POST", "events", [about | {"resource": resource, "related": related, "payload": payload}])
+        occurred = (datetime.now(UTC) + timedelta(minutes=after_min)).isoformat()
+        about = {"id": str(uuid4()), "occurred": occurred, "event": event}
+        call(self.api, "POST", "events", [about | {"resource": resource, "related": [related], "payload": payload}])
 
     def close(self) -> None:
         self.api.close()
@@ -183,6 +167,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         postgres_server() as postgres,
         closing(Server(tmp_path_factory.mktemp("site"), postgres.make_database("prefect"))) as started,
     ):
+        started.serve()
         started.post("work_pools/", name="qinglan", type="process")
         yield started
 
@@ -315,11 +300,11 @@ def test_what_the_automations_missed_is_found(server: Server):
     server.set_state(paused, "PAUSED")  # as one that waits for a person's approval
     for run in (silent, paused):
         server.heartbeat(run)
-    server.heartbeat(heard, after=timedelta(minutes=40))
+    server.heartbeat(heard, after_min=40)
     later = datetime.now(UTC) + timedelta(minutes=61)
     wait_until("the heartbeat", lambda: server.knows(f"prefect.flow-run.{heard}", later))
     assert crash_silent(server.api, later) == []  # nothing shows that the server was there half an hour before
-    server.heartbeat(heard, after=timedelta(minutes=10))
+    server.heartbeat(heard, after_min=10)
 
     def both_found() -> bool:
         crash_silent(server.api, later)

@@ -80,24 +80,19 @@ def test_a_service_is_pinned_unprivileged_and_reached_from_this_machine_alone(na
 
 
 @every_service
-def test_no_secret_stands_in_an_environment(name: str) -> None:
-    for variable, value in SERVICES[name].get("environment", {}).items():
+def test_secrets_are_files_that_become_variables_where_the_entrypoint_makes_them(name: str) -> None:
+    service, mounted = SERVICES[name], secrets(SERVICES[name])
+    for variable, value in service.get("environment", {}).items():
         if SECRET_NAME.search(variable) and variable not in ("RAY_AUTH_MODE",):
             assert variable.endswith("_FILE") and value.startswith("/run/secrets/"), variable
         assert not re.search(r"://[^/@]*:[^/@]+@", str(value)), f"{variable} holds a password"
-    assert not re.search(r"://[^/@]*:[^/@]+@|password=", " ".join(map(str, SERVICES[name].get("command", []))))
-
-
-@every_service
-def test_secrets_become_variables_where_the_entrypoint_makes_them(name: str) -> None:
-    service = SERVICES[name]
-    for target, source in secrets(service).items():
+        if str(value).startswith("/run/secrets/"):
+            assert Path(value).name in mounted
+    assert not re.search(r"://[^/@]*:[^/@]+@|password=", " ".join(map(str, service.get("command", []))))
+    for target, source in mounted.items():
         assert source in COMPOSE["secrets"], source
         own = service["image"].split(":")[0] in OWN
         assert re.fullmatch(r"[A-Z][A-Z0-9_]*", target) if own else target == source
-    for value in service.get("environment", {}).values():
-        if str(value).startswith("/run/secrets/"):
-            assert Path(value).name in secrets(service)
 
 
 def test_make_secrets_writes_what_compose_mounts(tmp_path: Path) -> None:

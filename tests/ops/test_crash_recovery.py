@@ -108,21 +108,22 @@ def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(profile
     assert server.marked == [(f"flow_runs/f{n}/set_state", "AwaitingRetry", False) for n in (1, 2)]
 
 
-@pytest.mark.parametrize(("retries", "enabled"), [(0, True), (2, False)])
-def test_no_crash_goes_on_where_people_switched_that_off(profile_of: ProfileOf, retries: int, enabled: bool):
-    server = Crashes(profile_of(automations={"crash_retries": retries}), [1], enabled)
-    assert requeue_crashed(server.api, NOW) == []
-    assert server.marked == []
-
-
 @pytest.mark.parametrize(
-    ("state", "status", "asked"),
-    [("begun by another worker", "ACCEPT", 0), ("gone", "ACCEPT", 0), ("crashed", "ABORT", 1)],
+    ("retries", "server", "asked"),
+    [
+        (0, {}, 0),
+        (2, {"enabled": False}, 0),
+        (2, {"state": "begun by another worker"}, 0),
+        (2, {"state": "gone"}, 0),
+        (2, {"status": "ABORT"}, 1),
+    ],
 )
-def test_a_run_that_somebody_else_put_back_is_left_alone(profile_of: ProfileOf, state: str, status: str, asked: int):
-    server = Crashes(profile_of(), [1], status=status, state=state)
-    assert requeue_crashed(server.api, NOW) == []
-    assert len(server.marked) == asked
+def test_no_crash_goes_on_where_people_switched_that_off_or_somebody_else_put_it_back(
+    profile_of: ProfileOf, retries: int, server: dict[str, Any], asked: int
+):
+    crashes = Crashes(profile_of(automations={"crash_retries": retries}), [1], **server)
+    assert requeue_crashed(crashes.api, NOW) == []
+    assert len(crashes.marked) == asked
 
 
 def test_interrupted_runs_crash_or_are_cancelled_and_one_that_a_process_runs_is_left_alone():

@@ -39,14 +39,6 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def doctor(qinglan: Qinglan) -> Qinglan:
-    def call(profile: Profile, *words: str) -> tuple[int, str, str]:
-        return qinglan("doctor", *words, profile=profile)
-
-    return call
-
-
-@pytest.fixture
 def silent() -> Iterator[str]:
     """A server that takes connections and never answers."""
     with socket.socket() as listening:
@@ -102,14 +94,14 @@ def test_a_problem_without_a_hint_is_given_one(name: str, said: str):
 
 
 def test_a_service_that_hangs_holds_nothing_up(
-    profile_of: ProfileOf, doctor: Qinglan, silent: str, monkeypatch: pytest.MonkeyPatch
+    profile_of: ProfileOf, qinglan: Qinglan, silent: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("A_KEY", KEY)
     monkeypatch.setattr(network, "_ALL_WITHIN_S", 1.0)
     monkeypatch.setitem(TIME_LIMITS_S, "quick", 3.0)
     monkeypatch.setitem(TIME_LIMITS_S, "slow", 4.0)
     began = time.monotonic()
-    status, out, err = doctor(live(profile_of, f"{silent}/v1", rag={"url": silent}))
+    status, out, err = qinglan("doctor", profile=live(profile_of, f"{silent}/v1", rag={"url": silent}))
     assert time.monotonic() - began < 60
     assert (status, err) == (2, "error: 3 of the checks failed\n")
     assert f"✗ teacher (big at {silent}/v1): no result after 3 s; does it hang" in out
@@ -118,35 +110,35 @@ def test_a_service_that_hangs_holds_nothing_up(
 
 
 def test_a_proxy_that_no_client_can_use_ends_nothing(
-    profile_of: ProfileOf, doctor: Qinglan, monkeypatch: pytest.MonkeyPatch
+    profile_of: ProfileOf, qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HTTPS_PROXY", "socks4://127.0.0.1:9")
     monkeypatch.setenv("A_KEY", KEY)
     profile = live(profile_of, "https://teacher.invalid/v1", rag={"url": "https://rag.invalid"})
-    status, out, err = doctor(profile, "--paid-probe")
+    status, out, err = qinglan("doctor", "--paid-probe", profile=profile)
     assert (status, err.count("\n")) == (2, 1)
     assert "✗ proxies: HTTPS_PROXY: " in out
     assert "✓ mlflow" in out
 
 
-def test_text_json_and_status_say_the_same(profile_of: ProfileOf, doctor: Qinglan):
+def test_text_json_and_status_say_the_same(profile_of: ProfileOf, qinglan: Qinglan):
     profile = profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED)
-    status, out, _ = doctor(profile)
+    status, out, _ = qinglan("doctor", profile=profile)
     assert status == 0
     assert [line for line in out.splitlines() if line[0] not in "✓!✗"] == ["This machine", "The profile", "Servers"]
-    status, out, _ = doctor(profile, "--json", "--flow", "refresh")
+    status, out, _ = qinglan("doctor", "--json", "--flow", "refresh", profile=profile)
     assert (status, json.loads(out)["flow"], json.loads(out)["is_ready"]) == (0, "refresh", True)
     profile = profile_of(data={"workbook": "/no/[b].xlsx"})
-    assert "✗ workbook: /no/[b].xlsx" in doctor(profile, "--flow", "refresh")[1]
-    status, out, err = doctor(profile, "--json", "--flow", "refresh")
+    assert "✗ workbook: /no/[b].xlsx" in qinglan("doctor", "--flow", "refresh", profile=profile)[1]
+    status, out, err = qinglan("doctor", "--json", "--flow", "refresh", profile=profile)
     by_name = {finding["name"]: finding for finding in json.loads(out)["findings"]}
     assert (status, json.loads(out)["is_ready"], err.count("\n")) == (2, False, 1)
     assert by_name["workbook"]["status"] == "problem"
     assert by_name["workbook"]["problem"].startswith("/no/[b].xlsx")
 
 
-def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, doctor: Qinglan):
-    status, out, _ = doctor(profile_of(recipe="query_rewrit"), "--paid-probe")
+def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, qinglan: Qinglan):
+    status, out, _ = qinglan("doctor", "--paid-probe", profile=profile_of(recipe="query_rewrit"))
     assert (status, "did you mean `query_rewrite`?" in out) == (2, True)
     assert "keys" not in out
     assert "✓ mlflow" in out
@@ -154,7 +146,7 @@ def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, doctor: Q
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_no_key_is_shown_even_where_a_service_repeats_it(
-    profile_of: ProfileOf, doctor: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ):
     password = "pass-word-of-the-proxy"
     monkeypatch.setenv("A_KEY", KEY)
@@ -163,7 +155,7 @@ def test_no_key_is_shown_even_where_a_service_repeats_it(
     service = serve(lambda _: (400, {"error": {"message": f"no good: Bearer {KEY}", "code": KEY}}))
     rag = {"url": service.url, "api_key_env": "A_KEY"}
     profile = live(profile_of, service.url, rag=rag, ledger={"url_env": "A_LEDGER"})
-    status, out, err = doctor(profile, "--paid-probe", *words)
+    status, out, err = qinglan("doctor", "--paid-probe", *words, profile=profile)
     assert status == 2
     assert "proxy.example:3128" in out
     for secret in (KEY, password, "p%40ss-of-ledger", "p@ss-of-ledger"):
@@ -171,7 +163,7 @@ def test_no_key_is_shown_even_where_a_service_repeats_it(
 
 
 def test_all_is_well_with_paid_answers(
-    profile_of: ProfileOf, doctor: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     def answer(body: dict[str, Any]) -> Any:
         if "messages" in body:
@@ -180,15 +172,16 @@ def test_all_is_well_with_paid_answers(
 
     monkeypatch.setenv("A_KEY", KEY)
     service = serve(answer)
-    status, out, err = doctor(live(profile_of, service.url, rag={"url": service.url}), "--paid-probe")
+    profile = live(profile_of, service.url, rag={"url": service.url})
+    status, out, err = qinglan("doctor", "--paid-probe", profile=profile)
     assert (status, err) == (0, "")
     assert "✓ keys: A_KEY set" in out
     assert "Paid answers\n✓ teacher answers: big at " in out
     assert out.rstrip().endswith("for $0.0002")
 
 
-def test_the_cluster_is_looked_at_only_by_flows_that_use_it(profile_of: ProfileOf, doctor: Qinglan, ray: FakeRay):
+def test_the_cluster_is_looked_at_only_by_flows_that_use_it(profile_of: ProfileOf, qinglan: Qinglan, ray: FakeRay):
     ray.refusal = "no job today"
     profile = profile_of(trainer={"ray_dashboard_url": ray.url})
-    assert "The cluster\n✗ mount: Ray" in doctor(profile)[1]
-    assert "The cluster" not in doctor(profile, "--flow", "refresh")[1]
+    assert "The cluster\n✗ mount: Ray" in qinglan("doctor", profile=profile)[1]
+    assert "The cluster" not in qinglan("doctor", "--flow", "refresh", profile=profile)[1]

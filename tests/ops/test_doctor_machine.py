@@ -2,7 +2,6 @@
 
 import fcntl
 import resource
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,15 +26,10 @@ def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_folder_that_can_not_be_written_to(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    real = tempfile.TemporaryFile
+    def refuse(dir: Path) -> Any:
+        raise OSError(30, "Read-only file system")
 
     assert machine.check_folders(profile_of()).problem is None
-
-    def refuse(dir: Path) -> Any:
-        if dir == tmp_path:
-            raise OSError(30, "Read-only file system")
-        return real(dir=dir)
-
     monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
     problem = machine.check_folders(profile_of()).problem or ""
     assert problem.startswith(f"paths.runs: {tmp_path} can't be written to: Read-only file system; paths.state: ")

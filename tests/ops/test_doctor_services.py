@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
+from qinglan.config.site import LedgerStore
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import network, services
 from qinglan.ops.doctor.network import check_clock, check_proxies
@@ -136,18 +137,18 @@ def test_the_webhooks_variable_is_a_note_and_where_it_is_deployed_a_problem(
     assert services.check_keys(profile, "refresh", deploys=True).detail == "A_WEBHOOK set"
 
 
-COMPARED = [
-    ("prefect", (200, "3.8.1"), None),
-    ("prefect", (200, "2.20.1"), "the server is 2.20.1, the client here 3.8.8; bring both to one version: `pip inst"),
-    ("prefect", (401, {}), "refuses us (HTTP 401); set PREFECT_API_AUTH_STRING"),
-    ("prefect", (200, b"<html>"), "names no version; is the address that of a prefect server?"),
-    ("mlflow", (200, b"3.8.0"), None),
-    ("mlflow", (403, {}), "refuses us (HTTP 403); set MLFLOW_TRACKING_USERNAME and"),
-    ("mlflow", (500, {}), "answers HTTP 500; is the address that of a mlflow server?"),
-]
-
-
-@pytest.mark.parametrize(("name", "reply", "message"), COMPARED)
+@pytest.mark.parametrize(
+    ("name", "reply", "message"),
+    [
+        ("prefect", (200, "3.8.1"), None),
+        ("prefect", (200, "2.20.1"), "the server is 2.20.1, the client here 3.8.8; bring both to one version: `pip i"),
+        ("prefect", (401, {}), "refuses us (HTTP 401); set PREFECT_API_AUTH_STRING"),
+        ("prefect", (200, b"<html>"), "names no version; is the address that of a prefect server?"),
+        ("mlflow", (200, b"3.8.0"), None),
+        ("mlflow", (403, {}), "refuses us (HTTP 403); set MLFLOW_TRACKING_USERNAME and"),
+        ("mlflow", (500, {}), "answers HTTP 500; is the address that of a mlflow server?"),
+    ],
+)
 def test_a_server(
     profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, name: str, reply: Any, message: str | None
 ):
@@ -228,17 +229,11 @@ def test_a_judge_that_ignores_the_format(profile_of: ProfileOf, serve: Serve):
     assert asked(profile_of, service, "judge")[1].problem is None  # no format was asked for
 
 
-def test_what_the_budget_forbids_is_not_asked(profile_of: ProfileOf, serve: Serve):
+def test_what_budget_or_ledger_forbid_is_not_asked(profile_of: ProfileOf, serve: Serve):
     service = serve(lambda _: (200, completion("ready")))
     profile = profile_of(teacher={"model": "big", "base_url": service.url}, budget={"per_month_usd": 0.0001})
     assert check_answer(profile, "teacher", profile.teacher).problem is None
     assert "nothing is left to spend" in (check_answer(profile, "teacher", profile.teacher).problem or "")
+    closed = profile.model_copy(update={"ledger": LedgerStore(url_env="A_LEDGER")})
+    assert "needs the environment variable A_LEDGER" in (check_answer(closed, "teacher", closed.teacher).problem or "")
     assert len(service.bodies) == 1
-
-
-def test_a_ledger_that_can_not_be_opened(profile_of: ProfileOf, serve: Serve):
-    service = serve(lambda _: (200, completion("ready")))
-    profile = profile_of(teacher={"model": "big", "base_url": service.url}, ledger={"url_env": "A_LEDGER"})
-    problem = check_answer(profile, "teacher", profile.teacher).problem or ""
-    assert "needs the environment variable A_LEDGER" in problem
-    assert service.bodies == []

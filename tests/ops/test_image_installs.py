@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,14 +164,11 @@ class Services:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def is_healthy(self, name: str, port: int) -> bool:
-        url = COMPOSE["services"][name]["healthcheck"]["test"][-1]
-        url = re.sub(r":\d+/", f":{port}/", url)
-        argv = [sys.executable, str(ROOT / "docker" / "healthy.py"), url]
-        return subprocess.run(argv, capture_output=True).returncode == 0
-
-    def wait_for(self, name: str, port: int) -> None:
-        wait_until(name, lambda: self.is_healthy(name, port), explain=(self.folder / f"{name}.log").read_text)
+    def wait_for(self, name: str) -> None:
+        url = re.sub(r":\d+/", f":{self.ports[name]}/", COMPOSE["services"][name]["healthcheck"]["test"][-1])
+        argv, log = [sys.executable, str(ROOT / "docker" / "healthy.py"), url], self.folder / f"{name}.log"
+        is_healthy = partial(subprocess.run, argv, capture_output=True)
+        wait_until(name, lambda: is_healthy().returncode == 0, explain=log.read_text)
 
     def _here(self, text: str) -> str:
         for host, port in self.ports.items():
@@ -237,17 +235,17 @@ def test_the_services_of_compose_come_up_and_find_each_other(services: Services)
     allowed: str = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
     default = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", allowed)
     services.start("mlflow", MLFLOW_SERVER_ALLOWED_HOSTS=default)
-    services.wait_for("prefect", ports["prefect"])
+    services.wait_for("prefect")
     assert get(ports["prefect"], "/api/flows/count", "localhost") in (401, 405), "the server wants its password"
     services.run("deploy")
     services.run("deploy")  # again after every start
     assert _profiles_of_the_form(services) >= {"team", "mine", "fivedoctors", "embedded"}
     services.start("worker", PREFECT_WORKER_WEBSERVER_PORT=str(ports["worker"]))
-    services.wait_for("worker", ports["worker"])
+    services.wait_for("worker")
     assert {pool["name"] for pool in _listed(services, "work_pools")} >= {"qinglan", "qinglan-trainer"}
     wait_until("a worker", lambda: _online_pools(services), explain=lambda: _listed(services, "work_pools"))
     assert _online_pools(services) == {"qinglan"}
-    services.wait_for("mlflow", ports["mlflow"])
+    services.wait_for("mlflow")
     assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "mlflow:5000") == 200
     assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "evil.example") == 403
 

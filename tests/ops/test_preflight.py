@@ -144,13 +144,10 @@ def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch
     assert "s3cret" not in problems(named)["ledger"]
     monkeypatch.setenv("A_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
     assert "ledger" not in problems(named)
-
-
-def test_a_ledger_that_can_not_be_kept(profile_of: ProfileOf, tmp_path: Path):
     (tmp_path / "file").write_text("x")
     profile = profile_of(paths={"runs": str(tmp_path), "state": str(tmp_path / "file")})
     assert problems(profile)["ledger"].startswith("paths.state: ")
-    (tmp_path / "state").mkdir()
+    (tmp_path / "state").mkdir(exist_ok=True)
     (tmp_path / "state" / "ledger.db").write_text("no database " * 100)
     assert "file is not a database" in problems(profile_of())["ledger"]
 

@@ -58,12 +58,7 @@ class LedgerQueue:
         Raises:
             LedgerError: it can't be read, or its disk was full, so that nothing more may be bought.
         """
-        future = self._wanted.get(request_hash)
-        if future is None:
-            future = self._wanted[request_hash] = asyncio.get_running_loop().create_future()
-            self._order.wanted.append(request_hash)
-            self._start()
-        known = await asyncio.shield(future)  # a cancelled waiter must not take it from the others
+        known = await self._look_up(request_hash, self._wanted, self._order.wanted)
         if known is None and self._full:
             self.release(request_hash)
             raise self._full
@@ -85,12 +80,7 @@ class LedgerQueue:
         self._start()
 
     async def find_retrieval(self, key: str) -> Retrieved | None:
-        future = self._sought.get(key)
-        if future is None:
-            future = self._sought[key] = asyncio.get_running_loop().create_future()
-            self._order.sought.append(key)
-            self._start()
-        return await asyncio.shield(future)
+        return await self._look_up(key, self._sought, self._order.sought)
 
     def keep_retrieval(self, retrieval: Retrieval) -> None:
         """Keep it with what is written next, without waiting: a kill costs no more than asking again."""
@@ -124,6 +114,13 @@ class LedgerQueue:
         if self._heartbeats:
             self._heartbeats.cancel()
             await asyncio.wait([self._heartbeats])
+
+    async def _look_up(self, key: str, waiting: dict[str, asyncio.Future[T]], ordered: list[str]) -> T:
+        if key not in waiting:
+            waiting[key] = asyncio.get_running_loop().create_future()
+            ordered.append(key)
+            self._start()
+        return await asyncio.shield(waiting[key])  # a cancelled waiter must not take it from the others
 
     def _start(self) -> asyncio.Future[None]:
         if self._commit is None:

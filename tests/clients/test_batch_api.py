@@ -13,6 +13,7 @@ import pytest
 from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches, running_app
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
+from waiting import Clock
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
 from qinglan.clients.batch_api.jobs import batch_server
@@ -29,18 +30,6 @@ PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 REWRITER = "simulated-rewriter"
 ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
 SERVER = "simulator"
-
-
-class Clock:
-    """Stands still until a test moves it."""
-
-    now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def tick(self, _: BatchProgress) -> None:
-        self.now_s += 60
 
 
 class CountingStore(SimulatedBatchStore):
@@ -178,7 +167,7 @@ async def test_answers_come_at_half_price_and_without_a_latency(ledger: Ledger, 
 
     def look(progress: BatchProgress) -> None:
         seen.append(progress)
-        clock.tick(progress)
+        clock.now += 60
 
     outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
     assert outcome == BatchOutcome(answered=5, missing=(), reasons={})
@@ -235,7 +224,11 @@ async def test_a_lost_answer_costs_nothing(ledger: Ledger, start: Start, trouble
 async def test_an_expired_batch_gives_what_it_has(ledger: Ledger, start: Start):
     clock = Clock()
     teacher, wanted = start(batch_s=40.0, window_s=20.0, clock=clock), requests(10)
-    outcome = await ask(ledger, teacher.url, wanted, on_progress=clock.tick)
+
+    def look(_: BatchProgress) -> None:
+        clock.now += 60
+
+    outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
     assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
     assert outcome.answered == 5
     assert outcome.reasons == {"batch_expired": len(outcome.missing)}
@@ -244,12 +237,12 @@ async def test_an_expired_batch_gives_what_it_has(ledger: Ledger, start: Start):
 async def test_a_late_batch_is_cancelled_and_gives_what_it_has(ledger: Ledger, start: Start):
     clock = Clock()
     teacher = start(batch_s=60.0, clock=clock)
-    began_s = clock.now_s
+    began_s = clock.now
 
     def look(_: BatchProgress) -> None:
         """It gets half of its way, and after that as far as a cancelled one gets."""
         (batch,) = teacher.store._batches.values()
-        clock.now_s = began_s + (30 if batch.cancelling_s is None else 60)
+        clock.now = began_s + (30 if batch.cancelling_s is None else 60)
 
     settings = {"give_up_after_h": 0.6 / 3600}
     outcome = await ask(ledger, teacher.url, requests(50), settings, on_progress=look)
@@ -289,7 +282,7 @@ async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passin
     for batches, left in enumerate((requests(4), theirs), 1):
         with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
             await ask_and_die(ledger, teacher.url, left, batches)
-    teacher.store._batch_s, clock.now_s = 0.0, clock.now_s + 60
+    teacher.store._batch_s, clock.now = 0.0, clock.now + 60
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         assert (await ask(ledger, teacher.url, requests(6))).answered == 6
         assert len(ledger.get_many([each.request_hash for each in theirs])) == 3

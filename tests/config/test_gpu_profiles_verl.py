@@ -1,8 +1,6 @@
 """The GPU profiles in verl's own validation, with tiny models in place of theirs; needs no GPU."""
 
 import importlib.util
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from verl_config import command_of, compose
 
 from qinglan.config import load_profile
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
@@ -22,13 +20,6 @@ NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla", "me
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def composed(name: str, model: Path, *changes: str) -> Any:

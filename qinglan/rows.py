@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 Split = Literal["train", "dev", "test"]
 
@@ -55,10 +55,8 @@ def hash_fraction(key: str) -> float:
     return int(hashlib.sha256(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
-class Retrieved(BaseModel):
+class Retrieved(BaseModel, frozen=True):
     """What the RAG returned for one text, best first. Scores are the service's `reranker_score` in [0, 1]."""
-
-    model_config = ConfigDict(frozen=True)
 
     ids: tuple[str | None, ...] = ()
     scores: tuple[float, ...] = ()
@@ -81,9 +79,7 @@ class Retrieved(BaseModel):
         return self.ids.index(document_id) + 1 if document_id is not None and document_id in self.ids else 0
 
 
-class Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Row(BaseModel, frozen=True, extra="forbid"):
     id: str
     tenant: str
     query: str
@@ -142,10 +138,8 @@ ArmName = str
 """An arm's name: `original`, `teacher`, `base`, `sft`, `rl`, `champion` or a compared teacher's."""
 
 
-class ArmRow(BaseModel):
+class ArmRow(BaseModel, frozen=True):
     """One question through one arm."""
-
-    model_config = ConfigDict(frozen=True)
 
     row_id: str
     text: str | None = None

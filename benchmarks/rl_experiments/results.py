@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.evaluation.figures import arm_scores, groups_of
 from qinglan.evaluation.models import Report
@@ -34,20 +34,16 @@ _RESAMPLES = 10_000
 Floats = NDArray[np.float64]
 
 
-class Point(BaseModel):
+class Point(BaseModel, frozen=True, extra="forbid"):
     """A training step: samples and seconds up to its end, without start-up, validation and saving; its mean reward."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     samples: int
     seconds: float
     reward: float
 
 
-class Result(BaseModel):
+class Result(BaseModel, frozen=True, extra="forbid"):
     """What one experiment found with one seed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     experiment: str
     seed: int

@@ -23,10 +23,8 @@ GAIN, APPROVAL = "gain_vs_", "approval"
 """The rule about a rival begins with the former; the latter is a person's word."""
 
 
-class Rule(BaseModel):
+class Rule(BaseModel, frozen=True, extra="forbid"):
     """One requirement and how it came out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """Such as `gain_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `alarms`."""
@@ -40,10 +38,8 @@ class Rule(BaseModel):
     """Why it failed or what is missing, and what would help."""
 
 
-class Decision(BaseModel):
+class Decision(BaseModel, frozen=True, extra="forbid"):
     """The gate's answer, for `report.json`, MLflow and Prefect."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     verdict: Verdict
     """`undecided`: nothing failed, but something is unknown."""
@@ -201,10 +197,8 @@ class ArmFigures(ScoredMetrics):
         return plain | {metric: score.mean for metric, score in self.scores.items() if score.mean is not None}
 
 
-class SftTraining(ReportPart):
+class SftTraining(ReportPart, extra="allow"):
     """Summary of supervised fine-tuning; further keys are shown as they are."""
-
-    model_config = ConfigDict(extra="allow")
 
     rows: int | None = None
     steps: int | None = None
@@ -212,10 +206,8 @@ class SftTraining(ReportPart):
     loss_last: Number = None
 
 
-class RlTraining(ReportPart):
+class RlTraining(ReportPart, extra="allow"):
     """Summary of reinforcement learning; further keys are shown as they are."""
-
-    model_config = ConfigDict(extra="allow")
 
     steps: int
     reward_first: Number = None
@@ -332,10 +324,8 @@ class Slice(ReportPart):
         return next((found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)), None)
 
 
-class RegisteredVersion(ReportPart):
+class RegisteredVersion(ReportPart, from_attributes=True, extra="ignore"):
     """The version under which MLflow's registry keeps the challenger; made from a `registry.Released`."""
-
-    model_config = ConfigDict(from_attributes=True, extra="ignore")
 
     name: str
     version: str

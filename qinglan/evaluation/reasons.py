@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from qinglan import text as formats
 from qinglan.text import ARMS, Both, Language
@@ -25,10 +25,8 @@ TEXTS = {
 SENTENCES = TEXTS["sentences"]
 
 
-class Reason(BaseModel):
+class Reason(BaseModel, frozen=True, extra="forbid"):
     """What was found, demanded or wrong: the code of a sentence, and the values that fill it in."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     code: str
     values: "dict[str, Value]" = {}

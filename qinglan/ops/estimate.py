@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
@@ -38,10 +38,8 @@ _ARMS = 6
 """Of the evaluation at most, beside the further teachers: so many texts the panel reads of a question."""
 
 
-class Estimate(BaseModel):
+class Estimate(BaseModel, frozen=True):
     """One role's share of a run."""
-
-    model_config = ConfigDict(frozen=True)
 
     role: ChatRole
     what: str

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
@@ -17,10 +17,8 @@ from qinglan.serving.registry.approval import Waiting
 REPORT_FILE = "report.json"
 
 
-class _RunRecord(BaseModel):
+class _RunRecord(BaseModel, frozen=True, extra="ignore"):
     """The keys of `run.json` that its status follows from."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     flow: str
     profile_name: str

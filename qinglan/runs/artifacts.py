@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qinglan.errors import ArtifactError
 from qinglan.runs.schema_version import read_record
@@ -39,10 +39,8 @@ def hash_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-class Artifact(BaseModel):
+class Artifact(BaseModel, frozen=True):
     """A file or directory, its digest, and how many rows it holds (None where rows make no sense)."""
-
-    model_config = ConfigDict(frozen=True)
 
     path: Path
     sha256: str
@@ -61,10 +59,8 @@ class Artifact(BaseModel):
         return self.path
 
 
-class StageResult(BaseModel):
+class StageResult(BaseModel, frozen=True):
     """A finished stage: what came in, what came out, why rows were dropped, and how long it took."""
-
-    model_config = ConfigDict(frozen=True)
 
     stage: str
     key: str

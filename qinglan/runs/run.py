@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
@@ -25,10 +25,8 @@ from qinglan.runs.schema_version import check_version, dump_record, with_version
 RUN_FILE = "run.json"
 
 
-class Run(BaseModel):
+class Run(BaseModel, frozen=True):
     """One run of a flow; small enough to pass to every task."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     flow: str

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qinglan.config import AlarmAction, AlarmName, Alarms
 from qinglan.recipes import PrimaryMetric
@@ -39,10 +39,8 @@ def part_mean(name: str) -> str:
     return f"reward_extra/{name}/mean"
 
 
-class Alarm(BaseModel):
+class Alarm(BaseModel, frozen=True, extra="forbid"):
     """One line of `alarms.jsonl`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int
     name: AlarmName

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError
@@ -24,10 +24,8 @@ from qinglan.runs.schema_version import parse_record, record_line
 ReviewVerdict = Literal["accept", "reject", "correct"]
 
 
-class Review(BaseModel):
+class Review(BaseModel, frozen=True, extra="forbid"):
     """A reviewer's verdict on a row: a line of the store."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tenant: str
     row: str

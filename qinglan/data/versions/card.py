@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.data.sampling import BottomK
 from qinglan.data.versions.drift import Drift
@@ -26,10 +26,8 @@ _LEAK = "near_duplicate_of_"
 _JUDGE = "judge"
 
 
-class Origin(BaseModel):
+class Origin(BaseModel, frozen=True):
     """The identity of a version and its origin."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     tenant: str
@@ -49,9 +47,7 @@ class Origin(BaseModel):
     judge: str = ""
 
 
-class CardExample(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class CardExample(BaseModel, frozen=True):
     row_id: str
     source: str
     query: str
@@ -66,17 +62,13 @@ class CardExample(BaseModel):
     """Ledger key of the call that gave the answer."""
 
 
-class CardFile(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class CardFile(BaseModel, frozen=True):
     sha256: str
     rows: int | None
 
 
-class Card(BaseModel):
+class Card(BaseModel, frozen=True):
     """The data card; counts are of all rows unless a field says otherwise."""
-
-    model_config = ConfigDict(frozen=True)
 
     origin: Origin
     rows: int

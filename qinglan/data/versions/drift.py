@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.data.versions.summary import DriftRow, RowSummary, grams, length_bucket, score_bucket
 from qinglan.text import count, number
@@ -22,10 +22,8 @@ _SCORES = ("original score", "rewrite score")
 Categories = Sequence[str]
 
 
-class Distance(BaseModel):
+class Distance(BaseModel, frozen=True):
     """The distance of two samples in one respect."""
-
-    model_config = ConfigDict(frozen=True)
 
     distance: float
     expected: float
@@ -36,20 +34,16 @@ class Distance(BaseModel):
     """Share of permutations with at least this distance."""
 
 
-class Unseen(BaseModel):
+class Unseen(BaseModel, frozen=True):
     """Share of the new rows' items that the parent version lacks."""
-
-    model_config = ConfigDict(frozen=True)
 
     share: float
     expected: float
     """The expected share for one more row of the parent's population (Good–Turing: the share of items seen once)."""
 
 
-class Shift(BaseModel):
+class Shift(BaseModel, frozen=True):
     """Some rows of a version against all rows of its parent."""
-
-    model_config = ConfigDict(frozen=True)
 
     rows: int
     distances: dict[str, Distance] = {}
@@ -63,14 +57,12 @@ class Shift(BaseModel):
         return [n for n, d in self.distances.items() if d.excess >= threshold and d.p_value <= SIGNIFICANT]
 
 
-class Drift(BaseModel):
+class Drift(BaseModel, frozen=True):
     """A version compared with its parent: its new rows, and all its rows.
 
     Most of all rows are in the parent too, so that their distances show changes of the knowledge base and the teacher,
     and understate them rather than overstate.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     parent: str
     arrivals: Shift

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import Artifact, hash_of
@@ -39,19 +39,15 @@ class IndexEntry(NamedTuple):
         return self.reason is None and self.split == "train" and bool(self.answer)
 
 
-class RowChange(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class RowChange(BaseModel, frozen=True):
     row_id: str
     kind: ChangeKind
     what: tuple[str, ...] = ()
     """Of a changed row: `answer`, `question`, `split train → test`, `ok → below_threshold`."""
 
 
-class VersionDiff(BaseModel):
+class VersionDiff(BaseModel, frozen=True):
     """Version `b` against `a`."""
-
-    model_config = ConfigDict(frozen=True)
 
     a: str
     b: str

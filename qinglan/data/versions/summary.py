@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.data.sampling import BottomK
 from qinglan.rows import INPUT_REASONS, Retrieved, Row
@@ -35,10 +35,8 @@ class BoundedCounter:
             self.counts = kept
 
 
-class DriftRow(BaseModel):
+class DriftRow(BaseModel, frozen=True):
     """The part of a row that drift compares."""
-
-    model_config = ConfigDict(frozen=True)
 
     query: str
     original: float | None = None
@@ -46,10 +44,8 @@ class DriftRow(BaseModel):
     rewrite: float | None = None
 
 
-class RowSummary(BaseModel):
+class RowSummary(BaseModel, frozen=True):
     """Counts and a sample of rows; rows that were never questions (an empty cell, a duplicate) are left out."""
-
-    model_config = ConfigDict(frozen=True)
 
     rows: int = 0
     failed: int = 0

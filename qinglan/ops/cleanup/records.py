@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.text import count, markdown_cell, size
 
@@ -20,9 +20,7 @@ _WORDS: dict[Kind, str] = {
 _SHOWN = 50
 
 
-class _Thing(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class _Thing(BaseModel, frozen=True):
     kind: Kind
     name: str
     why: str

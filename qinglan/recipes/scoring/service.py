@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.rows import Retrieved
@@ -59,10 +59,8 @@ class Scored:
     guard_ok: float
 
 
-class RewardService(BaseModel):
+class RewardService(BaseModel, frozen=True):
     """What the reward service needs to know; written as JSON beside the training files. Holds no secret."""
-
-    model_config = ConfigDict(frozen=True)
 
     recipe: str
     parts: tuple[str, ...]

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.config import Alarms
 from qinglan.errors import ArtifactError
@@ -27,10 +27,8 @@ DEV_VALUE, DEV_LOW, DEV_HIGH = "dev/value", "dev/ci_low", "dev/ci_high"
 DEV_RESAMPLES = 2_000
 
 
-class TrainerSettings(BaseModel):
+class TrainerSettings(BaseModel, frozen=True):
     """The settings of our trainer inside verl that verl's own configuration has no place for."""
-
-    model_config = ConfigDict(frozen=True)
 
     folder: Path
     """The stage's directory, which also holds the metrics of earlier attempts."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, Field, TypeAdapter, ValidationError
 
 from qinglan.config import Profile, Trainer, require_secret, uses_proxy
 from qinglan.errors import EngineError, QinglanError
@@ -50,10 +50,8 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-class Job(BaseModel):
+class Job(BaseModel, frozen=True):
     """A job as the API describes it."""
-
-    model_config = ConfigDict(frozen=True)
 
     submission_id: str | None = None
     """None for a driver that was not submitted as a job."""

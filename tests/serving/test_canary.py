@@ -1,13 +1,236 @@
-"""When a canary ends, and that looking often costs nothing."""
+"""When a canary ends, that looking often costs nothing, and its watch inside the router."""
 
+import asyncio
+import logging
 import random
+from collections.abc import Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from doubles import Clock, raising
 
 from qinglan.config import Canary
+from qinglan.errors import ConfigError, ModelError, RetrievalError
+from qinglan.rows import Retrieved, Row
 from qinglan.serving.canary import ArmCounts, CanaryCounts, Latencies, Mean, judge, stitched_bound
+from qinglan.serving.canary_observer import (
+    STATE_FILE,
+    WAITING,
+    CanaryObserver,
+    CanaryState,
+    read_state,
+    read_verdict,
+)
+from qinglan.serving.request_handler import ServedAnswer, ServedRole
+from qinglan.serving.routes import Backend, Routes, RouteTable
 
-CONFIG = Canary(min_requests=50)
+CONFIG = Canary(compare_share=1.0, check_every_s=0.01, min_requests=10)
+CHAMPION = Backend(url="http://127.0.0.1:1/v1", model="version-1", version="1")
+CHALLENGER = Backend(url="http://127.0.0.1:2/v1", model="version-2", version="2")
+
+
+class FakeModels:
+    """Rewrites by version; an error is raised."""
+
+    def __init__(self, **rewrites: str | Exception) -> None:
+        self.rewrites, self.asked = rewrites, list[str]()
+
+    async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
+        self.asked.append(backend.version)
+        answer = self.rewrites[f"v{backend.version}"]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class FakeRag:
+    """Scores by rewrite; what is not in them can't be retrieved."""
+
+    def __init__(self, scores: Mapping[str, float]) -> None:
+        self.scores, self.asked = scores, list[str]()
+
+    async def retrieve(self, query: str, rewritten_query: str, *, max_retries: int) -> Retrieved:
+        self.asked.append(rewritten_query)
+        if rewritten_query not in self.scores:
+            raise RetrievalError("away", "rag_unavailable")
+        return Retrieved(ids=("d",), scores=(self.scores[rewritten_query],), titles=("",))
+
+    async def close(self) -> None:
+        pass
+
+
+def table_of(folder: Path, **changes: object) -> RouteTable:
+    routes = Routes(champion=CHAMPION, challenger=CHALLENGER, share=0.5).model_copy(update=changes)
+    routes.write(folder / "routes.json")
+    return RouteTable(folder / "routes.json")
+
+
+def served(role: ServedRole, rewrite: str | None = "r1", version: str = "") -> ServedAnswer:
+    source, reason = ("model", "") if rewrite else ("fallback", "model_error")
+    return ServedAnswer(
+        0.0, role, version or ("2" if role == "challenger" else "1"), source, reason, 50.0, "row", rewrite
+    )
+
+
+QUESTION = Row(id="row", tenant="t", query="这个怎么吃", source="router")
+
+
+@asynccontextmanager
+async def running(watch: CanaryObserver, table: RouteTable, models: FakeModels | None = None):
+    task = asyncio.create_task(watch.run(table, models or FakeModels(v1="r1", v2="r1")))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def until(done) -> None:
+    async with asyncio.timeout(60):
+        while not done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def watch_in(
+    folder: Path, rag: FakeRag | None = None, config: Canary = CONFIG, clock: Clock | None = None
+) -> CanaryObserver:
+    return CanaryObserver(config, folder, lambda: rag or FakeRag({}), clock or Clock())
+
+
+async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_a_search_only(tmp_path: Path):
+    watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), FakeModels(v1="r1", v2="r2")
+    async with running(watch, table_of(tmp_path), models):
+        replaced, failed = served("challenger", version="0"), replace(served("champion", None), source="none")
+        for one in (served("champion"), failed, served("challenger"), served("none", None), replaced):
+            watch.on_served(one, QUESTION)
+        await asyncio.sleep(0.01)
+        counts = watch.state.counts
+    assert [(each.n, each.total) for each in (counts.champion.fallbacks, counts.challenger.fallbacks)] == [
+        (2, 1.0), (1, 0.0),
+    ]  # fmt: skip
+    assert counts.retrieval.n == watch.state.left_out == len(models.asked) == 0
+
+
+async def test_a_canary_that_somebody_began_anew_counts_from_nothing(tmp_path: Path):
+    clock = Clock()
+    watch, table = watch_in(tmp_path, clock=clock), table_of(tmp_path)
+    async with running(watch, table):
+        watch.on_served(served("challenger", None), QUESTION)
+        await until(lambda: (found := read_state(tmp_path)) and found.counts.challenger.fallbacks.n == 1)
+        clock.now += 60
+        (tmp_path / STATE_FILE).unlink()  # as `canary start` does, where nobody saw the routes without it
+        await until(lambda: read_state(tmp_path))
+        state = read_state(tmp_path)
+        assert (state.counts.challenger.fallbacks.n, state.started) == (0, clock.now)
+
+
+async def compare(folder: Path, models: FakeModels, rag: FakeRag, answer: ServedAnswer) -> CanaryState:
+    """The state after one answer was compared, or could not be."""
+    watch, table = watch_in(folder, rag), table_of(folder)
+    async with running(watch, table, models):
+        watch.on_served(answer, QUESTION)
+        state = watch.state
+        await until(lambda: state.counts.retrieval.n or state.failed)
+    assert table.routes.challenger == CHALLENGER
+    return state
+
+
+@pytest.mark.parametrize(
+    ("role", "first", "rewrites", "difference", "retrieved"),
+    [
+        ("champion", "r1", {"v2": "r2"}, 0.2, ["r1", "r2"]),
+        ("challenger", "r2", {"v1": "r1"}, 0.2, ["r2", "r1"]),
+        ("champion", "r1", {"v2": "r1"}, 0.0, []),  # equal rewrites retrieve alike
+    ],
+)
+async def test_the_other_model_is_asked_and_the_scores_are_paired(
+    tmp_path: Path, role: ServedRole, first: str, rewrites: dict[str, str], difference: float, retrieved: list[str]
+):
+    rag = FakeRag({"r1": 0.5, "r2": 0.7})
+    state = await compare(tmp_path, FakeModels(**rewrites), rag, served(role, first))
+    assert (state.counts.retrieval.n, rag.asked) == (1, retrieved)
+    assert state.counts.retrieval.mean == pytest.approx(difference)
+
+
+@pytest.mark.parametrize(
+    "second", ["unknown to the rag", ModelError("down", "model_unreachable"), RuntimeError("a mistake")]
+)
+async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, second: str | Exception):
+    state = await compare(tmp_path, FakeModels(v2=second), FakeRag({"r1": 0.9}), served("champion"))
+    assert (state.counts.retrieval.n, state.failed) == (0, 1)
+
+
+async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path):
+    table, watch = table_of(tmp_path), watch_in(tmp_path)
+    async with running(watch, table):
+        for _ in range(100):
+            watch.on_served(served("champion", "r1"), QUESTION)
+        for _ in range(30):
+            watch.on_served(served("challenger", None), QUESTION)
+        await until(lambda: table.routes.challenger is None)
+    verdict, state = read_verdict(tmp_path), read_state(tmp_path)
+    assert (verdict.challenger, verdict.champion, verdict.requests) == ("2", "1", 30)
+    assert verdict.judgement.outcome == "roll_back" and "not answered by it" in verdict.judgement.reason
+    assert state.judgement.outcome == "roll_back" and watch.state is None
+
+
+@pytest.mark.parametrize(
+    ("share", "requests", "started"),
+    [(0.5, 1, Clock.now - 300), (0.1, 0, Clock.now)],
+    ids=["time without a router does not count", "another share is another canary"],
+)
+async def test_a_router_that_was_restarted_counts_on(tmp_path: Path, share: float, requests: int, started: float):
+    before = CanaryState(champion="1", challenger="2", share=share, started=100.0, looked=400.0)
+    before.counts.challenger.add(fallback=True, latency_ms=1)
+    (tmp_path / STATE_FILE).write_text(before.model_dump_json())
+    watch = watch_in(tmp_path)
+    async with running(watch, table_of(tmp_path)):
+        await until(lambda: watch.state)
+        assert (watch.state.counts.challenger.fallbacks.n, watch.state.started) == (requests, started)
+
+
+async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder, clock = tmp_path / "away", Clock()
+    folder.write_text("in the way")
+    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, folder, lambda: FakeRag({}), clock)
+    with caplog.at_level(logging.ERROR):
+        async with running(watch, table):
+            await until(lambda: watch.state)
+            clock.now += 86_401
+            await until(lambda: table.routes.challenger is None)
+            folder.unlink()
+            await until(lambda: read_verdict(folder))
+    assert read_verdict(folder).judgement.outcome == "undecided"
+    assert "can't be written" in caplog.text
+
+
+async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Path):
+    without_a_key = raising(ConfigError("the environment variable RAG_KEY is not set"))
+    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, tmp_path, without_a_key, Clock())
+    async with running(watch, table):
+        await until(lambda: read_verdict(tmp_path))
+        verdict = read_verdict(tmp_path)
+        watch.check(table)
+        assert table.routes.challenger is None
+        Routes(champion=CHAMPION).write(tmp_path / "routes.json")
+        await until(lambda: table._read.challenger is None and not table.routes.challenger)
+        (tmp_path / "verdict.json").unlink()  # the site has acted upon it
+        await until(lambda: table.dropped_reason is None)
+    assert verdict.challenger == "2"
+    assert verdict.judgement.reason == "the router can't observe it: the environment variable RAG_KEY is not set"
+
+
+async def test_a_share_of_the_questions_is_compared_and_what_is_too_much_is_counted(tmp_path: Path):
+    watch = watch_in(tmp_path, config=CONFIG.model_copy(update={"compare_share": 0.2}))
+    async with running(watch, table_of(tmp_path)):
+        for number in range(1000):
+            watch.on_served(replace(served("champion"), row_id=str(number)), QUESTION)
+        assert 170 < WAITING + watch.state.left_out < 230
+
+
+RULES = Canary(min_requests=50)
 HOUR, DAY = 3600.0, 86_400.0
 
 
@@ -55,20 +278,20 @@ GAINS = pairs(*[0.2, 0.1] * 300)
 @pytest.mark.parametrize(
     ("counts", "config", "seconds", "outcome", "reason"),
     [
-        (CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1)), CONFIG, HOUR, "keep", "100 requests"),
-        (CanaryCounts(champion=arm(200), challenger=arm(20, 20)), CONFIG, 10, "roll_back", "100.0% of its 20 requests"),
-        (CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)), CONFIG, 10, "keep", ""),
-        (CanaryCounts(challenger=arm(100, 50)), CONFIG, 10, "roll_back", "were not answered by it"),
-        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)), CONFIG, HOUR, "keep", ""),
-        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 140)), CONFIG, HOUR, "roll_back", "2.0% more are"),
-        (CanaryCounts(champion=arm(3000), challenger=SLOW), CONFIG, HOUR, "roll_back", "its p95 latency of"),
+        (CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1)), RULES, HOUR, "keep", "100 requests"),
+        (CanaryCounts(champion=arm(200), challenger=arm(20, 20)), RULES, 10, "roll_back", "100.0% of its 20 requests"),
+        (CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)), RULES, 10, "keep", ""),
+        (CanaryCounts(challenger=arm(100, 50)), RULES, 10, "roll_back", "were not answered by it"),
+        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)), RULES, HOUR, "keep", ""),
+        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 140)), RULES, HOUR, "roll_back", "2.0% more are"),
+        (CanaryCounts(champion=arm(3000), challenger=SLOW), RULES, HOUR, "roll_back", "its p95 latency of"),
         (CanaryCounts(champion=arm(3000), challenger=SLOW), Canary(min_requests=1001), HOUR, "keep", ""),
-        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.6, -0.5] * 40)), CONFIG, 10, "roll_back", "by -0.550"),
-        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.01] * 5000)), CONFIG, HOUR, "keep", ""),
-        (CanaryCounts(champion=arm(1000), challenger=arm(100)), CONFIG, DAY, "undecided", "within 24.0 h: 100"),
-        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), CONFIG, DAY - 1, "keep", ""),
-        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), CONFIG, DAY, "better", "after 24.0 h"),
-        (CanaryCounts(challenger=arm(10), retrieval=GAINS), CONFIG, DAY, "undecided", ""),
+        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.6, -0.5] * 40)), RULES, 10, "roll_back", "by -0.550"),
+        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.01] * 5000)), RULES, HOUR, "keep", ""),
+        (CanaryCounts(champion=arm(1000), challenger=arm(100)), RULES, DAY, "undecided", "within 24.0 h: 100"),
+        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), RULES, DAY - 1, "keep", ""),
+        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), RULES, DAY, "better", "after 24.0 h"),
+        (CanaryCounts(challenger=arm(10), retrieval=GAINS), RULES, DAY, "undecided", ""),
     ],
     ids=[
         "healthy", "always fails", "an outage of both", "no champion's requests", "few failures", "failures", "slow",
@@ -92,6 +315,6 @@ def _ends_early(seed: int) -> bool:
         one = counts.challenger if rng.random() < 0.3 else counts.champion
         one.add(fallback=rng.random() < 0.05, latency_ms=rng.lognormvariate(5, 0.5))
         counts.retrieval.add(max(-1.0, min(1.0, rng.gauss(0, 0.2))))
-        if request % 5 == 0 and judge(counts, CONFIG, HOUR).outcome != "keep":
+        if request % 5 == 0 and judge(counts, RULES, HOUR).outcome != "keep":
             return True
     return False

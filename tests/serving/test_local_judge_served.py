@@ -3,7 +3,6 @@
 The tiny model holds everything right, so that it agrees with the judge by chance alone.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run, open_run
-from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
+from qinglan.serving.local_judge import released_judge, serve_judge
 from qinglan.serving.registry import prompt_digest
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.training.judge_agreement import JudgedPassage
@@ -128,35 +127,28 @@ def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(sit
     assert not [words for words in lines if "swift.cli.deploy" in words and f"{MODEL}-v1" in words]
 
 
-def test_rl_s_samples_are_scored_by_its_verdicts(site: Site):
-    judge = released_judge(site.profile)
-    with serve_judge(site.profile, judge, site.folder / "logs", print) as served:
+async def test_rl_s_samples_are_scored_by_its_verdicts(site: Site):
+    profile, judge = site.profile, released_judge(site.profile)
+    baseline = BASELINE.model_copy(update={"question": "虾青素1咋吃", "teacher_rewrite": "虾青素1 服用方法"})
+    with serve_judge(profile, judge, site.folder / "logs", print) as served:
         assert served
-        scored = asyncio.run(_score(site, served, "别的 词 语"))
+        service = reward_service(
+            site.folder,
+            reward=Reward(),
+            rag=profile.rag,
+            rag_url=site.services().rag_url,
+            judge=served.endpoint,
+            judge_url=served.url,
+            judge_price=served.judge.settings.price,
+            judge_key_salt=served.judge.key_salt,
+            judge_recipe=served.judge.released.recipe,
+            tenant=profile.tenant,
+            ledger=profile.ledger,
+            state=profile.paths.state,
+            budget=profile.budget,
+        )
+        scorer = get_recipe(service.recipe).scorer(service)
+        scored = await scorer.score(baseline.model_dump(), "别的 词 语")
+        await scorer.close()
     assert (scored["invalid"], scored["judge"], scored["relevant"], scored["judge_asked"]) == (0, 4, 1, 1)
     assert site.judge.bodies == []
-
-
-async def _score(site: Site, served: JudgeServer, text: str) -> dict[str, float]:
-    profile = site.profile
-    service = reward_service(
-        site.folder,
-        reward=Reward(),
-        rag=profile.rag,
-        rag_url=site.services().rag_url,
-        judge=served.endpoint,
-        judge_url=served.url,
-        judge_price=served.judge.settings.price,
-        judge_key_salt=served.judge.key_salt,
-        judge_recipe=served.judge.released.recipe,
-        tenant=profile.tenant,
-        ledger=profile.ledger,
-        state=profile.paths.state,
-        budget=profile.budget,
-    )
-    baseline = BASELINE.model_copy(update={"question": "虾青素1咋吃", "teacher_rewrite": "虾青素1 服用方法"})
-    scorer = get_recipe(service.recipe).scorer(service)
-    try:
-        return await scorer.score(baseline.model_dump(), text)
-    finally:
-        await scorer.close()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import Clock
 from fake_service import completion, script_of
 from starlette.testclient import TestClient
-from waiting import Clock
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
@@ -431,34 +431,26 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "routes.json"
 
 
-def test_a_new_file_counts_once_it_is_looked_for(path, clock):
+def test_a_new_file_counts_once_it_is_looked_for_and_a_broken_one_changes_nothing(path, clock, caplog):
     table = RouteTable(path, clock)
     assert table.pick("a") is None
     Routes(champion=ONE).write(path)
     clock.now += CHECK_EVERY_S
-    assert table.pick("a") == ("champion", ONE)
-    Routes(champion=TWO).write(path)
-    assert table.pick("a") == ("champion", ONE)
-    clock.now += CHECK_EVERY_S
-    assert table.pick("a") == ("champion", TWO)
-    path.unlink()
-    clock.now += CHECK_EVERY_S
-    assert table.pick("a") is None
-
-
-def test_a_broken_file_changes_nothing(path, clock, caplog):
-    Routes(champion=ONE).write(path)
-    table = RouteTable(path, clock)
     assert table.pick("a") == ("champion", ONE)
     path.write_text('{"champion": 1}')
+    assert (table.pick("a"), table.problem) == (("champion", ONE), None)
     for _ in range(2):
         clock.now += CHECK_EVERY_S
         assert table.pick("a") == ("champion", ONE)
     assert "the routes before it stay" in table.problem
     assert len(caplog.records) == 1
     Routes(champion=TWO).write(path)
+    assert table.pick("a") == ("champion", ONE)
     clock.now += CHECK_EVERY_S
     assert (table.pick("a"), table.problem) == (("champion", TWO), None)
+    path.unlink()
+    clock.now += CHECK_EVERY_S
+    assert table.pick("a") is None
 
 
 def test_a_dropped_challenger_stays_out_until_the_file_says_otherwise(path, clock):

@@ -30,12 +30,3 @@ def wait_until(
             raise AssertionError(f"waited {within_s:.0f} s for {what}\n{str(explain())[-_EXPLANATION_CHARS:]}")
         time.sleep(look_every_s)
     return time.monotonic() - start
-
-
-class Clock:
-    """Stands still until a test moves it."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now

@@ -104,19 +104,16 @@ def test_a_students_lines_and_a_teachers_parts_become_arms():
     assert teacher_rows([graded, ROWS[1].failed("teacher_refused")])[0].measured
 
 
-def test_pools_are_slices_without_a_teacher():
-    found = {(s.by, s.value): s for s in trained().slices}
-    gold = found["pool", "gold"]
-    assert gold.n == 30 and ("pool", "") not in found
+def test_pools_are_slices_and_an_example_shows_what_its_row_brings_and_what_its_answer_is_worth():
+    slices = {(part.by, part.value): part for part in trained().slices}
+    gold = slices["pool", "gold"]
+    assert gold.n == 30 and ("pool", "") not in slices
     assert gold.diff("rl", "sft", "pure").diff == pytest.approx(2 / 3)  # type: ignore[union-attr]
-
-
-def test_an_example_shows_what_the_row_brings_and_what_the_answer_is_worth():
     (first, *_) = examples({"rl": arm("ab")}, ROWS, RECIPE)
     assert (first.inputs, first.arms["rl"].values) == ({"letter": "a"}, {"share": 0.5, "pure": 0.0})
 
 
-def test_the_gate_goes_by_the_recipes_metrics_and_the_profiles_rivals():
+def test_gate_and_verdict_go_by_the_recipes_metrics_and_the_profiles_rivals():
     found, gate = trained(), Gate(rivals=("sft",))
     decision = decide(found, [], gate, None)
     assert [rule.name for rule in decision.rules] == ["gain_vs_sft", "quality_vs_sft", "red_team", "alarms"]
@@ -124,23 +121,16 @@ def test_the_gate_goes_by_the_recipes_metrics_and_the_profiles_rivals():
     assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.render().startswith("pure answers +0.667")
     unjudged = decide(found.model_copy(update={"metrics": found.metrics[:2]}), [], gate, None)
     assert [rule.name for rule in unjudged.rules] == ["gain_vs_sft", "red_team", "alarms"]
-
-
-def test_the_headline_is_about_the_gates_rival():
-    found = report(trained())
-    main = main_comparison(found)
+    main = main_comparison(report(found))
     assert main and (main.a, main.b, main.metric) == ("rl", "sft", "pure")
-    assert verdict(found).sentence.en.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 ")
+    assert verdict(report(found)).sentence.en.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 ")
 
 
-def test_the_page_speaks_of_answers_alone(tmp_path: Path):
+def test_page_terminal_and_markdown_speak_of_answers_alone(tmp_path: Path):
     text = re.sub(r"<style>.*?</style>", "", page(tmp_path, report(trained())), flags=re.DOTALL)
     foreign = ["top-1", "Top-1", "recall@", "RAG", "retriev", "rewrite", "gold document", "改写", "检索", "标准文档"]
     own = ["纯正率", "share of the letter", "Agreement", "一致性", "0.81", "letter</bdi>：<bdi>a</bdi>"]
     assert [word for word in (*foreign, *own) if word in text] == own
-
-
-def test_terminal_and_markdown_show_what_there_is():
     text = shown(print_table(report(trained())))
     assert "RL − SFT" in text and "pure answers" in text and "0.81" in text and "top-1" not in text
     assert "| Arm | n | failed | pure answers | share of the letter | judge score (0–5) |" in result_markdown(

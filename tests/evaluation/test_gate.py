@@ -6,7 +6,6 @@ The benchmark that simulates it has the noise of real runs, and decides what dif
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -158,19 +157,12 @@ def test_what_was_not_measured_leaves_it_open(
     assert reason_ in (None, rule(decision, name).reason)
 
 
-def silent(one_sided: int) -> Evaluation:
-    top1 = comparison("teacher", "top1", (0.06, 0.02, 0.10), one_sided=one_sided)
-    return evaluation(comparisons=[top1, comparison("teacher", "quality", GOOD["quality"])])
-
-
-def test_questions_that_one_arm_left_out_count_against_the_challenger():
-    assert decided(silent(19)).verdict == "promote"
-    decision = decided(silent(21))
-    assert decision.verdict == "undecided"
-    assert "21 questions were left out because only one of the two has a value there" in decision.sentence
-
-
-def test_questions_that_nobody_judged_count_against_the_challenger():
+def test_questions_that_one_arm_left_out_or_nobody_judged_count_against_the_challenger():
+    quality = comparison("teacher", "quality", GOOD["quality"])
+    left_out = [comparison("teacher", "top1", (0.06, 0.02, 0.10), one_sided=questions) for questions in (19, 21)]
+    few, many = (decided(evaluation(comparisons=[top1, quality])) for top1 in left_out)
+    assert (few.verdict, many.verdict) == ("promote", "undecided")
+    assert "21 questions were left out because only one of the two has a value there" in many.sentence
     assert decided(evaluation(unjudged={"judge_unreadable": 39})).verdict == "promote"
     decision = decided(evaluation(unjudged={"judge_unreadable": 39, "teacher_timeout": 1}))
     found = rule(decision, "quality_vs_teacher")
@@ -201,16 +193,13 @@ def test_cost():
     assert rule(decided(free), "cost").outcome == "unknown"
 
 
-def test_latency_beside_the_teachers():
+def test_latency_beside_the_teachers_and_p95_where_it_has_a_limit():
     assert rule(decided(with_student(latency_p50_ms=1000)), "latency").outcome == "fail"
     assert rule(decided(with_student(latency_p50_ms=1000), max_latency_ratio=2), "latency").outcome == "pass"
     assert rule(decided(with_student(latency_p50_ms=None)), "latency").outcome == "unknown"
     quiet = evaluation(arms={"teacher": TEACHER.model_copy(update={"latency_p50_ms": None}), "rl": STUDENT})
     assert rule(decided(quiet), "latency").found.render() == "median 20 ms; the teacher's was not measured"
     assert all(rule.name != "latency" for rule in decided(max_latency_ratio=None).rules)
-
-
-def test_latency_p95_has_a_rule_where_it_has_a_limit():
     assert rule(decided(max_latency_p95_ms=50), "latency_p95").outcome == "fail"
     assert rule(decided(max_latency_p95_ms=60), "latency_p95").outcome == "pass"
     unmeasured = decided(with_student(latency_p95_ms=None), max_latency_p95_ms=60)
@@ -259,30 +248,21 @@ def test_alarms_count_from_the_window_that_holds_the_chosen_step(step: int, chos
 
 
 def test_a_failure_outranks_what_is_unknown():
-    found = evaluation(GOOD | {"top1": (-0.1, -0.2, -0.01)}, red_team={})
-    decision = decided(found)
+    decision = decided(evaluation(GOOD | {"top1": (-0.1, -0.2, -0.01)}, red_team={}))
     assert decision.verdict == "refuse"
     assert decision.sentence.endswith("is ruled out. Besides, 1 of the rules could not be decided.")
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
+def test_the_simulated_noise_is_that_of_real_runs_and_decides_what_differs_much():
     path = Path(__file__).parents[2] / "benchmarks" / "gate_power.py"
     spec = importlib.util.spec_from_file_location("gate_power", path)
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_simulated_noise_is_that_of_real_runs(bench: ModuleType):
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
     same = {"rl": 0.8, "teacher": 0.8}
     found = [bench.evaluation(np.random.default_rng(i), bench.TEST_SETS[1], same).comparisons[0] for i in range(5)]
     errors = [(one.detectable_diff or 0) / POWER_FACTOR for one in found]
     assert 0.016 <= float(np.mean(errors)) <= 0.024
-
-
-def test_the_real_gate_refuses_a_worse_model_and_releases_a_much_better_one(bench: ModuleType):
     small = bench.TestSet(500, 80)
     assert bench.verdicts(small, {"rl": 0.6, "teacher": 0.8}, 5, seed=0) == {"refuse": 5}
     assert bench.verdicts(small, {"rl": 0.99, "teacher": 0.7}, 5, seed=0) == {"promote": 5}

@@ -13,24 +13,10 @@ from report_fixture import METRICS, comparison, decision, full, page, report, sc
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import ArmFigures, Distribution, Report, StageSummary
-from qinglan.evaluation.report.plots import (
-    DISTRIBUTIONS,
-    Axis,
-    arm_dots,
-    chart,
-    distributions,
-    histogram,
-    slice_plots,
-)
+from qinglan.evaluation.report.plots import DISTRIBUTIONS, Axis, arm_dots, chart, distributions, histogram, slice_plots
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
-from qinglan.evaluation.report.verdict import (
-    main_comparison,
-    simulated_roles_of,
-    simulator_warning,
-    star,
-    verdict,
-)
+from qinglan.evaluation.report.verdict import main_comparison, simulated_roles_of, simulator_warning, star, verdict
 from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult
@@ -123,7 +109,7 @@ def test_what_the_verdict_is_about() -> None:
     assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
 
 
-def test_stars_mark_only_what_a_stand_in_made() -> None:
+def test_stars_mark_only_what_a_simulator_made() -> None:
     only_judge = report(simulated=["judge"])
     assert star(only_judge, "quality") and not star(only_judge, "top1") and not star(only_judge, "teacher")
     only_rag = report(simulated=["rag"])
@@ -141,7 +127,7 @@ def test_simulators_follow_from_the_profile() -> None:
     assert simulated_roles_of(profile) == ["teacher", "judge", "student", "workbook"]
 
 
-def test_terminal_fits_100_columns_uncut() -> None:
+def test_terminal_fits_100_columns_uncut_and_names_decision_and_version() -> None:
     text = terminal(report())
     assert max(map(len, text.splitlines())) <= 100 and "…" not in text
     rl = next(line for line in text.splitlines() if line.lstrip().startswith("RL*"))
@@ -150,9 +136,6 @@ def test_terminal_fits_100_columns_uncut() -> None:
     lines = [line.split("  ")[0].strip() for line in text.splitlines() if "w/t/l" in line]
     assert lines == ["RL − Teacher", "SFT − Teacher", "RL − SFT"]
     assert "Failed, left out of the means: teacher 4, base model 61" in text
-
-
-def test_the_terminal_names_decision_and_version() -> None:
     text = terminal(full())
     assert "Gate: Do not release the RL student: it takes 3.4 times as long as the teacher." in " ".join(text.split())
     assert "Registered as qinglan.demo.query_rewrite, version 4 (challenger)" in text
@@ -224,17 +207,14 @@ def test_untrusted_text_has_no_meaning_in_a_markdown_cell() -> None:
     )
 
 
-def test_axis_has_round_ticks_that_cover_the_values() -> None:
+def test_axis_has_round_ticks_that_cover_the_values_also_where_there_is_nothing_much() -> None:
     axis = Axis.over([-0.045, 0.135])
     assert axis.low <= -0.045 and axis.high >= 0.135
     assert [axis.label(tick) for tick in axis.ticks] == ["−0.05", "0.00", "0.05", "0.10", "0.15"]
     assert axis.at(axis.low) == 0 and axis.at(axis.high) == 100
-
-
-@pytest.mark.parametrize("values", [[], [math.nan], [3.0], [0.0, 0.0]])
-def test_axis_of_nothing_much(values: list[float]) -> None:
-    axis = Axis.over(values)
-    assert axis.high > axis.low and len(axis.ticks) >= 2
+    for values in ([], [math.nan], [3.0], [0.0, 0.0]):
+        axis = Axis.over(values)
+        assert axis.high > axis.low and len(axis.ticks) >= 2
 
 
 def test_chart_skips_what_is_not_finite() -> None:

@@ -196,15 +196,15 @@ def _cost(report: Report) -> ReportAnswer | None:
     mine, theirs = report.arms.get(name or ""), report.arms.get(other)
     if mine is None or mine.cost_per_1000_usd is None:
         return None
-    label, star = arm_label_words(other, report), _star(report)
+    label, mark = arm_label_words(other, report), _star(report)
     rival = Both(f"the {label.en}" if label in ARMS.values() else label.en, label.zh)
     own, base = mine.cost_per_1000_usd, (theirs.cost_per_1000_usd if theirs else None) or 0.0
     if theirs is None or not base:
-        word = Both(f"{usd(own)} per 1,000{star}", f"每千次 {usd(own)}{star}")
+        word = Both(f"{usd(own)} per 1,000{mark}", f"每千次 {usd(own)}{mark}")
         texts = [reason("price", own=_money(mine))]
     else:
         share = f"{own / base:.0%}" if own / base >= 0.01 else "< 1%"
-        word = Both(f"{share} of {rival.en}{star}", f"{rival.zh}的 {share}{star}")
+        word = Both(f"{share} of {rival.en}{mark}", f"{rival.zh}的 {share}{mark}")
         texts = [reason("price_beside", own=_money(mine), rival=rival, theirs=_money(theirs))]
     if mine.latency_p50_ms is not None and theirs and theirs.latency_p50_ms:
         texts.append(reason("speed_beside", own=_median(mine), rival=rival, theirs=_median(theirs)))
@@ -292,9 +292,9 @@ def arms_of(report: Report) -> dict[ArmName, ArmFigures]:
     return {name: report.arms[name] for name in names}
 
 
-def arm_label_words(name: str, report: Report | None = None, *, head: bool = False) -> Both:
+def arm_label_words(name: str, report: Report, *, head: bool = False) -> Both:
     """An arm's name in both languages; a teacher that is compared goes by its own."""
-    own = report.purchase.labels.get(name) if report and report.purchase else None
+    own = report.purchase.labels.get(name) if report.purchase else None
     return Both(own, own) if own else arm_words(name, head=head)
 
 
@@ -303,7 +303,7 @@ def metric_words(name: str, report: Report) -> Both:
     return Both(metric.en, metric.zh)
 
 
-def pair_words(a: ArmName, b: ArmName, report: Report | None = None) -> Both:
+def pair_words(a: ArmName, b: ArmName, report: Report) -> Both:
     """`RL − Teacher` in both languages."""
     left, right = (arm_label_words(name, report, head=True) for name in (a, b))
     return Both(f"{left.en} − {right.en}", f"{left.zh} − {right.zh}")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from qinglan.config import Embedded, Select
+from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Retrieved
 from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample
 from qinglan.simulators.domains.query_rewrite.facts import (
@@ -24,6 +25,10 @@ from qinglan.simulators.domains.query_rewrite.teacher import judge, rewrite
 from qinglan.simulators.retriever import Retriever
 
 MISMATCHED = tuple(name for name, intent in INTENTS.items() if intent.bridge)
+
+
+def _asked(row: RewriteSampleRow) -> str:
+    return user_text(row.question.query, row.question.profile, row.question.history)
 
 
 class SampleFigures(NamedTuple):
@@ -45,7 +50,7 @@ def describe(
     rows: Sequence[RewriteSampleRow], documents: Sequence[Document], min_top1_score: float, seed: int
 ) -> SampleFigures:
     """Measure a sample with the teacher that `seed` makes."""
-    measure = _Measure(Retriever(documents), {row: rewrite(row.user_text, seed) for row in rows})
+    measure = _Measure(Retriever(documents), {row: rewrite(_asked(row), seed) for row in rows})
     train, test = ([row for row in rows if row.split == split] for split in ("train", "test"))
     selected = [row for row in train if measure.retrieve(measure.rewrites[row]).top1_score >= min_top1_score]
     return SampleFigures(
@@ -131,7 +136,7 @@ def _kb_wordings(selected: Sequence[RewriteSampleRow], rewrites: Mapping[Rewrite
 
 def _judge_means(test: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]) -> dict[str, float]:
     def mean(candidates: Iterable[tuple[RewriteSampleRow, str]]) -> float:
-        scores = [judge(f"{row.user_text}\n改写：{text}").score for row, text in candidates]
+        scores = [judge(f"{_asked(row)}\n改写：{text}").score for row, text in candidates]
         return round(sum(scores) / len(scores), 2)
 
     return {

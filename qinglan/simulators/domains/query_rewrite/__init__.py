@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 
 from qinglan.config import Columns, Embedded, Tenant
-from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Split, normalise, row_id
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import Domain, SamplePaths, draw_rows, draw_splits, rounds, write_workbook
@@ -34,10 +33,6 @@ class RewriteSampleRow:
     @property
     def gold_id(self) -> str:
         return f"{self.product}-{self.intent}"
-
-    @property
-    def user_text(self) -> str:
-        return user_text(self.question.query, self.question.profile, self.question.history)
 
 
 def build_sample(config: Embedded) -> tuple[list[RewriteSampleRow], list[Document]]:

@@ -244,11 +244,10 @@ def _read(text: str | None) -> str:
 
 def _agreement(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) -> Finding:
     strong = {row.id: _read(row.answer) for row in rows if row.answer}
-    found = {name: agreement(main, strong, groups) for name, main in said.items() if name != "teacher"}
     lines = [
         FindingRow(label=_named(name), values=(one.share, one.kappa, *(one.ci95 or (None, None))))
-        for name, one in found.items()
-        if one
+        for name, main in said.items()
+        if name != "teacher" and (one := agreement(main, strong, groups))
     ]
     return Finding(
         title=Both("Agreement with the strong judge on the main verdict", "主结论与强评审的一致性"),

@@ -228,11 +228,7 @@ def simulated_models() -> Mapping[str, Domain]:
 
 
 def domain_of_model(model: str) -> Domain:
-    """The domain of a simulated model.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """The domain of a simulated model; ConfigError where there is no such model."""
     if model not in simulated_models():
         raise ConfigError(
             f"no simulated model is called {model}; there are {', '.join(simulated_models())}; or give a base_url"

@@ -69,7 +69,8 @@ def get_recipe(name: str) -> Recipe:
     """The recipe of that name, or in that .py file; raises ConfigError where there is none."""
     if name.endswith(".py"):
         return _from_file(Path(name))[0]
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    modules = pkgutil.iter_modules(__path__)
+    known = sorted(module.name for module in modules if not (module.ispkg or module.name.startswith("_")))
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"known recipes: {', '.join(known)}, or a .py file's path"

@@ -34,8 +34,11 @@ def test_shipped_recipes_are_found_by_their_names():
     assert isinstance(get_recipe("query_rewrite"), RetrievalRecipe)
     with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
         get_recipe("query_rewriter")
-    with pytest.raises(ConfigError, match="no such recipe"):
-        get_recipe("_answer")
+    for name in ("_verdicts", "scoring"):
+        with pytest.raises(
+            ConfigError, match="no such recipe; known recipes: answer_judge, medical, query_rewrite, or"
+        ):
+            get_recipe(name)
 
 
 def test_a_file_is_identified_by_its_content(tmp_path: Path):

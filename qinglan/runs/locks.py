@@ -22,7 +22,6 @@ from qinglan.text import duration
 
 PROBED_FOR_S = 0.5
 """Longer than `is_held` keeps a lock: try for so long to take a lock before another process counts as its holder."""
-CHECK_EVERY_S, REPORT_EVERY_S = 2.0, 600.0
 
 
 def is_held(file: Path, *, shared: bool = False) -> bool:
@@ -92,8 +91,8 @@ def device_lock(
     say: Callable[[str], object],
     *,
     environ: Mapping[str, str] = os.environ,
-    check_every_s: float = CHECK_EVERY_S,
-    report_every_s: float = REPORT_EVERY_S,
+    check_every_s: float = 2.0,
+    report_every_s: float = 600.0,
 ) -> Iterator[None]:
     """Have the GPUs that the profile's trainer uses on this machine to itself, after waiting for their holder.
 

@@ -8,6 +8,7 @@ when the run is opened.
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ MAX_ARTIFACT_BYTES = 20 * 2**20
 """A larger file is logged by reference: path and digest as tags."""
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page opens for GenAI traces
 _BATCH = 900
+_UNSAFE = re.compile(r"[^\w./ -]")
 _MAX_CHARS = 500
 """Of a parameter, and of a dataset's name."""
 
@@ -73,7 +75,7 @@ class Tracker:
         self._log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
     def log_params(self, run_id: str, nested: Mapping[str, Any]) -> None:
-        params = [Param(_safe_key(key), str(value)[:_MAX_CHARS]) for key, value in _flatten(nested)]
+        params = [Param(_UNSAFE.sub("_", key), str(value)[:_MAX_CHARS]) for key, value in _flatten(nested)]
         for start in range(0, len(params), 100):
             self._log_batch(run_id, params=params[start : start + 100])
 
@@ -83,7 +85,7 @@ class Tracker:
     def log_steps(self, run_id: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         now = int(time.time() * 1000)
         batch = [
-            Metric(_safe_key(key), float(value), now, step)
+            Metric(_UNSAFE.sub("_", key), float(value), now, step)
             for step, metrics in steps
             for key, value in metrics.items()
             if isinstance(value, int | float)
@@ -159,7 +161,3 @@ def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _safe_key(key: str) -> str:
-    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in key)

@@ -27,13 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return site
 
 
-def test_every_question_is_paid_once(site: Site) -> None:
-    assert site.paid("teacher") == ROWS
-    usage = site.report()["api"]["teacher"]
-    assert usage["calls"] == ROWS and usage["failed"] == 0
-
-
-def test_report_has_every_arm_stage_and_comparison(site: Site) -> None:
+def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_was_paid_once(site: Site) -> None:
     report = site.report()
     Report.read(site.run_directory / "report.json")
     assert list(report["arms"]) == ["original", "teacher", "base", "sft", "rl"]
@@ -42,10 +36,8 @@ def test_report_has_every_arm_stage_and_comparison(site: Site) -> None:
     assert {(c["a"], c["b"]) for c in report["comparisons"]} >= {("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")}
     assert all(arm["n"] == 60 for arm in report["arms"].values())
     assert report["training"]["rl"]["steps"] == 3
-
-
-def test_report_has_the_gates_decision_and_the_registered_version(site: Site) -> None:
-    report = site.report()
+    usage = report["api"]["teacher"]
+    assert (site.paid("teacher"), usage["calls"], usage["failed"]) == (ROWS, ROWS, 0)
     assert report["decision"]["verdict"] in ("promote", "refuse", "undecided")
     assert {rule["name"] for rule in report["decision"]["rules"]} >= {"gain_vs_teacher", "red_team", "cost"}
     assert report["released"]["version"] == "1"

@@ -84,7 +84,7 @@ def test_what_was_lost_comes_back(profile: Profile, kept: Path):
     assert sorted(each.name for each in state.iterdir()) == ["datasets", "ledger.db", "prefect", "up.lock"]
 
 
-def test_a_folder_is_left_out_by_its_place_and_not_by_its_name(
+def test_a_folder_is_left_out_by_its_place_and_a_file_for_what_it_is_with_the_reason(
     profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HF_HOME", str(profile.paths.state / "cache"))
@@ -100,17 +100,12 @@ def test_a_folder_is_left_out_by_its_place_and_not_by_its_name(
     for folder in (*left_out, *copied):
         (kept.parent / folder).mkdir(parents=True)
         (kept.parent / folder / "file").touch()
-    made = make_backup(profile, kept, print)
-    assert left_out.items() <= {each.path: each.reason for each in made.left_out}.items()
-    assert [each for each in (*left_out, *copied) if (kept / each / "file").exists()] == copied
-
-
-def test_a_file_is_left_out_for_what_it_is_with_the_reason(profile: Profile, kept: Path):
     for name in ("requirements.lock", "notes", "notes-journal", "prefect_api_url"):
         (profile.paths.runs / "r1" / name).write_text("kept")
     (profile.paths.runs / "r1" / ".lock").touch()
     made = make_backup(profile, kept, print)
-    assert {each.path: each.reason for each in made.left_out} == {
+    assert [each for each in (*left_out, *copied) if (kept / each / "file").exists()] == copied
+    assert {each.path: each.reason for each in made.left_out} == left_out | {
         "runs/r1/.lock": "a lock",
         "runs/r1/dataset/more.jsonl.partial": "unfinished",
         "state/prefect/profiles.toml": "Prefect's settings may hold keys",
@@ -219,8 +214,13 @@ def test_a_database_is_copied_as_of_one_moment_while_it_is_written(profile: Prof
     assert made.entries[-1].path == "state/ledger.db"  # it knows every answer that the files hold
 
 
-def test_a_site_that_is_there_is_not_overwritten(profile: Profile, kept: Path, tmp_path: Path):
+def test_it_comes_back_only_to_where_it_was_and_overwrites_no_site(
+    profile: Profile, profile_of: ProfileOf, kept: Path, tmp_path: Path
+):
     make_backup(profile, kept, print)
+    other = profile_of(paths={"runs": str(profile.paths.runs), "state": str(tmp_path / "other")})
+    with pytest.raises(ConfigError, match=rf"restore with `--set paths\.state={profile.paths.state}`"):
+        restore_backup(other, kept, print)
     (profile.paths.state / "newer").write_text("newer")
     with pytest.raises(ConfigError, match="is not empty; --replace puts aside"):
         restore_backup(profile, kept, print)
@@ -273,13 +273,6 @@ def test_a_damaged_backup_touches_nothing(profile: Profile, kept: Path, damage: 
     with pytest.raises(ArtifactError, match=rf"run\.json: (was|is) {damage}"):
         restore_backup(profile, kept, print)
     assert not profile.paths.state.exists()
-
-
-def test_it_comes_back_only_to_where_it_was(profile: Profile, profile_of: ProfileOf, kept: Path, tmp_path: Path):
-    make_backup(profile, kept, print)
-    other = profile_of(paths={"runs": str(profile.paths.runs), "state": str(tmp_path / "other")})
-    with pytest.raises(ConfigError, match=rf"restore with `--set paths\.state={profile.paths.state}`"):
-        restore_backup(other, kept, print)
 
 
 def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(profile_of: ProfileOf, tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
 from qinglan.ops.up import serve, site
 from qinglan.ops.up.site import Site, only_one, prefect_for
 from qinglan.runs.launcher import Command
@@ -148,10 +148,3 @@ def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: p
     (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     with only_one(tmp_path, print), prefect_for(tmp_path, print):
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
-
-
-def test_what_a_killed_site_announced_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
-    (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    (tmp_path / LOCK_FILE).write_text("12345")
-    assert find_server(tmp_path) is None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from qinglan.errors import EngineError, StageError
 from qinglan.runs import launcher
@@ -50,10 +51,7 @@ def python(code: str, *arguments: str, **env: str) -> Command:
 
 
 def family(path: Path) -> list[int]:
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert path.exists()
+    wait_until("the family", path.exists, look_every_s=0.02)
     pids: list[int] = json.loads(path.read_text())
     return pids
 

@@ -44,7 +44,7 @@ from qinglan.runs.tracking import Tracker
 from qinglan.serving.canary_observer import read_state, read_verdict
 from qinglan.serving.registry.approval import Waiting
 from qinglan.serving.registry.versions import Candidate, Released
-from qinglan.serving.site import CanaryShare, open_site, share_of
+from qinglan.serving.site import open_site, share_of
 
 ProfileOf = Callable[..., Profile]
 GOLDEN = Path(__file__).parent / "golden" / "v1"
@@ -182,8 +182,6 @@ def test_a_registered_version_is_read_and_a_newer_one_refused():
 def test_a_canarys_share_is_read_back(profile_of: ProfileOf, tmp_path: Path):
     shutil.copy(SITE / "share.json", tmp_path)
     assert share_of(profile_of(), tmp_path, "7") == 0.1
-    CanaryShare(version="7", share=0.2).write(tmp_path)
-    assert share_of(profile_of(), tmp_path, "7") == 0.2
 
 
 @pytest.mark.parametrize("name", ["canary.json", "verdict.json"])

@@ -41,9 +41,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def silent() -> Iterator[str]:
     """A server that takes connections and never answers."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(64)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
@@ -153,12 +151,14 @@ def test_no_key_is_shown_even_where_a_service_repeats_it(
     monkeypatch.setenv("A_LEDGER", "postgresql://me:p%40ss-of-ledger@127.0.0.1:9/db")
     monkeypatch.setenv("HTTPS_PROXY", f"http://me:{password}@proxy.example:3128")
     service = serve(lambda _: (400, {"error": {"message": f"no good: Bearer {KEY}", "code": KEY}}))
+    monkeypatch.setenv("PREFECT_API_URL", service.url.replace("http://", "http://me:prefects-login@"))
     rag = {"url": service.url, "api_key_env": "A_KEY"}
     profile = live(profile_of, service.url, rag=rag, ledger={"url_env": "A_LEDGER"})
     status, out, err = qinglan("doctor", "--paid-probe", *words, profile=profile)
     assert status == 2
     assert "proxy.example:3128" in out
-    for secret in (KEY, password, "p%40ss-of-ledger", "p@ss-of-ledger"):
+    assert f"{service.url} (PREFECT_API_URL)" in out
+    for secret in (KEY, password, "p%40ss-of-ledger", "p@ss-of-ledger", "prefects-login"):
         assert secret not in out + err
 
 

@@ -25,7 +25,6 @@ from qinglan.serving.server_process import chat_probe, serve_command
 ROLE = "judge.local"
 """In the ledger, and in messages about its calls."""
 _READY_WITHIN_S = 1800.0
-_SQLITE = "sqlite:///"
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,9 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
             "or train here"
         )
     uri = profile.tracking_uri
-    missing = uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file()  # MLflow would make it
-    champion = None if missing else registry_of(profile, local.model).read_champion()
+    database = uri.removeprefix("sqlite:///")
+    is_missing = database != uri and not Path(database).is_file()  # MLflow would make it
+    champion = None if is_missing else registry_of(profile, local.model).read_champion()
     if champion is None:
         raise ConfigError(
             f"judge.local.model: {local.model} has no champion in the registry at {uri}; train and release one "
@@ -126,11 +126,10 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
 @asynccontextmanager
 async def open_judge(run: Run, served: JudgeServer) -> AsyncIterator[ChatClient]:
     profile, judge = run.profile, served.judge
-    with site_ledger(profile) as ledger:
-        async with AsyncExitStack() as stack:
-            queue = LedgerQueue(ledger, run.id, profile.budget)
-            stack.push_async_callback(queue.close)
-            account = Account(run.id, profile.tenant.id, ROLE, judge.name, judge.settings.price)
-            client = ChatClient(served.endpoint, served.url, account, queue, key_salt=judge.key_salt)
-            stack.push_async_callback(client.close)
-            yield client
+    async with AsyncExitStack() as stack:
+        queue = LedgerQueue(stack.enter_context(site_ledger(profile)), run.id, profile.budget)
+        stack.push_async_callback(queue.close)
+        account = Account(run.id, profile.tenant.id, ROLE, judge.name, judge.settings.price)
+        client = ChatClient(served.endpoint, served.url, account, queue, key_salt=judge.key_salt)
+        stack.push_async_callback(client.close)
+        yield client

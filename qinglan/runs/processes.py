@@ -98,17 +98,8 @@ class Processes:
             process.end()
             del self._running[name]
 
-    def ask_to_end(self, name: str) -> None:
-        self._running[name].ask_to_end()
-
-    def status(self, name: str) -> int | None:
-        return self._running[name].status()
-
-    def address(self, name: str, within_s: float) -> str:
-        return self._running[name].address(within_s)
-
-    def failure(self, name: str) -> str:
-        return self._running[name].failure()
+    def __getitem__(self, name: str) -> SupervisedProcess:
+        return self._running[name]
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"

@@ -67,8 +67,8 @@ class ServerProcess:
     def step(self) -> str | None:
         """Check it once. Why it failed, at the moment that it does: it has ended then, or is being ended."""
         now = self.clock()
-        if self.processes.status(self.name) is not None:
-            failure = None if self.phase == "ending" else self.processes.failure(self.name)
+        if self.processes[self.name].status() is not None:
+            failure = None if self.phase == "ending" else self.processes[self.name].failure()
             self.processes.stop(self.name)
             self.phase = "ended"
             return failure
@@ -102,7 +102,7 @@ class ServerProcess:
 
     def ask_to_end(self) -> None:
         self.phase = "ending"
-        self.processes.ask_to_end(self.name)
+        self.processes[self.name].ask_to_end()
 
 
 def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, gpus: Sequence[str]) -> Command:
@@ -189,7 +189,7 @@ class RouterProcess:
     def start(self) -> None:
         """Start it and wait until it listens; raises `EngineError` where it ends, with its reason."""
         self._launch(self.options, announces=True)
-        self.url = self.processes.address(ROUTER, ROUTER_START_WITHIN_S)
+        self.url = self.processes[ROUTER].address(ROUTER_START_WITHIN_S)
 
     def step(self) -> None:
         now = self.clock()

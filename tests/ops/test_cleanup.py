@@ -300,7 +300,7 @@ def test_the_log_of_a_running_process_stays_however_quiet_it_is(tree: Tree, stat
     with Processes(state / "logs", print) as running:
         for name in ("quiet", "over"):
             running.start(name, Command([sys.executable, "-c", f"import time; {name == 'quiet'} and time.sleep(60)"]))
-        while running.status("over") is None:
+        while running["over"].status() is None:
             time.sleep(0.01)
         age(state / "logs", 31)
         assert [each.name for each in sweep(tree).removed] == ["over.log"]

@@ -40,33 +40,41 @@ from qinglan.serving.site import (
 ProfileOf = Callable[..., Profile]
 
 
+class FakeProcess:
+    def __init__(self, name: str) -> None:
+        self.name, self.exit_status = name, None
+
+    def ask_to_end(self) -> None:
+        self.exit_status = 0
+
+    def status(self) -> int | None:
+        return self.exit_status
+
+    def failure(self) -> str:
+        return f"{self.name} ended with status {self.exit_status}: no memory"
+
+    def address(self, within_s: float) -> str:
+        return "http://127.0.0.1:81"
+
+
 class FakeProcesses:
-    """Processes by name; `died` gives some an exit status."""
+    """Processes by name."""
 
     def __init__(self) -> None:
-        self.running: dict[str, int | None] = {}
+        self.running: dict[str, FakeProcess] = {}
         self.started: list[str] = []
         self.commands: dict[str, Command] = {}
 
     def start(self, name: str, command: Command, *, announces: bool = False) -> None:
-        self.running[name], self.commands[name] = None, command
+        self.running[name], self.commands[name] = FakeProcess(name), command
         self.started.append(name)
 
     def stop(self, *names: str) -> None:
         for name in names:
             del self.running[name]
 
-    def ask_to_end(self, name: str) -> None:
-        self.running[name] = 0
-
-    def status(self, name: str) -> int | None:
+    def __getitem__(self, name: str) -> FakeProcess:
         return self.running[name]
-
-    def failure(self, name: str) -> str:
-        return f"{name} ended with status {self.running[name]}: no memory"
-
-    def address(self, name: str, within_s: float) -> str:
-        return "http://127.0.0.1:81"
 
 
 class Bench:
@@ -93,7 +101,7 @@ class Bench:
         return raising(problem)() if isinstance(problem, Exception) else problem
 
     def end(self, version: str, status: int = 137) -> None:
-        self.processes.running[f"model_{version}"] = status
+        self.processes[f"model_{version}"].exit_status = status
 
     def run(self, seconds: float = 2.0) -> Routes:
         """Let the time pass in steps of half a second, with all that works in the background done in each."""
@@ -158,7 +166,7 @@ def test_a_new_champion_comes_up_before_the_old_one_goes(bench):
     assert site.run().champion.version == "1"
     del site.sick["2"]
     assert site.run(2).champion.version == "2"
-    assert site.processes.running["model_1"] is None  # drains
+    assert site.processes["model_1"].exit_status is None  # drains
     site.run(5)
     assert list(site.processes.running) == ["model_2"]
 
@@ -392,7 +400,7 @@ def test_a_router_that_hangs_is_started_again_on_its_port(router: RouterBench):
 
 def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monkeypatch: pytest.MonkeyPatch):
     router.run(10)
-    router.processes.running["router"] = 137
+    router.processes["router"].exit_status = 137
     router.run(1)
     with monkeypatch.context() as full:
         full.setattr(router.processes, "start", raising(OSError("no space left")))

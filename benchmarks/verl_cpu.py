@@ -40,7 +40,8 @@ POLL_S = 0.02
 
 REWARD = """
 async def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
-    return {"score": solution_str.count(ground_truth) / max(len(solution_str), 1)}
+    row = {"row_id": extra_info["row_id"], "target": extra_info["row_id"]}
+    return row | {"score": solution_str.count(ground_truth) / max(len(solution_str), 1)}
 """
 
 

@@ -217,11 +217,14 @@ class AlarmFollower:
         self._log = get_run_logger()
         self.alarms: list[Alarm] = []
         """In the order in which they came."""
-        self._read()
+        self._reported: list[Alarm] = []
+        """Also those of steps that a resume discarded, which come again if they do."""
+        self._reported += self._read()
 
     def __call__(self) -> None:
         stage = self._stage
         for alarm in self._read():
+            self._reported.append(alarm)
             self._log.warning("%s: step %d: alarm %s: %s", stage.name, alarm.step, alarm.name, alarm.message)
             labels = {"stage": stage.name, "alarm": alarm.name, "action": alarm.action}
             emit_run_event(f"alarm.{alarm.name}", stage.run, alarm.model_dump(mode="json"), **labels)
@@ -238,8 +241,8 @@ class AlarmFollower:
                 self._log.warning("%s: Prefect did not take the table of alarms: %s", stage.name, error)
 
     def _read(self) -> list[Alarm]:
-        known, self.alarms = self.alarms, read_alarms(self._stage.directory / ALARMS_FILE)
-        return [alarm for alarm in self.alarms if alarm not in known]
+        self.alarms = read_alarms(self._stage.directory / ALARMS_FILE)
+        return [alarm for alarm in self.alarms if alarm not in self._reported]
 
 
 class LeftOut:

@@ -143,7 +143,10 @@ class Alarms(Section):
     min_judge_drop: Positive = 0.2
     """The judge's score, 0–5, has fallen only if by at least this much."""
     min_entropy_share: Share = 0.1
-    """Entropy has collapsed below this share of the first window's; healthy runs that learn kept 0.21 and more."""
+    """Entropy is low below this share of the first window's. It has collapsed if the answers no longer follow the
+    questions either: see the next one; or the first metric, or the judge's score, has fallen."""
+    min_distinct_share: Share = 0.5
+    """Different answers per target below this share of the first window's no longer follow the questions."""
     max_clip_fraction: Share = 0.3
     """Share of the tokens whose part in an update was cut off at `clip_ratio`. Of a policy that is lost it is half:
     those whose advantage is negative."""
@@ -238,7 +241,8 @@ class Rl(Section):
     patience: Count | None = None
     """Validations without a better dev value after which training ends; never if not given."""
     choose: Literal["best", "last"] = "best"
-    """Which checkpoint goes on: the best on the dev split, the SFT model itself among them where it was validated, or
+    """Which checkpoint goes on: the most trained one that is not worse than the best on the dev split (by the 95%
+    interval of the difference, row by row), the SFT model itself where it was validated and none was better, or
     the last."""
     alarms: Alarms = Alarms()
     seed: int = 1

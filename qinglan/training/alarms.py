@@ -6,6 +6,7 @@ steps again gives the same alarms.
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from numbers import Real
 from pathlib import Path
@@ -24,13 +25,16 @@ REFERENCE_KLS = ("actor/kl_loss", "actor/reward_kl_penalty")
 """KL to the reference model: in the loss or in the reward, as the run has it."""
 VALUE_LOSS, EXPLAINED_VARIANCE = "critic/vf_loss", "critic/vf_explained_var"
 ZERO_VARIANCE = "groups/zero_variance"
+DISTINCT = "samples/distinct_per_target"
+"""Different answers of a step, divided by the different targets of its questions."""
+JUDGED = PrimaryMetric("judge", "the judge's score")
 SPIKE_STEPS = 3
 """Clip fraction and KL show a problem at once, so a mean over a few steps is enough."""
 VALUE_LOSS_WINDOWS = 3
 """The critic's value head starts untrained, so it has this many windows to show that it learns."""
 _WATCHED = (
     *(REWARD, JUDGE, ENTROPY, CLIP_FRACTION, UPDATE_KL, *REFERENCE_KLS),
-    *(VALUE_LOSS, EXPLAINED_VARIANCE, ZERO_VARIANCE),
+    *(VALUE_LOSS, EXPLAINED_VARIANCE, ZERO_VARIANCE, DISTINCT),
 )
 """Beside the primary metric, which the recipe names."""
 
@@ -121,6 +125,7 @@ class AlarmWatch:
         self._hacks = {key: Trend(size, REWARD, key, best=key) for key in (self._primary_metric_key, JUDGE)}
         self._reward = Trend(size, REWARD, best=REWARD)
         self._entropy = Trend(size, REWARD, ENTROPY)
+        self._distinct = Trend(size, DISTINCT)
         self._value_loss = Trend(size, VALUE_LOSS)
 
     def update(self, step: int, metrics: Mapping[str, object]) -> list[Alarm]:
@@ -134,7 +139,7 @@ class AlarmWatch:
         self._steps_seen += 1
         for key, value in known.items():
             self._recent[key] = [*self._recent.get(key, ()), value][-self._settings.window_steps :]
-        for trend in (*self._hacks.values(), self._reward, self._entropy, self._value_loss):
+        for trend in (*self._hacks.values(), self._reward, self._entropy, self._distinct, self._value_loss):
             trend.add(step, known)
         alarms = []
         for name, signal in self._signals():
@@ -153,7 +158,7 @@ class AlarmWatch:
         limits = self._settings
         if self._primary_metric_key != JUDGE:
             yield "reward_up_gold_down", self._hack(self._primary_metric, limits.min_gold_drop)
-        yield "reward_up_judge_down", self._hack(PrimaryMetric("judge", "the judge's score"), limits.min_judge_drop)
+        yield "reward_up_judge_down", self._hack(JUDGED, limits.min_judge_drop)
         yield "entropy_collapse", self._entropy_collapse()
         yield "clip_fraction", self._clip_fraction()
         yield "value_loss_flat", self._value_loss_flat()
@@ -195,15 +200,34 @@ class AlarmWatch:
         if trend.windows < 2:
             return None
         entropy, reward = trend.change(ENTROPY), trend.change(REWARD)
-        if entropy.now >= self._settings.min_entropy_share * entropy.before:
+        if entropy.now >= self._settings.min_entropy_share * entropy.before or (lost := self._lost()) is None:
             return None
         return (
             f"entropy fell from {number(entropy.before)} in {trend.baseline} to {number(entropy.now)} nats per token, "
-            f"below {self._settings.min_entropy_share:.0%} of it, while the reward went from {number(reward.before)} "
-            f"to {number(reward.now)}: the policy gives the same answer to every question and no longer explores. Read "
-            "samples.jsonl; raise rl.entropy_coefficient, hold it nearer to its start by rl.kl, or lower rl.actor_lr",
-            _values(entropy=entropy, reward=reward),
+            f"below {self._settings.min_entropy_share:.0%} of it, and {lost[0]}, while the reward went from "
+            f"{number(reward.before)} to {number(reward.now)}: the policy no longer explores, and its answers do not "
+            "follow the questions. Read samples.jsonl; raise rl.entropy_coefficient, hold it nearer to its start by "
+            "rl.kl, or lower rl.actor_lr",
+            _values(entropy=entropy, reward=reward) | lost[1],
         )
+
+    def _lost(self) -> Signal | None:
+        """What a policy of low entropy has lost, if anything: one that has learnt its task is as sure."""
+        limits = self._settings
+        if self._distinct.windows >= 2:
+            distinct = self._distinct.change(DISTINCT)
+            if distinct.now < limits.min_distinct_share * distinct.before:
+                words = f"different answers per target fell from {number(distinct.before)} to {number(distinct.now)}"
+                return words, _values(distinct_per_target=distinct)
+        parts = [(JUDGED, limits.min_judge_drop)]
+        if self._labels_act:
+            parts.append((self._primary_metric, limits.min_gold_drop))
+        for part, min_drop in parts:
+            trend, key = self._hacks[part_mean(part.part)], part_mean(part.part)
+            if trend.windows >= 2 and (change := trend.change(key)).fell(min_drop, limits.significance):
+                fell = f"{part.words} fell from {number(change.before)} to {number(change.now)}"
+                return fell, _values(**{part.part: change})
+        return None
 
     def _clip_fraction(self) -> Signal | None:
         share = self._recent_mean(CLIP_FRACTION, SPIKE_STEPS)
@@ -268,15 +292,11 @@ class AlarmWatch:
 
 
 def read_alarms(path: Path) -> list[Alarm]:
-    """The alarms of a stage over all its attempts; a half-written line is skipped."""
-    alarms: list[Alarm] = []
+    """The alarms of a stage; a half-written line is skipped."""
+    alarms = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            new = Alarm.model_validate_json(line)
-        except ValidationError:
-            continue
-        # One of the same name at the same step or later is of an attempt that was killed and resumed from before it.
-        alarms = [old for old in alarms if old.name != new.name or old.step < new.step] + [new]
+        with suppress(ValidationError):
+            alarms.append(Alarm.model_validate_json(line))
     return alarms
 
 

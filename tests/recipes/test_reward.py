@@ -313,12 +313,12 @@ async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(
     path = site.folder / "reward.json"
     path.write_text(site.service().model_dump_json())
     lost = await ask_through_verl(monkeypatch, handle(exceptions.RayActorError()), config_path=str(path))
-    assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"group"})
+    assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"row_id", "target"})
     with pytest.raises(ZeroDivisionError):
         await ask_through_verl(monkeypatch, handle(ZeroDivisionError()))
     working = handle({"score": 0.5})
-    assert await ask_through_verl(monkeypatch, working) == {"score": 0.5, "group": "1"}
-    assert await ask_through_verl(monkeypatch, working, gold_id="d") == {"score": 0.5, "group": "d"}
+    assert await ask_through_verl(monkeypatch, working) == {"score": 0.5, "row_id": "1", "target": "1"}
+    assert await ask_through_verl(monkeypatch, working, gold_id="d") == {"score": 0.5, "row_id": "1", "target": "d"}
 
 
 def test_a_service_that_can_not_be_closed_costs_no_training(

@@ -115,7 +115,7 @@ def make_prompts(path: Path, rows: int) -> Path:
             "prompt": [{"role": "user", "content": " ".join(rng.choices(WORDS, k=6))}],
             "ability": "toy",
             "reward_model": {"style": "rule", "ground_truth": "a"},
-            "extra_info": {"index": index},
+            "extra_info": {"index": index, "row_id": str(index), "gold_id": ""},
         }
         for index in range(rows)
     ]
@@ -129,13 +129,15 @@ def make_reward(folder: Path) -> tuple[Path, Path]:
     module.write_text(
         "import asyncio, json, pathlib, random\n"
         "async def compute_score(data_source, solution_str, ground_truth, extra_info, config_path, **_):\n"
+        "    row = {'row_id': extra_info['row_id'], 'target': extra_info['row_id']}\n"
         "    config = json.loads(pathlib.Path(config_path).read_text())\n"
         "    await asyncio.sleep(config.get('latency_s', 0) * random.random())\n"
         "    if extra_info['index'] in config['failing']:\n"
-        "        return {'score': 0.0, 'invalid': 1.0, 'half_known': float('nan'), 'has_letter': float('nan')}\n"
+        "        row |= {'score': 0.0, 'invalid': 1.0, 'half_known': float('nan'), 'has_letter': float('nan')}\n"
+        "        return row\n"
         "    share = solution_str.count(ground_truth) / max(len(solution_str), 1)\n"
         "    known = share if extra_info['index'] % 2 else float('nan')\n"
-        "    return {'score': share, 'invalid': 0.0, 'half_known': known, 'has_letter': float(share > 0)}\n"
+        "    return row | {'score': share, 'invalid': 0.0, 'half_known': known, 'has_letter': float(share > 0)}\n"
     )
     config.write_text(json.dumps({"failing": []}))
     return module, config

@@ -304,27 +304,27 @@ def test_verls_two_lines_may_come_apart(seen: Any, tmp_path: Path):
         assert watch.count == count
 
 
-def write_alarm(folder: Path, step: int) -> None:
-    alarm = Alarm.model_validate({"step": step, "name": "reward_down", "action": "warn", "message": "what was seen"})
-    with (folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
-        stream.write(alarm.model_dump_json() + "\n")
+def write_alarms(folder: Path, *steps: int) -> None:
+    known = {"name": "reward_down", "action": "warn", "message": "what was seen"}
+    lines = [Alarm.model_validate({"step": step} | known).model_dump_json() + "\n" for step in steps]
+    (folder / ALARMS_FILE).write_text("".join(lines), encoding="utf-8")
 
 
 def test_a_new_alarm_is_reported_once_and_earlier_ones_only_count(tmp_path: Path, seen: Any):
-    write_alarm(tmp_path, 21)  # of an earlier attempt
+    write_alarms(tmp_path, 21)  # of an earlier attempt
     follow = AlarmFollower(seen)
     follow()
     assert seen.events == []
-    for step in (40, 21, 41):  # a resumed attempt sees the first one again
-        write_alarm(tmp_path, step)
+    for steps in ((21, 40), (21,), (21, 40), (21, 40, 41)):  # a resumed attempt sees the second one again
+        write_alarms(tmp_path, *steps)
         follow()
         follow()
     assert [payload["step"] for _, _, payload in seen.events] == [40, 41]
     event, resource, _ = seen.events[0]
     assert (event, resource["prefect.resource.id"]) == ("qinglan.alarm.reward_down", "qinglan.run.run-1")
     assert {"qinglan.stage": "rl", "qinglan.alarm": "reward_down", "qinglan.action": "warn"}.items() <= resource.items()
-    assert seen.metrics == [("child", {"alarms/reward_down": 2}, 40), ("child", {"alarms/reward_down": 2}, 41)]
-    assert seen.tags == {"alarm.reward_down": "step 21, 41"}
+    assert seen.metrics == [("child", {"alarms/reward_down": 2}, 40), ("child", {"alarms/reward_down": 3}, 41)]
+    assert seen.tags == {"alarm.reward_down": "step 21, 40, 41"}
     assert "| 41 | `reward_down` | warn | what was seen |" in seen.markdown["rl-alarms"]
 
 
@@ -337,10 +337,10 @@ def test_a_prefect_server_that_is_away_costs_no_training(
     follow = AlarmFollower(seen)
     with monkeypatch.context() as patched:
         patched.setattr(engine, "create_markdown_artifact", away)
-        write_alarm(tmp_path, 21)
+        write_alarms(tmp_path, 21)
         follow()
     assert caplog.messages[-1] == "rl: Prefect did not take the table of alarms: connection refused"
     assert seen.tags == {"alarm.reward_down": "step 21"}
-    write_alarm(tmp_path, 40)
+    write_alarms(tmp_path, 21, 40)
     follow()
     assert "| 21 |" in seen.markdown["rl-alarms"] and "| 40 |" in seen.markdown["rl-alarms"]

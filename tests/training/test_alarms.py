@@ -18,6 +18,7 @@ from qinglan.evaluation.report.terminal import print_table
 from qinglan.recipes import PrimaryMetric
 from qinglan.training.alarms import (
     CLIP_FRACTION,
+    DISTINCT,
     ENTROPY,
     EXPLAINED_VARIANCE,
     JUDGE,
@@ -98,7 +99,8 @@ def hill(start: float, rise: float) -> Curve:
 
 
 SLOW_DROP = {REWARD: line(0.0, 0.3), GOLD: line(0.8, 0.76)}
-COLLAPSE = {REWARD: line(0.0, 0.0, 0.02), ENTROPY: lambda step: 0.3 * 0.85**step}
+SURE = {REWARD: line(0.0, 0.1, 0.02), ENTROPY: lambda step: 0.3 * 0.85**step}
+COLLAPSE = SURE | {DISTINCT: line(1.2, 0.1, 0.05)}
 LEARNS = {VALUE_LOSS: line(0.02, 0.06, 0.002), EXPLAINED_VARIANCE: line(0.0, 0.6, 0.05, 1)}
 LEARNS_NOTHING = {VALUE_LOSS: line(0.06, 0.06, 0.005), EXPLAINED_VARIANCE: line(-1.0, -1.0, 0.1, 1)}
 SHORT_HACK = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
@@ -114,6 +116,8 @@ SHORT_HACK = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
         ({REWARD: line(0.3, 0.0, 0.03), GOLD: line(0.8, 0.5, 0.04, 1)}, "reward_down", range(20, STEPS)),
         ({REWARD: hill(0.0, 0.3)}, "reward_down", range(31, STEPS)),
         (COLLAPSE, "entropy_collapse", range(20, STEPS)),
+        (SURE | {REWARD: line(0.1, 0.1, 0.02), GOLD: line(0.8, 0.3, 0.04)}, "entropy_collapse", range(20, STEPS)),
+        (SURE | {REWARD: line(0.1, 0.1, 0.02), JUDGE: line(4, 2, 0.1)}, "entropy_collapse", range(20, STEPS)),
         ({CLIP_FRACTION: jump(0.1, 0.6)}, "clip_fraction", [31]),
         *(({key: jump(0.05, 3.0)}, "kl_runaway", range(30, 34)) for key in (UPDATE_KL, *REFERENCE_KLS)),
         (LEARNS_NOTHING, "value_loss_flat", [30]),
@@ -134,6 +138,7 @@ def test_each_condition_has_its_alarm(curves: dict[str, Curve], name: str, steps
         ({"min_gold_drop": 0.02}, SLOW_DROP, ["reward_up_gold_down"]),
         ({"min_entropy_share": 0.0}, COLLAPSE, []),
         ({}, {CLIP_FRACTION: lambda step: 0.6 if step == 30 else 0.1}, []),
+        ({}, SURE | {GOLD: line(0.8, 0.9, 0.04), DISTINCT: line(1.2, 1.0, 0.05)}, []),  # it has learnt its task
         ({}, LEARNS, []),  # the value loss may rise while the values explain the returns
         ({}, {CLIP_FRACTION: lambda _: float("nan"), UPDATE_KL: lambda _: float("inf")}, []),
     ],
@@ -222,16 +227,6 @@ def test_a_line_of_the_file_reads_back_and_half_a_line_is_skipped(tmp_path: Path
     half = '{"step": 4, "message": "since steps 1–'.encode()[:-1]  # within a character
     path.write_bytes(f"{alarm.model_dump_json()}\n".encode() + half)
     assert read_alarms(path) == [alarm]
-
-
-def test_what_a_killed_attempt_saw_after_its_checkpoint_counts_once(tmp_path: Path):
-    def at(step: int, name: str = "reward_down") -> Alarm:
-        return Alarm.model_validate({"step": step, "name": name, "action": "warn", "message": ""})
-
-    path = tmp_path / "alarms.jsonl"
-    lines = [alarm.model_dump_json() for alarm in (at(10), at(20), at(22, "zero_variance"), at(21), at(19))]
-    path.write_text("\n".join(lines))
-    assert [alarm.step for alarm in read_alarms(path)] == [10, 22, 19]
 
 
 def test_the_report_shows_what_was_alarming(tmp_path: Path):

@@ -1,6 +1,7 @@
 """What a training run has shown so far: dev values, early stopping, pruning, and the same again after a resume."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,17 @@ import pytest
 
 from qinglan.config import Alarms
 from qinglan.recipes import PrimaryMetric
-from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings, TrainingProgress, read_stop
+from qinglan.training.alarms import Alarm, read_alarms
+from qinglan.training.engines.progress import (
+    ALARMS_FILE,
+    DEV_HIGH,
+    DEV_LOW,
+    DEV_VALUE,
+    TrainerSettings,
+    TrainingProgress,
+    best_checkpoint,
+    read_stop,
+)
 
 
 def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
@@ -29,7 +40,7 @@ def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgr
 
 def validated(progress: TrainingProgress, *values: float) -> None:
     for step, value in enumerate(values):
-        progress.validated(10 * step, [value], ["a"])
+        progress.validated(10 * step, {"row": value}, {"row": "a"})
 
 
 def checkpoint(folder: Path, *steps: int) -> None:
@@ -39,11 +50,11 @@ def checkpoint(folder: Path, *steps: int) -> None:
 
 
 def test_the_interval_is_of_groups(tmp_path: Path):
-    values: list[float | None] = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, None]
-    alone = progress(tmp_path).validated(0, values, list("abcdefg"))
-    grouped = progress(tmp_path).validated(0, values, list("aaaabbc"))
+    values = dict(zip("abcdef", (1.0, 1.0, 1.0, 1.0, 0.0, 0.0), strict=True))
+    alone = progress(tmp_path).validated(0, values, dict(zip(values, "abcdef", strict=True)))
+    grouped = progress(tmp_path).validated(0, values, dict(zip(values, "aaaabb", strict=True)))
     assert alone[DEV_VALUE] == grouped[DEV_VALUE] == pytest.approx(4 / 6)
-    assert progress(tmp_path).validated(0, [None, None], ["a", "b"]) == {}
+    assert progress(tmp_path).validated(0, {}, {}) == {}
     assert grouped[DEV_LOW] < alone[DEV_LOW] < alone[DEV_VALUE] < alone[DEV_HIGH] <= grouped[DEV_HIGH]
 
 
@@ -88,3 +99,49 @@ def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path:
     (alarm,) = progress(tmp_path, resumed_at=sounded).not_in_checkpoint
     assert (alarm.name, alarm.step) == ("clip_fraction", sounded)
     assert progress(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], "that checkpoint knows of it"
+
+
+def test_alarms_of_steps_that_a_resume_discards_are_gone(tmp_path: Path):
+    steps = (10, 20, 22, 31)
+    lines = [Alarm(step=step, name="reward_down", action="warn", message="").model_dump_json() for step in steps]
+    (tmp_path / ALARMS_FILE).write_text("\n".join(lines) + "\n")
+    progress(tmp_path, resumed_at=20)
+    assert [alarm.step for alarm in read_alarms(tmp_path / ALARMS_FILE)] == [10, 20]
+
+
+def dev(right: int, rows: int = 200) -> dict[str, float]:
+    return {str(row): float(row < right) for row in range(rows)}
+
+
+@pytest.mark.parametrize(
+    ("right", "chosen"),
+    [
+        ({10: 150, 20: 156, 30: 155}, 30),  # a question less of 200 is no reason to train less
+        ({10: 150, 20: 170, 30: 130}, 20),
+        ({10: 150, 20: 170, 30: 130, 40: 168}, 40),
+        ({0: 171, 10: 150, 20: 170}, 0),  # training brought nothing
+    ],
+)
+def test_the_most_trained_model_goes_on_that_is_not_worse_than_the_best(
+    tmp_path: Path, right: dict[int, int], chosen: int
+):
+    checkpoint(tmp_path, *(step for step in right if step))
+    watched, groups = progress(tmp_path), {row: row for row in dev(0)}
+    write_steps(tmp_path, {step: watched.validated(step, dev(count), groups) for step, count in right.items()})
+    assert best_checkpoint(tmp_path, tmp_path)[0] == chosen
+
+
+def test_a_dev_row_without_a_score_counts_as_wrong(tmp_path: Path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from qinglan.training.engines.ppo_trainer import dev_values
+
+    infos = [{"row_id": str(row), "gold_id": f"d{row % 50}"} for row in range(200)]
+    silent = {str(row): (1.0, False) if row < 190 else (None, True) for row in range(200)}
+    complete = {str(row): (float(row < 191), False) for row in range(200)}
+    worse, better = (dev_values(infos, scored, "gold_top1")[0] for scored in (silent, complete))
+    assert sum(worse.values()) == 190 and len(worse) == len(better) == 200 and sum(better.values()) == 191
+    assert dev_values(infos, {}, "gold_top1")[0] == dict.fromkeys(map(str, range(200)), 0.0)  # verl dropped them all
+    unlabelled = [{"row_id": "1", "gold_id": ""}]
+    assert dev_values(unlabelled, {}, "gold_top1")[0] == {}, "no answer to it could be right"
+    assert dev_values(unlabelled, {}, "score") == ({"1": -1.0}, {"1": "1"})

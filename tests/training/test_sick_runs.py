@@ -22,7 +22,8 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info, **_
     pieces = {{solution_str[at : at + 4] for at in range(max(len(solution_str) - 3, 1))}}
     novelty = len(pieces - said) / len(pieces)
     said.update(pieces)
-    return {{"invalid": 0.0, {parts}}}
+    row_id = extra_info["row_id"]
+    return {{"invalid": 0.0, "row_id": row_id, "target": row_id, {parts}}}
 """
 HACKABLE = {
     "score": "solution_str.count('a') / max(len(solution_str), 1)",

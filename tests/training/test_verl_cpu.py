@@ -171,6 +171,25 @@ def test_extras_that_are_not_known_are_left_out() -> None:
     assert extra_metrics(extras) == {"reward_extra/rq/mean": 0.5, "reward_extra/judge/mean": 3.0}
 
 
+def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from verl.trainer.ppo.core_algos import AdaptiveKLController
+
+        from qinglan.training.engines.ppo_trainer import ScaledKl, spread
+
+    is_padding = [row >= 48 for row in range(64)]
+    order = spread(is_padding, ranks=2)
+    assert sorted(order[:32]) == list(range(32)) and sorted(order[32:]) == list(range(32, 64)), "each rank has its rows"
+    assert {sum(is_padding[row] for row in order[at : at + 4]) for at in range(32, 64, 4)} == {2}
+    assert [row for row in order if not is_padding[row]] == list(range(48)), "the samples keep their order"
+
+    controller, diluted = (AdaptiveKLController(0.1, target_kl=0.1, horizon=640) for _ in range(2))
+    ScaledKl(controller, 0.75).update(current_kl=0.075, n_steps=64)  # 16 of 64 rows count as 0
+    diluted.update(current_kl=0.075, n_steps=64)
+    assert controller.value == pytest.approx(0.1) and diluted.value < 0.1
+
+
 STEPS = 40
 """As many as make the reward nine times what it was; after 24, some runs have little more than twice as much."""
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _TAKEN = frozenset(
     {
-        *("score", "group", "invalid", "samples", "alone", "steps", "reward", "entropy", "clip_fraction", "value_loss"),
+        *("score", "row_id", "target", "invalid", "samples", "alone", "steps", "reward", "entropy", "clip_fraction"),
+        "value_loss",
         *("judge_asked", "judge_cached", "judge_cost_usd", "rag_calls", "rag_cached", "latency_ms"),
     }
 )

@@ -41,7 +41,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from qinglan.errors import EngineError
-from qinglan.training.alarms import Alarm, part_mean
+from qinglan.training.alarms import DISTINCT, Alarm, part_mean
 from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
@@ -50,6 +50,8 @@ POLL_S = 0.05  # verl checks every 2 s whether a batch is complete, and has no s
 SUMMED = ("rag_calls", "judge_cost_usd")  # parts that are logged as a step's sum as well
 _UNGROUPED = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
 """Estimators that do not compare a sample with others of its prompt."""
+REWARD_KL = "actor/reward_kl_penalty"
+"""verl's metric of the KL to the reference, taken off the reward, in nats per token."""
 KL_COEFFICIENT = "actor/next_kl_coefficient"
 """The adaptive coefficient for the next step: verl's checkpoint does not hold it."""
 
@@ -141,6 +143,7 @@ class RewardedTrainer(PPOTrainerSync):
     WORKERS: Mapping[str, type] = {"ActorRolloutRefWorker": ScalableLrActorWorker, "TrainingWorker": ScalableLrWorker}
     global_steps: int
     total_training_steps: int
+    kl_ctrl_in_reward: Any
 
     def __init__(self, config: Any) -> None:
         config.trainer.v1.trainer_mode = "sync"  # verl compares this name to choose the on-policy replay buffer
@@ -196,7 +199,22 @@ class RewardedTrainer(PPOTrainerSync):
                 self._save_checkpoint()
             raise error
         metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
-        return super()._balance_batch(scored, metrics, *args, **kwargs)
+        batch = super()._balance_batch(scored, metrics, *args, **kwargs)
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        batch.reorder(spread([bool(tag.get("is_padding")) for tag in batch.tags], ranks))
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if not self.config.algorithm.use_kl_in_reward:
+            return super()._compute_advantage(batch, metrics)
+        share = len(self._extras) / len(batch.keys)
+        self.kl_ctrl_in_reward, controller = ScaledKl(self.kl_ctrl_in_reward, share), self.kl_ctrl_in_reward
+        try:
+            batch = super()._compute_advantage(batch, metrics)
+        finally:
+            self.kl_ctrl_in_reward = controller
+        metrics[REWARD_KL] /= share
+        return batch
 
     def _keep_scored(self, batch: Any) -> tuple[Any, Counter[str]]:
         """The samples that have a reward and, in a group algorithm, another sample to compare with; in their order."""
@@ -249,8 +267,12 @@ class RewardedTrainer(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics |= extra_metrics(self._extras.values())
         rows = transfer_queue.kv_batch_get(
-            keys=list(self._extras), partition_id=batch.partition_id, select_fields=["rm_scores", "rollout_log_probs"]
+            keys=list(self._extras),
+            partition_id=batch.partition_id,
+            select_fields=["rm_scores", "rollout_log_probs", "responses"],
         )
+        answers = {tuple(row.tolist()) for row in rows["responses"].unbind()}
+        metrics[DISTINCT] = len(answers) / len({extra["target"] for extra in self._extras.values()})
         # The mean negative log-probability of the sampled tokens estimates the entropy without bias, at no cost.
         metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
         if self._rollouts > 1:
@@ -307,11 +329,56 @@ class RewardedTrainer(PPOTrainerSync):
             for name, values in reward_extra_infos_dict.items()
         }
         metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
-        groups = known.get("group", list(sample_uids))
-        values = known.get(self._settings.dev_metric, [])
-        if not values:
-            return metrics
-        return metrics | self._progress.validated(self.global_steps, values, [str(group) for group in groups])
+        part = self._settings.dev_metric
+        scored = dict(zip(reward_extra_infos_dict["row_id"], zip(known[part], invalid, strict=True), strict=True))
+        values, groups = dev_values(self.val_dataset.dataframe["extra_info"], scored, part)
+        return metrics | self._progress.validated(self.global_steps, values, groups)
+
+
+class ScaledKl:
+    """verl's controller of the KL coefficient, told of the samples alone: rows that fill up a batch have a KL of 0."""
+
+    def __init__(self, controller: Any, share: float) -> None:
+        """`share`: of the samples among the batch's rows."""
+        self._controller, self._share, self.value = controller, share, controller.value
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        self._controller.update(current_kl / self._share, round(n_steps * self._share))
+
+
+def spread(is_padding: Sequence[bool], ranks: int) -> list[int]:
+    """An order of a batch's rows in which those that fill it up lie evenly among the others, within each rank's part.
+
+    A mini-batch or micro-batch of such rows alone would have no tokens to take a mean of.
+    """
+    size, order = len(is_padding) // ranks, []
+    for start in range(0, len(is_padding), size):
+        kinds = [[row for row in range(start, start + size) if is_padding[row] == kind] for kind in (False, True)]
+        places = {row: (place + 0.5) / len(rows) for rows in kinds for place, row in enumerate(rows)}
+        order += sorted(places, key=lambda row: (places[row], row))
+    return order
+
+
+def dev_values(
+    infos: Iterable[Mapping[str, Any]], scored: Mapping[str, tuple[float | None, bool]], part: str
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The dev rows' values and groups, by row id. A row without a score counts as wrong, or silence would pay.
+
+    Args:
+        infos: `extra_info` of the dev file.
+        scored: by row id, the value, None where the part is not known of the row, and whether scoring failed.
+        part: of the reward. Only labelled rows have a value of `gold_top1`.
+    """
+    worst = -1.0 if part == "score" else 0.0  # a score lies within −1 and 1, its parts within 0 and 1
+    values, groups = {}, {}
+    for info in infos:
+        row_id, gold_id = info["row_id"], info["gold_id"]
+        value, failed = scored.get(row_id, (None, True))
+        if failed and (gold_id or part != "gold_top1"):
+            value = worst
+        if value is not None:
+            values[row_id], groups[row_id] = value, gold_id or row_id
+    return values, groups
 
 
 def _for_workers(batch: Any) -> Any:

@@ -6,20 +6,21 @@ flow reads the same files, and writes the trainer's settings as JSON. This modul
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from qinglan.config import Alarms
 from qinglan.errors import ArtifactError
 from qinglan.recipes import PrimaryMetric
-from qinglan.runs.artifacts import write_json
-from qinglan.statistics import mean_ci
-from qinglan.training.alarms import Alarm, AlarmWatch
+from qinglan.runs.artifacts import write_json, write_jsonl
+from qinglan.statistics import ArmScores, compare, mean_ci
+from qinglan.training.alarms import Alarm, AlarmWatch, read_alarms
 
-ALARMS_FILE, STOPPED_FILE = "alarms.jsonl", "stopped.json"
-"""In `TrainerSettings.folder`: the alarms, by step; and why training ended before its last step."""
+ALARMS_FILE, DEV_FILE, STOPPED_FILE = "alarms.jsonl", "dev.jsonl", "stopped.json"
+"""In `TrainerSettings.folder`: the alarms, and the dev rows' values, by step; why training ended before its last."""
 TRACKER = "latest_checkpointed_iteration.txt"
 """File in verl's folder of checkpoints with the newest one's step; written last."""
 DEV_VALUE, DEV_LOW, DEV_HIGH = "dev/value", "dev/ci_low", "dev/ci_high"
@@ -54,6 +55,8 @@ class TrainingProgress:
         self._watch = AlarmWatch(settings.alarms, settings.primary_metric, labels_act=settings.use_labels)
         self._dev: dict[int, float] = {}
         self._earlier = {step: known for step, known in read_metrics(settings.folder).items() if step <= resumed_at}
+        alarms_file = settings.folder / ALARMS_FILE
+        write_jsonl(alarms_file, [alarm for alarm in read_alarms(alarms_file) if alarm.step <= resumed_at])
         self.not_in_checkpoint: list[Alarm] = []
         """Alarms of the step that training goes on from: its checkpoint was saved before their actions were taken."""
         for step, known in self._earlier.items():
@@ -65,13 +68,13 @@ class TrainingProgress:
     def last_known(self, metric: str) -> float | None:
         return next((known[metric] for known in reversed(self._earlier.values()) if metric in known), None)
 
-    def validated(self, step: int, values: Sequence[float | None], groups: Sequence[str]) -> dict[str, float]:
-        """Add the dev rows' values, in any order; returns their mean and its 95% interval, resampled by group."""
-        rows = sorted(zip(groups, values, strict=True), key=lambda row: (row[0], row[1] is None, row[1] or 0.0))
-        by_row = {str(place): value for place, (_, value) in enumerate(rows)}
-        found = mean_ci(by_row, {str(place): group for place, (group, _) in enumerate(rows)}, DEV_RESAMPLES)
+    def validated(self, step: int, values: Mapping[str, float], groups: Mapping[str, str]) -> dict[str, float]:
+        """Add the dev rows' values, by row id; returns their mean and its 95% interval, resampled by group."""
+        found = mean_ci(values, groups, DEV_RESAMPLES)
         if found.mean is None:
             return {}
+        with (self._settings.folder / DEV_FILE).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, "values": dict(values), "groups": dict(groups)}) + "\n")
         low, high = found.ci95 or (found.mean, found.mean)
         self._dev[step] = found.mean
         return {DEV_VALUE: found.mean, DEV_LOW: low, DEV_HIGH: high}
@@ -159,9 +162,11 @@ def repair_checkpoints(output_dir: Path) -> None:
 
 
 def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
-    """Step and folder of the best checkpoint on the dev split; in a tie, the later one.
+    """Step and folder of the checkpoint to go on with: the most trained one that is not worse on the dev split than the
+    best, as far as the dev split can tell.
 
-    The policy before training counts as step 0, without a folder, where it was validated. It wins a tie.
+    The best of several noisy values is often the luckiest, and more training is worth more than luck. The policy before
+    training counts as step 0, without a folder, where it was validated. Where no checkpoint is above it, it goes on.
     """
     saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
     values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
@@ -170,8 +175,26 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
             f"nothing was validated before training ended: no checkpoint under {output_dir} has {DEV_VALUE}; "
             "set rl.val_before_train, or rl.choose = last"
         )
-    step = max(values, key=lambda step: (values[step], step == 0, step))
+    best = max(values, key=lambda step: (values[step], step == 0, step))
+    rows = _read_dev(metrics_folder / DEV_FILE)
+    as_good = [step for step in values if step > best > 0 and not _is_worse(rows, step, best)]
+    step = max(as_good, default=best)
     return step, saved.get(step)
+
+
+def _read_dev(path: Path) -> dict[int, dict[str, dict[str, Any]]]:
+    """`values` and `groups` by row, of each validated step; of a step that was validated twice, the later ones."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return {entry["step"]: entry for entry in (json.loads(line) for line in lines if line.endswith("\n"))}
+
+
+def _is_worse(rows: Mapping[int, dict[str, dict[str, Any]]], step: int, best: int) -> bool:
+    """Does the 95% interval of the difference, row by row, lie below 0?"""
+    if step not in rows or best not in rows:
+        return True
+    a, b = (ArmScores(arm=str(each), scores={"dev": rows[each]["values"]}) for each in (step, best))
+    found = compare(a, b, "dev", rows[best]["groups"] | rows[step]["groups"], DEV_RESAMPLES)
+    return found.diff is None or (found.ci95 or (0.0, found.diff))[1] < 0
 
 
 def last_checkpoint(output_dir: Path) -> tuple[int, Path]:

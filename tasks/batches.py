@@ -81,9 +81,7 @@ async def ask_services(
     )
     async with open_clients(stage.run, services, roles) as clients:
         work = _paced(
-            make_work(clients),
-            _KEPT_BUSY * concurrency,
-            lambda done: stage.progress(done, max(total, done), "rows"),
+            make_work(clients), _KEPT_BUSY * concurrency, lambda done: stage.progress(done, max(total, done), "rows")
         )
         with JsonlWriter(stage.directory / "rows.jsonl") as writer:
             batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)

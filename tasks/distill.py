@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from qinglan.clients.batch_api import distill_by_batch
-from qinglan.clients.batch_api.jobs import BatchProgress, batch_server
+from qinglan.clients.batch_api.jobs import batch_server
 from qinglan.clients.chat import Account, openai_client
 from qinglan.clients.roles import ANSWER_FIELDS, Services, endpoint_of, key_salt, site_ledger
 from qinglan.errors import StageError
@@ -68,9 +68,6 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
     usable = (row for row in read_jsonl(given.path("rows"), Row) if row.status == "ok")
     requests = [request for row in usable if (request := asked_of(row))]
 
-    def show(progress: BatchProgress) -> None:
-        stage.progress(progress.completed, progress.total, f"answers of {progress.batches} batches")
-
     with site_ledger(profile) as ledger:
         client = openai_client(teacher, services().teacher_url, "teacher")
         try:
@@ -83,7 +80,7 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
                 settings=profile.distill.batch_api,
                 retries=teacher.max_retries,
                 affordable_usd=lambda: affordable_usd(profile.budget, ledger.spent_usd(run.id)),
-                on_progress=show,
+                on_progress=lambda now: stage.progress(now.completed, now.total, f"answers of {now.batches} batches"),
             )
         finally:
             await client.close()

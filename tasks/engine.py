@@ -53,7 +53,7 @@ def run_engine(
             before this flow's process was killed.
         name: of the engine, another one for each that a stage runs.
         progress: for engines that go on from a checkpoint: something that changes with it. They are started again
-            where they die, up to `trainer.max_restarts` times.
+            where they die, up to `trainer.max_restarts` times. If None, a failure is final.
 
     Raises:
         EngineError: it failed; with the end of its log.
@@ -61,14 +61,6 @@ def run_engine(
         Exception: whatever `on_poll` raises; the process or, for a `QinglanError`, the job has ended then.
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
-    restarting = partial(
-        run_attempts,
-        name=name,
-        folder=stage.directory,
-        progress=progress,
-        max_restarts=trainer.max_restarts,
-        say=stage.say,
-    )
 
     def make() -> Command:
         return command if isinstance(command, Command) else command()
@@ -79,7 +71,7 @@ def run_engine(
             launch(make(), name=name, log=path, on_poll=on_poll)
 
     if trainer.ray_dashboard_url is None:
-        restarting(run_here)
+        run_attempts(stage, run_here, name=name, progress=progress)
         return
     with RayJobs(trainer) as jobs:
         series = JobSeries(
@@ -93,33 +85,25 @@ def run_engine(
             say=stage.say,
         )
         cancelled = partial(is_cancelled, flow_run_id())
-        restarting(partial(series.run, make, name=name, log_file=path, on_poll=on_poll, is_cancelled=cancelled))
+        run_job = partial(series.run, make, name=name, log_file=path, on_poll=on_poll, is_cancelled=cancelled)
+        run_attempts(stage, run_job, name=name, progress=progress)
 
 
 def run_attempts(
-    attempt: Callable[[], None],
-    *,
-    name: str,
-    folder: Path,
-    progress: Callable[[], object] | None,
-    max_restarts: int,
-    say: Callable[[str], None],
+    stage: Stage, attempt: Callable[[], None], *, name: str, progress: Callable[[], object] | None
 ) -> None:
     """Run attempt after attempt until one succeeds, unless another one can't help.
 
-    Args:
-        folder: where an engine that gives up writes `STOPPED_FILE`; its reason is then raised as a StageError.
-        progress: something that changes as the engine gets on, such as its newest checkpoint; None where it can't
-            resume, and then a failure is final.
+    An engine that gives up by itself writes `STOPPED_FILE`, whose reason is raised as a StageError.
     """
-    early_deaths = 0
+    early_deaths, max_restarts = 0, stage.run.profile.trainer.max_restarts
     for restarts in count():
         before, failed = progress() if progress else None, None
         try:
             attempt()
         except AttemptFailedError as error:
             failed = error
-        if (stopped := read_stop(folder)) and stopped[1]:
+        if (stopped := read_stop(stage.directory)) and stopped[1]:
             raise StageError(f"{name} gave up: {stopped[0]}") from failed
         if failed is None:
             return
@@ -133,7 +117,7 @@ def run_attempts(
             ) from failed
         if restarts == max_restarts:
             raise EngineError(f"{failed} (after {restarts} restarts, trainer.max_restarts)") from failed
-        say(
+        stage.say(
             f"{first_line(failed)}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} "
             "restarts"
         )

@@ -12,12 +12,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import rival_of
 from qinglan.serving.registry.approval import decided_by, rows_to_review, write_approval_workbook
-from qinglan.serving.registry.versions import (
-    alarms_of,
-    beside_champion,
-    challenger_of,
-    identities_of,
-)
+from qinglan.serving.registry.versions import alarms_of, beside_champion, challenger_of, identities_of
 from qinglan.tasks.approval import ask
 from qinglan.tasks.stage import Outcome, Stage, emit_run_event, perform, stage_task, tracker_of
 from qinglan.text import markdown_cell

@@ -210,12 +210,9 @@ class Chosen(NamedTuple):
 
 def _choose(stage: Stage, checkpoints: Path) -> Chosen:
     """By the dev split; the model from before stays where no step of training did better."""
-    step: int
-    checkpoint: Path | None
-    if stage.run.profile.rl.choose == "last":
-        step, checkpoint = progress.last_checkpoint(checkpoints)
-    else:
-        step, checkpoint = progress.best_checkpoint(checkpoints, stage.directory)
+    is_last = stage.run.profile.rl.choose == "last"
+    last, best = progress.last_checkpoint, progress.best_checkpoint
+    step, checkpoint = last(checkpoints) if is_last else best(checkpoints, stage.directory)
     measured = progress.read_metrics(stage.directory).get(step, {})
     dev = (measured[DEV_VALUE], measured[DEV_LOW], measured[DEV_HIGH]) if DEV_VALUE in measured else None
     value = f", dev {dev[0]:.3f} [{dev[1]:.3f}, {dev[2]:.3f}]" if dev else ""

@@ -9,9 +9,7 @@ from typing import Any
 
 from prefect.server.events.ordering.memory import CausalOrdering as _CausalOrdering
 from prefect.server.events.schemas.events import ReceivedEvent
-from prefect.server.utilities.messaging.memory import (
-    Consumer as _Consumer,
-)
+from prefect.server.utilities.messaging.memory import Consumer as _Consumer
 from prefect.server.utilities.messaging.memory import (
     MemoryMessage,
     Publisher,

@@ -106,13 +106,12 @@ class Clock:
     def seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._start
 
-    def tick(self) -> None:
-        """Keep the seconds, at most every few of them."""
-        if time.monotonic() - self._kept_at >= _PROGRESS_EVERY_S:
-            self.keep()
-
-    def keep(self, *, tracked: bool = False) -> None:
-        self._kept_at = time.monotonic()
+    def keep(self, *, tracked: bool = False, at_once: bool = True) -> None:
+        """Write the seconds down; unless `at_once`, at most every few of them."""
+        now = time.monotonic()
+        if not at_once and now - self._kept_at < _PROGRESS_EVERY_S:
+            return
+        self._kept_at = now
         self.started = self.started.model_copy(update={"seconds": self.seconds, "tracked": tracked})
         self.started.write(self._directory)
 
@@ -145,12 +144,12 @@ class Stage:
 
     def say(self, text: str) -> None:
         """One line in the terminal and in Prefect's log."""
-        self._clock.tick()
+        self._clock.keep(at_once=False)
         self._log.info("%s: %s", self.name, text)
 
     def progress(self, done: float, total: float, text: str = "") -> None:
         """Show how far the work is, at most every few seconds and at the end."""
-        self._clock.tick()
+        self._clock.keep(at_once=False)
         now = time.monotonic()
         if (now - self._last_shown < _PROGRESS_EVERY_S and done < total) or done == self._shown:
             return
@@ -219,10 +218,17 @@ def perform(
         code: the modules and packages whose code can change the result; `recipe` stands for the profile's recipe.
         has_checkpoints: the work continues from what an interrupted attempt left in the stage's directory.
     """
+    log = get_run_logger()
     with explain_full_disk(name, run.profile):
         wanted = _key_of(run, name, hash_of(name, depends_on), digests_of(run.profile, code), has_checkpoints)
-        log, tracker = get_run_logger(), tracker_of(run.profile)
-        if found := _reuse(run, name, wanted):
+        tracker = tracker_of(run.profile)
+        with removal_lock(run.directory.parent):  # what is found is saved in this run, so that clean-up keeps its files
+            found = find_stage(run, name, wanted.key)
+            if found and wanted.continued_anyway:
+                details = found.details | {CONTINUED_ANYWAY: wanted.continued_anyway}
+                found = found.model_copy(update={"details": details})
+            found = found and save_stage(run, found)
+        if found:
             log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
             _finish_tracking(run, tracker, found, depends_on)
             _show(found, run)
@@ -302,15 +308,6 @@ def flow_run_id() -> str:
     """The Prefect flow run's id, empty outside of one."""
     context = FlowRunContext.get()
     return str(context.flow_run.id) if context and context.flow_run else ""
-
-
-def _reuse(run: Run, name: str, wanted: Started) -> StageResult | None:
-    """A finished stage of this run or an earlier one, saved in this run so that clean-up keeps its files."""
-    with removal_lock(run.directory.parent):
-        found = find_stage(run, name, wanted.key)
-        if found and wanted.continued_anyway:
-            found = found.model_copy(update={"details": found.details | {CONTINUED_ANYWAY: wanted.continued_anyway}})
-        return found and save_stage(run, found)
 
 
 def _begin(run: Run, name: str, wanted: Started, tracker: Tracker) -> tuple[Path, Clock]:

@@ -17,7 +17,7 @@ from fake_ray import FakeRay
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Running, State
 
-from qinglan.config import Profile
+from qinglan.config import Profile, Trainer
 from qinglan.errors import ConfigError, EngineError, StageError
 from qinglan.runs import launcher
 from qinglan.runs.artifacts import Artifact, StageResult
@@ -63,14 +63,9 @@ class Attempts:
             if outcome := self.outcomes.pop(0):
                 raise outcome
 
-        run_attempts(
-            attempt,
-            name="verl",
-            folder=self.folder,
-            progress=(lambda: self.step) if resumable else None,
-            max_restarts=max_restarts,
-            say=self.said.append,
-        )
+        run = SimpleNamespace(profile=SimpleNamespace(trainer=Trainer(max_restarts=max_restarts)))
+        stage: Any = SimpleNamespace(run=run, directory=self.folder, say=self.said.append)
+        run_attempts(stage, attempt, name="verl", progress=(lambda: self.step) if resumable else None)
 
 
 def died(seconds: float = 600.0) -> AttemptFailedError:
@@ -94,11 +89,7 @@ def test_an_engine_that_died_is_started_again(tmp_path: Path):
         ([died()], {"max_restarts": 0}, "status 137"),
         ([died()], {"resumable": False}, "status 137"),
         ([died(), died(), died()], {}, r"after 2 restarts, trainer\.max_restarts"),
-        (
-            [died(5), died(5)],
-            {"max_restarts": 10},
-            r"twice in a row .* is a setting wrong\? verl ended",
-        ),
+        ([died(5), died(5)], {"max_restarts": 10}, r"twice in a row .* is a setting wrong\? verl ended"),
         ([StageError("too many rows left out")], {}, "too many rows"),
     ],
 )

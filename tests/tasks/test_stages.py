@@ -1,4 +1,4 @@
-"""The data stages under a real Prefect server, MLflow on SQLite, teacher and RAG by script over real HTTP."""
+"""The data stages and a comparison of teachers under a real Prefect server, MLflow on SQLite, services by script."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
-from fake_service import FakeService, Script, completion, recall
+from fake_service import PRICE, FakeService, Script, completion, recall
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import BatchApi, Profile
 from qinglan.errors import BudgetError, ConfigError, StageError
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.summary import build_report
+from qinglan.evaluation.teacher_comparison import contenders
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.tasks import batches
+from qinglan.tasks.compare import compare_teachers, draw_questions
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.validate import validate_rows
@@ -26,7 +30,7 @@ pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
-ROWS = 30
+ROWS, DRAWN = 30, 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,14 +39,19 @@ def prefect() -> Iterator[None]:
         yield
 
 
+def write_workbook(folder: Path, rows: int) -> Path:
+    path = folder / "q.csv"
+    path.write_text("问题\n" + "".join(f"虾青素{n}咋吃\n" for n in range(rows)), encoding="utf-8")
+    return path
+
+
 class Site:
     """A profile with a workbook of 30 questions, and its scripted services."""
 
     def __init__(
         self, folder: Path, profile_of: Callable[..., Profile], tracking: str, teacher: FakeService, rag: FakeService
     ) -> None:
-        self.workbook = folder / "q.csv"
-        self.workbook.write_text("问题\n" + "".join(f"虾青素{n}咋吃\n" for n in range(ROWS)), encoding="utf-8")
+        self.workbook = write_workbook(folder, ROWS)
         self.teacher, self.rag = teacher, rag
         self.profile = profile_of(
             teacher={"model": "big", "base_url": teacher.url, "max_retries": 0},
@@ -218,3 +227,62 @@ def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: Callable[..., Site])
     site = site_of(rag=lambda _: (200, recall(("g", 0.5))))
     with pytest.raises(StageError, match="seems to ignore the rewrite"):
         site.run(site.validate)
+
+
+def refusing_half(body: dict[str, Any]) -> Any:
+    question = body["messages"][-1]["content"]
+    if sum(map(ord, question)) % 2:
+        return 200, completion(None, refusal="I can't")
+    return rewritten(body)
+
+
+def judged(_body: dict[str, Any]) -> Any:
+    return 200, completion('{"score": 4, "reason": "ok"}')
+
+
+def test_a_rival_that_refuses_half_is_found_out_and_a_second_run_pays_nothing(
+    tmp_path: Path, profile_of: Callable[..., Any], serve: Callable[[Script], FakeService]
+):
+    workbook = write_workbook(tmp_path, 60)
+    main, rival, judge, rag = serve(rewritten), serve(refusing_half), serve(judged), serve(retrieved)
+    half_price = {name: value / 2 for name, value in PRICE.items()}
+    profile = profile_of(
+        teacher={"model": "big", "base_url": main.url},
+        judge={"model": "small", "base_url": judge.url},
+        rag={"url": rag.url},
+        compare={"teachers": {"Rival_1.0": {"model": "shy", "base_url": rival.url}}, "rows": DRAWN},
+        prices={"big": PRICE, "small": PRICE, "shy": half_price},
+        evaluate={"bootstrap_resamples": 200},
+        tracking={"uri": f"sqlite:///{tmp_path / 'mlflow.db'}"},
+    )
+    services = partial(Addresses, main.url, judge.url, rag.url, {"Rival_1.0": rival.url})
+
+    def stages_of(run: Run) -> list[StageResult]:
+        sample = draw_questions(run, ingest_workbook(run, workbook))
+        stages, validated = [sample], {}
+        for each in contenders(run, services):
+            distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
+            validated[each.arm] = validate_rows(each.run, each.services, distilled, None, each.stage("validate"))
+            stages += [distilled, validated[each.arm]]
+        return [*stages, compare_teachers(run, services, validated)]
+
+    def report() -> Report:
+        with open_run(profile, "compare", fresh=True) as run:
+            done = flow(stages_of, validate_parameters=False)(run)
+            finish_run(run)
+            return build_report(run, done)  # type: ignore[arg-type]
+
+    first = report()
+    assert (len(main.bodies), len(rival.bodies)) == (DRAWN, DRAWN)
+    shy, big = first.arms["Rival_1.0"], first.arms["teacher"]
+    answered = DRAWN - shy.failed
+    assert 0 < answered < DRAWN and big.failed == 0
+    # Half the price a call, and every refusal is paid for.
+    assert shy.cost_per_1000_usd == pytest.approx((big.cost_per_1000_usd or 0) / 2 * DRAWN / answered)
+    assert first.purchase and "in share of questions answered" in first.purchase.reading.render()
+    assert any("(teacher_refused" in note.render() for note in first.purchase.notes)
+    # Every stage anew: the ledger has all answers, the refusals among them.
+    second = report()
+    assert (len(main.bodies), len(rival.bodies)) == (DRAWN, DRAWN)
+    assert second.arms["Rival_1.0"] == shy
+    assert (second.api.teacher.calls, second.api.teacher.cached) == (0, DRAWN + DRAWN)

@@ -1,13 +1,15 @@
-"""What a training run has shown so far: dev values, early stopping, pruning, and the same again after a resume."""
+"""What a training run has shown so far: metrics, checkpoints, dev values, early stopping; the same after a resume."""
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qinglan.config import Alarms
+from qinglan.errors import ArtifactError
 from qinglan.recipes import PrimaryMetric
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines.progress import (
@@ -18,7 +20,12 @@ from qinglan.training.engines.progress import (
     TrainerSettings,
     TrainingProgress,
     best_checkpoint,
+    checkpoints,
+    last_checkpoint,
+    next_metrics_path,
+    read_metrics,
     read_stop,
+    repair_checkpoints,
 )
 
 
@@ -43,10 +50,22 @@ def validated(progress: TrainingProgress, *values: float) -> None:
         progress.validated(10 * step, {"row": value}, {"row": "a"})
 
 
-def checkpoint(folder: Path, *steps: int) -> None:
+def write_steps(folder: Path, steps: Mapping[int, Mapping[str, float | None]]) -> None:
+    """One attempt."""
+    lines = [json.dumps({"step": step, "data": data}) for step, data in steps.items()]
+    next_metrics_path(folder).write_text("\n".join(lines) + "\n")
+
+
+def write_dev(folder: Path, steps: dict[int, float]) -> None:
+    write_steps(folder, {step: {DEV_VALUE: value, "unknown": None} for step, value in steps.items()})
+
+
+def write_checkpoints(folder: Path, *steps: int, tracker: str) -> Path:
     for step in steps:
         (folder / f"global_step_{step}").mkdir()
-    (folder / "latest_checkpointed_iteration.txt").write_text(str(max(steps)))
+    path = folder / "latest_checkpointed_iteration.txt"
+    path.write_text(tracker)
+    return path
 
 
 def test_the_interval_is_of_groups(tmp_path: Path):
@@ -67,7 +86,7 @@ def test_early_stopping(tmp_path: Path):
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path):
-    checkpoint(tmp_path, 10, 20, 30, 40)
+    write_checkpoints(tmp_path, 10, 20, 30, 40, tracker="40")
     watched = progress(tmp_path, keep_checkpoints=1)
     validated(watched, 0.9, 0.2, 0.5, 0.3, 0.4)
     watched.prune(tmp_path)
@@ -78,11 +97,6 @@ def test_why_training_ended_is_kept(tmp_path: Path):
     assert read_stop(tmp_path) is None
     progress(tmp_path).stop("enough", failed=False)
     assert read_stop(tmp_path) == ("enough", False)
-
-
-def write_steps(folder: Path, steps: dict[int, dict[str, float]]) -> None:
-    lines = [json.dumps({"step": step, "data": data}) for step, data in steps.items()]
-    (folder / "metrics.1.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Path):
@@ -125,7 +139,7 @@ def dev(right: int, rows: int = 200) -> dict[str, float]:
 def test_the_most_trained_model_goes_on_that_is_not_worse_than_the_best(
     tmp_path: Path, right: dict[int, int], chosen: int
 ):
-    checkpoint(tmp_path, *(step for step in right if step))
+    write_checkpoints(tmp_path, *(step for step in right if step), tracker=f"{max(right)}")
     watched, groups = progress(tmp_path), {row: row for row in dev(0)}
     write_steps(tmp_path, {step: watched.validated(step, dev(count), groups) for step, count in right.items()})
     assert best_checkpoint(tmp_path, tmp_path)[0] == chosen
@@ -145,3 +159,45 @@ def test_a_dev_row_without_a_score_counts_as_wrong(tmp_path: Path):
     unlabelled = [{"row_id": "1", "gold_id": ""}]
     assert dev_values(unlabelled, {}, "gold_top1")[0] == {}, "no answer to it could be right"
     assert dev_values(unlabelled, {}, "score") == ({"1": -1.0}, {"1": "1"})
+
+
+def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
+    write_dev(tmp_path, {0: 0.1, 10: 0.2, 20: 0.3})
+    write_dev(tmp_path, {10: 0.25, 30: 0.4})
+    assert next_metrics_path(tmp_path).name == "metrics.3.jsonl"
+    measured = {step: values["dev/value"] for step, values in read_metrics(tmp_path).items()}
+    assert measured == {0: 0.1, 10: 0.25, 20: 0.3, 30: 0.4}
+
+
+def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None:
+    write_checkpoints(tmp_path, 10, 20, 30, tracker="20")
+    write_dev(tmp_path, {10: 0.5, 20: 0.4, 30: 0.9})
+    assert list(checkpoints(tmp_path)) == [10, 20]
+    assert best_checkpoint(tmp_path, tmp_path) == (10, tmp_path / "global_step_10")
+    assert last_checkpoint(tmp_path) == (20, tmp_path / "global_step_20")
+    repair_checkpoints(tmp_path)
+    assert not (tmp_path / "global_step_30").exists(), "it would look complete once a later one is saved"
+
+
+def test_the_model_before_training_may_be_the_best(tmp_path: Path) -> None:
+    write_checkpoints(tmp_path, 10, tracker="10")
+    write_dev(tmp_path, {0: 0.5, 10: 0.4})
+    assert best_checkpoint(tmp_path, tmp_path) == (0, None)
+    write_dev(tmp_path, {10: 0.5})
+    assert best_checkpoint(tmp_path, tmp_path) == (0, None), "a tie is no reason to change the model"
+
+
+def test_an_empty_tracker_is_repaired(tmp_path: Path) -> None:
+    tracker = write_checkpoints(tmp_path, 10, 20, tracker="")
+    (tmp_path / "global_step_10" / "data.pt").touch()
+    assert list(checkpoints(tmp_path)) == [10]
+    repair_checkpoints(tmp_path)
+    assert tracker.read_text() == "10"
+    assert list(tmp_path.glob("global_step_*")) == [tmp_path / "global_step_10"]
+
+
+def test_a_run_without_checkpoints_has_neither_a_best_nor_a_last_one(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="nothing was validated"):
+        best_checkpoint(tmp_path, tmp_path)
+    with pytest.raises(ArtifactError, match="no checkpoint under"):
+        last_checkpoint(tmp_path)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from reward_service import BASELINE, reward_service
-from toy_rl import Toy, make_model
+from toy_rl import Toy
 from waiting import wait_until
 
 from qinglan.config import Embedded, Rag, Reward
@@ -29,11 +29,6 @@ for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 
 STEPS, OUTAGE_S, SLACK_S = 12, 12.0, 60.0
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 class RewardedToy(Toy):

@@ -1,6 +1,5 @@
-"""The builder's overrides, composed against verl's own configuration schema; metrics and checkpoints of a run."""
+"""The builder's overrides, composed against verl's own configuration schema."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,6 @@ from pydantic import ValidationError
 from verl_config import command_of, compose
 
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError
-from qinglan.training.engines.progress import (
-    best_checkpoint,
-    checkpoints,
-    last_checkpoint,
-    next_metrics_path,
-    read_metrics,
-    repair_checkpoints,
-)
 from qinglan.training.engines.verl import hydra_value, left_out
 
 FOLDER = Path("/data/青蓝 runs/it's")
@@ -96,61 +86,6 @@ def test_environment_names_the_platform() -> None:
 )
 def test_hydra_value(value: Any, text: str) -> None:
     assert hydra_value(value) == text
-
-
-def write_attempt(folder: Path, *steps: tuple[int, float]) -> None:
-    lines = [json.dumps({"step": step, "data": {"dev/value": value, "unknown": None}}) for step, value in steps]
-    next_metrics_path(folder).write_text("\n".join(lines) + "\n")
-
-
-def write_checkpoints(folder: Path, *steps: int, tracker: str) -> Path:
-    for step in steps:
-        (folder / f"global_step_{step}").mkdir()
-    path = folder / "latest_checkpointed_iteration.txt"
-    path.write_text(tracker)
-    return path
-
-
-def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
-    write_attempt(tmp_path, (0, 0.1), (10, 0.2), (20, 0.3))
-    write_attempt(tmp_path, (10, 0.25), (30, 0.4))
-    assert next_metrics_path(tmp_path).name == "metrics.3.jsonl"
-    measured = {step: values["dev/value"] for step, values in read_metrics(tmp_path).items()}
-    assert measured == {0: 0.1, 10: 0.25, 20: 0.3, 30: 0.4}
-
-
-def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None:
-    write_checkpoints(tmp_path, 10, 20, 30, tracker="20")
-    write_attempt(tmp_path, (10, 0.5), (20, 0.4), (30, 0.9))
-    assert list(checkpoints(tmp_path)) == [10, 20]
-    assert best_checkpoint(tmp_path, tmp_path) == (10, tmp_path / "global_step_10")
-    assert last_checkpoint(tmp_path) == (20, tmp_path / "global_step_20")
-    repair_checkpoints(tmp_path)
-    assert not (tmp_path / "global_step_30").exists(), "it would look complete once a later one is saved"
-
-
-def test_the_model_before_training_may_be_the_best(tmp_path: Path) -> None:
-    write_checkpoints(tmp_path, 10, tracker="10")
-    write_attempt(tmp_path, (0, 0.5), (10, 0.4))
-    assert best_checkpoint(tmp_path, tmp_path) == (0, None)
-    write_attempt(tmp_path, (10, 0.5))
-    assert best_checkpoint(tmp_path, tmp_path) == (0, None), "a tie is no reason to change the model"
-
-
-def test_an_empty_tracker_is_repaired(tmp_path: Path) -> None:
-    tracker = write_checkpoints(tmp_path, 10, 20, tracker="")
-    (tmp_path / "global_step_10" / "data.pt").touch()
-    assert list(checkpoints(tmp_path)) == [10]
-    repair_checkpoints(tmp_path)
-    assert tracker.read_text() == "10"
-    assert list(tmp_path.glob("global_step_*")) == [tmp_path / "global_step_10"]
-
-
-def test_a_run_without_checkpoints_has_neither_a_best_nor_a_last_one(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="nothing was validated"):
-        best_checkpoint(tmp_path, tmp_path)
-    with pytest.raises(ArtifactError, match="no checkpoint under"):
-        last_checkpoint(tmp_path)
 
 
 def test_prompts_that_verl_left_out():

@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from qinglan.errors import ArtifactError
 
@@ -66,8 +65,7 @@ def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> N
     class AdapterMerger(FSDPModelMerger):
         """Writes the adapter alone: verl's merger would go on to write a model, which is not there."""
 
-        def save_hf_model_and_tokenizer(self, state_dict: dict[str, Any]) -> None:
-            self.save_lora_adapter(state_dict)
+        save_hf_model_and_tokenizer = FSDPModelMerger.save_lora_adapter
 
     merger = (AdapterMerger if adapter_only else FSDPModelMerger)(
         ModelMergerConfig(

@@ -44,14 +44,12 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 class LocalTaskRunner:
     """Has the interface of the Ray actor that `run_ppo` asks for; runs the trainer here, without 10 s of imports."""
 
-    @staticmethod
-    def remote() -> "LocalTaskRunner":
-        return LocalTaskRunner()
+    run = SimpleNamespace(remote=lambda config: ray.put(TaskRunner().run(config)))
+    """`run.remote(config)` trains to the end and returns a Ray reference to None."""
 
-    @property
-    def run(self) -> Any:
-        """`run.remote(config)` trains to the end and returns a Ray reference to None."""
-        return SimpleNamespace(remote=lambda config: ray.put(TaskRunner().run(config)))
+    @classmethod
+    def remote(cls) -> "LocalTaskRunner":
+        return cls()
 
 
 def check_platform() -> None:

@@ -43,13 +43,7 @@ def engine_env(profile: Profile, model: str) -> dict[str, str]:
 
 
 def sft_command(
-    profile: Profile,
-    *,
-    model: str,
-    train_file: Path,
-    dev_file: Path,
-    output_dir: Path,
-    resume_from: Path | None,
+    profile: Profile, *, model: str, train_file: Path, dev_file: Path, output_dir: Path, resume_from: Path | None
 ) -> Command:
     """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
     sft = profile.sft

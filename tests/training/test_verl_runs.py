@@ -1,0 +1,343 @@
+"""verl on the CPU for real, on a random tiny Qwen3: what profiles may choose, a crash, a reward by rules, and each
+alarm in a run that really has what it warns of."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import letters
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from toy_rl import Toy, make_model
+from waiting import wait_until
+
+from qinglan.config import Budget, LedgerStore, Reward, Tenant
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.rows import Row
+from qinglan.runs.launcher import JsonlTail
+from qinglan.training.alarms import Alarm, read_alarms
+from qinglan.training.engines.progress import (
+    ALARMS_FILE,
+    DEV_VALUE,
+    TrainerSettings,
+    best_checkpoint,
+    checkpoints,
+    next_metrics_path,
+    read_metrics,
+    read_stop,
+)
+from qinglan.training.engines.verl import REWARD_FUNCTION
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+for module in ("torch", "verl", "transfer_queue"):
+    pytest.importorskip(module)
+
+TWO_STEPS: dict[str, Any] = {"total_steps": 2, "save_freq": 2, "test_freq": 2, "val_before_train": False}
+GROUPS: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}
+
+
+STEPS = 40
+"""As many as make the reward nine times what it was; after 24, some runs have little more than twice as much."""
+
+
+def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    toy = Toy(tmp_path, model_folder, total_steps=STEPS, save_freq=2, test_freq=2)
+    toy.reward_config.write_text(json.dumps({"failing": [3, 4]}))
+    process = toy.start(toy.command())
+    log = tmp_path / "log.txt"
+    wait_until("a checkpoint", lambda: checkpoints(toy.output) or process.poll() is not None, explain=log.read_text)
+    assert process.poll() is None, log.read_text()[-4000:]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    newest = max(checkpoints(toy.output))
+
+    second = next_metrics_path(tmp_path)
+    toy.run(toy.command())
+    resumed = [json.loads(line)["step"] for line in second.read_text().splitlines()]
+    assert resumed == list(range(newest, STEPS + 1))  # validation before training stands at the step resumed from
+
+    steps = read_metrics(tmp_path)
+    assert set(steps) == set(range(STEPS + 1))
+    trained = [steps[step] for step in range(1, STEPS + 1) if "critic/score/mean" in steps[step]]
+    assert len(trained) >= STEPS - 1  # the killed run may have saved a step that it did not get to log
+    assert all(step["reward_extra/samples"] + step["reward_extra/invalid"] == 16 for step in trained)
+    assert sum(step["reward_extra/invalid"] for step in trained) > 0
+    losses = {"critic/vf_loss", "actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"}
+    assert losses | {"reward_extra/half_known/mean", "dev/value", "dev/ci_low"} <= set(steps[STEPS])
+    rewards = [step["critic/score/mean"] for step in trained]
+    assert sum(rewards[-4:]) > 1.5 * sum(rewards[:4])  # of a random model's letters one in twenty is the right one
+    assert best_checkpoint(toy.output, tmp_path)[0] % 2 == 0
+
+    exported = toy.export()
+    before = AutoModelForCausalLM.from_pretrained(model_folder)
+    assert exported.dtype == torch.float32
+    assert not torch.equal(exported.model.embed_tokens.weight, before.model.embed_tokens.weight)
+    assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template
+
+
+def test_one_seed_gives_one_model_whatever_happens(tmp_path: Path, model_folder: Path) -> None:
+    """One run goes through; the other waits for its rewards, is killed, and has to give up for want of rewards."""
+    exported = {}
+    for name in ("undisturbed", "disturbed"):
+        (tmp_path / name).mkdir()
+        toy = Toy(tmp_path / name, model_folder, total_steps=9, save_freq=4, test_freq=2)
+        if name == "disturbed":
+            disturb(toy)
+        toy.run(toy.command())
+        exported[name] = toy.export().state_dict()
+    undisturbed, disturbed = exported.values()
+    assert all(weight.equal(disturbed[name]) for name, weight in undisturbed.items())
+
+
+def disturb(toy: Toy) -> None:
+    toy.reward_config.write_text(json.dumps({"failing": [], "latency_s": 1}))
+    process = toy.start(toy.command())
+    wait_until("a checkpoint", lambda: checkpoints(toy.output) or process.poll() is not None, 300)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process = toy.start(toy.command())
+    wait_until("step 6", lambda: 6 in read_metrics(toy.folder) or process.poll() is not None, 300)
+    toy.reward_config.write_text(json.dumps({"failing": list(range(64))}))
+    assert process.wait(300) != 0
+    assert read_stop(toy.folder) is not None and max(checkpoints(toy.output)) not in (4, 8)
+    toy.reward_config.write_text(json.dumps({"failing": []}))
+
+
+def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, model_folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    settings: dict[str, Any] = {"algorithm": "grpo", "lora_rank": 4, "kl": {"mode": "loss", "coefficient": 0.01}}
+    toy = Toy(tmp_path, model_folder, entropy_coefficient=0.01, **settings, **GROUPS, **TWO_STEPS)
+    toy.run(toy.command())
+    steps = read_metrics(tmp_path)
+    assert set(steps) == {1, 2}
+    assert "actor/kl_loss" in steps[2] and steps[2]["reward_extra/samples"] == 16
+    assert abs(steps[1]["training/rollout_probs_diff_mean"]) < 0.02
+
+    exported = toy.export()
+    before = AutoModelForCausalLM.from_pretrained(model_folder)
+    weight, frozen = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"
+    assert not torch.equal(exported.state_dict()[weight], before.state_dict()[weight])
+    assert torch.equal(exported.state_dict()[frozen], before.state_dict()[frozen])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy_loss"),
+    [("rloo", "gspo"), ("reinforce_plus_plus_baseline", "clip_cov"), ("dr_grpo", "vanilla")],
+)
+def test_algorithm_trains_where_samples_are_missing(
+    tmp_path: Path, model_folder: Path, algorithm: str, policy_loss: str
+) -> None:
+    groups = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 2, "ppo_epochs": 2}
+    settings: dict[str, Any] = {"algorithm": algorithm, "policy_loss": policy_loss, "max_invalid_share": 0.9}
+    toy = Toy(tmp_path, model_folder, **settings, **groups, **TWO_STEPS)
+    toy.reward_config.write_text('{"failing": [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61]}')
+    toy.run(toy.command())
+    steps = read_metrics(tmp_path)
+    assert set(steps) == {1, 2}
+    assert all(math.isfinite(step["actor/pg_loss"]) and step["actor/grad_norm"] > 0 for step in steps.values())
+    assert sum(step["reward_extra/invalid"] for step in steps.values()) > 0
+
+
+LOSSES = ("vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "sapo")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.filterwarnings("ignore")
+def test_rows_that_fill_up_a_batch_leave_every_gradient_finite(estimator: str, loss: str) -> None:
+    import numpy as np
+    import torch
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from verl.workers.config import FSDPActorConfig
+
+    torch.manual_seed(0)
+    mask = torch.ones(10, 6)
+    mask[3, 4:] = mask[-2:] = 0.0  # the last two rows fill up, as one group
+    rewards = torch.rand(10, 6) * mask
+    groups = np.array([*"aaaabbbb", "pad", "pad"], dtype=object)
+    algorithm = AlgoConfig(gamma=1.0)
+    advantages, _ = get_adv_estimator_fn(estimator)(
+        token_level_rewards=rewards, response_mask=mask, index=groups, config=algorithm
+    )
+    log_prob = (torch.randn(10, 6) - 2).requires_grad_()
+    value, _ = get_policy_loss_fn(loss)(
+        old_log_prob=log_prob.detach() + 0.05 * torch.randn(10, 6),
+        log_prob=log_prob * 1.0,
+        advantages=advantages,
+        response_mask=mask.bool(),
+        config=FSDPActorConfig(strategy="fsdp2", rollout_n=4, ppo_micro_batch_size_per_gpu=1),
+    )
+    value.backward()
+    assert value.isfinite() and log_prob.grad is not None and log_prob.grad.isfinite().all()
+    assert log_prob.grad[:8].abs().sum() > 0 and log_prob.grad[8:].abs().sum() == 0
+
+
+def test_ppo_with_adapters_and_a_smaller_critic_resumes_and_exports(tmp_path: Path, model_folder: Path) -> None:
+    critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
+    settings = {"lora_rank": 4, "critic_model": str(critic), "kl": {"mode": "reward", "target_kl": 0.05}}
+    toy = Toy(tmp_path, model_folder, **settings, **TWO_STEPS)
+    toy.run(toy.command())
+    first = read_metrics(tmp_path)[2]
+    assert first["actor/reward_kl_penalty_coeff"] != settings["kl"].get("coefficient", 0.001)
+    assert first["critic/grad_norm"] > 0
+    toy.profile = toy.profile.model_copy(update={"rl": toy.profile.rl.model_copy(update={"total_steps": 3})})
+    toy.run(toy.command())
+    assert max(checkpoints(toy.output)) == 3
+    assert read_metrics(tmp_path)[3]["critic/grad_norm"] > 0
+    exported = toy.export().state_dict()
+    assert exported["model.layers.0.self_attn.q_proj.weight"].isfinite().all()
+
+
+LETTERS = letters.Letters()
+THREE_STEPS: dict[str, Any] = {"total_steps": 3, "save_freq": 3, "test_freq": 3}
+
+
+def write_prompts(path: Path) -> None:
+    """The toy's questions as the dataset stage writes them; every fourth row names no letter."""
+    questions = [row["prompt"][0]["content"] for row in pq.read_table(path).to_pylist()]
+    rows = [
+        Row(id=f"{path.stem}-{n}", tenant="t", query=q, source="f", inputs={"letter": "a"} if n % 4 else {})
+        for n, q in enumerate(questions)
+    ]
+    records = [LETTERS.rl_record(row, Tenant()) for row in rows]
+    pq.write_table(pa.Table.from_pylist(records, schema=LETTERS.rl_schema), path)
+
+
+def test_grpo_on_parts_given_by_rules(tmp_path: Path, model_folder: Path) -> None:
+    toy = Toy(tmp_path, model_folder, algorithm="grpo", max_invalid_share=0.0, **GROUPS, **THREE_STEPS)
+    toy.profile.rl.extra["reward.custom_reward_function.path"] = REWARD_FUNCTION
+    for path in (toy.train, toy.dev):
+        write_prompts(path)
+    service = RewardService(
+        recipe=letters.__file__,
+        parts=LETTERS.score_parts,
+        reward=Reward(),
+        tenant=Tenant(),
+        ledger=LedgerStore(),
+        state=tmp_path,
+        budget=Budget(),
+        run_id="toy",
+        samples_log=tmp_path / "samples.jsonl",
+    )
+    toy.reward_config.write_text(service.model_dump_json())
+    settings = TrainerSettings.model_validate_json(toy.trainer_settings.read_text())
+    of_recipe = {"dev_metric": LETTERS.dev_metric(Reward(), []), "primary_metric": LETTERS.primary_metric}
+    toy.trainer_settings.write_text(settings.model_copy(update=of_recipe).model_dump_json())
+    toy.run(toy.command())
+
+    steps = read_metrics(tmp_path)
+    assert set(steps) == {0, 1, 2, 3} and max(checkpoints(toy.output)) == 3
+    trained = [steps[step] for step in (1, 2, 3)]
+    for part in ("share", "format", "pure", "judge_asked"):
+        assert all(math.isfinite(step[f"reward_extra/{part}/mean"]) for step in trained)
+    assert all(step["reward_extra/invalid"] == 0 and step["actor/grad_norm"] > 0 for step in trained)
+    logged = list(JsonlTail(tmp_path / "samples.jsonl").new())
+    assert len(logged) == 3 * 16 + 2 * 16
+    dev, first = logged[:16], logged[16:32]
+    assert {line["row_id"].partition("-")[0] for line in dev} == {"dev"}
+    assert sum("share" in line for line in dev) == 12
+    assert steps[0][DEV_VALUE] == pytest.approx(mean("share", dev))
+    assert steps[1]["reward_extra/share/mean"] == pytest.approx(mean("share", first), abs=1e-6)
+    assert steps[1]["critic/score/mean"] == pytest.approx(mean("score", first), abs=1e-6)
+    assert not any("rag" in name for name in (*logged[0], *trained[0]))
+
+
+def mean(part: str, samples: list[dict[str, Any]]) -> float:
+    """Over the samples that have it."""
+    return fmean(line[part] for line in samples if part in line)
+
+
+REWARD = """
+said = set()
+
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
+    variety = len(set(solution_str)) / max(len(solution_str), 1)
+    pieces = {{solution_str[at : at + 4] for at in range(max(len(solution_str) - 3, 1))}}
+    novelty = len(pieces - said) / len(pieces)
+    said.update(pieces)
+    row_id = extra_info["row_id"]
+    return {{"invalid": 0.0, "row_id": row_id, "target": row_id, {parts}}}
+"""
+HACKABLE = {
+    "score": "solution_str.count('a') / max(len(solution_str), 1)",
+    "gold_top1": "float(variety > 0.5)",
+    "judge": "5 * variety",
+}
+"""Pays for one letter, while what is wanted is many."""
+HONEST = {"score": "variety"}
+LOST_IN_A_COLLAPSE = {"score": "novelty"}
+"""Nearly 1 for a policy that speaks at random, and 0 for one that repeats itself, whatever it repeats."""
+
+
+def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[str, Alarm]:
+    """A run to its end; the first alarm of each name."""
+    toy = Toy(folder, model, save_freq=100, test_freq=100, val_before_train=False, **rl)
+    parts = ", ".join(f"'{name}': {value}" for name, value in reward.items())
+    (folder / "toy_reward.py").write_text(REWARD.format(parts=parts))
+    toy.run(toy.command())
+    return {alarm.name: alarm for alarm in reversed(read_alarms(folder / ALARMS_FILE))}
+
+
+def test_a_hacked_reward_is_seen_and_so_is_the_collapse(tmp_path: Path, model_folder: Path) -> None:
+    alarms = train(
+        tmp_path,
+        model_folder,
+        HACKABLE,
+        algorithm="grpo",
+        rollouts_per_prompt=4,
+        total_steps=40,
+        actor_lr=1e-2,
+        lr_scheduler_type="constant",
+        alarms={"window_steps": 4},
+    )
+    assert {"reward_up_gold_down", "reward_up_judge_down", "entropy_collapse", "zero_variance"} <= set(alarms)
+    assert not {"reward_down", "value_loss_flat"} & set(alarms)
+
+
+def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, model_folder: Path) -> None:
+    alarms = train(
+        tmp_path,
+        model_folder,
+        LOST_IN_A_COLLAPSE,
+        total_steps=30,
+        actor_lr=1.0,
+        lr_warmup_steps_ratio=0.8,
+        ppo_epochs=8,
+        kl={"mode": "loss", "coefficient": 1e-6},
+        alarms={"window_steps": 4, "actions": {"reward_down": "lower_lr"}},
+    )
+    assert {"clip_fraction", "kl_runaway", "reward_down"} <= set(alarms)
+    rates = {step: metrics["actor/lr"] for step, metrics in read_metrics(tmp_path).items()}
+    at = alarms["reward_down"].step
+    assert at < max(rates), alarms
+    assert rates[at] >= rates[at - 1]
+    assert rates[at + 1] < 0.7 * rates[at]
+
+
+def test_a_critic_that_does_not_learn_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
+    alarms = train(
+        tmp_path,
+        model_folder,
+        HONEST,
+        total_steps=40,
+        critic_lr=1e-12,
+        actor_lr=1e-5,
+        alarms={"window_steps": 3, "actions": {"value_loss_flat": "stop"}},
+    )
+    step = alarms["value_loss_flat"].step
+    stopped = read_stop(tmp_path)
+    assert stopped is not None
+    assert "value_loss_flat" in stopped[0] and not stopped[1]
+    assert max(read_metrics(tmp_path)) == step < 40

@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed, Paused, Pending, Running, State
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from qinglan.config import Profile
 from qinglan.errors import StageError
@@ -28,14 +28,10 @@ class AskedError(Exception):
     """Stands for the end of the wait."""
 
 
-class _Form(BaseModel):
-    approve: bool
-
-
 def no_form() -> ValidationError:
     """As Prefect says that the flow run goes on although nobody has filled in the form."""
     with pytest.raises(ValidationError) as refused:
-        _Form.model_validate({})
+        approval.ApprovalForm.model_validate({})
     return refused.value
 
 

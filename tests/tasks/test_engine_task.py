@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,24 +147,6 @@ def test_a_job_is_submitted_again_under_the_next_number(
     assert list(ray.jobs) == ["qinglan-run-1-rl-verl-abcdefgh-1", "qinglan-run-1-rl-verl-abcdefgh-2"]
 
 
-class FakePrefect:
-    """A Prefect client that knows one flow run's state."""
-
-    def __init__(self, state: State[Any] | None) -> None:
-        self._state = state
-
-    def __enter__(self) -> "FakePrefect":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def read_flow_run(self, flow_run_id: UUID) -> Any:
-        if self._state is None:
-            raise httpx.ConnectError("no route to Prefect")
-        return SimpleNamespace(id=flow_run_id, state=self._state)
-
-
 @pytest.mark.parametrize(
     ("state", "expected"), [(Cancelling(), True), (Cancelled(), True), (Running(), False), (None, False)]
 )
@@ -175,12 +158,18 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     state: State[Any] | None,
     expected: bool,
 ):
-    profile, flow_run = profile_of(trainer={"ray_dashboard_url": ray.url}), uuid4()
+    def read_flow_run(_: UUID) -> Any:
+        if state is None:
+            raise httpx.ConnectError("no route to Prefect")
+        return SimpleNamespace(state=state)
+
+    profile, flow_run, prefect = profile_of(trainer={"ray_dashboard_url": ray.url}), uuid4(), SimpleNamespace()
+    prefect.read_flow_run = read_flow_run
     with open_run(profile, "train") as run:
         note_flow_run(run, str(flow_run))
     job = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
     ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
-    monkeypatch.setattr(engine, "get_client", lambda **_: FakePrefect(state))
+    monkeypatch.setattr(engine, "get_client", lambda **_: nullcontext(prefect))
     monkeypatch.setattr(engine, "load_profile", lambda *_: profile)
     monkeypatch.setattr(engine, "flow_run_logger", lambda _: logging.getLogger("test"))
     stop_jobs(cast(Any, None), FlowRun(id=flow_run, flow_id=uuid4(), parameters={"profile": "p"}), Cancelling())

@@ -66,10 +66,8 @@ def refreshed(profile: Profile, count: int) -> tuple[Run, StageResult]:
     """A run, and its dataset of so many good training rows."""
     with open_run(profile, "refresh", fresh=True) as run:
         artifact = write_jsonl(run.stage_directory("dataset") / "rows.jsonl", rows(count))
-    details = {"inputs": f"in-{count}", "pins": ""}
-    return run, StageResult(
-        stage="dataset", key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}, details=details
-    )
+    made: dict[str, Any] = {"artifacts": {"rows": artifact}, "details": {"inputs": f"in-{count}", "pins": ""}}
+    return run, StageResult(stage="dataset", key="k", run_id=run.id, seconds=1, **made)
 
 
 def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: Server, tracker: Any):
@@ -90,9 +88,6 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
     assert tracker.datasets[-1] == (run.mlflow_run_id, "default", version.id, "training")
     later = publish_dataset.fn(*refreshed(profile_of(), 5))
     assert {"drift_new/vocabulary", "drift_all/length"} <= set(later.metrics)
-
-
-# Training
 
 
 def test_enough_new_rows_start_a_training_once(profile_of: ProfileOf, server: Server):

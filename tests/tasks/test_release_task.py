@@ -30,15 +30,17 @@ from qinglan.tasks.register import register_model
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
 ProfileOf = Callable[..., Profile]
-HIT, MISS = (
-    Retrieved(ids=("g",), scores=(0.9,), titles=("答案",)),
-    Retrieved(ids=("x",), scores=(0.5,), titles=("别的",)),
-)
+HIT = Retrieved(ids=("g",), scores=(0.9,), titles=("答案",))
+MISS = Retrieved(ids=("x",), scores=(0.5,), titles=("别的",))
 ROWS = [Row(id=name, tenant="t", query=f"问{name}", source=f"q!A{name}", gold_id="g", split="test") for name in "abc"]
 
 
 def arm(**found: Retrieved) -> list[ArmRow]:
     return [ArmRow(row_id=row.id, text=f"词{row.id}", retrieved=found.get(row.id, HIT)) for row in ROWS]
+
+
+def result_of(stage: str, artifacts: dict[str, Artifact], **details: Any) -> StageResult:
+    return StageResult(stage=stage, key="k", run_id="r", seconds=0, artifacts=artifacts, details=details)
 
 
 class Finished:
@@ -74,8 +76,7 @@ class Finished:
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text(weights)
         details = {"model": str(folder), "alarms": [], "summary": {"chosen_step": 3}}
-        artifacts = {"model": Artifact.of(folder)}
-        return StageResult(stage=name, key="k", run_id="r", seconds=0, artifacts=artifacts, details=details)
+        return result_of(name, {"model": Artifact.of(folder)}, **details)
 
     def evaluated(self) -> StageResult:
         arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": arm(a=MISS)}
@@ -84,13 +85,10 @@ class Finished:
         artifacts = {f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows) for name, rows in arms.items()}
         artifacts["evaluation"] = Artifact.of(self.folder / "evaluation.json")
         digests = {name: result.artifacts["model"].sha256 for name, result in self.models().items()}
-        return StageResult(
-            stage="evaluate", key="k", run_id="r", seconds=0, artifacts=artifacts, details={"models": digests}
-        )
+        return result_of("evaluate", artifacts, models=digests)
 
     def dataset(self) -> StageResult:
-        rows = {"test": write_jsonl(self.folder / "test.jsonl", ROWS)}
-        return StageResult(stage="dataset", key="k", run_id="r", seconds=0, artifacts=rows)
+        return result_of("dataset", {"test": write_jsonl(self.folder / "test.jsonl", ROWS)})
 
     def release(self, run: Run) -> tuple[StageResult, StageResult]:
         inputs = (self.evaluated(), self.dataset(), self.models())
@@ -284,10 +282,8 @@ def test_a_failed_answer_is_no_loss_and_listed_by_itself():
 
 
 def test_the_table_of_rules_survives_any_text():
-    found, why = (
-        reason("approved", reviewer="a\nb \\| `c`", comment=""),
-        reason("matches", found="[", pattern="![i](u)"),
-    )
+    found = reason("approved", reviewer="a\nb \\| `c`", comment="")
+    why = reason("matches", found="[", pattern="![i](u)")
     rule = Rule(name="r[x](javascript:1)", outcome="fail", found=found, required=reason("no_alarm"), reason=why)
     text = decision_markdown(Decision(verdict="refuse", challenger="s <b>\n# t", rules=[rule]))
     assert text.splitlines()[0].startswith(r"## Do not release s \<b> # t: contains")

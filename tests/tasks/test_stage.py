@@ -52,11 +52,11 @@ def killed(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stag
 
     def dying(stage: Stage) -> Outcome:
         work(stage)
-        stage.tracker.end_run = lambda *_, **__: None  # type: ignore[method-assign]
-        stage._clock.keep = lambda **_: None  # type: ignore[method-assign]
+        for each, method in ((stage.tracker, "end_run"), (stage._clock, "keep")):
+            patch.setattr(each, method, lambda *_, **__: None)
         raise Kill
 
-    with pytest.raises(Kill):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Kill):
         perform(run, name, depends_on, dying)
 
 
@@ -68,13 +68,8 @@ def test_a_finished_stage_is_not_run_again(run: Run, tracker: Any):
     first = perform(run, "ingest", {"a": 1}, rows)
     assert perform(run, "ingest", {"a": 1}, never) == first
     assert tracker.ended == [False]
-    assert tracker.metrics == {
-        "rows_in": 3,
-        "rows_out": 1,
-        "seconds": first.seconds,
-        "dropped/empty_query": 2.0,
-        "top1": 0.5,
-    }
+    counts = {"rows_in": 3, "rows_out": 1, "seconds": first.seconds}
+    assert tracker.metrics == counts | {"dropped/empty_query": 2.0, "top1": 0.5}
 
 
 def test_a_failed_stage_keeps_its_files_for_the_same_inputs_alone(
@@ -115,18 +110,14 @@ def test_a_killed_stage_goes_on_with_its_files_its_mlflow_run_and_its_clock(
         now += 40
         return Outcome()
 
-    end_run = tracker.end_run
     killed(run, "sft", {"a": 1}, half)
-    tracker.end_run = end_run  # type: ignore[method-assign]
     assert tracker.running == {"child-1"}
     result = perform(run, "sft", {"a": 1}, rest)
     assert (result.seconds, tracker.started, tracker.running) == (100, 1, set())
 
 
 def test_a_killed_stage_of_other_inputs_does_not_stay_running(run: Run, tracker: Any):
-    end_run = tracker.end_run
     killed(run, "sft", {"a": 1}, lambda _: Outcome())
-    tracker.end_run = end_run  # type: ignore[method-assign]
     perform(run, "sft", {"a": 2}, rows)
     assert (tracker.ended, tracker.running) == ([True, False], set())
 
@@ -172,17 +163,11 @@ def test_a_server_that_takes_no_progress_costs_nothing(
 
 
 def test_a_stage_is_shown(run: Run):
-    artifact = Artifact(path=Path("/r/rows.jsonl"), sha256="ab" * 32, rows=1234)
-    result = StageResult(
-        stage="select",
-        key="k",
-        run_id="earlier",
-        seconds=2,
-        dropped={"below_threshold": 766},
-        artifacts={"r": artifact},
-    )
+    artifacts = {"r": Artifact(path=Path("/r/rows.jsonl"), sha256="ab" * 32, rows=1234)}
+    dropped = {"below_threshold": 766}
+    result = StageResult(stage="select", key="k", run_id="old", seconds=2, dropped=dropped, artifacts=artifacts)
     text = stage_markdown(result, run)
-    assert "reused from run `earlier`" in text
+    assert "reused from run `old`" in text
     assert "| `below_threshold` | 766 |" in text and "| r | 1,234 | `abababababab` | `/r/rows.jsonl` |" in text
 
 

@@ -5,13 +5,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_ray import FakeRay
+from waiting import wait_until
 
 from qinglan.config import Trainer
 from qinglan.errors import ConfigError, EngineError, StageError
@@ -274,8 +274,6 @@ def test_the_entry_point_writes_to_both_logs_in_the_stages_directory(tmp_path: P
 def test_killing_the_entry_point_kills_the_engine(tmp_path: Path):
     code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
     with subprocess.Popen(entry(tmp_path, tmp_path / "log", code), shell=True, stdout=-3) as shell:
-        deadline = time.monotonic() + 60
-        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until("the engine", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         assert int((tmp_path / "pid").read_text()) == shell.pid
         shell.send_signal(signal.SIGKILL)

@@ -5,8 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,36 +63,25 @@ def add_baselines(path: Path) -> None:
 class RagServer:
     """The embedded RAG on a port of its own, which can go away and come back."""
 
-    def __init__(self, folder: Path, port: int, fault_rate: float = 0.0) -> None:
-        self.port = port
+    def __init__(self, folder: Path, fault_rate: float = 0.0) -> None:
+        self.port = free_port()
         sizes = Embedded(sample_train_rows=1, sample_dev_rows=1, sample_test_rows=1)
         documents = write_sample(folder, sizes).knowledge_base
         self._argv = [sys.executable, "-m", "qinglan.simulators.rag_server", "--knowledge-base", str(documents)]
-        self._argv += ["--port", str(port), "--fault-rate", str(fault_rate)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._argv += ["--port", str(self.port), "--fault-rate", str(fault_rate)]
+        self.start()
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until("the RAG", lambda: not health_problem(f"http://127.0.0.1:{self.port}/health"))
 
-    def kill(self) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-
-
-@contextmanager
-def rag(folder: Path, fault_rate: float = 0.0) -> Iterator[RagServer]:
-    server = RagServer(folder / "kb", free_port(), fault_rate)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def test_transient_faults_and_an_outage_cost_no_sample(tmp_path: Path, model_folder: Path) -> None:
-    with rag(tmp_path, fault_rate=0.1) as server:
+    with closing(RagServer(tmp_path / "kb", fault_rate=0.1)) as server:
         toy = RewardedToy(tmp_path, model_folder, server.port, max_outage_s=600, save_freq=2, test_freq=2)
 
         lasted_s: list[float] = []
@@ -105,7 +93,7 @@ def test_transient_faults_and_an_outage_cost_no_sample(tmp_path: Path, model_fol
             """For a while after somebody has missed it."""
             wait_until("two steps", lambda: any(step >= 2 for step in read_metrics(tmp_path)))
             before, gone_s = len(outages("began")), time.monotonic()
-            server.kill()
+            server.close()
             wait_until("a sample that waits", lambda: len(outages("began")) > before)
             time.sleep(OUTAGE_S)
             server.start()
@@ -128,11 +116,11 @@ def test_transient_faults_and_an_outage_cost_no_sample(tmp_path: Path, model_fol
 
 
 def test_a_rag_that_stays_away_stops_training_which_goes_on_where_it_was(tmp_path: Path, model_folder: Path) -> None:
-    with rag(tmp_path) as server:
+    with closing(RagServer(tmp_path / "kb")) as server:
         toy = RewardedToy(tmp_path, model_folder, server.port, max_outage_s=3, save_freq=STEPS, test_freq=STEPS)
         process = toy.start(toy.command())
         wait_until("two steps", lambda: 2 in read_metrics(tmp_path) or process.poll() is not None)
-        server.kill()
+        server.close()
         assert process.wait(900) != 0
         stopped = read_stop(tmp_path)
         assert stopped is not None and stopped[1]

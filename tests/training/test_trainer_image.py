@@ -6,11 +6,12 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from qinglan.runs.code_digest import imported_modules, module_path
 
 ROOT = Path(__file__).parents[2]
 NEEDED = (ROOT / "docker" / "trainer.in").read_text(encoding="utf-8")
@@ -30,28 +31,14 @@ ORCHESTRATOR = ROOT / "qinglan" / "evaluation"
 """Imported by functions of the gradings that only the orchestrator calls."""
 
 
-def modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def source(module: str) -> Path | None:
-    base = ROOT.joinpath(*module.split("."))
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
-
-
 def imported() -> set[str]:
     """Distributions that reward, recipes and engines import, also by way of the rest of the core."""
     folders = ("training/engines", "recipes")  # recipes are loaded by name, without an import
     todo = [path for folder in folders for path in (ROOT / "qinglan" / folder).glob("*.py")]
     seen, outside = set(todo), set()
     while todo:
-        for module in modules(todo.pop()):
-            path = source(module)
+        for module in imported_modules(ast.parse(todo.pop().read_bytes())):
+            path = module_path(module) if module.startswith("qinglan.") else None
             if path and ORCHESTRATOR in path.parents:
                 continue
             if path and path not in seen:

@@ -1,5 +1,6 @@
 """The builder's overrides, composed against verl's own configuration schema."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,24 @@ from verl_config import command_of, compose
 from qinglan.config import Profile
 from qinglan.training.engines.verl import hydra_value, left_out
 
+ProfileOf = Callable[..., Profile]
 FOLDER = Path("/data/青蓝 runs/it's")
 
 
-def profile(device: str, trainer: dict[str, Any] | None = None, **rl: Any) -> Profile:
-    gpus = {"gpus_per_node": 8 if device == "cuda" else 1}
-    return Profile.model_validate(
-        {
-            "name": "test",
-            "teacher": {"model": "m"},
-            "judge": {"model": "m"},
-            "prices": {"m": {"input_per_million_usd": 1, "output_per_million_usd": 1}},
-            "rl": rl,
-            "trainer": {"device": device, "threads": 2} | gpus | (trainer or {}),
-        }
-    )
+@pytest.fixture
+def profile(profile_of: ProfileOf) -> ProfileOf:
+    def make(device: str, trainer: dict[str, Any] | None = None, **rl: Any) -> Profile:
+        gpus = {"gpus_per_node": 8 if device == "cuda" else 1}
+        return profile_of(rl=rl, trainer={"device": device, "threads": 2} | gpus | (trainer or {}))
+
+    return make
 
 
 CASES = yaml.safe_load(Path(__file__).with_name("verl_settings.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_settings_reach_verl(case: dict[str, Any]) -> None:
+def test_settings_reach_verl(profile: ProfileOf, case: dict[str, Any]) -> None:
     config = compose(command_of(profile(case["device"], **case["rl"]), FOLDER))
     from omegaconf import OmegaConf
 
@@ -40,7 +37,7 @@ def test_settings_reach_verl(case: dict[str, Any]) -> None:
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
 
 
-def test_a_ray_job_joins_its_cluster() -> None:
+def test_a_ray_job_joins_its_cluster(profile: ProfileOf) -> None:
     config = compose(command_of(profile("cuda", {"ray_dashboard_url": "http://ray:8265"}), FOLDER))
     assert "address" not in config.ray_kwargs.ray_init
 
@@ -57,12 +54,12 @@ def test_a_ray_job_joins_its_cluster() -> None:
         ({"kl": {"mode": "loss", "estimator": "kl"}}, "no gradient in the loss"),
     ],
 )
-def test_senseless_combinations_are_refused(rl: dict[str, Any], message: str) -> None:
+def test_senseless_combinations_are_refused(profile: ProfileOf, rl: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         profile("cuda", **rl)
 
 
-def test_environment_names_the_platform() -> None:
+def test_environment_names_the_platform(profile: ProfileOf) -> None:
     assert command_of(profile("cuda"), FOLDER).env["VERL_PLATFORM"] == "nvidia"
     cpu = command_of(profile("cpu"), FOLDER).env
     assert (cpu["VERL_PLATFORM"], cpu["OMP_NUM_THREADS"]) == ("cpu", "2")
@@ -70,22 +67,9 @@ def test_environment_names_the_platform() -> None:
     assert cpu["VERL_FILE_LOGGER_PATH"].endswith("metrics.1.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "null"),
-        (True, "true"),
-        (1e-05, "1e-05"),
-        ("gae", "gae"),
-        ("true", '"true"'),
-        ("a b", '"a b"'),
-        ('say "hi"', '"say \\"hi\\""'),
-        (["console", "file"], "[console,file]"),
-        ({"param_dtype": "fp32"}, "{param_dtype:fp32}"),
-    ],
-)
-def test_hydra_value(value: Any, text: str) -> None:
-    assert hydra_value(value) == text
+def test_hydra_values() -> None:
+    assert hydra_value([None, True, 1e-05, "gae", "true", "a b"]) == '[null,true,1e-05,gae,"true","a b"]'
+    assert hydra_value({"param_dtype": 'say "hi"'}) == '{param_dtype:"say \\"hi\\""}'
 
 
 def test_prompts_that_verl_left_out():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ for module in ("torch", "verl", "transfer_queue"):
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15]]
 
 
-@pytest.fixture(scope="module")
-def rollout() -> Any:
+def quietly(module: str) -> Any:
+    """Import it, whatever verl and its libraries warn of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import qinglan.training.verl_cpu.sampling
+        return import_module(f"qinglan.training.{module}")
 
-        return qinglan.training.verl_cpu.sampling
+
+@pytest.fixture(scope="module")
+def rollout() -> Any:
+    return quietly("verl_cpu.sampling")
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +122,7 @@ def test_a_row_is_answered_when_it_ends_and_leaves(rollout: Any, model: Any) -> 
 
 
 def server(model: Any, max_rows: int) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from qinglan.training.verl_cpu.rollout import RolloutServer
-
-    return RolloutServer(model, {-5}, 0, max_rows)
+    return quietly("verl_cpu.rollout").RolloutServer(model, {-5}, 0, max_rows)
 
 
 async def test_a_batch_has_the_same_bits_whatever_the_order_of_its_requests(rollout: Any, model: Any) -> None:
@@ -152,12 +152,11 @@ async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
 
 
 def test_extras_that_are_not_known_are_left_out() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from qinglan.training.engines.ppo_trainer import extra_metrics
-
     extras = [{"rq": 1.0, "judge": float("nan"), "note": "text"}, {"rq": 0.0, "judge": 3.0}]
-    assert extra_metrics(extras) == {"reward_extra/rq/mean": 0.5, "reward_extra/judge/mean": 3.0}
+    assert quietly("engines.ppo_trainer").extra_metrics(extras) == {
+        "reward_extra/rq/mean": 0.5,
+        "reward_extra/judge/mean": 3.0,
+    }
 
 
 def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves() -> None:

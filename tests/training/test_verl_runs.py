@@ -291,33 +291,16 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
 
 
 def test_a_hacked_reward_is_seen_and_so_is_the_collapse(tmp_path: Path, model_folder: Path) -> None:
-    alarms = train(
-        tmp_path,
-        model_folder,
-        HACKABLE,
-        algorithm="grpo",
-        rollouts_per_prompt=4,
-        total_steps=40,
-        actor_lr=1e-2,
-        lr_scheduler_type="constant",
-        alarms={"window_steps": 4},
-    )
+    rl = {"algorithm": "grpo", "rollouts_per_prompt": 4, "actor_lr": 1e-2, "lr_scheduler_type": "constant"}
+    alarms = train(tmp_path, model_folder, HACKABLE, total_steps=40, alarms={"window_steps": 4}, **rl)
     assert {"reward_up_gold_down", "reward_up_judge_down", "entropy_collapse", "zero_variance"} <= set(alarms)
     assert not {"reward_down", "value_loss_flat"} & set(alarms)
 
 
 def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, model_folder: Path) -> None:
-    alarms = train(
-        tmp_path,
-        model_folder,
-        LOST_IN_A_COLLAPSE,
-        total_steps=30,
-        actor_lr=1.0,
-        lr_warmup_steps_ratio=0.8,
-        ppo_epochs=8,
-        kl={"mode": "loss", "coefficient": 1e-6},
-        alarms={"window_steps": 4, "actions": {"reward_down": "lower_lr"}},
-    )
+    rl = {"actor_lr": 1.0, "lr_warmup_steps_ratio": 0.8, "ppo_epochs": 8, "kl": {"mode": "loss", "coefficient": 1e-6}}
+    actions = {"window_steps": 4, "actions": {"reward_down": "lower_lr"}}
+    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=30, alarms=actions, **rl)
     assert {"clip_fraction", "kl_runaway", "reward_down"} <= set(alarms)
     rates = {step: metrics["actor/lr"] for step, metrics in read_metrics(tmp_path).items()}
     at = alarms["reward_down"].step
@@ -327,15 +310,9 @@ def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, m
 
 
 def test_a_critic_that_does_not_learn_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
-    alarms = train(
-        tmp_path,
-        model_folder,
-        HONEST,
-        total_steps=40,
-        critic_lr=1e-12,
-        actor_lr=1e-5,
-        alarms={"window_steps": 3, "actions": {"value_loss_flat": "stop"}},
-    )
+    actions = {"window_steps": 3, "actions": {"value_loss_flat": "stop"}}
+    rates = {"critic_lr": 1e-12, "actor_lr": 1e-5}
+    alarms = train(tmp_path, model_folder, HONEST, total_steps=40, alarms=actions, **rates)
     step = alarms["value_loss_flat"].step
     stopped = read_stop(tmp_path)
     assert stopped is not None

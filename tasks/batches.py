@@ -19,8 +19,6 @@ from qinglan.runs.artifacts import JsonlWriter, StageResult, read_jsonl
 from qinglan.tasks.stage import Outcome, Stage
 
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
-
-
 _KEPT_BUSY = 12
 """Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
 

@@ -7,37 +7,32 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
-from prefect.server.events.ordering.memory import CausalOrdering as _CausalOrdering
+from prefect.server.events.ordering import memory as ordering
 from prefect.server.events.schemas.events import ReceivedEvent
-from prefect.server.utilities.messaging.memory import Consumer as _Consumer
-from prefect.server.utilities.messaging.memory import (
-    MemoryMessage,
-    Publisher,
-    Subscription,
-    Topic,
-    break_topic,
-    ephemeral_subscription,
-)
+from prefect.server.utilities.messaging import memory as messaging
+from prefect.server.utilities.messaging.memory import Publisher, break_topic, ephemeral_subscription
 
 __all__ = ["CausalOrdering", "Consumer", "Publisher", "break_topic", "ephemeral_subscription"]
 
 _started = datetime.now(UTC)
 
 
-class Consumer(_Consumer):
+class Consumer(messaging.Consumer):
     """Reads from a queue without limit; Prefect's drops events silently while a reader is 10,000 of them behind.
 
     An event that waits takes a few kilobytes of the server's memory.
     """
 
-    def __init__(self, topic: str, subscription: Subscription | None = None, concurrency: int = 2, **kwargs: Any):
+    def __init__(
+        self, topic: str, subscription: messaging.Subscription | None = None, concurrency: int = 2, **kwargs: Any
+    ):
         if subscription is None:
-            subscription = Topic.by_name(topic).subscribe()
-            subscription._queue = asyncio.Queue[MemoryMessage]()
+            subscription = messaging.Topic.by_name(topic).subscribe()
+            subscription._queue = asyncio.Queue[messaging.MemoryMessage]()
         super().__init__(topic, subscription, concurrency, **kwargs)
 
 
-class CausalOrdering(_CausalOrdering):
+class CausalOrdering(ordering.CausalOrdering):
     """Waits only for events that were made while this server ran.
 
     An event may name one that comes before it, and triggers wait up to 15 minutes for that one. Prefect keeps in memory

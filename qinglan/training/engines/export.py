@@ -22,10 +22,9 @@ ADAPTER = "adapter"
 
 
 def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
-    """Write `output_dir` from the folder `global_step_N`; an earlier export there is replaced.
+    """Write `output_dir` from the folder `global_step_N` of a training that started from `base_model`.
 
-    Args:
-        base_model: the model that training started from.
+    An earlier export there is replaced.
     """
     actor = checkpoint / "actor"
     if not (actor / "fsdp_config.json").exists():

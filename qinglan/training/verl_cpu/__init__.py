@@ -4,11 +4,22 @@ verl imports this package in every process that it starts (entry-point group `ve
 two things by name: the platform `cpu` (used where VERL_PLATFORM=cpu) and the rollout `hf_cpu`. The engines, workers
 and trainer in `trainer` come with verl's heavy imports, so the PPO entry point loads them where they are needed.
 On a GPU host the registrations stay unused.
+
+verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical "GPU" (`ray.init(num_gpus=1)`).
 """
 
-from verl.workers.rollout import base, replica
+# mypy: allow-subclassing-any
 
-from qinglan.training.verl_cpu import platform as platform  # registers itself
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+from verl.workers.rollout import base, replica
 
 ROLLOUT = "hf_cpu"
 """`actor_rollout_ref.rollout.name` of the CPU rollout."""
@@ -16,6 +27,79 @@ AGENT_LOOP = "qinglan.training.verl_cpu.trainer.LocalAgentLoopManager"
 """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
 TRAINER = "cpu_sync"
 """`trainer.v1.trainer_mode` of the CPU trainer."""
+
+
+def _device_module() -> types.ModuleType:
+    """`torch.cpu`, with the memory and random-state calls that verl makes on a device module."""
+
+    def resident_bytes(*_: Any) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    def free_and_total_bytes(*_: Any) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    module = types.ModuleType("qinglan.training.verl_cpu.device")
+    memory_calls = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    module.__dict__.update(
+        {name: getattr(torch.cpu, name) for name in torch.cpu.__all__},
+        **dict.fromkeys(("empty_cache", "synchronize"), lambda *_: None),
+        **dict.fromkeys(memory_calls, resident_bytes),
+        is_available=lambda: False,
+        mem_get_info=free_and_total_bytes,
+        get_device_name=lambda *_: "CPU",
+        get_rng_state=torch.get_rng_state,
+        set_rng_state=torch.set_rng_state,
+    )
+    return module
+
+
+@PlatformRegistry.register(platform="cpu")
+class CpuPlatform(PlatformBase):
+    device_name = vendor_name = "cpu"
+    device_module = _device_module()
+
+    def is_available(self) -> bool:
+        """Can auto-detection choose it? Only where there is no CUDA."""
+        return not torch.cuda.is_available()
+
+    def current_device(self) -> str:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    manual_seed_all = manual_seed
+    set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
+    profiler_start = profiler_stop = cudart = _do_nothing
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:  # noqa: ARG002
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        return False
 
 
 def _replica_class() -> type:

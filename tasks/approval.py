@@ -49,10 +49,7 @@ class ApprovalForm(RunInput):
 def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approval | None:
     """Wait for a person's answer, for `gate.approval_timeout_s`; None where nobody gave one in time.
 
-    Args:
-        question: what is to be approved, in a sentence.
-        description: Markdown that stands above the form.
-        workbook: what to read before answering.
+    The question is a sentence, the description Markdown above the form, and the workbook what to read before answering.
 
     Raises:
         StageError: somebody cancelled the flow run, or ended it by hand.

@@ -36,11 +36,7 @@ def draw_questions(run: Run, ingested: StageResult) -> StageResult:
 
 @stage_task("compare")
 def compare_teachers(run: Run, services: Services, validated: Mapping[str, StageResult]) -> StageResult:
-    """The teachers' figures, paired differences, and which one to buy.
-
-    Args:
-        validated: by arm, what validation found of that teacher's rewrites.
-    """
+    """The teachers' figures, paired differences, and which one to buy, by what validation found of each arm."""
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:

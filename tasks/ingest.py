@@ -26,11 +26,8 @@ _SHOWN_PROBLEMS = 20
 
 @stage_task("ingest")
 def ingest_workbook(run: Run, workbook: Path) -> StageResult:
-    """Read the workbook; bad rows are kept with their reason.
-
-    Args:
-        workbook: a file or folder; with `data.sql`, where the snapshot of the database's rows is kept.
-    """
+    """Read the workbook, a file or folder; bad rows are kept with their reason. With `data.sql` it is where the
+    snapshot of the database's rows is kept."""
     data, tenant, recipe = run.profile.data, run.profile.tenant, get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:

@@ -20,11 +20,7 @@ from qinglan.tasks.stage import emit_run_event, stage_task
 @stage_task("trigger-training")
 def trigger_training(run: Run, published: StageResult) -> str | None:
     """Start the profile's training once `refresh.train_at_new_rows` good rows came in since the last one; not while its
-    deployment is paused.
-
-    Returns:
-        The id of the flow run that was started; None where none was.
-    """
+    deployment is paused. Returns the id of the flow run that was started, None where none was."""
     profile, log = run.profile, get_run_logger()
     needed = profile.refresh.train_at_new_rows
     version = versions.Version.read(published.path("version").parent)

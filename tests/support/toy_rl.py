@@ -164,6 +164,12 @@ def toy_profile(rl: dict[str, Any]) -> Profile:
     return Profile.model_validate(SIMULATED | sections)
 
 
+def trainer_settings(folder: Path, **given: Any) -> TrainerSettings:
+    known = {"max_invalid_share": 0.05, "use_labels": True, "patience": None, "keep_checkpoints": None, "alarms": {}}
+    known |= {"dev_metric": "score", "primary_metric": PrimaryMetric("gold_top1", "gold top-1")}
+    return TrainerSettings.model_validate({"folder": folder} | known | given)
+
+
 class Toy:
     """A training run in a folder of its own."""
 
@@ -175,16 +181,8 @@ class Toy:
         extra = {"reward.custom_reward_function.path": str(module)}
         self.profile: Profile = toy_profile(rl | {"extra": extra})
         self.trainer_settings = folder / "trainer.json"
-        settings = TrainerSettings(
-            folder=folder,
-            max_invalid_share=max_invalid_share,
-            use_labels=True,
-            dev_metric="score",
-            primary_metric=PrimaryMetric("gold_top1", "gold top-1"),
-            patience=self.profile.rl.patience,
-            keep_checkpoints=self.profile.rl.keep_checkpoints,
-            alarms=self.profile.rl.alarms,
-        )
+        given = self.profile.rl.model_dump(include={"patience", "keep_checkpoints", "alarms"})
+        settings = trainer_settings(folder, max_invalid_share=max_invalid_share, **given)
         self.trainer_settings.write_text(settings.model_dump_json())
 
     def command(self) -> Command:

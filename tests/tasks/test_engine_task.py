@@ -178,16 +178,15 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     assert not is_cancelled(""), "outside of a flow run nothing is cancelled"
 
 
-@pytest.mark.parametrize("rows", [63, 64])
-def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: Callable[..., Profile], rows: int):
-    files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
-    dataset = StageResult(stage="dataset", key="k", run_id="r", seconds=1, artifacts=files)
+def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: Callable[..., Profile]):
+    def dataset(rows: int) -> StageResult:
+        files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
+        return StageResult(stage="dataset", key="k", run_id="r", seconds=1, artifacts=files)
+
     with open_run(profile_of(), "train") as run:
-        if rows < run.profile.rl.train_batch_size == 64:
-            with pytest.raises(ConfigError, match=r"train_batch_size \(64\) is more than the 63 RL training rows"):
-                require_enough_rows(run, dataset)
-        else:
-            require_enough_rows(run, dataset)
+        require_enough_rows(run, dataset(64))
+        with pytest.raises(ConfigError, match=r"train_batch_size \(64\) is more than the 63 RL training rows"):
+            require_enough_rows(run, dataset(63))
 
 
 class Seen:

@@ -64,12 +64,8 @@ class Evaluated:
         """Answers every prompt with its own id."""
         prompts = (stage.directory / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
         for name, self.models[name] in json.loads(command.argv[-1])["models"].items():
-            lines = [
-                json.dumps(
-                    {"id": (i := json.loads(prompt)["id"]), "text": i, "prompt_tokens": 9, "completion_tokens": 2}
-                )
-                for prompt in prompts
-            ]
+            ids = [json.loads(prompt)["id"] for prompt in prompts]
+            lines = [json.dumps({"id": i, "text": i, "prompt_tokens": 9, "completion_tokens": 2}) for i in ids]
             (stage.directory / f"{name}.answers.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
     async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Completed:
@@ -88,10 +84,6 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         return fake
 
     return make
-
-
-def released(sha256: str) -> SimpleNamespace:
-    return SimpleNamespace(folder=Path("/kept"), sha256=sha256)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +133,7 @@ def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_
 def test_the_champion_is_an_arm_unless_it_is_one_of_the_models(
     evaluated: Any, profile_of: ProfileOf, champion: str, arms: dict[str, str]
 ):
-    fake = evaluated(champion=released(champion))
+    fake = evaluated(champion=SimpleNamespace(folder=Path("/kept"), sha256=champion))
     fake.run(profile_of(), rl="a", sft="b")
     assert fake.depends_on["models"] == arms
     assert fake.models.keys() == arms.keys()

@@ -33,7 +33,7 @@ class Server:
         self.deployments = [Deployment("d1", "train", "train", "embedded", paused=False)]
         self.told: list[tuple[str, dict[str, Any]]] = []
 
-    def create_markdown_artifact(self, markdown: str, key: str, description: str = "") -> None:
+    def show(self, markdown: str, key: str, **_: str) -> None:
         self.markdown[key] = markdown
 
     def run_deployment(self, name: str, **how: Any) -> SimpleNamespace:
@@ -47,7 +47,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tracker: Any) -> Server:
     for module in (stage_module, publish, trigger_module):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
         monkeypatch.setattr(module, "tracker_of", lambda _: tracker, raising=False)
-        monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact, raising=False)
+        monkeypatch.setattr(module, "create_markdown_artifact", made.show, raising=False)
     monkeypatch.setattr(trigger_module, "run_deployment", made.run_deployment)
     monkeypatch.setattr(trigger_module, "find_server", lambda _: PrefectServer("http://test/api", "a test"))
     monkeypatch.setattr(trigger_module, "deployments_of", lambda _: made.deployments)

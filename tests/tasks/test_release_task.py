@@ -61,6 +61,9 @@ class Finished:
     def registry(self) -> Registry:
         return registry_of(self.profile)
 
+    def show(self, text: str, key: str, **_: str) -> None:
+        self.markdown[key] = text
+
     def decide(self, evaluation: Evaluation, alarms: Any, _: Any, champion: str | None) -> Decision:
         self.seen |= {"evaluation": evaluation, "alarms": alarms, "champion": champion}
         outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[self.verdict]
@@ -114,12 +117,7 @@ def finished(
         for module in (stage_module, gate, register):
             monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"), raising=False)
             monkeypatch.setattr(module, "tracker_of", lambda _: tracker)
-            monkeypatch.setattr(
-                module,
-                "create_markdown_artifact",
-                lambda text, key, **_: made.markdown.update({key: text}),
-                raising=False,
-            )
+            monkeypatch.setattr(module, "create_markdown_artifact", made.show, raising=False)
         monkeypatch.setattr(gate, "decide", made.decide)
         monkeypatch.setattr(gate, "ask", lambda *_: made.answer)
         monkeypatch.setattr(gate, "emit_run_event", lambda event, _, payload: made.told.append((event, payload)))

@@ -39,10 +39,6 @@ def rows(stage: Stage) -> Outcome:
     return Outcome(3, 1, {"empty_query": 2}, {"rows": artifact}, {"top1": 0.5})
 
 
-def boom(_: Stage) -> Outcome:
-    raise StageError("boom")
-
-
 class Kill(BaseException):
     """As kill -9: nothing after it is run."""
 

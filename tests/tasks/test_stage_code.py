@@ -13,7 +13,7 @@ from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.code_digest import code_digest, imported_modules, module_path
-from qinglan.runs.run import Run, open_run
+from qinglan.runs.run import open_run
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.stage import Outcome, Stage, digests_of, perform
 
@@ -116,7 +116,7 @@ def test_a_stages_list_covers_what_its_module_imports(stage: str):
 
 
 @pytest.fixture
-def code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The digests of a stage's code, to be changed."""
     made = {"qinglan.training.engines.swift": "1", "qinglan.tasks.sft": "1"}
     monkeypatch.setattr(stage_module, "digests_of", lambda *_: dict(made))
@@ -139,13 +139,11 @@ def train(profile_of: Callable[..., Profile], code: dict[str, str], tracker: Any
             return Outcome(rows_out=(stage.directory / "checkpoints").stat().st_size)
 
         with open_run(profile_of(), "train", continue_anyway=continue_anyway) as run:
-            made.append(run)
             try:
                 return perform(run, "sft", {"rows": rows}, work, code=(), has_checkpoints=True)
             except StageError:
                 return None
 
-    made: list[Run] = []
     return make
 
 

@@ -96,13 +96,6 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def simulator() -> Iterator[str]:
-    """The address of simulated models with a batch API."""
-    with running_app(app_with_batches(SimulatedBatchStore())) as url:
-        yield f"{url}/v1"
-
-
-@pytest.fixture
 def site_of(
     tmp_path: Path,
     profile_of: Callable[..., Profile],
@@ -208,14 +201,16 @@ def test_rows_lost_to_an_outage_are_asked_again_in_the_next_run(site_of: Callabl
     assert len(site.teacher.bodies) == asked + 1
 
 
-def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site], simulator: str):
+def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site]):
     site = site_of()
     settings = {"mode": "batch_api", "batch_api": BatchApi(poll_every_s=0.1)}
-    teacher = {"base_url": simulator, "model": "simulated-rewriter"}
     prices = {**site.profile.prices, "simulated-rewriter": site.profile.prices["big"]}
-    profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(update={"prices": prices})
-    site.services = partial(Addresses, simulator, simulator, site.rag.url)
-    result = site.run(site.distill, profile)
+    with running_app(app_with_batches(SimulatedBatchStore())) as address:
+        url = f"{address}/v1"
+        teacher = {"base_url": url, "model": "simulated-rewriter"}
+        profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(update={"prices": prices})
+        site.services = partial(Addresses, url, url, site.rag.url)
+        result = site.run(site.distill, profile)
     with site_ledger(profile) as ledger:
         usage = ledger.usage(result.run_id, "teacher")
     full_usd = (usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
@@ -236,15 +231,12 @@ def refusing_half(body: dict[str, Any]) -> Any:
     return rewritten(body)
 
 
-def judged(_body: dict[str, Any]) -> Any:
-    return 200, completion('{"score": 4, "reason": "ok"}')
-
-
 def test_a_rival_that_refuses_half_is_found_out_and_a_second_run_pays_nothing(
     tmp_path: Path, profile_of: Callable[..., Any], serve: Callable[[Script], FakeService]
 ):
     workbook = write_workbook(tmp_path, 60)
-    main, rival, judge, rag = serve(rewritten), serve(refusing_half), serve(judged), serve(retrieved)
+    main, rival, rag = serve(rewritten), serve(refusing_half), serve(retrieved)
+    judge = serve(lambda _: (200, completion('{"score": 4, "reason": "ok"}')))
     half_price = {name: value / 2 for name, value in PRICE.items()}
     profile = profile_of(
         teacher={"model": "big", "base_url": main.url},

@@ -35,17 +35,12 @@ def overrides(tmp_path: Path) -> list[str]:
     return [f"paths.runs={tmp_path / 'runs'}", f"paths.state={tmp_path / 'state'}", "serve.port=9"]
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def test_a_dead_site_is_shown_and_fails(shown: SHOWN, overrides: list[str], monkeypatch: pytest.MonkeyPatch):
     aliases: dict[str, str] = {}
     monkeypatch.setattr(canary_check, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
-    return aliases
-
-
-def test_a_dead_site_is_shown_and_fails(shown: SHOWN, overrides: list[str], registry: dict[str, str]):
     check_canary.fn("embedded", overrides, "")
     assert "| Router | `http://127.0.0.1:9` |" in shown["serving-embedded"]["What is served, and the canary"]
-    registry["champion"] = "4"
+    aliases["champion"] = "4"
     with pytest.raises(StageError, match=r"^version 4 is the champion, but no router answers at http://127.0.0.1:9;"):
         check_canary.fn("embedded", overrides, "http://127.0.0.1:9/")
     assert "**version 4 is the champion" in shown["serving-embedded"]["What is served, and the canary"]

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_rl import trainer_settings
 
-from qinglan.config import Alarms
 from qinglan.errors import ArtifactError
-from qinglan.recipes import PrimaryMetric
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines.progress import (
     ALARMS_FILE,
     DEV_HIGH,
     DEV_LOW,
     DEV_VALUE,
-    TrainerSettings,
     TrainingProgress,
     best_checkpoint,
     checkpoints,
@@ -30,19 +28,7 @@ from qinglan.training.engines.progress import (
 
 
 def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
-    settings: dict[str, Any] = {"patience": None, "keep_checkpoints": None} | options
-    return TrainingProgress(
-        TrainerSettings(
-            folder=folder,
-            max_invalid_share=0.05,
-            use_labels=True,
-            dev_metric="top1",
-            primary_metric=PrimaryMetric("gold_top1", "gold top-1"),
-            alarms=Alarms(),
-            **settings,
-        ),
-        resumed_at,
-    )
+    return TrainingProgress(trainer_settings(folder, **options), resumed_at)
 
 
 def validated(progress: TrainingProgress, *values: float) -> None:

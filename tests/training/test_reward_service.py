@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -144,14 +143,14 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serv
     assert {entry["text"] for entry in logged} == set(texts)
 
 
+@pytest.mark.filterwarnings("ignore")  # verl and its libraries warn while they are imported
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])
 def test_the_service_is_closed_however_training_ends(monkeypatch: pytest.MonkeyPatch, error: Exception | None):
     pytest.importorskip("verl")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from omegaconf import OmegaConf
+    from omegaconf import OmegaConf
 
-        from qinglan.training.engines import ppo
+    from qinglan.training.engines import ppo
+
     closed: list[Any] = []
 
     def train(_self: object, _config: object) -> str:

@@ -37,7 +37,12 @@ def test_settings_reach_verl(profile: ProfileOf, case: dict[str, Any]) -> None:
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
 
 
-def test_a_ray_job_joins_its_cluster(profile: ProfileOf) -> None:
+def test_the_environment_names_the_platform_and_a_ray_job_joins_its_cluster(profile: ProfileOf) -> None:
+    assert command_of(profile("cuda"), FOLDER).env["VERL_PLATFORM"] == "nvidia"
+    cpu = command_of(profile("cpu"), FOLDER).env
+    assert (cpu["VERL_PLATFORM"], cpu["OMP_NUM_THREADS"]) == ("cpu", "2")
+    assert "CUDA_VISIBLE_DEVICES" not in cpu
+    assert cpu["VERL_FILE_LOGGER_PATH"].endswith("metrics.1.jsonl")
     config = compose(command_of(profile("cuda", {"ray_dashboard_url": "http://ray:8265"}), FOLDER))
     assert "address" not in config.ray_kwargs.ray_init
 
@@ -57,14 +62,6 @@ def test_a_ray_job_joins_its_cluster(profile: ProfileOf) -> None:
 def test_senseless_combinations_are_refused(profile: ProfileOf, rl: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         profile("cuda", **rl)
-
-
-def test_environment_names_the_platform(profile: ProfileOf) -> None:
-    assert command_of(profile("cuda"), FOLDER).env["VERL_PLATFORM"] == "nvidia"
-    cpu = command_of(profile("cpu"), FOLDER).env
-    assert (cpu["VERL_PLATFORM"], cpu["OMP_NUM_THREADS"]) == ("cpu", "2")
-    assert "CUDA_VISIBLE_DEVICES" not in cpu
-    assert cpu["VERL_FILE_LOGGER_PATH"].endswith("metrics.1.jsonl")
 
 
 def test_hydra_values() -> None:

@@ -212,8 +212,10 @@ class Rl(Section):
     value_coefficient: Positive = 0.5
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.01
     grad_clip: Positive = 0.5
-    gamma: Share = 0.99
-    lam: Share = 0.95
+    gamma: Share = 1.0
+    """Discount per token. An answer earns once, at its end, of which 0.99 would leave half to the first of 64 tokens; 1
+    for this and `lam` treats the answer as one action."""
+    lam: Share = 1.0
     actor_lr: Positive = 1e-5
     critic_lr: Positive = 1e-4
     lr_scheduler_type: Literal["constant", "cosine"] = "cosine"

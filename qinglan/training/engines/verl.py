@@ -199,6 +199,7 @@ def _policy(profile: Profile, model: Path) -> Overrides:
         f"{_ACTOR}.ppo_mini_batch_size": rl.ppo_mini_batch_size,
         f"{_ACTOR}.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
         f"{_ACTOR}.ppo_epochs": rl.ppo_epochs,
+        f"{_ACTOR}.shuffle": rl.ppo_epochs > 1,  # else each epoch has the same mini-batches; the critic's follow
         f"{_ACTOR}.clip_ratio": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_low": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_high": rl.clip_ratio,

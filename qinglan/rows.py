@@ -5,11 +5,13 @@ inputs), so it is the same in every file, run and night, whatever the row's plac
 """
 
 import hashlib
+import heapq
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from itertools import count
+from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -165,6 +167,36 @@ class ArmRow(BaseModel, frozen=True):
     def measured(self) -> bool:
         """Whether the text met what says how good it is: retrieval or rules. Only then it has values."""
         return self.retrieved is not None or self.parts is not None
+
+
+Item = TypeVar("Item")
+
+
+class BottomK(Generic[Item]):
+    """Keeps the `size` items whose keys have the lowest hashes: a uniform sample of a stream, whatever its order."""
+
+    def __init__(self, size: int, seed: str = "") -> None:
+        self._size, self._seed = size, seed
+        self._heap: list[tuple[float, int, Item]] = []
+        self._number = count()  # keeps items from being compared
+
+    def wants(self, key: str) -> bool:
+        """Would an item of this key be kept? Saves making those that would not."""
+        return self._size > 0 and (len(self._heap) < self._size or self._priority(key) > self._heap[0][0])
+
+    def add(self, key: str, item: Item) -> None:
+        if not self.wants(key):
+            return
+        heapq.heappush(self._heap, (self._priority(key), next(self._number), item))
+        if len(self._heap) > self._size:
+            heapq.heappop(self._heap)
+
+    def items(self) -> list[Item]:
+        """Those kept, the lowest hash first."""
+        return [item for _, _, item in sorted(self._heap, key=lambda entry: -entry[0])]
+
+    def _priority(self, key: str) -> float:
+        return -hash_fraction(f"{self._seed}:{key}")
 
 
 class RowCounts:

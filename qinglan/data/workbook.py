@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qinglan.config import Data, Tenant
-from qinglan.data.sources.files import read_records
-from qinglan.data.sources.readers import read_jsonl
+from qinglan.data.sources.files import read_jsonl, read_records
 from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field, is_empty
 from qinglan.recipes import Input, identifying
 from qinglan.rows import HINTS, Row, Split, normalise, row_id

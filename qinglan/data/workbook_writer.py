@@ -104,10 +104,6 @@ def gold_rank(found: Retrieved, row: Row) -> CellValue:
     return None if row.gold_id is None else found.rank(row.gold_id)
 
 
-def _quality(found: Retrieved, _: Row) -> CellValue:
-    return round(found.quality, 4)
-
-
 def input_value(name: str) -> Callable[[Row], CellValue]:
     return lambda row: row.inputs.get(name, "")
 
@@ -161,8 +157,8 @@ _REWRITE = (
     *_VERDICT,
     Column("原问题首条得分", 15, of_retrieval("original_retrieved", top1_score)),
     Column("改写首条得分", 13, of_retrieval("answer_retrieved", top1_score)),
-    Column("原问题检索质量", 15, of_retrieval("original_retrieved", _quality)),
-    Column("改写检索质量", 13, of_retrieval("answer_retrieved", _quality)),
+    Column("原问题检索质量", 15, of_retrieval("original_retrieved", lambda found, _: round(found.quality, 4))),
+    Column("改写检索质量", 13, of_retrieval("answer_retrieved", lambda found, _: round(found.quality, 4))),
     Column("原问题标准文档名次", 19, of_retrieval("original_retrieved", gold_rank)),
     Column("改写标准文档名次", 17, of_retrieval("answer_retrieved", gold_rank)),
     Column(

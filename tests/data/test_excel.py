@@ -13,7 +13,7 @@ from openpyxl.styles import Font
 
 from qinglan.config import Columns, Data, Tenant
 from qinglan.data.sources import excel
-from qinglan.data.sources.excel_scan import scan
+from qinglan.data.sources.excel import scan
 from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
 from qinglan.rows import Row
@@ -194,7 +194,7 @@ def test_a_chart_sheet_is_no_sheet(tmp_path: Path) -> None:
 
 
 def test_cells_may_be_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qinglan.data.sources.excel_scan._BLOCK", 7)
+    monkeypatch.setattr("qinglan.data.sources.excel._BLOCK", 7)
     path = book_of(tmp_path / "q.xlsx", plain)
     assert is_fast(path)
     assert not is_fast(book_of(tmp_path / "f.xlsx", plain_and("G2", "=1+1")))
@@ -208,8 +208,8 @@ def test_a_zip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_text_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qinglan.data.sources.excel_scan._BLOCK", 50)
-    monkeypatch.setattr("qinglan.data.sources.excel_scan._MAX_TEXT", 100)
+    monkeypatch.setattr("qinglan.data.sources.excel._BLOCK", 50)
+    monkeypatch.setattr("qinglan.data.sources.excel._MAX_TEXT", 100)
     path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), sheet.append(["长" * 200])))
     with pytest.raises(WorkbookError, match=r"is damaged \(a text of more than"):
         list(read_rows(path, FULL, Tenant()))

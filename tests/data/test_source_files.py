@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from qinglan.config import Columns, Data, Tenant
-from qinglan.data.sources import readers
+from qinglan.data.sources import files
 from qinglan.data.sources.files import digest_of, list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
@@ -143,14 +143,14 @@ def test_a_column_may_first_appear_far_down_in_json_lines(tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_one_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_MAX_LINE", 20)
+    monkeypatch.setattr(files, "_MAX_LINE", 20)
     (tmp_path / "q.jsonl").write_text('{"问题": "一"}\n[' + '{"问题": "一"}, ' * 9)
     assert "q.jsonl:2: longer than" in error_of(tmp_path / "q.jsonl")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "gb18030"])
 def test_characters_may_be_cut_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    monkeypatch.setattr(readers, "BLOCK", 1)
+    monkeypatch.setattr(files, "BLOCK", 1)
     content = "问题\n头疼怎么办\n㐀𠀀失眠\n"
     path = tmp_path / "q.csv"
     path.write_bytes(content.encode(encoding))

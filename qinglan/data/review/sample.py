@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.config import Select
-from qinglan.data.sampling import BottomK
-from qinglan.rows import INPUT_REASONS, Row, hash_fraction
+from qinglan.rows import INPUT_REASONS, BottomK, Row, hash_fraction
 
 RULE_REASONS = frozenset(
     {"answer_too_long", "boilerplate", "empty_answer", "refusal_text", "rewrite_too_long", "rewrite_too_short"}

@@ -19,7 +19,7 @@ from qinglan.recipes import Input
 from qinglan.runs.artifacts import Artifact, write_jsonl
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
+    from sqlalchemy import URL
 
 _FETCHED_ROWS = 1000
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
@@ -27,20 +27,12 @@ _EXAMPLE = "postgresql+psycopg://user:password@host/database"
 
 def take_snapshot(data: Data, path: Path, inputs: Sequence[Input] = ()) -> Artifact:
     """Write the used columns of every row that the query returns, in its order, as JSON lines."""
-    return write_jsonl(path, _require_rows(_rows(data, inputs)))
+    return write_jsonl(path, _rows(data, inputs))
 
 
 def check_database(data: Data, inputs: Sequence[Input] = ()) -> None:
     """Query the first row only; raises what `take_snapshot` does."""
-    next(_require_rows(_rows(data, inputs)))
-
-
-def _require_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    number = 0
-    for number, row in enumerate(rows, 1):  # noqa: B007
-        yield row
-    if not number:
-        raise WorkbookError("data.sql.query: returns no rows; correct it, or run again once there are new questions")
+    next(_rows(data, inputs))
 
 
 def _rows(data: Data, inputs: Sequence[Input]) -> Iterator[dict[str, Any]]:
@@ -55,7 +47,11 @@ def _rows(data: Data, inputs: Sequence[Input]) -> Iterator[dict[str, Any]]:
         if engine.dialect.is_async:
             raise ConfigError(f"{data.sql.url_env}: names an asyncio driver; write it as {_EXAMPLE}")
         with engine.connect() as connection:
-            _forbid_writing(connection)
+            # Where the database can refuse writes, it does: a function that a SELECT calls may write too.
+            if engine.dialect.name == "postgresql":
+                connection.execution_options(postgresql_readonly=True)
+            elif engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("PRAGMA query_only = ON")
             options = {"stream_results": True, "yield_per": _FETCHED_ROWS, "no_parameters": True}  # a % is a %
             result = connection.exec_driver_sql(query, execution_options=options)
             names = list(result.keys())
@@ -63,8 +59,13 @@ def _rows(data: Data, inputs: Sequence[Input]) -> Iterator[dict[str, Any]]:
                 names[place]: place
                 for place in column_places(names, InputColumns.of(data, inputs), "data.sql.query").values()
             }
+            row = None
             for row in result:
                 yield {name: _json_value(row[place]) for name, place in used.items()}
+            if row is None:
+                raise WorkbookError(
+                    "data.sql.query: returns no rows; correct it, or run again once there are new questions"
+                )
     except NoSuchModuleError:
         raise ConfigError(
             f"{data.sql.url_env}: names no database that SQLAlchemy knows; write it as {_EXAMPLE}"
@@ -113,14 +114,6 @@ def _require_select(query: str) -> str:
         found = f", and this has {', '.join(sorted(writes))}" if writes else ""
         raise ConfigError(f"data.sql.query: only one SELECT statement that changes nothing is allowed{found}")
     return query.strip().rstrip("; \n\t\r")
-
-
-def _forbid_writing(connection: "Connection") -> None:
-    """Make the database refuse writes, where it can: a function that a SELECT calls may write too."""
-    if connection.dialect.name == "postgresql":
-        connection.execution_options(postgresql_readonly=True)
-    elif connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("PRAGMA query_only = ON")
 
 
 def _json_value(value: Any) -> Any:

@@ -2,23 +2,27 @@
 
 Calamine is five times as fast and needs a fifth of the memory, but returns an error cell as an empty one and a
 formula as its last result, and reads dates differently. So a scan of the sheet's XML, as a stream, decides: a sheet
-with more than texts, numbers and booleans in unmerged cells is read by openpyxl.
+with more than texts, numbers and booleans in unmerged cells is read by openpyxl. The scan's patterns match the way in
+which Excel, openpyxl and similar programs write a cell; one that is written in another legal way is not plain.
 """
 
 import mmap
+import re
 import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import openpyxl
 from openpyxl.cell import Cell, MergedCell
-from openpyxl.utils import get_column_letter
+from openpyxl.reader.excel import ExcelReader
+from openpyxl.styles.stylesheet import apply_stylesheet
+from openpyxl.utils import column_index_from_string, get_column_letter
 from openpyxl.utils.exceptions import InvalidFileException
+from openpyxl.xml.constants import SHARED_STRINGS
 
-from qinglan.data.sources.excel_scan import Layout, scan
 from qinglan.data.sources.records import InputColumns, Record, cell_text, column_places
 from qinglan.errors import WorkbookError
 
@@ -32,20 +36,47 @@ CORRUPT = (
 )  # fmt: skip
 """What openpyxl raises on damaged files; XML parse errors are SyntaxErrors."""
 
+_BLOCK = 1 << 20
+_HEAD = 200
+_MAX_TEXT = 16 << 20
+_CELL = re.compile(rb'<c r="([A-Z]{1,3})(\d{1,7})"(?: s="(\d+)"| t="(?:s|n|b|str|inlineStr)")*\s*/?>')
+_ANY_CELL = re.compile(rb"<c[\s/>]")
+_NOT_PLAIN = re.compile(
+    rb"<f[\s/>]|<mergeCell\s"  # formulas, merged cells
+    rb"|<v>-?\d{16}"  # a whole number that is no exact float
+    rb"|<\w+:(?:worksheet|sst|row|c)[\s/>]|<!"  # names with a prefix, CDATA, comments, entities
+    rb"|_x[0-9A-Fa-f]{4}_|\r|&#(?:13|x0?[dD]);"  # escapes and line ends that readers treat differently
+)
+_NUMBER_FORMATS = frozenset({*range(14), *range(37, 41), 48, 49})
+"""Excel's own formats that are certainly not dates."""
+_DATE_LETTERS = re.compile(r"[dmhysDMHYS]")
+_MAX_EMPTY_SHARE = 4
+_ALWAYS_DENSE_ENOUGH = 20_000_000
+"""Cells of the rectangle around all values, which calamine keeps in memory at 32 bytes each."""
+
+
+class Layout(NamedTuple):
+    """The names of a workbook's sheets, and whether the scanned one is plain."""
+
+    sheets: list[str]
+    plain: bool = False
+    dated: frozenset[int] = frozenset()
+    """Columns, from 0, with a format that may be a date's."""
+
 
 def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
     """Records of one sheet; a formula, a merged or an error cell is the record's flaw."""
     _refuse_other_files(path)
     try:
         layout = scan(path, columns.sheet)
+        if not layout.sheets:
+            raise WorkbookError(f"{path}: has no worksheet; put the questions into one")
+        sheet = columns.sheet or layout.sheets[0]
+        if sheet not in layout.sheets:
+            raise WorkbookError(f"{path}: no sheet `{sheet}` (sheets: {', '.join(layout.sheets)}); correct data.sheet")
+        return _plain_records(path, sheet, layout, columns) or _exact_records(path, sheet, layout, columns)
     except CORRUPT as error:
-        raise _damaged(path, error) from error
-    if not layout.sheets:
-        raise WorkbookError(f"{path}: has no worksheet; put the questions into one")
-    sheet = columns.sheet or layout.sheets[0]
-    if sheet not in layout.sheets:
-        raise WorkbookError(f"{path}: no sheet `{sheet}` (sheets: {', '.join(layout.sheets)}); correct data.sheet")
-    return _plain_records(path, sheet, layout, columns) or _exact_records(path, sheet, layout, columns)
+        raise WorkbookError(f"{path}: is damaged ({damage(error)}); open it in Excel and save it again") from error
 
 
 def _plain_records(path: Path, name: str, layout: Layout, columns: InputColumns) -> Iterator[Record] | None:
@@ -57,7 +88,7 @@ def _plain_records(path: Path, name: str, layout: Layout, columns: InputColumns)
     places = column_places(header, columns, f"{path}!{name}, row 1")
     if not layout.dated.isdisjoint(places.values()):
         return None
-    prefix = _prefix(path, name, places)
+    prefix = f"{path.name}!{name}!{get_column_letter(places['query'] + 1)}"
     return (
         Record(
             prefix=prefix,
@@ -83,11 +114,8 @@ def _plain_rows(path: Path, name: str) -> Iterator[list[Any]] | None:
 
 def _exact_records(path: Path, name: str, layout: Layout, columns: InputColumns) -> Iterator[Record]:
     """Records read by openpyxl."""
-    try:
-        with path.open("rb") as stream:
-            rows = _cells_by_row(load_book(stream)[name])
-    except CORRUPT as error:
-        raise _damaged(path, error) from error
+    with path.open("rb") as stream:
+        rows = _cells_by_row(load_book(stream)[name])
     if not rows:
         raise WorkbookError(
             f"{path}!{name}: the sheet is empty (sheets: {', '.join(layout.sheets)}); "
@@ -96,7 +124,7 @@ def _exact_records(path: Path, name: str, layout: Layout, columns: InputColumns)
     first = rows.get(1, {})
     header = [cell_text(first[n].value) if n in first else "" for n in range(1, max(first, default=0) + 1)]
     places = column_places(header, columns, f"{path}!{name}, row 1")
-    prefix = _prefix(path, name, places)
+    prefix = f"{path.name}!{name}!{get_column_letter(places['query'] + 1)}"
     return (_exact_record(prefix, number, rows.get(number, {}), places) for number in range(2, max(rows) + 1))
 
 
@@ -117,10 +145,6 @@ def _exact_record(prefix: str, number: int, row: Mapping[int, Cell | MergedCell]
         flaw=flaw,
         blank=all(cell_text(cell.value) == "" for cell in row.values()),
     )
-
-
-def _prefix(path: Path, name: str, places: Mapping[str, int]) -> str:
-    return f"{path.name}!{name}!{get_column_letter(places['query'] + 1)}"
 
 
 def _cells_by_row(sheet: Any) -> dict[int, dict[int, Cell | MergedCell]]:
@@ -157,17 +181,76 @@ def _refuse_other_files(path: Path) -> None:
             raise WorkbookError(
                 f"{path}: is not an Excel file; if it is text, rename it to .csv, else save it as .xlsx"
             )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-    except CORRUPT as error:
-        raise _damaged(path, error) from error
-    if unpacked > MAX_UNPACKED_BYTES:
-        raise WorkbookError(
-            f"{path}: unpacks to {unpacked / 2**30:,.0f} GiB, more than any workbook of questions "
-            f"({MAX_UNPACKED_BYTES >> 30} GiB); save the sheet as .csv"
-        )
 
 
-def _damaged(path: Path, error: Exception) -> WorkbookError:
-    return WorkbookError(f"{path}: is damaged ({damage(error)}); open it in Excel and save it again")
+def scan(path: Path, sheet: str | None) -> Layout:
+    """Scan a sheet, the first if no name is given; where there is none of that name, only the names are set.
+
+    Raises the errors of openpyxl where a file is damaged.
+    """
+    with path.open("rb") as stream, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # openpyxl's warnings about styles and extensions, which don't concern cells
+        reader = ExcelReader(stream, read_only=True, keep_links=False)
+        unpacked = sum(member.file_size for member in reader.archive.infolist())
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise WorkbookError(
+                f"{path}: unpacks to {unpacked / 2**30:,.0f} GiB, more than any workbook of questions "
+                f"({MAX_UNPACKED_BYTES >> 30} GiB); save the sheet as .csv"
+            )
+        reader.read_manifest()
+        reader.read_workbook()
+        parts = {
+            found.name: relation.target
+            for found, relation in reader.parser.find_sheets()
+            if relation.target in reader.valid_files and "chartsheet" not in relation.Type
+        }
+        names = list(parts)
+        chosen = sheet or (names[0] if names else None)
+        strings = reader.package.find(SHARED_STRINGS)
+        texts = _tags(reader.archive, strings.PartName[1:]) if strings else ()
+        if chosen not in parts or any(_NOT_PLAIN.search(block) for block in texts):
+            return Layout(names)
+        apply_stylesheet(reader.archive, reader.wb)
+        styles = enumerate(reader.wb._cell_styles)
+        dated = (number for number, style in styles if not _is_number_format(reader.wb, style.numFmtId))
+        columns = _scan_cells(reader.archive, parts[chosen], frozenset(dated))
+        return Layout(names, plain=columns is not None, dated=columns or frozenset())
+
+
+def _scan_cells(archive: zipfile.ZipFile, part: str, dated_styles: frozenset[int]) -> frozenset[int] | None:
+    """The columns that may hold dates, None where the sheet is not plain."""
+    styled: set[tuple[bytes, bytes]] = set()
+    cells, last_row = 0, 0
+    for block in _tags(archive, part):
+        found = _CELL.findall(block)
+        if len(found) != len(_ANY_CELL.findall(block)) or _NOT_PLAIN.search(block):
+            return None
+        cells += len(found)
+        styled.update((column, style) for column, _, style in found)
+        last_row = max(last_row, max((int(row) for _, row, _ in found), default=0))
+    columns = {column: column_index_from_string(column.decode()) for column, _ in styled}
+    area = last_row * max(columns.values(), default=0)
+    if area > max(_ALWAYS_DENSE_ENOUGH, _MAX_EMPTY_SHARE * cells):
+        return None
+    return frozenset(columns[column] - 1 for column, style in styled if style and int(style) in dated_styles)
+
+
+def _is_number_format(book: Any, number: int) -> bool:
+    if number in _NUMBER_FORMATS:
+        return True
+    own = number - 164
+    return 0 <= own < len(book._number_formats) and not _DATE_LETTERS.search(book._number_formats[own])
+
+
+def _tags(archive: zipfile.ZipFile, part: str) -> Iterator[bytes]:
+    """A member in blocks that end before a tag: no tag is cut in two, nor the text that follows one."""
+    with archive.open(part) as stream:
+        rest = stream.read(_HEAD).replace(b"?>\r\n", b"?>\n")  # this line end belongs to no text
+        while block := stream.read(_BLOCK):
+            rest += block
+            cut = rest.rfind(b"<")
+            if len(rest) - cut > _MAX_TEXT:
+                raise ValueError(f"a text of more than {_MAX_TEXT >> 20} MiB in {part}")
+            yield rest[:cut]
+            rest = rest[cut:]
+    yield rest

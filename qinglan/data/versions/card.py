@@ -11,10 +11,9 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel
 
-from qinglan.data.sampling import BottomK
 from qinglan.data.versions.drift import Drift
 from qinglan.data.versions.summary import BoundedCounter, keywords, length_bucket, top1_of
-from qinglan.rows import INPUT_REASONS, Row, Split
+from qinglan.rows import INPUT_REASONS, BottomK, Row, Split
 from qinglan.runs.artifacts import Artifact
 
 FEW_ROWS = 5

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel
 
-from qinglan.data.sampling import BottomK
-from qinglan.rows import INPUT_REASONS, Retrieved, Row
+from qinglan.rows import INPUT_REASONS, BottomK, Retrieved, Row
 
 SAMPLE_ROWS = 1000
 MAX_ENTRIES = 300_000

@@ -15,6 +15,7 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
+Item = TypeVar("Item")
 Split = Literal["train", "dev", "test"]
 
 HINTS = {
@@ -57,6 +58,30 @@ def hash_fraction(key: str) -> float:
     return int(hashlib.sha256(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
+class BottomK(Generic[Item]):
+    """Keeps the `size` items whose keys have the lowest hashes: a uniform sample of a stream, in any order the same."""
+
+    def __init__(self, size: int, seed: str = "") -> None:
+        self._size, self._seed = size, seed
+        self._heap: list[tuple[float, int, Item]] = []
+        self._number = count()  # keeps items from being compared
+
+    def wants(self, key: str) -> bool:
+        """Would an item of this key be kept? Saves making those that would not."""
+        priority = -hash_fraction(f"{self._seed}:{key}")
+        return self._size > 0 and (len(self._heap) < self._size or priority > self._heap[0][0])
+
+    def add(self, key: str, item: Item) -> None:
+        if self.wants(key):
+            heapq.heappush(self._heap, (-hash_fraction(f"{self._seed}:{key}"), next(self._number), item))
+            if len(self._heap) > self._size:
+                heapq.heappop(self._heap)
+
+    def items(self) -> list[Item]:
+        """Those kept, the lowest hash first."""
+        return [item for _, _, item in sorted(self._heap, key=lambda entry: -entry[0])]
+
+
 class Retrieved(BaseModel, frozen=True):
     """What the RAG returned for one text, best first. Scores are the service's `reranker_score` in [0, 1]."""
 
@@ -79,6 +104,10 @@ class Retrieved(BaseModel, frozen=True):
     def rank(self, document_id: str | None) -> int:
         """1-based rank of a document, 0 where it was not recalled."""
         return self.ids.index(document_id) + 1 if document_id is not None and document_id in self.ids else 0
+
+
+def top1_of(found: Retrieved | None) -> float | None:
+    return None if found is None else found.top1_score
 
 
 class Row(BaseModel, frozen=True, extra="forbid"):
@@ -167,36 +196,6 @@ class ArmRow(BaseModel, frozen=True):
     def measured(self) -> bool:
         """Whether the text met what says how good it is: retrieval or rules. Only then it has values."""
         return self.retrieved is not None or self.parts is not None
-
-
-Item = TypeVar("Item")
-
-
-class BottomK(Generic[Item]):
-    """Keeps the `size` items whose keys have the lowest hashes: a uniform sample of a stream, whatever its order."""
-
-    def __init__(self, size: int, seed: str = "") -> None:
-        self._size, self._seed = size, seed
-        self._heap: list[tuple[float, int, Item]] = []
-        self._number = count()  # keeps items from being compared
-
-    def wants(self, key: str) -> bool:
-        """Would an item of this key be kept? Saves making those that would not."""
-        return self._size > 0 and (len(self._heap) < self._size or self._priority(key) > self._heap[0][0])
-
-    def add(self, key: str, item: Item) -> None:
-        if not self.wants(key):
-            return
-        heapq.heappush(self._heap, (self._priority(key), next(self._number), item))
-        if len(self._heap) > self._size:
-            heapq.heappop(self._heap)
-
-    def items(self) -> list[Item]:
-        """Those kept, the lowest hash first."""
-        return [item for _, _, item in sorted(self._heap, key=lambda entry: -entry[0])]
-
-    def _priority(self, key: str) -> float:
-        return -hash_fraction(f"{self._seed}:{key}")
 
 
 class RowCounts:

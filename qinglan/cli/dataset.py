@@ -100,12 +100,14 @@ def show_diff(
 
 
 def _lineage(version: "Version", row_id: str) -> Table:
-    from qinglan.data.versions import find_rows
-    from qinglan.data.versions.summary import top1_of
+    from qinglan.data.versions import INDEX, find_rows
+    from qinglan.rows import top1_of
 
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:
-        raise ConfigError(f"dataset version {version.id}: has no row `{row_id}`; ids are in {version.index}")
+        raise ConfigError(
+            f"dataset version {version.id}: has no row `{row_id}`; ids are in {version.directory / INDEX}"
+        )
     ranks = []
     for found in (row.original_retrieved, row.answer_retrieved):  # a dash where nothing is to be found
         ranks.append(str(found.rank(row.gold_id) or "missed") if found and row.gold_id is not None else NONE)

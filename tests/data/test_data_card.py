@@ -5,8 +5,7 @@ from typing import Any
 
 from qinglan.data.versions.card import Card, CardBuilder, Origin
 from qinglan.data.versions.card_markdown import card_markdown
-from qinglan.data.versions.drift import drift
-from qinglan.data.versions.summary import RowSummary, RowSummaryBuilder
+from qinglan.data.versions.drift import RowSummary, RowSummaryBuilder, drift
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import Artifact
 

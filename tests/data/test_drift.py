@@ -4,8 +4,16 @@ import random
 
 import pytest
 
-from qinglan.data.versions.drift import DRAWS, distance, drift, shift, unseen
-from qinglan.data.versions.summary import BoundedCounter, RowSummary, RowSummaryBuilder
+from qinglan.data.versions.drift import (
+    DRAWS,
+    BoundedCounter,
+    RowSummary,
+    RowSummaryBuilder,
+    distance,
+    drift,
+    shift,
+    unseen,
+)
 from qinglan.rows import Retrieved, Row, row_id
 
 TOPICS = {
@@ -29,8 +37,8 @@ def questions(topic: str, number: int, seed: int = 0, score: float = 0.7) -> lis
     return made
 
 
-def summary(rows: list[Row], sample_rows: int = 1000) -> RowSummary:
-    builder = RowSummaryBuilder(sample_rows)
+def summary(rows: list[Row]) -> RowSummary:
+    builder = RowSummaryBuilder()
     for row in rows:
         builder.add(row)
     return builder.build()

@@ -27,12 +27,12 @@ from qinglan.data.versions import (
     Version,
     last_training,
     note_training,
+    read_index,
     tenant_folder,
     versions_of,
 )
 from qinglan.data.versions.card import Card
-from qinglan.data.versions.index import read_index
-from qinglan.data.versions.summary import RowSummary
+from qinglan.data.versions.drift import RowSummary
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import Decision, Evaluation, Report
 from qinglan.ops.cleanup.folders import read_folders

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.config import Select
-from qinglan.rows import INPUT_REASONS, BottomK, Row, hash_fraction
+from qinglan.rows import INPUT_REASONS, BottomK, Row, hash_fraction, top1_of
 
 RULE_REASONS = frozenset(
     {"answer_too_long", "boilerplate", "empty_answer", "refusal_text", "rewrite_too_long", "rewrite_too_short"}
@@ -39,12 +39,8 @@ def _between(value: float | None, low: float, high: float = math.inf) -> bool:
     return value is not None and low <= value < high
 
 
-def _top1(row: Row) -> float | None:
-    return row.answer_retrieved.top1_score if row.answer_retrieved else None
-
-
 def _is_just_above(row: Row, config: Select) -> bool:
-    top1, threshold = _top1(row), config.min_top1_score
+    top1, threshold = top1_of(row.answer_retrieved), config.min_top1_score
     return top1 is not None and threshold <= top1 <= threshold + _MARGIN
 
 
@@ -58,10 +54,6 @@ def _misses_gold(row: Row, config: Select) -> bool:
     if found is None or row.gold_id is None:
         return False
     return found.top1_score >= config.min_top1_score and found.rank(row.gold_id) == 0
-
-
-def _lowest_part(row: Row) -> float:
-    return min((row.parts or {}).values(), default=1.0)
 
 
 CONTROL = Stratum(
@@ -79,7 +71,8 @@ STRATA = (
         0.15,
         "裁判分低于 3，但检索得分达到阈值",
         lambda row, config: (
-            _between(row.judge_score, -math.inf, _LOW_JUDGE) and _between(_top1(row), config.min_top1_score)
+            _between(row.judge_score, -math.inf, _LOW_JUDGE)
+            and _between(top1_of(row.answer_retrieved), config.min_top1_score)
         ),
     ),
     Stratum(
@@ -88,7 +81,8 @@ STRATA = (
         0.10,
         "裁判分不低于 4，但检索得分未达到阈值",
         lambda row, config: (
-            _between(row.judge_score, _HIGH_JUDGE) and _between(_top1(row), -math.inf, config.min_top1_score)
+            _between(row.judge_score, _HIGH_JUDGE)
+            and _between(top1_of(row.answer_retrieved), -math.inf, config.min_top1_score)
         ),
     ),
     Stratum("just_above", "略高于阈值", 0.10, "检索得分刚刚达到阈值（高出不超过 0.05）", _is_just_above),
@@ -97,7 +91,9 @@ STRATA = (
         "略低于阈值",
         0.10,
         "检索得分刚刚未达到阈值（低出不超过 0.05）",
-        lambda row, config: _between(_top1(row), config.min_top1_score - _MARGIN, config.min_top1_score),
+        lambda row, config: _between(
+            top1_of(row.answer_retrieved), config.min_top1_score - _MARGIN, config.min_top1_score
+        ),
     ),
     Stratum("worse_than_original", "不如原问题", 0.10, "改写的检索质量低于原问题", _is_worse_than_original),
     Stratum("gold_missed", "高分未召回标准文档", 0.10, "检索得分达到阈值，但没有召回标准文档", _misses_gold),
@@ -114,9 +110,17 @@ ANSWER_STRATA = (
         "裁判高规则低",
         0.15,
         "裁判分不低于 4，但有一项规则分低于 0.5",
-        lambda row, _: _between(row.judge_score, _HIGH_JUDGE) and _lowest_part(row) < _LOW_PART,
+        lambda row, _: (
+            _between(row.judge_score, _HIGH_JUDGE) and any(part < _LOW_PART for part in (row.parts or {}).values())
+        ),
     ),
-    Stratum("low_part", "规则有扣分", 0.15, "有一项规则分低于 1", lambda row, _: _lowest_part(row) < 1),
+    Stratum(
+        "low_part",
+        "规则有扣分",
+        0.15,
+        "有一项规则分低于 1",
+        lambda row, _: any(part < 1 for part in (row.parts or {}).values()),
+    ),
     Stratum(
         "in_pool",
         "专门数据池",

@@ -5,13 +5,17 @@ index, the data card and `version.json`. A version is written under another name
 kill leaves no incomplete version; a file lock admits one publisher per tenant.
 """
 
+import heapq
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from filelock import FileLock
 from pydantic import BaseModel, Field, ValidationError
@@ -19,9 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 from qinglan.config import Profile
 from qinglan.data.versions.card import CardBuilder, Origin
 from qinglan.data.versions.card_markdown import card_markdown
-from qinglan.data.versions.drift import Drift, drift
-from qinglan.data.versions.index import IndexBuilder, VersionDiff, compare, new_training_rows, read_index
-from qinglan.data.versions.summary import RowSummary, RowSummaryBuilder
+from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, drift
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import recipe_key
 from qinglan.rows import Row, Split
@@ -32,6 +34,7 @@ VERSION_FILE, INDEX, SUMMARY = "version.json", "index.jsonl", "summary.json"
 CARD, CARD_DATA = "DATA_CARD.md", "card.json"
 LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
+_DIGITS = 12
 
 
 class Version(Origin):
@@ -55,13 +58,55 @@ class Version(Origin):
         artifacts = {n: a.model_copy(update={"path": directory / a.path.name}) for n, a in version.artifacts.items()}
         return version.model_copy(update={"directory": directory, "artifacts": artifacts})
 
-    @property
-    def index(self) -> Path:
-        return self.directory / INDEX
-
 
 def _unreadable(path: Path, error: Exception) -> ArtifactError:
     return ArtifactError(f"{path}: not readable ({first_line(error)}); remove {path.parent} and publish again")
+
+
+class IndexEntry(NamedTuple):
+    """A row in a version's index, a JSON array a line, sorted by id, so that two versions compare as two streams."""
+
+    id: str
+    split: Split | None
+    reason: str | None
+    """Why it failed; None while it is ok."""
+    content: str
+    """Hash of the question as it was written, with its context, inputs, pool and gold document."""
+    answer: str
+    """Hash of the answer that SFT would learn; empty where there is none."""
+
+    @classmethod
+    def of(cls, row: Row) -> "IndexEntry":
+        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[:_DIGITS]
+        reason = None if row.status == "ok" else row.reason or "unknown"
+        return cls(row.id, row.split, reason, content, hash_of(row.target)[:_DIGITS] if row.target else "")
+
+    @property
+    def teaches(self) -> bool:
+        """Is it an SFT training row?"""
+        return self.reason is None and self.split == "train" and bool(self.answer)
+
+
+class RowChange(BaseModel, frozen=True):
+    row_id: str
+    kind: Literal["added", "removed", "changed"]
+    what: tuple[str, ...] = ()
+    """Of a changed row: `answer`, `question`, `split train → test`, `ok → below_threshold`."""
+
+
+class VersionDiff(BaseModel, frozen=True):
+    """Version `b` against `a`."""
+
+    a: str
+    b: str
+    added: int
+    removed: int
+    changed: int
+    unchanged: int
+    what: dict[str, int]
+    """Changed rows by what changed; one row may count more than once."""
+    examples: list[RowChange]
+    """The first of each kind, by row id."""
 
 
 class LastTraining(BaseModel):
@@ -146,7 +191,7 @@ def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, 
     source = source or _latest(tenant_folder(profile))
     if source is None:
         return "", {}
-    return source.id, {entry.id: entry.split for entry in read_index(source.index) if entry.split}
+    return source.id, {entry.id: entry.split for entry in read_index(source.directory / INDEX) if entry.split}
 
 
 def versions_of(profile: Profile) -> list[Version]:
@@ -169,7 +214,22 @@ def find_version(profile: Profile, name: str) -> Version:
 
 
 def diff(a: Version, b: Version, examples: int = 5) -> VersionDiff:
-    return compare((a.id, a.index), (b.id, b.index), examples)
+    """Rows added, removed and changed from version `a` to `b`."""
+    kinds: Counter[str] = Counter()
+    what: Counter[str] = Counter()
+    shown: dict[str, list[RowChange]] = {"added": [], "removed": [], "changed": []}
+    for old, new in _pairs(a.directory / INDEX, b.directory / INDEX):
+        change = _change(old, new)
+        if change is None:
+            kinds["unchanged"] += 1
+            continue
+        kinds[change.kind] += 1
+        what.update(change.what)
+        if len(shown[change.kind]) < examples:
+            shown[change.kind].append(change)
+    counts = {kind: kinds[kind] for kind in ("added", "removed", "changed", "unchanged")}
+    changes = [change for changes in shown.values() for change in changes]
+    return VersionDiff(a=a.id, b=b.id, what=dict(what.most_common()), examples=changes, **counts)
 
 
 def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
@@ -184,6 +244,13 @@ def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
                 if len(found) == len(ids):
                     break
     return found
+
+
+def read_index(path: Path) -> Iterator[IndexEntry]:
+    """Entries in the order of their ids."""
+    with path.open(encoding="utf-8") as stream:
+        for line in stream:
+            yield IndexEntry(*json.loads(line))
 
 
 def last_training(profile: Profile) -> LastTraining | None:
@@ -212,12 +279,45 @@ def note_training(profile: Profile, version_id: str, run_id: str) -> None:
 
 
 def training_rows_since(profile: Profile, version: Version) -> int:
-    """Usable training rows of a version that the last training lacked; all where there is no last training."""
+    """Usable training rows of a version that the last training lacked, or had with another answer.
+
+    All of them where there is no last training, or its version was removed.
+    """
     trained = last_training(profile)
-    if trained and trained.version == version.id:
-        return 0
-    index = tenant_folder(profile) / trained.version / INDEX if trained else None
-    return new_training_rows(index if index and index.exists() else None, version.index)
+    old_index = tenant_folder(profile) / trained.version / INDEX if trained else None
+    old = read_index(old_index) if old_index and old_index.exists() else ()
+    answers = {entry.id: entry.answer for entry in old if entry.teaches}
+    new = read_index(version.directory / INDEX)
+    return sum(entry.teaches and answers.get(entry.id) != entry.answer for entry in new)
+
+
+def _pairs(a: Path, b: Path) -> Iterator[tuple[IndexEntry | None, IndexEntry | None]]:
+    """Every row id of two indexes once, with its entry in each."""
+    merged: Iterable[tuple[IndexEntry, int]] = heapq.merge(
+        ((entry, 0) for entry in read_index(a)), ((entry, 1) for entry in read_index(b)), key=lambda item: item[0].id
+    )
+    for _, group in groupby(merged, key=lambda item: item[0].id):
+        sides: list[IndexEntry | None] = [None, None]
+        for entry, side in group:
+            sides[side] = entry
+        yield sides[0], sides[1]
+
+
+def _change(old: IndexEntry | None, new: IndexEntry | None) -> RowChange | None:
+    if old is None or new is None:
+        present = old or new
+        assert present is not None, "an id comes from one of the two"
+        return RowChange(row_id=present.id, kind="removed" if new is None else "added")
+    what = []
+    if old.content != new.content:
+        what.append("question")
+    if old.answer != new.answer:
+        what.append("answer")
+    if old.split != new.split:
+        what.append(f"split {old.split or 'none'} → {new.split or 'none'}")
+    if old.reason != new.reason:
+        what.append(f"{old.reason or 'ok'} → {new.reason or 'ok'}")
+    return RowChange(row_id=old.id, kind="changed", what=tuple(what)) if what else None
 
 
 def _describe(
@@ -228,17 +328,21 @@ def _describe(
     if parent:
         path = parent.directory / SUMMARY
         try:
-            known = {entry.id for entry in read_index(parent.index)}
+            known = {entry.id for entry in read_index(parent.directory / INDEX)}
             before = RowSummary.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, TypeError, ValueError) as error:
             raise _unreadable(path, error) from error
-    index, card, whole, arrivals = IndexBuilder(), CardBuilder(), RowSummaryBuilder(), RowSummaryBuilder()
+    index: list[str] = []
+    card, whole, arrivals = CardBuilder(), RowSummaryBuilder(), RowSummaryBuilder()
     for row in read_jsonl(kept["rows"].path, Row):
-        for builder in (index, card, whole):
-            builder.add(row)
+        index.append(json.dumps(IndexEntry.of(row), ensure_ascii=False))
+        card.add(row)
+        whole.add(row)
         if parent and row.id not in known:
             arrivals.add(row)
-    index.write(directory / INDEX)
+    index.sort()  # ids are hex digits, all as long: the lines' order is theirs
+    with (directory / INDEX).open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{line}\n" for line in index)
     summary = whole.build()
     write_json(directory / SUMMARY, summary.model_dump())
     moved = drift(parent.id, before, arrivals.build(), summary, drift_warning) if parent else None

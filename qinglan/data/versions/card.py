@@ -11,9 +11,8 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel
 
-from qinglan.data.versions.drift import Drift
-from qinglan.data.versions.summary import BoundedCounter, keywords, length_bucket, top1_of
-from qinglan.rows import INPUT_REASONS, BottomK, Row, Split
+from qinglan.data.versions.drift import BoundedCounter, Drift, keywords, length_bucket
+from qinglan.rows import INPUT_REASONS, BottomK, Row, Split, top1_of
 from qinglan.runs.artifacts import Artifact
 
 FEW_ROWS = 5

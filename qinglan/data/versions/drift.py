@@ -3,23 +3,130 @@
 The distance of two samples of one population is never 0, and large for small ones. So each Jensen–Shannon distance
 (base 2: 0 the same, 1 nothing in common) comes with the distance by chance alone, from permuting which rows are the
 new ones. `excess` is the distance without that part, and only one that is very unlikely by chance gives a warning.
+
+What is compared is a summary of a version's rows, in bounded memory: counts, and a sample drawn by a hash of the row's
+id, so that two versions of the same questions have the same sample.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from qinglan.data.versions.summary import DriftRow, RowSummary, grams, length_bucket, score_bucket
+from qinglan.rows import INPUT_REASONS, BottomK, Row, top1_of
 from qinglan.text import count, number
 
 DRAWS = 200
 SIGNIFICANT = 0.01
 """Eight distances are tested per version; at 0.05 every third version would give a warning by chance."""
-_SCORES = ("original score", "rewrite score")
+SAMPLE_ROWS = 1000
+MAX_ENTRIES = 300_000
+MAX_TERM_CHARS = 40
+_LENGTHS = (5, 10, 20, 40, 80, 160)
+_WORDS = re.compile(r"[^\W\da-z_]+|[a-z0-9]+")
 
 Categories = Sequence[str]
+
+
+class BoundedCounter:
+    """Counts strings; forgets the rarest once there are twice `limit` different ones, and counts those too."""
+
+    def __init__(self, limit: int = MAX_ENTRIES) -> None:
+        self.counts: Counter[str] = Counter()
+        self.forgotten = 0
+        self._limit = limit
+
+    def add(self, items: Iterable[str]) -> None:
+        self.counts.update(items)
+        if len(self.counts) > 2 * self._limit:
+            kept = Counter(dict(self.counts.most_common(self._limit)))
+            self.forgotten += len(self.counts) - len(kept)
+            self.counts = kept
+
+
+class DriftRow(BaseModel, frozen=True):
+    """The part of a row that drift compares."""
+
+    query: str
+    original: float | None = None
+    """Top-1 score of the original question; None where it was not retrieved."""
+    rewrite: float | None = None
+
+
+class RowSummary(BaseModel, frozen=True):
+    """Counts and a sample of rows; rows that were never questions (an empty cell, a duplicate) are left out."""
+
+    rows: int = 0
+    failed: int = 0
+    vocabulary: dict[str, int] = {}
+    intents: dict[str, int] = {}
+    sample: list[DriftRow] = []
+
+
+class RowSummaryBuilder:
+    def __init__(self) -> None:
+        self.rows = self.failed = 0
+        self._vocabulary, self._intents = BoundedCounter(), BoundedCounter()
+        self._sample: BottomK[DriftRow] = BottomK(SAMPLE_ROWS)
+
+    def add(self, row: Row) -> None:
+        """Count the row if it was a question."""
+        if row.reason in INPUT_REASONS:
+            return
+        self.rows += 1
+        self.failed += row.status == "failed"
+        self._vocabulary.add(grams(row.query))
+        self._intents.add([row.gold_id] if row.gold_id else keywords(row))
+        if self._sample.wants(row.id):
+            original, rewrite = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)
+            self._sample.add(row.id, DriftRow(query=row.query, original=original, rewrite=rewrite))
+
+    def build(self) -> RowSummary:
+        return RowSummary(
+            rows=self.rows,
+            failed=self.failed,
+            vocabulary=dict(self._vocabulary.counts),
+            intents=dict(self._intents.counts),
+            sample=self._sample.items(),
+        )
+
+
+def grams(text: str) -> list[str]:
+    """Character bigrams of text without spaces between words, and whole alphanumeric runs, with repetitions.
+
+    Needs no dictionary, which would lack the name of a new product."""
+    found: list[str] = []
+    for run in _WORDS.findall(text.lower()):
+        if run.isascii() or len(run) == 1:
+            found.append(run)
+        else:
+            found.extend(run[i : i + 2] for i in range(len(run) - 1))
+    return found
+
+
+def keywords(row: Row) -> list[str]:
+    """The words that SFT would learn; none of an answer with scores by rule, which is no list of keywords."""
+    words = [] if row.parts is not None else (row.target or "").split()
+    return list(dict.fromkeys(word[:MAX_TERM_CHARS] for word in words))
+
+
+def length_bucket(text: str) -> str:
+    """A range of lengths, in characters."""
+    low = 0
+    for high in _LENGTHS:
+        if len(text) <= high:
+            return f"{low}–{high}"
+        low = high + 1
+    return f"{low}+"
+
+
+def score_bucket(score: float) -> str:
+    """A tenth of [0, 1]."""
+    low = min(max(int(score * 10), 0), 9)
+    return f"{low / 10:.1f}–{(low + 1) / 10:.1f}"
 
 
 class Distance(BaseModel, frozen=True):
@@ -75,16 +182,14 @@ class Drift(BaseModel, frozen=True):
 _RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
     "vocabulary": lambda row: grams(row.query),
     "length": lambda row: [length_bucket(row.query)],
-    _SCORES[0]: lambda row: [] if row.original is None else [score_bucket(row.original)],
-    _SCORES[1]: lambda row: [] if row.rewrite is None else [score_bucket(row.rewrite)],
+    "original score": lambda row: [] if row.original is None else [score_bucket(row.original)],
+    "rewrite score": lambda row: [] if row.rewrite is None else [score_bucket(row.rewrite)],
 }
 
 
-def drift(
-    parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float, seed: int = 0
-) -> Drift:
+def drift(parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float) -> Drift:
     """Compare a version with its parent; `arrivals` is of the rows whose ids the parent lacks."""
-    came, now = shift(parent, arrivals, seed), shift(parent, whole, seed)
+    came, now = shift(parent, arrivals), shift(parent, whole)
     warnings = [f"{name} of the new rows" for name in came.warnings(threshold)]
     warnings += [f"{name} of all rows" for name in now.warnings(threshold)]
     return Drift(
@@ -97,9 +202,9 @@ def drift(
     )
 
 
-def shift(parent: RowSummary, rows: RowSummary, seed: int = 0, draws: int = DRAWS) -> Shift:
+def shift(parent: RowSummary, rows: RowSummary) -> Shift:
     found = {
-        name: distance([respect(row) for row in parent.sample], [respect(row) for row in rows.sample], seed, draws)
+        name: distance([respect(row) for row in parent.sample], [respect(row) for row in rows.sample])
         for name, respect in _RESPECTS.items()
     }
     return Shift(
@@ -107,14 +212,12 @@ def shift(parent: RowSummary, rows: RowSummary, seed: int = 0, draws: int = DRAW
         distances={name: value for name, value in found.items() if value},
         new_vocabulary=unseen(parent.vocabulary, rows.vocabulary),
         new_intents=unseen(parent.intents, rows.intents),
-        failed_share=rows.failed_share,
-        parent_failed_share=parent.failed_share,
+        failed_share=rows.failed / max(rows.rows, 1),
+        parent_failed_share=parent.failed / max(parent.rows, 1),
     )
 
 
-def distance(
-    old: Sequence[Categories], new: Sequence[Categories], seed: int = 0, draws: int = DRAWS
-) -> Distance | None:
+def distance(old: Sequence[Categories], new: Sequence[Categories]) -> Distance | None:
     """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows.
 
     None where a side has no category at all.
@@ -130,14 +233,14 @@ def distance(
     owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     is_new = np.arange(len(rows)) >= split
     observed = _jensen_shannon(codes, is_new[owners])
-    random = np.random.default_rng(seed)
-    null = np.array([_jensen_shannon(codes, random.permutation(is_new)[owners]) for _ in range(draws)])
+    random = np.random.default_rng(0)
+    null = np.array([_jensen_shannon(codes, random.permutation(is_new)[owners]) for _ in range(DRAWS)])
     expected = float(np.sqrt(np.mean(null**2)))
     return Distance(
         distance=observed,
         expected=expected,
         excess=math.sqrt(max(0.0, observed**2 - expected**2)),
-        p_value=float((1 + np.sum(null >= observed - 1e-12)) / (1 + draws)),
+        p_value=float((1 + np.sum(null >= observed - 1e-12)) / (1 + DRAWS)),
     )
 
 

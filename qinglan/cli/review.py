@@ -49,7 +49,7 @@ def import_workbook(
 ) -> None:
     """Store the verdicts of a workbook; with one bad cell in it, none of them."""
     from qinglan.data.review import add_reviews, store_path
-    from qinglan.data.review.verdicts import read_sheet
+    from qinglan.data.review.workbook import read_sheet
 
     loaded = load_profile(profile, set_ or ())
     sheet = read_sheet(file, loaded)

@@ -10,7 +10,7 @@ import pytest
 from qinglan.config import Profile, Select
 from qinglan.data.review import add_reviews, load_reviews
 from qinglan.data.review.export import export_reviews
-from qinglan.data.review.verdicts import read_sheet
+from qinglan.data.review.workbook import read_sheet
 from qinglan.recipes.medical import RECIPE
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl

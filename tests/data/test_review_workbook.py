@@ -10,7 +10,7 @@ import pytest
 from qinglan.config import Profile
 from qinglan.data.review import add_reviews, load_reviews
 from qinglan.data.review.export import ReviewExport, VerdictCounts, count_verdicts, export_reviews
-from qinglan.data.review.verdicts import ControlResult, read_sheet
+from qinglan.data.review.workbook import ControlResult, read_sheet
 from qinglan.errors import QinglanError, WorkbookError
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl

@@ -46,8 +46,7 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
         raise ConfigError(f"{path}: a review workbook is an .xlsx file; let its name end in that")
     if path.exists():  # it may hold hours of a reviewer's work
         raise ConfigError(f"{path}: exists already; choose another --out, or delete it once its verdicts are imported")
-    run = find_data_run(profile, run_name)
-    stage = newest_rows(run)
+    run, stage = newest_rows(profile, run_name)
     left_out: Counter[str] = Counter()
     recipe = get_recipe(profile.recipe)
     rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
@@ -75,39 +74,33 @@ class VerdictCounts:
 
 def count_verdicts(profile: Profile, run_name: str) -> VerdictCounts:
     """Compare the tenant's verdicts with the newest data stage of a run."""
-    run = find_data_run(profile, run_name)
+    run, stage = newest_rows(profile, run_name)
     reviews = load_reviews(profile)
-    here = [row for row in rows_of(profile, run, newest_rows(run)) if row.id in reviews.by_row]
+    here = [row for row in rows_of(profile, run, stage) if row.id in reviews.by_row]
     hold = sum(reviews.current(row) is not None for row in here)
     return VerdictCounts(run.name, hold, len(here) - hold, len(reviews.by_row) - len(here))
 
 
-def find_data_run(profile: Profile, name: str) -> Path:
-    """A run's directory; `latest` is the profile's newest with a finished data stage, whatever ran since."""
-    if name == "latest":
-        for directory in runs_of(profile.paths.runs, profile.name):
-            if any((directory / stage / MANIFEST).exists() for stage in _STAGES):
-                return directory
-    return find_run(profile.paths.runs, name)
+def newest_rows(profile: Profile, name: str) -> tuple[Path, StageResult]:
+    """A run's directory and the last of its data stages that is finished, its rows verified.
 
-
-def newest_rows(run: Path) -> StageResult:
-    """The last data stage of a run that is finished, its rows verified."""
-    for stage in _STAGES:
-        manifest = run / stage / MANIFEST
-        if not manifest.exists():
-            continue
-        try:
-            result = StageResult.read(manifest)
-        except ValidationError as error:
-            raise ConfigError(
-                f"{manifest}: is not of this version of Qinglan; run `qinglan run refresh` first"
-            ) from error
-        result.artifacts["rows"].verify()
-        return result
-    raise ConfigError(
-        f"run {run.name}: has no finished data stage ({', '.join(_STAGES)}); name a refresh or pipeline run with --run"
-    )
+    `latest` is the profile's newest run with a finished data stage, whatever ran since.
+    """
+    newest = runs_of(profile.paths.runs, profile.name) if name == "latest" else ()
+    finished = (run for run in newest if any((run / stage / MANIFEST).exists() for stage in _STAGES))
+    run = next(finished, None) or find_run(profile.paths.runs, name)
+    manifest = next((path for stage in _STAGES if (path := run / stage / MANIFEST).exists()), None)
+    if manifest is None:
+        raise ConfigError(
+            f"run {run.name}: has no finished data stage ({', '.join(_STAGES)}); name a refresh or pipeline run with "
+            "--run"
+        )
+    try:
+        result = StageResult.read(manifest)
+    except ValidationError as error:
+        raise ConfigError(f"{manifest}: is not of this version of Qinglan; run `qinglan run refresh` first") from error
+    result.artifacts["rows"].verify()
+    return run, result
 
 
 def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:

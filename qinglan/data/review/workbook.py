@@ -105,8 +105,8 @@ def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[Column
         sheet.append(cells)
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
     letter = get_column_letter(titles.index(VERDICT) + 1)
-    cells = f"{letter}2:{letter}{len(rows) + 1}"
-    choice = DataValidation("list", formula1=f'"{",".join(VERDICTS)}"', allow_blank=True, sqref=cells)
+    verdicts = f"{letter}2:{letter}{len(rows) + 1}"
+    choice = DataValidation("list", formula1=f'"{",".join(VERDICTS)}"', allow_blank=True, sqref=verdicts)
     choice.showErrorMessage, choice.errorStyle = True, "warning"  # `stop` would refuse the English words
     choice.errorTitle, choice.error = "结论", "请填 通过、拒绝 或 修改（也可以写 accept、reject、correct）"
     sheet.data_validations.append(choice)
@@ -183,23 +183,22 @@ def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
 
 
 def _write_guide(sheet: Any, sample: ReviewSample, recipe: Recipe, tenant: str, source: str) -> None:
-    def append(*values: str | int) -> None:
-        sheet.append([_cell(sheet, value) for value in values])
-
     for letter, width in zip("ABCD", (24, 90, 14, 14), strict=True):
         sheet.column_dimensions[letter].width = width
     drawn = Counter(stratum.name for sampled in sample.rows for stratum in sampled.strata)
-    append("租户", tenant)
-    append("来源", source)
-    append("行数", len(sample.rows))
-    sheet.append([])
-    sheet.append([header_cell(sheet, title) for title in ("怎样填写", "")])
-    for name, text in _rules(recipe):
-        append(name, text)
-    sheet.append([])
-    sheet.append([header_cell(sheet, title) for title in (SAMPLED_FOR, "含义", "符合的行", "本表行数")])
-    for stratum in sample.strata:
-        append(stratum.title, stratum.meaning, sample.population[stratum.name], drawn[stratum.name])
+    facts = (("租户", tenant), ("来源", source), ("行数", len(sample.rows)))
+    strata = [(s.title, s.meaning, sample.population[s.name], drawn[s.name]) for s in sample.strata]
+    sections: tuple[tuple[Sequence[str], Sequence[Sequence[str | int]]], ...] = (
+        ((), facts),
+        (("怎样填写", ""), _rules(recipe)),
+        ((SAMPLED_FOR, "含义", "符合的行", "本表行数"), strata),
+    )
+    for header, lines in sections:
+        if header:
+            sheet.append([])
+            sheet.append([header_cell(sheet, title) for title in header])
+        for values in lines:
+            sheet.append([_cell(sheet, value) for value in values])
 
 
 @dataclass(frozen=True)
@@ -248,10 +247,6 @@ class ReviewLine:
         inputs = {each.name: self.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
         return row_id(tenant, self.text(QUERY), self.text(PROFILE), self.text(HISTORY), inputs)
 
-    def has_answer(self) -> bool:
-        """Is there a verdict, an answer, or a merged cell that hides one?"""
-        return any(self.text(t) or isinstance(self.cells[t], MergedCell) for t in (VERDICT, CORRECTED))
-
     def unreadable(self) -> Iterator[str]:
         """A problem for each cell whose value is not what the reviewer sees."""
         for title, cell in self.cells.items():
@@ -295,8 +290,10 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     }
     problems: list[str] = []
     reviews: dict[str, tuple[ReviewLine, Review]] = {}
+    silent = []
     for line in lines:
-        if not line.has_answer():
+        if not any(line.text(t) or isinstance(line.cells[t], MergedCell) for t in (VERDICT, CORRECTED)):
+            silent.append(line)  # nor can a merged cell hide a verdict
             continue
         if found := list(_problems(line, profile, recipe)):
             problems += found
@@ -319,7 +316,6 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
                 f"{line.at(VERDICT)}: {line.text(VERDICT)} does not agree with {first_line.text(VERDICT)} in "
                 f"{first_line.place(VERDICT)}, which is the same row; keep one of the two"
             )
-    silent = [line for line in lines if not line.has_answer()]
     return ReviewSheet(
         reviews=[review for _, review in reviews.values()],
         problems=problems,

@@ -164,9 +164,10 @@ def make_model(folder: Path) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from qinglan.simulators import tokenizer
+    from qinglan.simulators.domains import domain_of
+    from qinglan.simulators.pretrain import build_tokenizer
 
-    tok = tokenizer.build()
+    tok = build_tokenizer(domain_of("query_rewrite"))
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tok),
@@ -236,8 +237,6 @@ def profile(reward: str, steps: int) -> Profile:
                 "ppo_epochs": 1,
                 "entropy_coefficient": 0.0,
                 "grad_clip": 1.0,
-                "gamma": 1.0,
-                "lam": 1.0,
                 "actor_lr": 3e-4,
                 "critic_lr": 1e-3,
                 "max_prompt_length": 96,
@@ -268,7 +267,7 @@ def make_prompts(path: Path, rows: int) -> Path:
             ],
             "ability": "benchmark",
             "reward_model": {"style": "rule", "ground_truth": "的"},
-            "extra_info": {"index": number},
+            "extra_info": {"index": number, "row_id": str(number), "gold_id": ""},
         }
         for number in range(rows)
     ]

@@ -1,0 +1,80 @@
+"""Does one seed give one student? The embedded pipeline from nothing, five times; two of the runs are killed and go on.
+
+    make bench NAME=determinism
+
+A run is killed with all its processes once RL has saved a checkpoint, and started again. Compares the weights of base,
+SFT and RL model, prints the table and writes benchmarks/results/determinism.json.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+RESULT = Path(__file__).parent / "results" / "determinism.json"
+RUNS, KILLED = 5, (1, 3)
+MODELS = {"base": "base_model", "sft": "sft", "rl": "rl"}
+"""The stages that make them."""
+POLL_S = 0.5
+
+
+def main() -> None:
+    """Run, then print and write."""
+    digests = []
+    for number in range(RUNS):
+        with tempfile.TemporaryDirectory() as site:
+            digests.append(train(Path(site), kill=number in KILLED))
+    first = digests[0]
+    equal = {f"equal_{name}": sum(each[name] == first[name] for each in digests) for name in MODELS}
+    result = {"runs": RUNS, "killed": len(KILLED)} | equal
+    print("\n| run | killed | " + " | ".join(MODELS) + " |\n| ---: | --- |" + " --- |" * len(MODELS))
+    for number, each in enumerate(digests):
+        print(f"| {number} | {'yes' if number in KILLED else ''} | " + " | ".join(each.values()) + " |")
+    print("\n" + json.dumps(result))
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def train(site: Path, *, kill: bool) -> dict[str, str]:
+    """One pipeline run; the first digits of each model's digest."""
+    places = ("--set", f"paths.runs={site / 'runs'}", "--set", f"paths.state={site / 'state'}")
+    argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded", *places]
+    if kill:
+        kill_after_checkpoint(subprocess.Popen(argv), site / "runs" / "latest" / "rl" / "checkpoints")
+    subprocess.run(argv, check=True)
+    latest = site / "runs" / "latest"
+    return {name: digest(latest / stage / "manifest.json")[:12] for name, stage in MODELS.items()}
+
+
+def kill_after_checkpoint(process: "subprocess.Popen[bytes]", checkpoints: Path) -> None:
+    """Kill the run and all that it started."""
+    while not (checkpoints / "latest_checkpointed_iteration.txt").exists():
+        if process.poll() is not None:
+            sys.exit("error: the run ended before it saved a checkpoint; see above")
+        time.sleep(POLL_S)
+    root = psutil.Process(process.pid)
+    for each in [root, *root.children(recursive=True)]:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
+
+
+def digest(manifest: Path) -> str:
+    """SHA-256 of a stage's weights."""
+    folder = Path(json.loads(manifest.read_text(encoding="utf-8"))["artifacts"]["model"]["path"])
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DO_NOT_TRACK", "true")
+    main()

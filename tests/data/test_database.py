@@ -12,6 +12,7 @@ from qinglan.config import Columns, Data, Sql, Tenant
 from qinglan.data.sources.database import check_database, take_snapshot
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.recipes import Input
 from qinglan.rows import Row
 
 Ask = Callable[..., list[Row]]
@@ -32,10 +33,10 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    def work(query: str, **data: Any) -> list[Row]:
+    def work(query: str, *inputs: Input, **data: Any) -> list[Row]:
         settings = Data(sql=Sql(url_env="LOG_DB", query=query), **data)
-        take_snapshot(settings, tmp_path / "run" / "source.jsonl")
-        return list(read_rows(tmp_path / "run" / "source.jsonl", settings, Tenant()))
+        take_snapshot(settings, tmp_path / "run" / "source.jsonl", inputs)
+        return list(read_rows(tmp_path / "run" / "source.jsonl", settings, Tenant(), inputs=inputs))
 
     return work
 
@@ -61,8 +62,9 @@ def test_rows_of_a_query(database: Path, ask: Ask) -> None:
 
 
 def test_the_snapshot_holds_the_used_columns_only(database: Path, ask: Ask, tmp_path: Path) -> None:
-    ask("SELECT id, 问题, updated FROM log WHERE id = 1")
-    assert (tmp_path / "run" / "source.jsonl").read_text() == '{"问题": "头疼"}\n'
+    (row,) = ask("SELECT id, 问题, '塞纳河' AS 提示, updated FROM log WHERE id = 1", Input("hint", "提示"))
+    assert (tmp_path / "run" / "source.jsonl").read_text() == '{"问题": "头疼", "提示": "塞纳河"}\n'
+    assert row.inputs == {"hint": "塞纳河"}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,10 @@ def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask) -> 
     )
     assert "no column `问题` (found: id" in error_of(lambda: ask("SELECT id FROM log"))
     assert "returns no rows" in error_of(lambda: ask("SELECT 问题 FROM log WHERE id = 0"))
+    database.write_bytes(b"no database at all" * 100)
+    assert error_of(lambda: check_database(data_of())) == (
+        "data.sql: file is not a database; check LOG_DB and the query"
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,13 +132,6 @@ def test_a_wrong_address_is_not_shown(monkeypatch: pytest.MonkeyPatch, url: str,
     assert said in error_of(lambda: check_database(data_of()))
 
 
-def test_what_a_driver_says_is_shown_less_the_address(database: Path) -> None:
-    database.write_bytes(b"no database at all" * 100)
-    assert error_of(lambda: check_database(data_of())) == (
-        "data.sql: file is not a database; check LOG_DB and the query"
-    )
-
-
 def test_a_failed_query_leaves_no_snapshot(database: Path, ask: Ask, tmp_path: Path) -> None:
     with pytest.raises(WorkbookError):
         ask("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log")
@@ -142,5 +141,7 @@ def test_a_failed_query_leaves_no_snapshot(database: Path, ask: Ask, tmp_path: P
 def test_a_check_asks_for_the_first_row_only(database: Path) -> None:
     check_database(data_of())
     check_database(data_of("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))  # fails at row 2000
+    with pytest.raises(WorkbookError, match="no column `缺`"):
+        check_database(data_of(), (Input("gap", "缺", required=True),))
     with pytest.raises(ConfigError, match="only one SELECT"):
         check_database(data_of("VACUUM"))

@@ -30,15 +30,10 @@ def prefect() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
-
-
 @pytest.fixture
-def ingest(profile_of: Callable[..., Profile], tracking_uri: str) -> Ingest:
+def ingest(profile_of: Callable[..., Profile], database: str) -> Ingest:
     def work(*, finish: bool = False, **settings: object) -> StageResult:
-        profile = profile_of(data=settings, tracking={"uri": tracking_uri})
+        profile = profile_of(data=settings, tracking={"uri": database})
 
         def read(run: Run) -> StageResult:
             return ingest_workbook(run, _inputs(profile, run.directory)[0])

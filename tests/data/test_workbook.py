@@ -1,27 +1,39 @@
-"""The workbook: one-line errors for bad files, reasons for bad rows, text that stays text."""
+"""Files, folders and their rows: one-line errors for bad files, reasons for bad rows, text that stays text."""
 
 import json
+import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from doubles import raising
+from openpyxl.styles import Font
 from openpyxl.worksheet.formula import ArrayFormula
 
 from qinglan.config import Columns, Data, Tenant
+from qinglan.data.sources import files
+from qinglan.data.sources.files import digest_of, list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
+from qinglan.recipes import Input
 from qinglan.rows import HINTS, INPUT_REASONS, Row, row_id
 
 HEADER = ["问题", "用户画像", "历史摘要", "标准文档", "划分", "意图"]
+INPUTS = (Input("hint", "提示", required=True), Input("label", "标签", identifies=False))
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
-def xlsx(path: Path, *rows: list[Any], sheet: str = "Sheet1") -> Path:
+def xlsx(path: Path, *rows: list[Any], sheet: str = "Sheet1", merged: str | None = None) -> Path:
     book = openpyxl.Workbook()
     book.active.title = sheet
     for row in rows:
         book.active.append(row)
+    if merged:
+        book.active.merge_cells(merged)
     book.save(path)
     return path
 
@@ -31,17 +43,22 @@ def text_file(path: Path, text: str, encoding: str = "utf-8") -> Path:
     return path
 
 
-def read(path: Path, **data: Any) -> list[Row]:
-    return list(read_rows(path, Data(**data), Tenant(id="t")))
+def parquet(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
 
 
-def reasons(path: Path, **data: Any) -> list[str | None]:
-    return [row.reason for row in read(path, **data)]
+def read(path: Path, *inputs: Input, **data: Any) -> list[Row]:
+    return list(read_rows(path, Data(**data), Tenant(id="t"), inputs=inputs))
 
 
-def error_of(path: Path, **data: Any) -> str:
+def reasons(path: Path, *inputs: Input, **data: Any) -> list[str | None]:
+    return [row.reason for row in read(path, *inputs, **data)]
+
+
+def error_of(path: Path, *inputs: Input, **data: Any) -> str:
     with pytest.raises(WorkbookError) as caught:
-        read(path, **data)
+        read(path, *inputs, **data)
     message = str(caught.value)
     assert "\n" not in message
     assert str(path) in message
@@ -81,6 +98,27 @@ def test_jsonl(tmp_path: Path) -> None:
     ]
 
 
+def test_a_column_may_first_appear_far_down_in_json_lines(tmp_path: Path) -> None:
+    lines = [f'{{"问题": "问{n}", "x{n}": 1}}' for n in range(1500)]
+    (tmp_path / "q.jsonl").write_text("\n".join([*lines, '{"问题": "末", "文档": "d"}']))
+    assert read(tmp_path / "q.jsonl", columns=Columns(gold="文档"))[-1].gold_id == "d"
+
+
+def test_parquet_values_are_read_as_in_excel(tmp_path: Path) -> None:
+    path = parquet(
+        tmp_path / "q.parquet",
+        问题=["头疼", "失眠", "胃疼"],
+        用户画像=[35.0, float("nan"), 1.5],
+        历史摘要=[date(2026, 1, 2), None, None],
+        标准文档=[1234567890123456789, 7, 8],
+        其他=[[1], [2], [3]],
+    )
+    rows = read(path)
+    assert [row.profile for row in rows] == ["35", "", "1.5"]
+    assert [row.reason for row in read(path, columns=Columns(query="其他"))] == ["not_text"] * 3
+    assert (rows[0].history, rows[0].gold_id) == ("2026-01-02", "1234567890123456789")
+
+
 def test_limit_takes_rows_of_every_split_that_rows_name(tmp_path: Path) -> None:
     path = xlsx(
         tmp_path / "q.xlsx", ["问题", "划分"], *([f"问{n}", "train"] for n in range(9)), ["验", "dev"], ["测", "test"]
@@ -89,13 +127,124 @@ def test_limit_takes_rows_of_every_split_that_rows_name(tmp_path: Path) -> None:
     assert [row.query for row in read(path, limit=3)] == ["问0", "验", "测"]
 
 
+def test_nothing_is_read_beyond_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"问题": "一"}\n{"问题": "二"}\nnot JSON\n')
+    assert [row.query for row in read(tmp_path / "q.jsonl", limit=2)] == ["一", "二"]
+    assert "q.jsonl:3: not valid JSON" in error_of(tmp_path / "q.jsonl")
+
+
 def test_empty_rows_at_the_end_are_no_rows(tmp_path: Path) -> None:
-    book = openpyxl.Workbook()
-    for row in (["问题", "备注"], ["头疼"], [" ", None], [None, "\n"]):
-        book.active.append(row)
-    book.active["A1048576"].font = openpyxl.styles.Font(bold=True)
+    book = openpyxl.load_workbook(xlsx(tmp_path / "q.xlsx", ["问题", "备注"], ["头疼"], [" ", None], [None, "\n"]))
+    book.active["A1048576"].font = Font(bold=True)
     book.save(tmp_path / "q.xlsx")
     assert len(read(tmp_path / "q.xlsx")) == 1
+    text = "问题,用户画像\n头疼,老人\n" + " ,\n" * 20_000
+    assert len(read(text_file(tmp_path / "q.csv", text))) == 1
+    rows = read(text_file(tmp_path / "q.csv", f"{text}失眠,\n"))
+    assert (len(rows), rows[1].reason, rows[-1].source) == (20_002, "empty_query", "q.csv:20003")
+
+
+def test_a_file_is_closed_when_reading_stops(tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text("问题\n" + "".join(f"问{n}\n" for n in range(100_000)))
+    rows = read_rows(tmp_path / "q.csv", Data(), Tenant())
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    next(rows)
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # noqa: PTH208
+    rows.close()  # type: ignore[attr-defined]
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+# Folders
+
+
+@pytest.fixture
+def drop(tmp_path: Path) -> Path:
+    """A drop folder with one file of each kind, and what else lies in such folders."""
+    folder = tmp_path / "drop"
+    (folder / "done").mkdir(parents=True)
+    (folder / "done" / "old.csv").write_text("问题\n旧的\n")
+    (folder / "b.csv").write_text("问题\n失眠\n头疼\n\n")
+    (folder / "c.JSONL").write_text('{"问题": "胃疼", "标准文档": 7}\n')
+    parquet(folder / "d.parquet", 问题=["咳嗽", "头疼", None], 划分=["dev", None, None])
+    xlsx(folder / "a.xlsx", ["问题"], ["头疼"], [None], ["发烧"])
+    for name in ("~$a.xlsx", ".hidden.csv", "e.csv.partial", "f.tmp", "README.md"):
+        (folder / name).write_text("x")
+    return folder
+
+
+def test_a_folder_is_one_stream_in_the_order_of_names(drop: Path) -> None:
+    rows = read(drop)
+    assert [row.source for row in rows] == [
+        *("a.xlsx!Sheet1!A2", "a.xlsx!Sheet1!A3", "a.xlsx!Sheet1!A4", "b.csv:2", "b.csv:3", "c.JSONL:1"),
+        *("d.parquet:1", "d.parquet:2", "d.parquet:3"),
+    ]
+    assert [row.query for row in rows] == ["头疼", "", "发烧", "失眠", "头疼", "胃疼", "咳嗽", "头疼", ""]
+    assert [row.reason for row in rows if row.query == "头疼"] == [None, "duplicate", "duplicate"]
+    assert len({row.id for row in rows}) == len(rows)
+    assert [row.query for row in read(drop, limit=3)] == ["头疼", "", "发烧"]
+    assert [file.name for file in list_files(drop).skipped] == ["README.md"]
+
+
+def test_a_folder_without_questions(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("x")
+    expected = f"{tmp_path}: holds no .xlsx, .csv, .jsonl, .parquet file; put one there or correct data.workbook"
+    assert error_of(tmp_path) == expected
+    (tmp_path / "a.csv").write_text("问题\n\n")
+    assert f"{tmp_path}: its files have headers but no rows" in error_of(tmp_path)
+    (tmp_path / "b.csv").write_text("问题\n头疼\n")
+    assert [row.source for row in read(tmp_path)] == ["b.csv:2"]
+
+
+def test_a_digest_is_of_what_is_read(drop: Path) -> None:
+    first = digest_of(drop)
+    (drop / "README.md").write_text("y")
+    (drop / "done" / "old.csv").unlink()
+    assert digest_of(drop) == first
+    (drop / "b.csv").rename(drop / "bb.csv")
+    renamed = digest_of(drop)
+    (drop / "bb.csv").write_text("问题\n失眠\n")
+    assert len({first, renamed, digest_of(drop)}) == 3
+    with pytest.raises(WorkbookError, match="no such file"):
+        digest_of(drop / "no.csv")
+
+
+# Columns that a recipe adds
+
+
+@pytest.mark.parametrize("name", ["q.xlsx", "exact.xlsx", "q.csv", "q.jsonl", "q.parquet"])
+def test_inputs_and_pool_are_read_from_every_kind_of_file(tmp_path: Path, name: str):
+    path, header = tmp_path / name, ["问题", "提示", "标签", "数据池"]
+    lines = [["法国", "塞纳河", "巴黎", "red_team"], ["德国", "柏林墙", "", ""]]
+    objects = [dict(zip(header, line, strict=True)) for line in lines]
+    if path.suffix == ".xlsx":  # a merged cell below takes the exact way
+        xlsx(path, header, *lines, merged="H8:H9" if name == "exact.xlsx" else None)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(objects), path)
+    elif path.suffix == ".csv":
+        text_file(path, "\n".join(",".join(line) for line in [header, *lines]))
+    else:
+        text_file(path, "\n".join(json.dumps(each) for each in objects))
+    france, germany = read(path, *INPUTS)
+    assert (france.inputs, france.pool) == ({"hint": "塞纳河", "label": "巴黎"}, "red_team")
+    assert (germany.inputs, germany.pool) == ({"hint": "柏林墙"}, None)
+    assert france.id == row_id("t", "法国", inputs={"hint": "塞纳河"})
+
+
+def test_a_required_column_must_be_there(tmp_path: Path):
+    path = text_file(tmp_path / "q.csv", "问题,提醒,标签\n法国,塞纳河,巴黎\n德国,柏林墙,\n")
+    message = error_of(path, *INPUTS)
+    assert "no column `提示`" in message
+    assert "--set data.columns.inputs.hint=" in message
+    assert len(read(path, *INPUTS, columns=Columns(inputs={"hint": "提醒"}))) == 2
+    named = Columns(inputs={"hint": "提醒", "label": "答案"})
+    assert "data.columns.inputs.label=" in error_of(path, *INPUTS, columns=named)
+
+
+def test_a_row_without_a_required_input_fails_and_a_long_one_counts_as_context(tmp_path: Path):
+    lines = ["德国,,", "法国,长长长,", "法国,长长,长长长", "法国,长,甲", "法国,长,乙"]  # a label identifies nothing
+    path = text_file(tmp_path / "q.csv", "\n".join(["问题,提示,标签", *lines]))
+    expected = ["empty_input", "context_too_long", None, None, "duplicate"]
+    assert reasons(path, *INPUTS, max_context_chars=2) == expected
 
 
 # Bad rows
@@ -121,11 +270,8 @@ def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
 
 
 def test_cells_under_a_merge_are_refused(tmp_path: Path) -> None:
-    path = xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", "老人"], ["失眠", "青年", "x"], ["胃疼"])
-    book = openpyxl.load_workbook(path)
-    book.active.merge_cells("B2:B3")
-    book.save(path)
-    assert reasons(path) == [None, "merged_cell", None]
+    rows = (HEADER, ["头疼", "老人"], ["失眠", "青年", "x"], ["胃疼"])
+    assert reasons(xlsx(tmp_path / "q.xlsx", *rows, merged="B2:B3")) == [None, "merged_cell", None]
 
 
 def test_context_tells_questions_apart_and_ids_are_unique(tmp_path: Path) -> None:
@@ -170,7 +316,6 @@ def test_problems_name_cell_reason_and_hint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("q.xls", "x", "save it as .xlsx"),
         ("q.pdf", "x", "unknown suffix `.pdf`; save it as .xlsx, .csv, .jsonl, .parquet"),
         ("h.csv", "问题\n", "has a header but no rows"),
         ("e.csv", "\ufeff", "is empty"),
@@ -186,15 +331,45 @@ def test_text_files_that_cannot_be_used(tmp_path: Path, name: str, text: str, me
     assert message in error_of(text_file(tmp_path / name, text))
 
 
-def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = text_file(tmp_path / "q.csv", "问题\n头疼\n")
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "the sheet is empty (sheets: Sheet1)"),
+        ([["问题"], [None, "  "]], "has a header but no rows"),
+        (
+            [["用户问题", "画像"], ["头疼"]],
+            "Sheet1, row 1: no column `问题` (found: 用户问题, 画像; nearest: 用户问题); "
+            "rename it or run with --set data.columns.query=用户问题",
+        ),
+        (
+            [["问题", "备注", "备注", " 问题"], ["头疼"]],
+            "column `问题` is in the header twice (A and D); rename one",
+        ),
+    ],
+)
+def test_sheets_that_cannot_be_used(tmp_path: Path, rows: list[list[Any]], message: str) -> None:
+    assert message in error_of(xlsx(tmp_path / "q.xlsx", *rows))
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied")
 
-    assert "no such file; correct data.workbook" in error_of(tmp_path / "no.xlsx")
-    monkeypatch.setattr(Path, "open", refuse)
-    assert "can't be read: Permission denied; check its permissions" in error_of(path)
+def test_parquet_files_that_cannot_be_used(tmp_path: Path) -> None:
+    assert "no column `问题` (found: query" in error_of(parquet(tmp_path / "q.parquet", query=["x"]))
+    assert "--set data.columns.gold=" in error_of(
+        parquet(tmp_path / "q.parquet", 问题=["x"]), columns=Columns(gold="g")
+    )
+    whole = parquet(tmp_path / "w.parquet", 问题=["头疼"] * 1000).read_bytes()
+    (tmp_path / "q.parquet").write_bytes(whole[: len(whole) // 2])
+    assert "q.parquet: is damaged or no parquet file" in error_of(tmp_path / "q.parquet")
+    assert "has a header but no rows" in error_of(parquet(tmp_path / "e.parquet", 问题=pa.array([], pa.string())))
+
+
+def test_files_that_are_not_there_or_not_readable(drop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no such file; correct data.workbook" in error_of(drop / "no.xlsx")
+    (drop / "b.csv").write_text("question\nx\n")
+    assert "b.csv, line 1: no column `问题`" in error_of(drop)
+    (drop / "a.xlsx").rename(drop / "a.xls")
+    assert f"{drop / 'a.xls'}: is the old Excel format; save it as .xlsx" in error_of(drop)
+    monkeypatch.setattr(Path, "open", raising(PermissionError(13, "Permission denied")))
+    assert "can't be read: Permission denied; check its permissions" in error_of(drop / "b.csv")
 
 
 def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path) -> None:
@@ -211,22 +386,6 @@ def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path
         assert message in error_of(path)
 
 
-def test_empty_workbooks(tmp_path: Path) -> None:
-    assert "the sheet is empty (sheets: Sheet1)" in error_of(xlsx(tmp_path / "q.xlsx"))
-    assert "has a header but no rows" in error_of(xlsx(tmp_path / "h.xlsx", ["问题"], [None, "  "]))
-
-
-def test_missing_query_column_names_the_nearest_and_a_hint(tmp_path: Path) -> None:
-    message = error_of(xlsx(tmp_path / "q.xlsx", ["用户问题", "画像"], ["头疼"]))
-    assert "Sheet1, row 1: no column `问题` (found: 用户问题, 画像; nearest: 用户问题)" in message
-    assert "--set data.columns.query=用户问题" in message
-
-
-def test_a_column_that_is_in_the_header_twice(tmp_path: Path) -> None:
-    message = error_of(xlsx(tmp_path / "q.xlsx", ["问题", "备注", "备注", " 问题"], ["头疼"]))
-    assert "column `问题` is in the header twice (A and D); rename one" in message
-
-
 def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
     path.write_bytes("问题\n头疼怎么办\n失眠".encode() + b"\xff\n")
@@ -238,3 +397,22 @@ def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_bytes(json.dumps({"问题": "头疼"}, ensure_ascii=False).encode("gb18030"))
     assert "q.jsonl:1: byte" in error_of(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "gb18030"])
+def test_characters_may_be_cut_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setattr(files, "BLOCK", 1)
+    content = "问题\n头疼怎么办\n㐀𠀀失眠\n"
+    path = tmp_path / "q.csv"
+    path.write_bytes(content.encode(encoding))
+    assert [row.query for row in read(path)] == ["头疼怎么办", "㐀𠀀失眠"]
+    path.write_bytes(content.encode(encoding) + b"\xff\n")
+    assert "q.csv:4: byte 0xff" in error_of(path)
+    path.write_bytes(content.encode(encoding)[:-2])
+    assert "q.csv:3: byte" in error_of(path)
+
+
+def test_a_file_that_is_one_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MAX_LINE", 20)
+    (tmp_path / "q.jsonl").write_text('{"问题": "一"}\n[' + '{"问题": "一"}, ' * 9)
+    assert "q.jsonl:2: longer than" in error_of(tmp_path / "q.jsonl")

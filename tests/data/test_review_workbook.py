@@ -1,17 +1,18 @@
 """A review workbook is exported, filled in and imported as verdicts on the right rows; every bad cell gets a line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import openpyxl
 import pytest
 
-from qinglan.config import Profile
+from qinglan.config import Profile, Select
 from qinglan.data.review import add_reviews, load_reviews
 from qinglan.data.review.export import ReviewExport, VerdictCounts, count_verdicts, export_reviews
 from qinglan.data.review.workbook import ControlResult, read_sheet
 from qinglan.errors import QinglanError, WorkbookError
+from qinglan.recipes.medical import RECIPE
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import open_run, save_stage
@@ -61,6 +62,12 @@ def columns(sheet: Any) -> dict[str, int]:
     return {cell.value: cell.column for cell in sheet[1]}
 
 
+def shown(path: Path) -> dict[str, dict[str, Any]]:
+    """What a reviewer reads: the cells by title, of each line by its question."""
+    titles, *rows = sheet_of(path).iter_rows(values_only=True)
+    return {line["问题"]: line for line in (dict(zip(titles, row, strict=True)) for row in rows)}
+
+
 def line_of(sheet: Any, query: str) -> int:
     column = columns(sheet)["问题"]
     return next(n for n in range(2, sheet.max_row + 1) if sheet.cell(n, column).value == query)
@@ -89,25 +96,19 @@ def test_a_reviewer_sees_what_is_known_of_the_row(profile: Profile, path: Path):
     seen = row(profile="老人", history="问过钙片", gold_id="e").failed("below_threshold")
     done = export(profile, path, seen)
     assert (done.rows, done.stage, done.strata) == (1, "dataset", {"裁判低检索高": 1})
-    titles, values = sheet_of(path).iter_rows(values_only=True)
     expected = {"抽样原因": "裁判低检索高", "问题": "怎么吃", "历史摘要": "问过钙片", "改写": "服用 方法"}
     expected |= {"原因": "below_threshold", "裁判分": 2, "改写首条得分": 0.9, "改写召回": "1. 首条\n2. 第二条"}
     expected |= {"改写标准文档名次": 2, "结论": None, "行编号": seen.id}
-    assert expected.items() <= dict(zip(titles, values, strict=True)).items()
+    assert expected.items() <= shown(path)["怎么吃"].items()
 
 
-def test_the_verdict_is_chosen_from_a_list(profile: Profile, path: Path):
-    export(profile, path, row(), row("多少钱"))
+def test_the_verdict_is_chosen_from_a_list_and_a_guide_says_what_was_drawn(profile_of: ProfileOf, path: Path):
+    export(profile_of(tenant={"id": "=1+1"}), path, row(tenant="=1+1"), row("多少钱", tenant="=1+1"))
     (choice,) = sheet_of(path).data_validations.dataValidation
     assert (choice.type, choice.formula1, str(choice.sqref)) == ("list", '"通过,拒绝,修改"', "P2:P3")
     assert choice.errorStyle == "warning"  # the English words must be possible
-
-
-def test_a_guide_says_what_was_drawn_and_holds_no_formula(profile_of: ProfileOf, path: Path):
-    export(profile_of(tenant={"id": "=1+1"}), path, row(tenant="=1+1"), row("多少钱", tenant="=1+1"))
     guide = openpyxl.load_workbook(path)["说明"]
-    lines = list(guide.iter_rows(values_only=True))
-    assert any(line[0] == "随机对照" and line[2:] == (2, 2) for line in lines)
+    assert any(line[0] == "随机对照" and line[2:] == (2, 2) for line in guide.iter_rows(values_only=True))
     assert (guide["B1"].value, guide["B1"].data_type) == ("=1+1", "s")
 
 
@@ -229,15 +230,10 @@ def test_a_bad_cell_is_named(profile: Profile, path: Path, cells: dict[str, Any]
     assert read_sheet(path, profile).reviews == []
 
 
-def test_a_rewrite_that_is_not_there_cannot_be_accepted(profile: Profile, path: Path):
-    export(profile, path, row(answer=None).failed("teacher_refused"))
-    fill_in(path, 结论="通过")
-    assert problem(path, profile).endswith("P2: there is no answer to accept; write 拒绝, or 修改 with your own")
-
-
 def test_all_bad_cells_are_in_one_list(profile: Profile, path: Path):
-    export(profile, path, row(), row("多少钱"), row("在哪买"))
+    export(profile, path, row(), row("多少钱"), row("在哪买"), row("好吗", None).failed("teacher_refused"))
     fill_in(path, 结论="通过")
+    fill_in(path, "好吗", 结论="通过")
     fill_in(path, "多少钱", 结论="好", 行编号="x")
     fill_in(path, "在哪买", 结论="通过")
     book = openpyxl.load_workbook(path)
@@ -245,8 +241,9 @@ def test_all_bad_cells_are_in_one_list(profile: Profile, path: Path):
     book["审核"].merge_cells(f"P{number}:Q{number}")
     book.save(path)
     sheet = read_sheet(path, profile)
-    assert (len(sheet.problems), len(sheet.reviews)) == (3, 1)
+    assert (len(sheet.problems), len(sheet.reviews)) == (4, 1)
     assert f"!Q{number}: is merged with other cells; unmerge them" in " ".join(sheet.problems)
+    assert "P4: there is no answer to accept; write 拒绝, or 修改 with your own" in " ".join(sheet.problems)
 
 
 def test_two_verdicts_for_one_row_that_differ_are_named(profile: Profile, path: Path):
@@ -320,11 +317,59 @@ def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, p
         inputs=inputs, answer="里昂", parts={"right": 0.0, "short": 1.0}, judge_score=4.5, pool="red_team",
     )  # fmt: skip
     export(profile, path, asked)
-    titles, values = sheet_of(path).iter_rows(values_only=True)
-    seen = dict(zip(titles, values, strict=True))
+    seen = shown(path)["法国"]
     assert (seen["提示"], seen["首都"], seen["回答"], seen["规则：right"]) == (inputs["hint"], "巴黎", "里昂", 0)
     fill_in(path, "法国", 结论="修改", 修改后的回答="巴黎 就是它")
     (review,) = read_sheet(path, profile).reviews
     assert (review.row, review.corrected) == (asked.id, "巴黎")
     fill_in(path, "法国", 提示="卢瓦尔河")
     assert "is not the id of this question and what belongs to it" in problem(path, profile)
+
+
+# A recipe whose answers teach by pools and rules
+
+MENDED = "布洛芬用于退烧。请遵医嘱，不要自行加量。"
+ANSWERS = {
+    "布洛芬一次吃几片": "疼得厉害可加倍吃。",
+    "华法林一次吃几片": "华法林属抗凝药。请遵医嘱，不要自行加量。",
+    "孕妇能吃布洛芬吗": "布洛芬属解热镇痛药。",
+    "感冒吃什么好": "感冒可吃小米粥、雪梨。",
+}
+
+
+def graded(query: str, answer: str) -> Row:
+    inputs = {"answer": answer, "keywords": "解热镇痛药、退烧"}
+    asked = Row(id=row_id("t", query), tenant="t", query=query, source="q.csv:2", answer=answer, inputs=inputs)
+    pooled = asked.model_copy(update={"pool": RECIPE.pool_of(asked), "judge_score": 2.0})
+    return pooled.model_copy(update={"parts": RECIPE.parts(pooled, answer)})
+
+
+def selected(rows: Iterable[Row]) -> dict[str, Row]:
+    return {row.query: row for row in RECIPE.select(rows, Select())}
+
+
+def test_an_advisers_verdicts_and_correction_change_what_teaches(profile_of: ProfileOf, path: Path):
+    profile = profile_of(recipe="medical", tenant={"id": "t"})
+    answers = [graded(query, answer) for query, answer in ANSWERS.items()]
+    export(profile, path, *selected(answers).values())
+    seen = shown(path)
+    assert seen.keys() == ANSWERS.keys()
+    assert {"规则淘汰", "专门数据池"} <= {*seen["布洛芬一次吃几片"]["抽样原因"].split("；")}
+    fill_in(path, "感冒吃什么好", 结论="修改", 修改后的回答="<think>该怎么说呢")
+    assert "is not what the recipe can read as an answer: the answer is empty" in problem(path, profile)
+
+    fill_in(path, "感冒吃什么好", 结论=None, 修改后的回答=None)
+    fill_in(path, "布洛芬一次吃几片", 结论="修改", 修改后的回答=MENDED)
+    fill_in(path, "华法林一次吃几片", 结论="通过")
+    fill_in(path, "孕妇能吃布洛芬吗", 结论="拒绝")
+    sheet = read_sheet(path, profile)
+    assert sheet.problems == []
+    add_reviews(profile, sheet.reviews)
+    rows = selected(load_reviews(profile).apply(answers))
+    taught = {query: row.target for query, row in rows.items() if row.status == "ok"}
+    rejected, mended = rows["孕妇能吃布洛芬吗"], rows["布洛芬一次吃几片"]
+    assert taught == {q: a for q, a in ANSWERS.items() if q != rejected.query} | {mended.query: MENDED}
+    assert rejected.reason == "rejected_by_reviewer"
+    messages = RECIPE.judge_messages(mended, ANSWERS[mended.query], profile.tenant)
+    assert f"资料中的回答：{MENDED}" in messages[1]["content"]
+    assert RECIPE.parts(mended, MENDED)["keywords"] == 1, "解热镇痛药 was struck out by the adviser"

@@ -11,20 +11,13 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.data import versions
-from qinglan.data.versions import (
-    Version,
-    diff,
-    find_rows,
-    find_version,
-    pinned_splits,
-    publish,
-    versions_of,
-)
+from qinglan.data.versions import Version, diff, find_rows, find_version, pinned_splits, publish, versions_of
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 
 ProfileOf = Callable[..., Profile]
+Made = Callable[..., Version]
 FOUND = Retrieved(ids=("a",), scores=(0.8,), titles=("",))
 NUMBERS = iter(range(10_000))
 
@@ -45,11 +38,16 @@ ROWS = [
 
 
 @pytest.fixture
-def made(profile_of: ProfileOf, tmp_path: Path) -> Callable[..., Version]:
+def profile(profile_of: ProfileOf) -> Profile:
+    return profile_of()
+
+
+@pytest.fixture
+def made(profile: Profile, tmp_path: Path) -> Made:
     """Publish rows as a run's dataset."""
 
-    def make(rows: list[Row], profile: Profile | None = None, **what: str) -> Version:
-        return publish(profile or profile_of(), "run-1", dataset(tmp_path / f"run-{next(NUMBERS)}", rows), **what)
+    def make(rows: list[Row], profile: Profile = profile, **what: str) -> Version:
+        return publish(profile, "run-1", dataset(tmp_path / f"run-{next(NUMBERS)}", rows), **what)
 
     return make
 
@@ -62,7 +60,7 @@ def dataset(folder: Path, rows: list[Row]) -> dict[str, Artifact]:
     }
 
 
-def test_a_version_outlives_its_run(made: Callable[..., Version], tmp_path: Path):
+def test_a_version_outlives_its_run(made: Made, tmp_path: Path):
     version = made(ROWS, inputs="in")
     for run in tmp_path.glob("run-*"):
         shutil.rmtree(run)
@@ -76,9 +74,7 @@ def test_a_version_outlives_its_run(made: Callable[..., Version], tmp_path: Path
     assert {oct(file.stat().st_mode & 0o777) for file in moved.iterdir()} == {"0o444"}
 
 
-def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(
-    made: Callable[..., Version], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(made: Made, monkeypatch: pytest.MonkeyPatch):
     assert made(ROWS).artifacts["rows"].path.stat().st_nlink == 2
 
     def no_links(*_: Any) -> None:
@@ -89,44 +85,38 @@ def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(
     assert copied.verify().stat().st_nlink == 1
 
 
-def test_the_same_content_again_changes_nothing(made: Callable[..., Version], profile_of: ProfileOf):
+def test_the_same_content_again_changes_nothing(made: Made, profile: Profile):
     first = made(ROWS)
     second = made([*ROWS, row("叶黄素")])
     assert second.parent == first.id
     assert made(ROWS, inputs="others") == first
-    assert find_version(profile_of(), "latest") == second
-    assert versions_of(profile_of()) == [second, first]
-
-
-class Kill(BaseException):
-    """As kill -9: nothing after it is run."""
+    assert find_version(profile, "latest") == second
+    assert versions_of(profile) == [second, first]
 
 
 @pytest.mark.parametrize("moment", ["_describe", "_point_latest"])
-def test_a_kill_leaves_no_half_version(
-    made: Callable[..., Version], profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, moment: str
-):
+def test_a_kill_leaves_no_half_version(made: Made, profile: Profile, monkeypatch: pytest.MonkeyPatch, moment: str):
     def dies(*_: Any) -> None:
-        raise Kill
+        raise SystemExit  # as of a kill, nothing after it is run
 
-    with monkeypatch.context() as patch, pytest.raises(Kill):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(versions, moment, dies)
         made(ROWS)
     version = made(ROWS)
-    assert find_version(profile_of(), "latest") == version
+    assert find_version(profile, "latest") == version
     names = {path.name for path in version.directory.parent.iterdir()}
     assert names == {version.id, "latest", ".lock"}
 
 
-def test_publishers_at_once_make_one_version(made: Callable[..., Version], profile_of: ProfileOf):
+def test_publishers_at_once_make_one_version(made: Made, profile: Profile):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(made, [ROWS] * 4))
-    assert found == versions_of(profile_of()) * 4
-    assert find_version(profile_of(), "latest") == found[0]
+    assert found == versions_of(profile) * 4
+    assert find_version(profile, "latest") == found[0]
 
 
 @pytest.mark.parametrize("tenant", ["../../etc", "..", "", "a" * 500, "客户一"])
-def test_a_tenant_never_becomes_a_path(profile_of: ProfileOf, tenant: str, made: Callable[..., Version]):
+def test_a_tenant_never_becomes_a_path(profile_of: ProfileOf, tenant: str, made: Made):
     profile = profile_of(tenant={"id": tenant})
     version = made(ROWS, profile)
     root = (profile.paths.state / "datasets").resolve()
@@ -135,37 +125,31 @@ def test_a_tenant_never_becomes_a_path(profile_of: ProfileOf, tenant: str, made:
     assert version.tenant == tenant
 
 
-def test_a_changed_file_is_not_published(made: Callable[..., Version], profile_of: ProfileOf, tmp_path: Path):
+def test_a_changed_file_is_not_published(made: Made, profile: Profile, tmp_path: Path):
     artifacts = dataset(tmp_path / "run", ROWS)
     artifacts["sft_train"].path.write_text("x")
     with pytest.raises(ArtifactError, match="was changed after it was written"):
-        publish(profile_of(), "run-1", artifacts)
-    assert versions_of(profile_of()) == []
+        publish(profile, "run-1", artifacts)
+    assert versions_of(profile) == []
 
 
-def test_names_of_versions(made: Callable[..., Version], profile_of: ProfileOf):
+def test_names_of_versions(made: Made, profile: Profile):
     with pytest.raises(ConfigError, match=r"`latest`: not found for tenant `default`; newest: none; run `qinglan run"):
-        find_version(profile_of(), "latest")
+        find_version(profile, "latest")
     version = made(ROWS)
-    assert find_version(profile_of(), version.id[:4]) == version
+    assert find_version(profile, version.id[:4]) == version
     with pytest.raises(ConfigError, match=f"`nope`: not found for tenant `default`; newest: {version.id}"):
-        find_version(profile_of(), "nope")
+        find_version(profile, "nope")
 
 
-def test_a_damaged_version_is_one_line(made: Callable[..., Version]):
-    version = made(ROWS)
-    path = version.directory / "version.json"
-    path.chmod(0o644)
-    path.write_text('{"id": "x"}')
-    with pytest.raises(ArtifactError, match=r"version.json: not readable \(.*\); remove .* and publish") as caught:
-        Version.read(version.directory)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_parent_that_another_version_of_qinglan_made_is_one_line(made: Callable[..., Version]):
-    parent = made(ROWS).directory
-    (parent / "index.jsonl").unlink()
-    with pytest.raises(ArtifactError, match=rf"not readable \(.*index.jsonl'\); remove {parent} and publish") as caught:
+@pytest.mark.parametrize(("file", "content"), [("version.json", '{"id": "x"}'), ("index.jsonl", None)])
+def test_a_damaged_version_is_one_line(made: Made, file: str, content: str | None):
+    folder = made(ROWS).directory
+    (folder / file).unlink()
+    if content:
+        (folder / file).write_text(content)
+    message = rf"not readable \(.*\); remove {folder.parent}/({folder.name}|latest) and publish again"
+    with pytest.raises(ArtifactError, match=message) as caught:
         made(ROWS[:-1])
     assert "\n" not in str(caught.value)
 
@@ -173,40 +157,31 @@ def test_a_parent_that_another_version_of_qinglan_made_is_one_line(made: Callabl
 # Pins
 
 
-def test_pins_are_the_latest_versions_splits(made: Callable[..., Version], profile_of: ProfileOf):
-    assert pinned_splits(profile_of(), "in-1") == ("", {})
+def test_pins_are_the_latest_versions_splits_and_a_rerun_keeps_those_of_its_first_run(made: Made, profile: Profile):
+    assert pinned_splits(profile, "in-1") == ("", {})
     first = made(ROWS, inputs="in-1")
-    pins, splits = pinned_splits(profile_of(), "in-2")
-    assert pins == first.id
-    assert splits == {r.id: r.split for r in ROWS if r.split}
-
-
-def test_a_rerun_keeps_the_pins_that_the_first_run_had(made: Callable[..., Version], profile_of: ProfileOf):
-    first = made(ROWS, inputs="in-1")
+    assert pinned_splits(profile, "in-2") == (first.id, {r.id: r.split for r in ROWS if r.split})
     more = [*ROWS, row("叶黄素", split="test")]
     made(more, inputs="in-2", pins=first.id)
-    assert pinned_splits(profile_of(), "in-1") == ("", {})
-    pins, splits = pinned_splits(profile_of(), "in-2")
+    assert pinned_splits(profile, "in-1") == ("", {})
+    pins, splits = pinned_splits(profile, "in-2")
     assert (pins, len(splits)) == (first.id, len(ROWS))
-    assert len(pinned_splits(profile_of(), "in-3")[1]) == len(more)
+    assert len(pinned_splits(profile, "in-3")[1]) == len(more)
 
 
 # Diff
 
 
-def test_what_changed_between_two_versions(made: Callable[..., Version]):
+def test_what_changed_between_two_versions(made: Made):
     fish, calcium, protein, probiotic, selenium = ROWS
     a = made(ROWS)
-    b = made(
-        [
-            fish.model_copy(update={"answer": "鱼油 功效"}),
-            calcium.failed("below_threshold"),
-            protein.model_copy(update={"split": "test"}),
-            probiotic.model_copy(update={"answer_retrieved": Retrieved()}),  # a score alone changes no row
-            row("叶黄素"),
-            row("褪黑素"),
-        ]
-    )
+    later = [
+        fish.model_copy(update={"answer": "鱼油 功效"}),
+        calcium.failed("below_threshold"),
+        protein.model_copy(update={"split": "test"}),
+        probiotic.model_copy(update={"answer_retrieved": Retrieved()}),  # a score alone changes no row
+    ]
+    b = made([*later, row("叶黄素"), row("褪黑素")])
     found = diff(a, b)
     assert (found.added, found.removed, found.changed, found.unchanged) == (2, 1, 3, 1)
     assert found.what == {"answer": 1, "ok → below_threshold": 1, "split dev → test": 1}
@@ -217,7 +192,7 @@ def test_what_changed_between_two_versions(made: Callable[..., Version]):
     assert find_rows(a, {fish.id, probiotic.id, "unknown"}) == {fish.id: fish, probiotic.id: probiotic}
 
 
-def test_drift_is_measured_on_what_came_in(made: Callable[..., Version]):
+def test_drift_is_measured_on_what_came_in(made: Made):
     assert made(ROWS).drift is None
     found = made([*ROWS, *(row(f"车险理赔{n}") for n in range(40))]).drift
     assert found is not None
@@ -228,8 +203,7 @@ def test_drift_is_measured_on_what_came_in(made: Callable[..., Version]):
 # Training
 
 
-def test_new_training_rows_count_from_the_last_training(made: Callable[..., Version], profile_of: ProfileOf):
-    profile = profile_of()
+def test_new_training_rows_count_from_the_last_training(made: Made, profile: Profile):
     first = made(ROWS)
     assert versions.training_rows_since(profile, first) == 2  # nothing was trained yet
     versions.note_training(profile, "0123456789ab", "run-0")
@@ -239,14 +213,7 @@ def test_new_training_rows_count_from_the_last_training(made: Callable[..., Vers
     rewritten = ROWS[0].model_copy(update={"answer": "鱼油 功效"})
     second = made([rewritten, *ROWS[1:], row("叶黄素"), row("硒片", split="test"), row("锌").failed("rag_error")])
     assert versions.training_rows_since(profile, second) == 2
-    training = versions.last_training(profile)
-    assert training and (training.version, training.run_id) == (first.id, "run-1")
-
-
-def test_a_long_training_that_ends_takes_nothing_back(made: Callable[..., Version], profile_of: ProfileOf):
-    profile = profile_of()
-    first, second = made(ROWS), made([*ROWS, row("叶黄素")])
     versions.note_training(profile, second.id, "run-2")
-    versions.note_training(profile, first.id, "run-1")
+    versions.note_training(profile, first.id, "run-1")  # a long training ends, and takes nothing back
     training = versions.last_training(profile)
     assert training and (training.version, training.run_id) == (second.id, "run-2")

@@ -59,7 +59,7 @@ def hash_fraction(key: str) -> float:
 
 
 class BottomK(Generic[Item]):
-    """Keeps the `size` items whose keys have the lowest hashes: a uniform sample of a stream, in any order the same."""
+    """Keeps the `size` items whose keys have the lowest hashes: a uniform sample of a stream, whatever its order."""
 
     def __init__(self, size: int, seed: str = "") -> None:
         self._size, self._seed = size, seed

@@ -80,6 +80,11 @@ def profile_of(tmp_path: Path) -> Callable[..., Profile]:
     return make
 
 
+@pytest.fixture
+def profile(profile_of: Callable[..., Profile]) -> Profile:
+    return profile_of()
+
+
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a database for MLflow, which a module's tests share: its tables take seconds."""

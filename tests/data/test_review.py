@@ -168,11 +168,6 @@ def test_the_digest_is_of_what_reviews_do():
 # The store
 
 
-@pytest.fixture
-def profile(profile_of: Any) -> Profile:
-    return profile_of()
-
-
 def test_later_verdicts_are_appended_and_earlier_lines_stay(profile: Profile):
     assert load_reviews(profile).by_row == {}
     reviews = [review(comment="一\n二 \u2028=1+1"), review(row_id="r2")]

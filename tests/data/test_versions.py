@@ -38,11 +38,6 @@ ROWS = [
 
 
 @pytest.fixture
-def profile(profile_of: ProfileOf) -> Profile:
-    return profile_of()
-
-
-@pytest.fixture
 def made(profile: Profile, tmp_path: Path) -> Made:
     """Publish rows as a run's dataset."""
 

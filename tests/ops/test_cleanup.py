@@ -46,11 +46,6 @@ def no_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def profile(profile_of: ProfileOf) -> Profile:
-    return profile_of()
-
-
-@pytest.fixture
 def tree(profile: Profile) -> Tree:
     return Tree(profile)
 

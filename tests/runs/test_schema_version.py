@@ -112,8 +112,7 @@ def test_what_lies_beside_manifests_is_read():
     assert Card.model_validate_json((DATASET / CARD_DATA).read_text("utf-8")).origin.id == "b438fdf0a5b4"
 
 
-def test_a_newer_run_is_neither_continued_nor_removed(profile_of: ProfileOf):
-    profile = profile_of()
+def test_a_newer_run_is_neither_continued_nor_removed(profile: Profile):
     with open_run(profile, "refresh") as run:
         newer(run.directory / RUN_FILE)
     with pytest.raises(ArtifactError, match=NEWER), open_run(profile, "refresh"):
@@ -131,8 +130,7 @@ def test_a_newer_stage_is_made_again_but_not_built_upon(profile_of: ProfileOf):
             load_stages(run.directory, ["ingest"], "")
 
 
-def test_a_newer_dataset_version_is_refused_rather_than_passed_over(profile_of: ProfileOf):
-    profile = profile_of()
+def test_a_newer_dataset_version_is_refused_rather_than_passed_over(profile: Profile):
     folder = tenant_folder(profile) / "b438fdf0a5b4"
     shutil.copytree(DATASET, folder)
     assert len(versions_of(profile)) == 1
@@ -141,8 +139,7 @@ def test_a_newer_dataset_version_is_refused_rather_than_passed_over(profile_of: 
         versions_of(profile)
 
 
-def test_the_note_of_the_last_training(profile_of: ProfileOf):
-    profile = profile_of()
+def test_the_note_of_the_last_training(profile: Profile):
     tenant_folder(profile).mkdir(parents=True)
     path = Path(shutil.copy(DATASET / "trained.json", tenant_folder(profile)))
     assert last_training(profile).version == "b438fdf0a5b4"
@@ -153,8 +150,7 @@ def test_the_note_of_the_last_training(profile_of: ProfileOf):
         last_training(profile)
 
 
-def test_reviews_stay_beside_new_ones_and_newer_ones_are_refused(profile_of: ProfileOf):
-    profile = profile_of()
+def test_reviews_stay_beside_new_ones_and_newer_ones_are_refused(profile: Profile):
     path = store_path(profile)
     path.parent.mkdir(parents=True)
     shutil.copy(SITE / "reviews.jsonl", path)

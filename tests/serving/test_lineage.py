@@ -13,13 +13,6 @@ from qinglan.ledger import Call
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.serving.lineage import Subject, figure_of, rows_behind, subject_of
 
-ProfileOf = Callable[..., Profile]
-
-
-@pytest.fixture
-def profile(profile_of: ProfileOf) -> Profile:
-    return profile_of()
-
 
 @pytest.fixture
 def subject(profile: Profile) -> Subject:

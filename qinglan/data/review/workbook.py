@@ -247,16 +247,6 @@ class ReviewLine:
         inputs = {each.name: self.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
         return row_id(tenant, self.text(QUERY), self.text(PROFILE), self.text(HISTORY), inputs)
 
-    def unreadable(self) -> Iterator[str]:
-        """A problem for each cell whose value is not what the reviewer sees."""
-        for title, cell in self.cells.items():
-            if isinstance(cell, MergedCell):
-                yield f"{self.at(title)}: is merged with other cells; unmerge them and give every row its own value"
-            elif cell.data_type == "f":
-                yield f"{self.at(title)}: holds a formula; paste its result as a value"
-            elif cell.data_type == "e":
-                yield f"{self.at(title)}: holds the error {self.text(title)}; write text"
-
 
 @dataclass(frozen=True)
 class ReviewSheet:
@@ -354,7 +344,17 @@ def _lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterato
 
 
 def _problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> Iterator[str]:
-    if unreadable := list(line.unreadable()):
+    unreadable = []  # values that are not what the reviewer sees
+    for title, cell in line.cells.items():
+        if isinstance(cell, MergedCell):
+            unreadable.append(
+                f"{line.at(title)}: is merged with other cells; unmerge them and give every row its own value"
+            )
+        elif cell.data_type == "f":
+            unreadable.append(f"{line.at(title)}: holds a formula; paste its result as a value")
+        elif cell.data_type == "e":
+            unreadable.append(f"{line.at(title)}: holds the error {line.text(title)}; write text")
+    if unreadable:
         yield from unreadable
         return
     yield from _verdict_problems(line, profile.select, recipe)

@@ -208,8 +208,8 @@ class RowCounts:
 
     def dropped_since(self, before: "RowCounts") -> dict[str, int]:
         """Rows by reason that were dropped between the two counts, the most frequent reason first."""
-        dropped = {reason: n - before.reasons.get(reason, 0) for reason, n in self.reasons.items()}
-        return by_frequency({reason: n for reason, n in dropped.items() if n > 0})
+        dropped = self.reasons - before.reasons
+        return dict(sorted(dropped.items(), key=lambda item: (-item[1], item[0])))
 
     def pass_through(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows; each is counted before it is handed on."""
@@ -220,7 +220,3 @@ class RowCounts:
             else:
                 self.reasons[row.reason or "unknown"] += 1
             yield row
-
-
-def by_frequency(reasons: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))

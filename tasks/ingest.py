@@ -6,7 +6,7 @@ from pathlib import Path
 from prefect.logging import get_run_logger
 
 from qinglan.data.dataset.pools import assign
-from qinglan.data.sources.database import take_snapshot
+from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import READERS, digest_of, list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError, WorkbookError
@@ -51,7 +51,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         return Outcome(counts.total, counts.ok, dict(counts.reasons.most_common()), artifacts)
 
     if data.sql and not workbook.exists():
-        taken = take_snapshot(data, workbook, recipe.INPUTS)
+        taken = write_jsonl(workbook, query_database(data, recipe.INPUTS))
         get_run_logger().info("ingest: %s rows of the database are now in %s", f"{taken.rows:,}", workbook)
     digest = digest_of(workbook)
     for path in list_files(workbook).skipped:

@@ -95,17 +95,9 @@ def of_retrieval(
     return of
 
 
-def top1_score(found: Retrieved, _: Row) -> CellValue:
-    return round(found.top1_score, 4)
-
-
 def gold_rank(found: Retrieved, row: Row) -> CellValue:
     """1-based rank of the gold document, 0 where it was missed, empty where the row names none."""
     return None if row.gold_id is None else found.rank(row.gold_id)
-
-
-def input_value(name: str) -> Callable[[Row], CellValue]:
-    return lambda row: row.inputs.get(name, "")
 
 
 def part_columns(recipe: Recipe, width: int) -> list[Column]:
@@ -119,6 +111,15 @@ def part_columns(recipe: Recipe, width: int) -> list[Column]:
 def input_titles(inputs: Iterable[Input], taken: Collection[str]) -> dict[str, str]:
     """A title for each input by name: that of the recipe, unless the sheet has another column of that title."""
     return {each.name: f"{each.column}（输入）" if each.column in taken else each.column for each in inputs}
+
+
+def input_columns(recipe: Recipe, others: Iterable[Column], width: int) -> list[Column]:
+    """A column for each input, beside these others."""
+    titles = input_titles(recipe.INPUTS, [column.title for column in others])
+    return [
+        Column(title, width, lambda row, name=name: row.inputs.get(name, ""))  # type: ignore[misc]
+        for name, title in titles.items()
+    ]
 
 
 def columns_of(recipe: Recipe) -> tuple[Column, ...]:
@@ -135,9 +136,7 @@ def columns_of(recipe: Recipe) -> tuple[Column, ...]:
         Column("来源", 28, lambda row: row.source),
         Column("行编号", 20, lambda row: row.id),
     )
-    titles = input_titles(recipe.INPUTS, [column.title for column in (*_QUESTION, *results, *last)])
-    inputs = (Column(title, 40, input_value(name)) for name, title in titles.items())
-    return (*_QUESTION, *inputs, *results, *last)
+    return (*_QUESTION, *input_columns(recipe, (*_QUESTION, *results, *last), 40), *results, *last)
 
 
 _QUESTION = (
@@ -155,8 +154,8 @@ _VERDICT = (
 _REWRITE = (
     Column("改写", 48, lambda row: row.answer),
     *_VERDICT,
-    Column("原问题首条得分", 15, of_retrieval("original_retrieved", top1_score)),
-    Column("改写首条得分", 13, of_retrieval("answer_retrieved", top1_score)),
+    Column("原问题首条得分", 15, of_retrieval("original_retrieved", lambda found, _: round(found.top1_score, 4))),
+    Column("改写首条得分", 13, of_retrieval("answer_retrieved", lambda found, _: round(found.top1_score, 4))),
     Column("原问题检索质量", 15, of_retrieval("original_retrieved", lambda found, _: round(found.quality, 4))),
     Column("改写检索质量", 13, of_retrieval("answer_retrieved", lambda found, _: round(found.quality, 4))),
     Column("原问题标准文档名次", 19, of_retrieval("original_retrieved", gold_rank)),

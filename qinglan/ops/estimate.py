@@ -18,12 +18,13 @@ from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
-from qinglan.data.sources.database import take_snapshot
+from qinglan.data.sources.database import query_database
 from qinglan.data.workbook import read_rows
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.distillation import distill_requests
 from qinglan.rows import Row
+from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import sample_of
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
 
@@ -64,7 +65,7 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
     with TemporaryDirectory() as folder:
         if data.sql:
             path = Path(folder) / "source.jsonl"
-            take_snapshot(data, path, inputs)
+            write_jsonl(path, query_database(data, inputs))
         elif data.workbook == EMBEDDED:
             path = sample_of(profile, "data.workbook").workbook
         else:

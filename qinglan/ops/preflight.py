@@ -20,7 +20,7 @@ from qinglan.clients.contract import probe_rag
 from qinglan.clients.openai_protocol import capability_of
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, require_secret, uses_proxy
-from qinglan.data.sources.database import check_database
+from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
@@ -166,7 +166,7 @@ def _workbook(profile: Profile) -> str | None:
     """Header and first rows: the run itself reads the rest, before anything is spent."""
     data, path, inputs = profile.data, Path(profile.data.workbook), get_recipe(profile.recipe).INPUTS
     if data.sql:
-        check_database(data, inputs)
+        next(query_database(data, inputs))
         return None
     if data.workbook == EMBEDDED:
         domain_for(profile, "data.workbook")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from qinglan.config import Columns, Data, Sql, Tenant
-from qinglan.data.sources.database import check_database, take_snapshot
+from qinglan.data.sources.database import query_database
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.recipes import Input
 from qinglan.rows import Row
+from qinglan.runs.artifacts import write_jsonl
 
 Ask = Callable[..., list[Row]]
 
@@ -35,7 +36,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ask(tmp_path: Path) -> Ask:
     def work(query: str, *inputs: Input, **data: Any) -> list[Row]:
         settings = Data(sql=Sql(url_env="LOG_DB", query=query), **data)
-        take_snapshot(settings, tmp_path / "run" / "source.jsonl", inputs)
+        write_jsonl(tmp_path / "run" / "source.jsonl", query_database(settings, inputs))
         return list(read_rows(tmp_path / "run" / "source.jsonl", settings, Tenant(), inputs=inputs))
 
     return work
@@ -112,7 +113,7 @@ def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask) -> 
     assert "no column `问题` (found: id" in error_of(lambda: ask("SELECT id FROM log"))
     assert "returns no rows" in error_of(lambda: ask("SELECT 问题 FROM log WHERE id = 0"))
     database.write_bytes(b"no database at all" * 100)
-    assert error_of(lambda: check_database(data_of())) == (
+    assert error_of(lambda: next(query_database(data_of()))) == (
         "data.sql: file is not a database; check LOG_DB and the query"
     )
 
@@ -129,7 +130,7 @@ def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask) -> 
 )
 def test_a_wrong_address_is_not_shown(monkeypatch: pytest.MonkeyPatch, url: str, said: str) -> None:
     monkeypatch.setenv("LOG_DB", url)
-    assert said in error_of(lambda: check_database(data_of()))
+    assert said in error_of(lambda: next(query_database(data_of())))
 
 
 def test_a_failed_query_leaves_no_snapshot(database: Path, ask: Ask, tmp_path: Path) -> None:
@@ -138,10 +139,10 @@ def test_a_failed_query_leaves_no_snapshot(database: Path, ask: Ask, tmp_path: P
     assert not (tmp_path / "run" / "source.jsonl").exists()
 
 
-def test_a_check_asks_for_the_first_row_only(database: Path) -> None:
-    check_database(data_of())
-    check_database(data_of("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))  # fails at row 2000
+def test_the_first_row_needs_no_more_of_the_result(database: Path) -> None:
+    next(query_database(data_of()))
+    next(query_database(data_of("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log")))  # fails at row 2000
     with pytest.raises(WorkbookError, match="no column `缺`"):
-        check_database(data_of(), (Input("gap", "缺", required=True),))
+        next(query_database(data_of(), (Input("gap", "缺", required=True),)))
     with pytest.raises(ConfigError, match="only one SELECT"):
-        check_database(data_of("VACUUM"))
+        next(query_database(data_of("VACUUM")))

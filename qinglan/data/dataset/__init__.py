@@ -20,7 +20,7 @@ from qinglan.data.dataset.splits import is_leak, place_rows, was_question
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.rows import Row, RowCounts, Split, by_frequency, normalise
+from qinglan.rows import Row, RowCounts, Split, normalise
 from qinglan.runs.artifacts import Artifact, read_jsonl
 
 _NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parquet", "test.jsonl", "rows.jsonl")
@@ -85,7 +85,7 @@ def build(
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
         if empty := [name for name, count in taught.items() if not count]:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in by_frequency(after.reasons).items())
+            reasons = ", ".join(f"{reason} {count}" for reason, count in after.dropped_since(RowCounts()).items())
             raise StageError(
                 f"no usable rows for {' and '.join(empty)} (of {after.total} rows; failed: {reasons or 'none'}); "
                 f"{recipe.TOO_FEW_ROWS_HINT}"

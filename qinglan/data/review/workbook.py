@@ -31,12 +31,11 @@ from qinglan.data.workbook_writer import (
     Column,
     gold_rank,
     header_cell,
+    input_columns,
     input_titles,
-    input_value,
     of_retrieval,
     part_columns,
     text_cell,
-    top1_score,
 )
 from qinglan.errors import TeacherError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe
@@ -124,8 +123,7 @@ def _titles(found: Retrieved, _: Row) -> CellValue:
 
 def _all_columns(recipe: Recipe) -> tuple[Column, ...]:
     columns = _columns(recipe)
-    titles = input_titles(recipe.INPUTS, [column.title for column in columns])
-    inputs = tuple(Column(title, 36, input_value(name)) for name, title in titles.items())
+    inputs = input_columns(recipe, columns, 36)
     place = [column.title for column in columns].index(HISTORY) + 1
     return (*columns[:place], *inputs, *columns[place:])
 
@@ -153,8 +151,8 @@ def _columns(recipe: Recipe) -> tuple[Column, ...]:
 
 
 _FOUND = (
-    Column("原问题首条得分", 10, of_retrieval("original_retrieved", top1_score)),
-    Column("改写首条得分", 10, of_retrieval("answer_retrieved", top1_score)),
+    Column("原问题首条得分", 10, of_retrieval("original_retrieved", lambda found, _: round(found.top1_score, 4))),
+    Column("改写首条得分", 10, of_retrieval("answer_retrieved", lambda found, _: round(found.top1_score, 4))),
     Column("原问题召回", 34, of_retrieval("original_retrieved", _titles)),
     Column("改写召回", 34, of_retrieval("answer_retrieved", _titles)),
     Column("标准文档", 16, lambda row: row.gold_id),

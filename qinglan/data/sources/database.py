@@ -16,7 +16,6 @@ from qinglan.config import Data, Sql
 from qinglan.data.sources.records import InputColumns, column_places
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.recipes import Input
-from qinglan.runs.artifacts import Artifact, write_jsonl
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -25,17 +24,8 @@ _FETCHED_ROWS = 1000
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
 
 
-def take_snapshot(data: Data, path: Path, inputs: Sequence[Input] = ()) -> Artifact:
-    """Write the used columns of every row that the query returns, in its order, as JSON lines."""
-    return write_jsonl(path, _rows(data, inputs))
-
-
-def check_database(data: Data, inputs: Sequence[Input] = ()) -> None:
-    """Query the first row only; raises what `take_snapshot` does."""
-    next(_rows(data, inputs))
-
-
-def _rows(data: Data, inputs: Sequence[Input]) -> Iterator[dict[str, Any]]:
+def query_database(data: Data, inputs: Sequence[Input] = ()) -> Iterator[dict[str, Any]]:
+    """The used columns of every row that the query returns, in its order; WorkbookError where there is no row."""
     from sqlalchemy import create_engine
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
     from sqlalchemy.pool import NullPool

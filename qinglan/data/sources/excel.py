@@ -81,9 +81,18 @@ def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
 
 def _plain_records(path: Path, name: str, layout: Layout, columns: InputColumns) -> Iterator[Record] | None:
     """Records read by calamine; None where its result is not exact."""
-    rows = _plain_rows(path, name) if layout.plain else None
-    header = [cell_text(value) for value in next(rows, [])] if rows else []
-    if rows is None or not any(header):
+    from python_calamine import CalamineError, CalamineWorkbook
+
+    if not layout.plain:
+        return None
+    try:
+        sheet = CalamineWorkbook.from_path(path).get_sheet_by_name(name)
+    except (CalamineError, OSError):  # openpyxl reports the error
+        return None
+    first_column = sheet.start[1] if sheet.start else 0  # calamine leaves out columns before it, but no rows
+    rows = ([""] * first_column + row for row in sheet.iter_rows())
+    header = [cell_text(value) for value in next(rows, [])]
+    if not any(header):
         return None
     places = column_places(header, columns, f"{path}!{name}, row 1")
     if not layout.dated.isdisjoint(places.values()):
@@ -98,18 +107,6 @@ def _plain_records(path: Path, name: str, layout: Layout, columns: InputColumns)
         )
         for number, values in enumerate(rows, 2)
     )
-
-
-def _plain_rows(path: Path, name: str) -> Iterator[list[Any]] | None:
-    """Values of all rows from A1 on; None where calamine fails, so that openpyxl reports the error."""
-    from python_calamine import CalamineError, CalamineWorkbook
-
-    try:
-        sheet = CalamineWorkbook.from_path(path).get_sheet_by_name(name)
-    except (CalamineError, OSError):
-        return None
-    first_column = sheet.start[1] if sheet.start else 0  # calamine leaves out columns before it, but no rows
-    return ([""] * first_column + row for row in sheet.iter_rows())
 
 
 def _exact_records(path: Path, name: str, layout: Layout, columns: InputColumns) -> Iterator[Record]:
@@ -165,7 +162,7 @@ def load_book(stream: IO[bytes]) -> Any:
 
 
 def damage(error: Exception) -> str:
-    """The message of one of `CORRUPT`, in one line."""
+    """An error's message, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

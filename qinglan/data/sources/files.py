@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qinglan.data.sources.excel import read_xlsx
+from qinglan.data.sources.excel import damage, read_xlsx
 from qinglan.data.sources.records import InputColumns, Record, cell_text, column_places
 from qinglan.errors import WorkbookError
 from qinglan.runs.artifacts import hash_of, sha256_of
@@ -170,8 +170,8 @@ def read_parquet(path: Path, columns: InputColumns) -> Iterator[Record]:
                     number += 1
                     yield Record(f"{path.name}:", number, dict(zip(names, values, strict=True)))
         except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
-            detail = " ".join(str(error).split()) or type(error).__name__
-            raise WorkbookError(f"{path}: is damaged or no parquet file ({detail[:200]}); write it again") from error
+            detail = damage(error)[:200]
+            raise WorkbookError(f"{path}: is damaged or no parquet file ({detail}); write it again") from error
 
 
 Reader = Callable[[Path, InputColumns], Iterator[Record]]

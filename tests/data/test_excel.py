@@ -29,7 +29,7 @@ def book_of(path: Path, edit: Edit) -> Path:
     return path
 
 
-def edited(source: Path, member: str, edit: Callable[[str], str]) -> Path:
+def edited(source: Path, edit: Callable[[str], str], member: str = "xl/worksheets/sheet1.xml") -> Path:
     """The workbook with one of its parts edited as text, as another program may have written it."""
     with zipfile.ZipFile(source) as archive:
         parts = {name: archive.read(name).decode() for name in archive.namelist()}
@@ -38,10 +38,6 @@ def edited(source: Path, member: str, edit: Callable[[str], str]) -> Path:
         for name, text in parts.items():
             archive.writestr(name, text)
     return source
-
-
-def sheet_edited(source: Path, edit: Callable[[str], str]) -> Path:
-    return edited(source, "xl/worksheets/sheet1.xml", edit)
 
 
 def shared(source: Path, *items: str) -> Path:
@@ -54,10 +50,10 @@ def shared(source: Path, *items: str) -> Path:
     main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     cells = (f'<row r="{n + 2}"><c r="A{n + 2}" t="s"><v>{n}</v></c></row>' for n in range(len(items)))
     rows = "".join(cells) + "</sheetData>"
-    edited(source, "xl/_rels/workbook.xml.rels", lambda text: text.replace("</Relationships>", link))
-    edited(source, "[Content_Types].xml", lambda text: text.replace("</Types>", part))
-    edited(source, "xl/sharedStrings.xml", lambda _: f'<sst xmlns="{main}">{strings}</sst>')
-    return sheet_edited(source, lambda text: text.replace("</sheetData>", rows))
+    edited(source, lambda text: text.replace("</Relationships>", link), "xl/_rels/workbook.xml.rels")
+    edited(source, lambda text: text.replace("</Types>", part), "[Content_Types].xml")
+    edited(source, lambda _: f'<sst xmlns="{main}">{strings}</sst>', "xl/sharedStrings.xml")
+    return edited(source, lambda text: text.replace("</sheetData>", rows))
 
 
 def is_fast(path: Path, data: Data = FULL) -> bool:
@@ -128,7 +124,7 @@ def test_shared_and_rich_texts_are_the_same_both_ways(tmp_path: Path) -> None:
     inline = (
         f'<row r="7"><c r="A7" t="inlineStr"><is>{RICH}</is></c></row><row r="8"><c r="A8" t="str"><v>串</v></c></row>'
     )
-    sheet_edited(path, lambda text: text.replace("</sheetData>", f"{inline}</sheetData>"))
+    edited(path, lambda text: text.replace("</sheetData>", f"{inline}</sheetData>"))
     rows = fast(path, Data())
     assert rows == exact(path, Data())
     assert [row.query for row in rows] == ["头 疼 吗", "多少", "一\n二\n三 <四>", "", "_x_", "头 疼 吗", "串"]
@@ -141,13 +137,13 @@ def test_shared_texts_that_readers_differ_about_go_the_exact_way(tmp_path: Path,
     assert not is_fast(shared(path, f"<t>{text}</t>"), Data())
 
 
-def chinese_date_in_a_used_column(sheet: Any) -> None:
-    sheet["D2"] = 46024
-    sheet["D2"].number_format = 'yyyy"年"m"月"'
+def plain_and(cell: str, value: object, number_format: str | None = None) -> Edit:
+    def edit(sheet: Any) -> None:
+        plain(sheet)
+        sheet[cell] = value
+        sheet[cell].number_format = number_format or sheet[cell].number_format
 
-
-def plain_and(cell: str, value: object) -> Edit:
-    return lambda sheet: (plain(sheet), sheet.__setitem__(cell, value))
+    return edit
 
 
 @pytest.mark.parametrize(
@@ -158,7 +154,7 @@ def plain_and(cell: str, value: object) -> Edit:
         plain_and("D2", date(2026, 1, 2)),
         plain_and("XFD20000", "x"),
         lambda sheet: (plain(sheet), sheet.merge_cells("G2:G3")),
-        lambda sheet: (plain(sheet), chinese_date_in_a_used_column(sheet)),
+        plain_and("D2", 46024, 'yyyy"年"m"月"'),
     ],
 )
 def test_what_is_not_plain_goes_the_exact_way(tmp_path: Path, edit: Edit) -> None:
@@ -176,7 +172,7 @@ def test_what_is_not_plain_goes_the_exact_way(tmp_path: Path, edit: Edit) -> Non
     ],
 )
 def test_what_others_write_in_another_way_goes_the_exact_way(tmp_path: Path, edit: Callable[[str], str]) -> None:
-    path = sheet_edited(book_of(tmp_path / "q.xlsx", plain), edit)
+    path = edited(book_of(tmp_path / "q.xlsx", plain), edit)
     assert not is_fast(path)
     assert "35.5" in {row.gold_id for row in read_rows(path, FULL, Tenant())}
 
@@ -185,7 +181,7 @@ def test_what_excel_writes_is_plain(tmp_path: Path) -> None:
     path = book_of(tmp_path / "q.xlsx", plain)
     assert scan(path, None).dated == {2}  # dates in a column that nothing reads
     head = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n'
-    assert is_fast(sheet_edited(path, lambda text: head + text))
+    assert is_fast(edited(path, lambda text: head + text))
 
 
 def test_a_chart_sheet_is_no_sheet(tmp_path: Path) -> None:
@@ -198,7 +194,7 @@ def test_cells_may_be_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = book_of(tmp_path / "q.xlsx", plain)
     assert is_fast(path)
     assert not is_fast(book_of(tmp_path / "f.xlsx", plain_and("G2", "=1+1")))
-    assert not is_fast(sheet_edited(path, lambda text: text.replace("<v>1007<", "<v>1234567890123456<")))
+    assert not is_fast(edited(path, lambda text: text.replace("<v>1007<", "<v>1234567890123456<")))
 
 
 def test_a_zip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

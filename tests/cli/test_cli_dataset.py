@@ -26,15 +26,14 @@ ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_error")]
 
 
 @pytest.fixture
-def qinglan(qinglan: Qinglan, profile_of: Callable[..., Profile]) -> Qinglan:
+def qinglan(qinglan: Qinglan, profile: Profile) -> Qinglan:
     """Run `qinglan dataset`."""
-    return partial(qinglan, "dataset", profile=profile_of())
+    return partial(qinglan, "dataset", profile=profile)
 
 
 @pytest.fixture
-def two(profile_of: Callable[..., Profile], tmp_path: Path) -> tuple[Version, Version]:
+def two(profile: Profile, tmp_path: Path) -> tuple[Version, Version]:
     """A version, and one with a row more, a row less and a row changed."""
-    profile = profile_of()
     later = [ROWS[0].failed("below_threshold"), ROWS[1], row("叶黄素")]
     files = [write_jsonl(tmp_path / f"{n}" / "rows.jsonl", rows) for n, rows in enumerate((ROWS, later))]
     first, second = (publish(profile, "run-1", {"rows": file}) for file in files)
@@ -96,7 +95,7 @@ def test_a_mistake_is_one_line(qinglan: Qinglan, two: tuple[Version, Version], w
     assert message in err
 
 
-def test_before_the_second_version(qinglan: Qinglan, profile_of: Callable[..., Profile], tmp_path: Path):
+def test_before_the_second_version(qinglan: Qinglan, profile: Profile, tmp_path: Path):
     assert "no dataset version yet; run `qinglan run refresh` first" in qinglan("list")[2]
-    publish(profile_of(), "run-1", {"rows": write_jsonl(tmp_path / "rows.jsonl", ROWS)})
+    publish(profile, "run-1", {"rows": write_jsonl(tmp_path / "rows.jsonl", ROWS)})
     assert "is the tenant's first, so there is none to compare it with" in qinglan("diff")[2]

@@ -32,8 +32,7 @@ def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
     assert key_salt(seeded, "judge") != key_salt(profile, "judge")
 
 
-async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
-    profile = profile_of()
+async def test_clients_open_and_close(profile: Profile, tmp_path: Path):
     async with open_clients(run_of(profile, tmp_path), SERVICES, ("rag",)) as clients:
         assert (profile.paths.state / "ledger.db").is_file()
     with pytest.raises((RuntimeError, httpx2.HTTPError)):

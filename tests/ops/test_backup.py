@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,10 @@ def being_asked(profile: Profile) -> Iterator[None]:
 
 
 def test_a_lost_site_is_found_again_and_nothing_is_paid_twice(
-    profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("PREFECT_HOME", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
-    profile = profile_of()
     state, runs = profile.paths.state, profile.paths.runs
     paths = ["--set", f"paths.state={state}", "--set", f"paths.runs={runs}"]
 

@@ -6,7 +6,6 @@ What was switched and paused on the server survives a deployment from any machin
 import inspect
 import json
 import socket
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -85,12 +84,12 @@ def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
     assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
 
 
-def test_a_taken_port_is_one_line(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch):
+def test_a_taken_port_is_one_line(profile: Profile, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"):
-            serve_site(profile_of(), print, prefect_port=port)
+            serve_site(profile, print, prefect_port=port)
 
 
 def test_the_packages_own_deployments_are_used_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -25,13 +25,13 @@ def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):
     )
 
 
-def test_a_folder_that_can_not_be_written_to(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_folder_that_can_not_be_written_to(profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def refuse(dir: Path) -> Any:
         raise OSError(30, "Read-only file system")
 
-    assert machine.check_folders(profile_of()).problem is None
+    assert machine.check_folders(profile).problem is None
     monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
-    problem = machine.check_folders(profile_of()).problem or ""
+    problem = machine.check_folders(profile).problem or ""
     assert problem.startswith(f"paths.runs: {tmp_path} can't be written to: Read-only file system; paths.state: ")
     assert problem.endswith("give this user write access, or name another folder")
 
@@ -64,13 +64,13 @@ def memory(monkeypatch: pytest.MonkeyPatch, total: float, available: float) -> N
     monkeypatch.setattr(machine, "_CGROUP", Path("/no/cgroup"))
 
 
-def test_memory_for_training_on_the_cpu(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_memory_for_training_on_the_cpu(profile: Profile, monkeypatch: pytest.MonkeyPatch):
     memory(monkeypatch, 4, 3)
-    problem = machine.check_memory(profile_of(), "pipeline").problem or ""
+    problem = machine.check_memory(profile, "pipeline").problem or ""
     assert problem.startswith("memory: this machine or container has 4.0 GB, and training on the CPU takes 5; use a")
-    assert machine.check_memory(profile_of(), "refresh").problem is None
+    assert machine.check_memory(profile, "refresh").problem is None
     memory(monkeypatch, 16, 3)
-    check = machine.check_memory(profile_of(), "pipeline")
+    check = machine.check_memory(profile, "pipeline")
     assert (check.problem, check.note) == (None, "training on the CPU takes 5 GB; end what else runs here first")
 
 
@@ -109,16 +109,16 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
     assert machine.check_open_files(busy, "refresh").problem is None
 
 
-def test_locks_that_everybody_or_nobody_gets(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_locks_that_everybody_or_nobody_gets(profile: Profile, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: Any) -> None:
         raise OSError(37, "No locks available")
 
-    assert machine.check_locks(profile_of()).problem is None
+    assert machine.check_locks(profile).problem is None
     monkeypatch.setattr(machine, "_LOCKS", {"flock": lambda *_: None, "lockf": fcntl.lockf})
-    problem = machine.check_locks(profile_of()).problem or ""
+    problem = machine.check_locks(profile).problem or ""
     assert "two processes get the same lock (flock), so two flows could write into one run; put it on a loc" in problem
     monkeypatch.setattr(machine, "_LOCKS", {"flock": refuse})
-    assert "can be locked in" in (machine.check_locks(profile_of()).problem or "")
+    assert "can be locked in" in (machine.check_locks(profile).problem or "")
 
 
 def test_databases_on_a_network_mount_are_noted(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
@@ -137,11 +137,10 @@ def test_python_is_one_that_qinglan_takes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_packages_that_are_missing_old_or_not_those_of_the_lock(
-    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     given = ["pytest>=8", "no-such-package>=1", "pluggy>=99", 'verl-of-no-one>=1; extra == "trainer"']
     monkeypatch.setattr(machine, "requires", lambda _: given)
-    profile = profile_of()
     problem = machine.check_packages(profile, "refresh").problem or ""
     assert problem.startswith("packages: no-such-package is missing, pluggy is ")
     assert "verl-of-no-one" not in problem

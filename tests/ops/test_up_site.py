@@ -100,9 +100,7 @@ def test_prefect_knows_every_setting_and_those_of_the_environment_win(tmp_path: 
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
 
 
-def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_twice(
-    tmp_path: Path, profile_of: Callable[..., Profile]
-):
+def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_twice(tmp_path: Path, profile: Profile):
     done = list[str]()
 
     class Starts(Processes):
@@ -127,7 +125,7 @@ def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_tw
     with (
         Starts(tmp_path, said.append) as processes,
         httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api,
-        serve._LocalSite(profile_of(), Site(tmp_path, ""), processes, api, said.append)._workers(),
+        serve._LocalSite(profile, Site(tmp_path, ""), processes, api, said.append)._workers(),
     ):
         assert done == ["goes on", "qinglan-up", "qinglan-trainer-up"]
     assert said == ["train night had crashed; it goes on", "stopping"]

@@ -57,8 +57,8 @@ def another_process(what: str, profile: Profile) -> Iterator["subprocess.Popen[s
         process.kill()
 
 
-def test_the_same_flow_run_started_twice_waits_for_itself(profile_of: ProfileOf):
-    profile, order = profile_of(), list[str]()
+def test_the_same_flow_run_started_twice_waits_for_itself(profile: Profile):
+    order: list[str] = []
 
     def second() -> None:
         with refresh_lock(profile, "run-1"):
@@ -75,8 +75,7 @@ def test_the_same_flow_run_started_twice_waits_for_itself(profile_of: ProfileOf)
     assert order == ["first", "second"]
 
 
-def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: ProfileOf):
-    profile = profile_of()
+def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile: Profile):
     with another_process("refresh", profile) as other:
         with pytest.raises(
             RunLockedError, match=rf"default\.query_rewrite is running already \(process {other.pid} since"

@@ -84,23 +84,23 @@ USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gat
     ],
 )
 def test_an_edit_runs_the_stages_anew_that_use_it(
-    sources: Path, profile_of: Callable[..., Profile], file: str, old: str, new: str, stages: list[str]
+    sources: Path, profile: Profile, file: str, old: str, new: str, stages: list[str]
 ):
-    before, path = digests(profile_of()), sources / file
+    before, path = digests(profile), sources / file
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1) if old else text + new, encoding="utf-8")
-    after = digests(profile_of())
+    after = digests(profile)
     assert [name for name in STAGES if before[name] != after[name]] == stages
 
 
-def test_docstrings_comments_and_serving_leave_every_stage_reusable(sources: Path, profile_of: Callable[..., Profile]):
-    before = digests(profile_of())
+def test_docstrings_comments_and_serving_leave_every_stage_reusable(sources: Path, profile: Profile):
+    before = digests(profile)
     for path in sources.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         more = "\nMORE = 1\n" if "serving" in path.relative_to(sources).parts else ""
         path.write_text(text.replace('"""', '"""Otherwise: ', 1) + "# a comment\n" + more, encoding="utf-8")
-    assert digests(profile_of()) == before
+    assert digests(profile) == before
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -127,7 +127,7 @@ Train = Callable[..., StageResult | None]
 
 
 @pytest.fixture
-def train(profile_of: Callable[..., Profile], code: dict[str, str], tracker: Any) -> Train:
+def train(profile: Profile, code: dict[str, str], tracker: Any) -> Train:
     """Runs one attempt of SFT; each writes one more checkpoint, and all but the last die."""
 
     def make(*, dies: bool = False, continue_anyway: bool = False, rows: str = "a") -> StageResult | None:
@@ -138,7 +138,7 @@ def train(profile_of: Callable[..., Profile], code: dict[str, str], tracker: Any
                 raise StageError("died")
             return Outcome(rows_out=(stage.directory / "checkpoints").stat().st_size)
 
-        with open_run(profile_of(), "train", continue_anyway=continue_anyway) as run:
+        with open_run(profile, "train", continue_anyway=continue_anyway) as run:
             try:
                 return perform(run, "sft", {"rows": rows}, work, code=(), has_checkpoints=True)
             except StageError:
@@ -191,13 +191,11 @@ def test_a_finished_training_of_this_run_stays_where_the_user_continues_anyway(t
     assert again.details["continued_anyway"] == ["qinglan.tasks.sft"]
 
 
-def test_a_result_of_two_codes_is_not_reused_elsewhere(
-    train: Train, code: dict[str, str], profile_of: Callable[..., Profile]
-):
+def test_a_result_of_two_codes_is_not_reused_elsewhere(train: Train, code: dict[str, str], profile: Profile):
     first = train(dies=True)
     code["qinglan.tasks.sft"] = "2"
     mixed = train(continue_anyway=True)
-    with open_run(profile_of(), "pipeline") as run:
+    with open_run(profile, "pipeline") as run:
         result = perform(run, "sft", {"rows": "a"}, lambda _: Outcome(rows_out=9), code=(), has_checkpoints=True)
     assert first is None
     assert mixed and result.key != mixed.key

@@ -37,15 +37,19 @@ def summary(rows: list[Row]) -> RowSummary:
 
 @pytest.mark.parametrize("arrivals", [2, 60, 400])
 def test_more_of_the_same_is_no_drift(arrivals: int):
-    found = shift(summary(questions("supplement", 400)), summary(questions("supplement", arrivals, seed=1)))
+    old, new = questions("supplement", 400), questions("supplement", arrivals, seed=1)
+    report = drift("abc", summary(old), summary(new), summary([]), 0.2)
+    found = report.arrivals
     assert set(found.distances) == {"vocabulary", "length", "original score", "rewrite score"}
-    assert found.warnings(0.2) == []
+    assert report.warnings == []
     assert found.distances["vocabulary"].distance > (0.2 if arrivals == 2 else 0)  # though never 0 apart
 
 
 def test_another_subject_is_drift_in_vocabulary_alone():
-    found = shift(summary(questions("supplement", 400)), summary(questions("insurance", 60)))
-    assert found.warnings(0.2) == ["vocabulary"]
+    old, new = questions("supplement", 400), questions("insurance", 60)
+    report = drift("abc", summary(old), summary(new), summary([]), 0.2)
+    found = report.arrivals
+    assert report.warnings == ["vocabulary of the new rows"]
     assert found.new_vocabulary and found.new_vocabulary.share > 0.6 > found.new_vocabulary.expected
     assert found.new_intents and found.new_intents.share == 1
 

@@ -160,9 +160,6 @@ class Shift(BaseModel, frozen=True):
     failed_share: float = 0.0
     parent_failed_share: float = 0.0
 
-    def warnings(self, threshold: float) -> list[str]:
-        return [n for n, d in self.distances.items() if d.excess >= threshold and d.p_value <= SIGNIFICANT]
-
 
 class Drift(BaseModel, frozen=True):
     """A version compared with its parent: its new rows, and all its rows.
@@ -190,14 +187,18 @@ _RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
 def drift(parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float) -> Drift:
     """Compare a version with its parent; `arrivals` is of the rows whose ids the parent lacks."""
     came, now = shift(parent, arrivals), shift(parent, whole)
-    warnings = [f"{name} of the new rows" for name in came.warnings(threshold)]
-    warnings += [f"{name} of all rows" for name in now.warnings(threshold)]
+    warnings = {
+        f"{name} of {rows}": found.excess
+        for rows, moved in (("the new rows", came), ("all rows", now))
+        for name, found in moved.distances.items()
+        if found.excess >= threshold and found.p_value <= SIGNIFICANT
+    }
     return Drift(
         parent=parent_id,
         arrivals=came,
         whole=now,
         threshold=threshold,
-        warnings=warnings,
+        warnings=list(warnings),
         sentence=_sentence(parent_id, came, now, warnings),
     )
 
@@ -263,7 +264,7 @@ def _jensen_shannon(codes: Any, is_new: Any) -> float:
         return float(np.nan_to_num(jensenshannon(old, new, base=2)))
 
 
-def _sentence(parent_id: str, came: Shift, now: Shift, warnings: Sequence[str]) -> str:
+def _sentence(parent_id: str, came: Shift, now: Shift, warnings: Mapping[str, float]) -> str:
     if not came.rows:
         text = f"No question came in since {parent_id}"
     else:
@@ -273,9 +274,5 @@ def _sentence(parent_id: str, came: Shift, now: Shift, warnings: Sequence[str]) 
     text += f"; failures {now.parent_failed_share:.1%} → {now.failed_share:.1%}. "
     if not warnings:
         return text + "No drift beyond chance and threshold."
-    shifts = {"the new rows": came, "all rows": now}
-    details = []
-    for warning in warnings:
-        name, _, rows = warning.partition(" of ")
-        details.append(f"{warning} ({number(shifts[rows].distances[name].excess, 2)} beyond chance)")
+    details = (f"{warning} ({number(excess, 2)} beyond chance)" for warning, excess in warnings.items())
     return text + f"Drift: {', '.join(details)}."

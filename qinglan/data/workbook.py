@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from qinglan.config import Data, Tenant
 from qinglan.data.sources.files import read_jsonl, read_records
-from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field, is_empty
+from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field
 from qinglan.recipes import Input, identifying
 from qinglan.rows import HINTS, Row, Split, normalise, row_id
 from qinglan.runs.artifacts import hash_of
@@ -104,7 +104,7 @@ def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -
 
 def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input]) -> str | None:
     query = cells.get("query")
-    if is_empty(query):
+    if query == "" or not (isinstance(query, str) or row.query):
         return "empty_query"
     if not isinstance(query, str) or any(isinstance(value, list | dict | bytes) for value in cells.values()):
         return "not_text"

@@ -24,7 +24,6 @@ from qinglan.rows import HINTS, INPUT_REASONS, Row, row_id
 
 HEADER = ["问题", "用户画像", "历史摘要", "标准文档", "划分", "意图"]
 INPUTS = (Input("hint", "提示", required=True), Input("label", "标签", identifies=False))
-OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
 def xlsx(path: Path, *rows: list[Any], sheet: str = "Sheet1", merged: str | None = None) -> Path:
@@ -374,10 +373,10 @@ def test_files_that_are_not_there_or_not_readable(drop: Path, monkeypatch: pytes
 
 def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path) -> None:
     good = xlsx(tmp_path / "good.xlsx", ["问题"], ["头疼"]).read_bytes()
-    path = tmp_path / "q.xlsx"
+    path, ole = tmp_path / "q.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
     for content, message in (
-        (OLE + b"Workbook", "old .xls file under the name .xlsx"),
-        (OLE + "EncryptedPackage".encode("utf-16-le"), "is encrypted; remove its password"),
+        (ole + b"Workbook", "old .xls file under the name .xlsx"),
+        (ole + "EncryptedPackage".encode("utf-16-le"), "is encrypted; remove its password"),
         ("问题\n头疼\n".encode(), "is not an Excel file; if it is text, rename it to .csv"),
         (good[: len(good) // 2], "is damaged ("),
         (good.replace(b"xl/workbook.xml", b"xl/workbork.xml"), "is damaged ("),

@@ -66,7 +66,17 @@ class Layout(NamedTuple):
 
 def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
     """Records of one sheet; a formula, a merged or an error cell is the record's flaw."""
-    _refuse_other_files(path)
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content[:8] == _OLE_MAGIC:
+            if content.find(_ENCRYPTED) >= 0:
+                raise WorkbookError(f"{path}: is encrypted; remove its password in Excel and save it again")
+            raise WorkbookError(
+                f"{path}: is an old .xls file under the name .xlsx; open it in Excel and save it as .xlsx"
+            )
+        if content[:2] != b"PK":
+            raise WorkbookError(
+                f"{path}: is not an Excel file; if it is text, rename it to .csv, else save it as .xlsx"
+            )
     try:
         layout = scan(path, columns.sheet)
         if not layout.sheets:
@@ -164,20 +174,6 @@ def load_book(stream: IO[bytes]) -> Any:
 def damage(error: Exception) -> str:
     """An error's message, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _refuse_other_files(path: Path) -> None:
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content[:8] == _OLE_MAGIC:
-            if content.find(_ENCRYPTED) >= 0:
-                raise WorkbookError(f"{path}: is encrypted; remove its password in Excel and save it again")
-            raise WorkbookError(
-                f"{path}: is an old .xls file under the name .xlsx; open it in Excel and save it as .xlsx"
-            )
-        if content[:2] != b"PK":
-            raise WorkbookError(
-                f"{path}: is not an Excel file; if it is text, rename it to .csv, else save it as .xlsx"
-            )
 
 
 def scan(path: Path, sheet: str | None) -> Layout:

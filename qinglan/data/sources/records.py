@@ -86,14 +86,9 @@ def column_places(found: Sequence[str], columns: InputColumns, where: str) -> di
     return places
 
 
-def is_empty(value: Any) -> bool:
-    """Is there no value? pandas writes NaN then."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
 def cell_text(value: Any) -> str:
     """A cell's text for a prompt: no illegal characters, 12.0 as 12, dates in ISO form."""
-    if is_empty(value):
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes NaN for an empty cell
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -1,0 +1,33 @@
+"""How often a test split was evaluated: by other models, on the same rows, whatever arrived since."""
+
+from collections.abc import Callable
+
+import pytest
+
+from qinglan.config import Profile
+from qinglan.data.versions import tenant_folder
+from qinglan.errors import ArtifactError
+from qinglan.evaluation.split_uses import note_evaluation
+
+ROWS = [f"{n:04}" for n in range(1000)]
+
+
+def test_other_models_on_the_same_rows_are_counted_also_where_the_split_grew(profile_of: Callable[..., Profile]):
+    profile = profile_of()
+    grown = [*ROWS, *(f"new {n}" for n in range(300))]
+    noted = [("a", ROWS), ("b", ROWS[::-1]), ("b", ROWS), ("c", grown), ("a", grown), ("d", grown[-300:])]
+    assert [note_evaluation(profile, f"run-{models}", models, rows) for models, rows in noted] == [0, 1, 1, 2, 0, 0]
+    assert note_evaluation(profile_of(tenant={"id": "other"}), "r", "e", ROWS) == 0
+
+
+def test_a_split_of_a_few_rows_is_known_too(profile_of: Callable[..., Profile]):
+    noted = [("a", ["1"]), ("b", ["1", "2"]), ("c", ["3"])]
+    assert [note_evaluation(profile_of(), "r", models, rows) for models, rows in noted] == [0, 1, 0]
+
+
+def test_a_damaged_record_is_one_line(profile_of: Callable[..., Profile]):
+    note_evaluation(profile_of(), "r", "a", ROWS)
+    path = tenant_folder(profile_of()) / "evaluated.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"sample"', '"rows"'), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"evaluated.json: not readable .*; remove it, and the count starts anew"):
+        note_evaluation(profile_of(), "r", "b", ROWS)

@@ -81,6 +81,8 @@ class Comparison(Statistic):
     """Rows where either arm has no value."""
     one_sided: int = 0
     """Those of them where only one arm has none, so that the comparison may flatter it."""
+    only_a: int = 0
+    """Those of `one_sided` where `a` has a value and `b` has none."""
     p_holm: float | None = None
     """`p_value` corrected by Holm's method, where there are several comparisons on this metric."""
     p_mcnemar: float | None = None
@@ -148,6 +150,7 @@ def compare(
         mean_b=float(values_b.mean()) if rows else None,
         left_out=listed - len(rows),
         one_sided=len(left.keys() ^ right.keys()),
+        only_a=len(left.keys() - right.keys()),
         p_mcnemar=mcnemar_p(wins, losses) if proportion and rows else None,
     )
 

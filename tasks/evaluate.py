@@ -3,13 +3,23 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, try_cases
+from qinglan.evaluation.red_team import (
+    Case,
+    RedTeamResult,
+    cases_of,
+    row_of,
+    texts_of,
+    texts_of_teacher,
+    try_cases,
+)
+from qinglan.evaluation.split_uses import note_evaluation
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders
 from qinglan.recipes import get_recipe
@@ -25,9 +35,9 @@ from qinglan.training.engines.generate import generate_commands
 
 CODE = (
     __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.figures", "qinglan.evaluation.models",
-    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.summary",
-    "qinglan.evaluation.teacher_comparison", "qinglan.recipes.kinds.measuring", "qinglan.rows", "qinglan.statistics",
-    "qinglan.training.engines.generate",
+    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.split_uses",
+    "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison", "qinglan.recipes.kinds.measuring",
+    "qinglan.rows", "qinglan.statistics", "qinglan.training.engines.generate",
 )  # fmt: skip
 
 Calls = dict[str, dict[str, int]]
@@ -51,6 +61,14 @@ class Answers(NamedTuple):
     probed: dict[ArmName, list[ArmRow]]
 
 
+class Asked(NamedTuple):
+    """What the teachers answered, by teacher, and the calls that it took."""
+
+    arms: dict[ArmName, list[ArmRow]]
+    red_team: dict[ArmName, list[ArmRow]]
+    calls: Calls
+
+
 class Completed(NamedTuple):
     """The arms with what was found out about them."""
 
@@ -68,34 +86,44 @@ def evaluate_arms(
     profile = run.profile
     recipe = get_recipe(profile.recipe)
     students, cases = _students(run, models), cases_of(profile)
-    rivals = [each for each in contenders(run, services) if each.arm in profile.evaluate.teachers]
+    named = {*profile.evaluate.teachers, *profile.gate.rivals}
+    rivals = [each for each in contenders(run, services) if each.arm in named]
     loads = _loads(profile, students)
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
         arms = recipe.baseline_arms(rows, profile, retrieve_again=True)
-        asked, paid = asyncio.run(_ask_teachers(stage, rivals, rows))
-        keys = {key for arm in (arms | asked).values() for entry in arm for key in entry.requests}
+        asked = asyncio.run(_ask_teachers(stage, rivals, rows, cases))
+        arms |= asked.arms
+        keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
         with site_ledger(profile) as ledger:
             calls = ledger.get_many(keys)
-        arms = {name: with_tokens(arm, calls) for name, arm in (arms | asked).items()}
+        arms = {name: with_tokens(arm, calls) for name, arm in arms.items()}
         answers = _generate(stage, rows, cases, students)
         arms |= answers.arms
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
-        done = asyncio.run(_complete(stage.run, services, arms, rows, cases, answers.red_team))
+        tried = answers.red_team | {name: texts_of_teacher(arm) for name, arm in asked.red_team.items()}
+        done = asyncio.run(_complete(stage.run, services, arms, rows, cases, tried))
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
-        found = evaluate(
-            done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed
-        ).model_copy(update={"red_team": done.red_team, "unjudged": done.unjudged})
+        found = evaluate(done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed)
+        trained = hash_of({name: each.identity for name, each in students.items() if name != "champion"})
+        earlier = note_evaluation(profile, run.id, trained, (row.id for row in rows))
+        found = found.model_copy(
+            update={"red_team": done.red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier}
+        )
         write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {
             f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
         }
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
-        outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), {"api": _added(done.calls, paid)})
+        outcome = Outcome(
+            len(rows), len(rows), {}, artifacts, metrics_of(found), {"api": _added(done.calls, asked.calls)}
+        )
         outcome.details["models"] = {name: student.identity for name, student in students.items()}
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
-        lost += [entry.reason for arm in asked.values() for entry in arm if not entry.text]
+        lost += [
+            entry.reason for arm in (*asked.arms.values(), *asked.red_team.values()) for entry in arm if not entry.text
+        ]
         lost += Counter(done.unjudged).elements()
         outcome.try_again = sum(why in RETRYABLE_REASONS for why in lost)
         return outcome
@@ -111,6 +139,7 @@ def evaluate_arms(
         "teachers": {
             each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals
         },
+        "teachers_on_cases": [each.arm for each in rivals if each.arm in profile.gate.rivals],
         "red_team": hash_of([case.model_dump(mode="json") for case in cases]),
         "measuring": recipe.measuring_digest(profile.tenant),
         "loads": {name: load.model_dump(mode="json") for name, load in loads.items()},
@@ -145,20 +174,27 @@ def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, Reaso
     }
 
 
-async def _ask_teachers(
-    stage: Stage, rivals: Sequence[Contender], rows: Sequence[Row]
-) -> tuple[dict[ArmName, list[ArmRow]], Calls]:
-    """The further teachers' arms, before anything is generated: where the money doesn't last, it is known now."""
+async def _ask_teachers(stage: Stage, rivals: Sequence[Contender], rows: Sequence[Row], cases: Sequence[Case]) -> Asked:
+    """The further teachers on the test questions, and those that the gate names on the red team's cases that need not
+    pass; before anything is generated: where the money doesn't last, it is known now."""
     profile, calls = stage.run.profile, Calls()
-    arms: dict[ArmName, list[ArmRow]] = {}
+    recipe, tenant = get_recipe(profile.recipe), profile.tenant
+    arms, red_team = dict[ArmName, list[ArmRow]](), dict[ArmName, list[ArmRow]]()
     for rival in rivals:
-        stage.say(f"asking {rival.arm} {len(rows):,} questions")
-        async with open_clients(rival.run, rival.services, ["teacher"]) as clients:
-            arms[rival.arm] = await ask_teacher(
-                rows, get_recipe(profile.recipe), clients, profile.tenant, profile.evaluate.max_failed_share
-            )
+        questions = list(rows) if rival.arm in profile.evaluate.teachers else []
+        compared = [row_of(each, tenant) for each in cases if not each.must_pass and rival.arm in profile.gate.rivals]
+        roles = {role for row in (*questions, *compared) for role in recipe.distill_messages(row, tenant)}
+        if not roles:
+            continue
+        stage.say(f"asking {rival.arm} {len(questions) + len(compared):,} questions")
+        async with open_clients(rival.run, rival.services, roles) as clients:
+            ask = partial(ask_teacher, recipe=recipe, clients=clients, tenant=tenant)
+            if questions:
+                arms[rival.arm] = await ask(questions, max_failed_share=profile.evaluate.max_failed_share)
+            if compared:  # few: a failed call leaves its case out
+                red_team[rival.arm] = await ask(compared, max_failed_share=1.0)
             calls = _added(calls, clients.call_counts())
-    return arms, calls
+    return Asked(arms, red_team, calls)
 
 
 def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students: Mapping[ArmName, Model]) -> Answers:
@@ -190,7 +226,7 @@ async def _complete(
     arms: Mapping[ArmName, Sequence[ArmRow]],
     rows: Sequence[Row],
     cases: Sequence[Case],
-    red_team: Mapping[ArmName, Mapping[str, str]],
+    red_team: Mapping[ArmName, Mapping[str, str | Reason]],
 ) -> Completed:
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
     async with open_clients(run, services, recipe.graders) as clients:

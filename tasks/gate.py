@@ -18,8 +18,8 @@ from qinglan.tasks.stage import Outcome, Stage, emit_run_event, perform, stage_t
 from qinglan.text import markdown_cell
 
 CODE = (
-    __name__, "qinglan.evaluation.gate", "qinglan.evaluation.models", "qinglan.evaluation.reasons", "qinglan.rows",
-    "qinglan.statistics",
+    __name__, "qinglan.evaluation.gate", "qinglan.evaluation.models", "qinglan.evaluation.reasons",
+    "qinglan.evaluation.red_team", "qinglan.rows", "qinglan.statistics",
 )  # fmt: skip
 
 LOSSES, SAMPLED = 60, 40
@@ -52,7 +52,7 @@ def decide_release(
             decision = decided_by(decision, ask(stage, decision.sentence, text, workbook))
         write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
         artifacts["decision"] = Artifact.of(stage.directory / "decision.json")
-        stage.say(decision.sentence)
+        stage.say(" ".join([decision.sentence, *([decision.note.render()] if decision.note else [])]))
         outcomes = [rule.outcome for rule in decision.rules]
         counts = {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
         unanswered = any(rule.name == "approval" and rule.outcome == "unknown" for rule in decision.rules)
@@ -89,7 +89,7 @@ def decision_markdown(decision: Decision) -> str:
         why = rule.reason.render() if rule.reason else ""
         cells = (_MARKS[rule.outcome], rule.name, rule.found.render(), rule.required.render(), why)
         lines.append(f"| {' | '.join(markdown_cell(text) for text in cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(["", decision.note.render()] if decision.note else [])]) + "\n"
 
 
 def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResult) -> Artifact:

@@ -73,6 +73,7 @@ def test_rows_are_paired_by_id_not_by_place() -> None:
 def test_missing_values_are_left_out_and_counted_never_zero() -> None:
     result = compared(arm("a", 1, 1, None, math.nan, 1), arm("b", 1, None, 0, None, 0))
     assert (result.n, result.left_out, result.one_sided, result.diff) == (2, 3, 2, 0.5)
+    assert result.only_a == 1, "b alone has no value"
     never_seen = compared(arm("a", 1, 0, 1), arm("b", 1, 0))
     assert (never_seen.n, never_seen.left_out, never_seen.one_sided) == (2, 1, 1)
 

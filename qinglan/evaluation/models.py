@@ -21,13 +21,16 @@ Verdict = Literal["promote", "refuse", "undecided"]
 Outcome = Literal["pass", "fail", "unknown"]
 GAIN, APPROVAL = "gain_vs_", "approval"
 """The rule about a rival begins with the former; the latter is a person's word."""
+FALSE_PASS = 0.025
+"""The chance that a model which is no better passes the rule about the gain: one side of a 95% interval."""
 
 
 class Rule(BaseModel, frozen=True, extra="forbid"):
     """One requirement and how it came out."""
 
     name: str
-    """Such as `gain_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `alarms`."""
+    """Such as `gain_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `robustness_vs_teacher`,
+    `alarms`."""
     outcome: Outcome
     """`unknown` where the test set can't tell, or what the rule needs was not measured; it blocks like a failure, and
     says so. Only the teacher's latency may be missing: then there is nothing to be slower than."""
@@ -48,6 +51,17 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
     champion: str | None = None
     """Version of the registered model that is to be replaced, if there is one."""
     rules: list[Rule]
+    earlier_evaluations: int = 0
+    """Evaluations of other models on this test split before this one."""
+
+    @property
+    def note(self) -> Reason | None:
+        """What it means for the error rate that the test split was used before; None where it was not."""
+        if not self.earlier_evaluations:
+            return None
+        models = self.earlier_evaluations + 1
+        chance = 1 - (1 - FALSE_PASS) ** models
+        return reason("test_split_used", earlier=self.earlier_evaluations, models=models, chance=chance)
 
     @property
     def sentence(self) -> str:
@@ -188,9 +202,7 @@ class ArmFigures(ScoredMetrics):
     prompt_tokens_per_1000: Number = None
     completion_tokens_per_1000: Number = None
     failed: int = 0
-    """Of `n`: there is no text, or nothing is known of it, as where a call failed; left out of the means."""
-    empty: int = 0
-    """Of `n`: the text is empty, which counts as wrong."""
+    """Of `n`: no usable text, or nothing could be said of it; left out of the means."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -427,8 +439,11 @@ class Evaluation(BaseModel):
     shared: list[Shared]
     slices: list[Slice] = []
     red_team: dict[ArmName, list[RedTeamResult]] = {}
-    """Of the students; the base model is not tried."""
+    """Of the students, and of the teachers among the gate's rivals on the cases that need not pass; the base model is
+    not tried."""
     findings: list[Finding] = []
     """Tables of the recipe's own."""
     unjudged: dict[str, int] = {}
     """Questions that no arm has a judge's score for, by the reason why the panel's call failed."""
+    earlier_evaluations: int = 0
+    """Of other models on this test split."""

@@ -1,8 +1,9 @@
 """The red team: questions on which a student must not go wrong, whatever its averages say.
 
-A case is a question with checks that are small and declared as data, so that a file of them needs no code. A recipe's
-own cases are redteam/<recipe>.jsonl beside its file; `evaluate.red_team` adds the user's, and one with the id of a
-built-in case replaces that. A case that could not be checked is neither passed nor failed.
+Cases that guard people must pass, each of them; on the others the student must not be worse than its rivals. A case is
+a question with checks that are small and declared as data, so that a file of them needs no code. A recipe's own cases
+are redteam/<recipe>.jsonl beside its file; `evaluate.red_team` adds the user's, and one with the id of a built-in case
+replaces that. A case that could not be checked is neither passed nor failed.
 """
 
 import asyncio
@@ -20,13 +21,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from qinglan import recipes
 from qinglan.clients.roles import Clients
+from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import Profile, Tenant
 from qinglan.data.workbook import read_rows
 from qinglan.errors import CallError, ConfigError, WorkbookError
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.selection import is_boilerplate
-from qinglan.rows import HINTS, ArmName, Retrieved, Row, normalise
+from qinglan.rows import HINTS, ArmName, ArmRow, Retrieved, Row, normalise
+from qinglan.statistics import ArmScores, Comparison, compare
 
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
 OF_EVERY_REWRITE = {"one_line": True, "not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
@@ -104,12 +107,12 @@ class Case(CasePart):
     inputs: dict[str, str] = {}
     """What else the recipe asks of a row, by `Input.name`."""
     must_pass: bool = True
-    """A release needs it; others are shown only."""
+    """A release needs it; of the others it needs that the student passes no fewer than its rivals."""
     checks: Checks = Checks()
 
 
 class RedTeamResult(CasePart):
-    """One student's text for one case, and whether it passed."""
+    """One arm's text for one case, and whether it passed."""
 
     case_id: str
     name: str
@@ -156,28 +159,41 @@ def texts_of(answers: Iterable[str]) -> dict[str, str]:
     return {answer["id"]: answer["text"].strip() for answer in map(json.loads, answers)}
 
 
+def texts_of_teacher(answers: Iterable[ArmRow]) -> dict[str, str | Reason]:
+    """By prompt id; a reason in the place of a text where the call failed. What it refuses to answer is no text."""
+    return {
+        entry.row_id: reason("call_failed", why=entry.reason) if entry.reason in RETRYABLE_REASONS else entry.text or ""
+        for entry in answers
+    }
+
+
 async def try_cases(
     cases: Sequence[Case],
-    answers: Mapping[ArmName, Mapping[str, str]],
+    answers: Mapping[ArmName, Mapping[str, str | Reason]],
     recipe: Recipe,
     tenant: Tenant,
     clients: Clients,
 ) -> dict[ArmName, list[RedTeamResult]]:
-    """Every case by every student, in the cases' order. A case whose retrieval failed counts as not checked.
+    """The cases that each arm was asked, in the cases' order. A case whose call failed counts as not checked.
 
     Args:
-        answers: by student, what `texts_of` gives.
+        answers: by arm, what `texts_of` and `texts_of_teacher` give.
     """
 
-    async def attempt(case: Case, texts: Mapping[str, str]) -> RedTeamResult:
+    async def attempt(case: Case, texts: Mapping[str, str | Reason]) -> RedTeamResult:
         row, retrieved = row_of(case, tenant), None
         text = texts[row.id]
+        if isinstance(text, Reason):
+            return _result(case, None, None, text)
         if case.checks.needs_retrieval and text:
             with suppress(CallError):
                 retrieved = await clients.rag.retrieve(case.query, " ".join(text.split()))
         return check(case, text or None, retrieved, recipe.parts(row, text))
 
-    tried = [asyncio.gather(*(attempt(case, texts) for case in cases)) for texts in answers.values()]
+    tried = [
+        asyncio.gather(*(attempt(case, texts) for case in cases if row_of(case, tenant).id in texts))
+        for texts in answers.values()
+    ]
     return dict(zip(answers, await asyncio.gather(*tried), strict=True))
 
 
@@ -195,15 +211,35 @@ def check(
     flaw = next(_flaws(case, text, parts, retrieved), None)
     asked = case.checks.needs_retrieval and bool(text.strip())  # where no answer is a right one, nothing is looked up
     unknown = flaw is None and asked and retrieved is None
+    if unknown:
+        return _result(case, answer, None, reason("rag_no_answer"))
+    return _result(case, answer, flaw is None, flaw)
+
+
+def _result(case: Case, text: str | None, passed: bool | None, why: Reason | None) -> RedTeamResult:
     return RedTeamResult(
         case_id=case.id,
         name=case.name,
         kind=case.kind,
         must_pass=case.must_pass,
-        passed=None if unknown else flaw is None,
-        reason=reason("rag_no_answer") if unknown else flaw,
-        text=answer,
+        passed=passed,
+        reason=why,
+        text=text,
     )
+
+
+def compare_rates(results: Mapping[ArmName, Sequence[RedTeamResult]], a: ArmName, b: ArmName) -> Comparison:
+    """Two arms on the cases that need not pass, case by case."""
+    passed = {
+        arm: {
+            result.case_id: None if result.passed is None else float(result.passed)
+            for result in results.get(arm, ())
+            if not result.must_pass
+        }
+        for arm in (a, b)
+    }
+    left, right = (ArmScores(arm=arm, scores={"passed": values}) for arm, values in passed.items())
+    return compare(left, right, "passed", {case: case for case in passed[a]}, proportion=True)
 
 
 def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retrieved | None) -> Iterator[Reason]:
@@ -339,5 +375,6 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
             profile=row.profile,
             history=row.history,
             inputs=row.inputs,
+            must_pass=False,
             checks=Checks.model_validate({**OF_EVERY_REWRITE, "gold_top1": row.gold_id}),
         )

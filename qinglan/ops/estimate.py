@@ -20,6 +20,7 @@ from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
 from qinglan.data.sources.database import query_database
 from qinglan.data.workbook import read_rows
+from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.distillation import distill_requests
@@ -136,8 +137,12 @@ def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]
         for label, endpoint in {"teacher": profile.teacher, **profile.compare.teachers}.items():
             yield _Part("teacher", f"distill {label}", endpoint, min(counts.questions, profile.compare.rows))
     if flow in ("pipeline", "train", "evaluate"):
-        for name in profile.evaluate.teachers:
-            yield _Part("teacher", f"evaluate {name}", profile.compare.teachers[name], counts.test)
+        cases = sum(not case.must_pass for case in cases_of(profile))
+        for name, endpoint in {"teacher": profile.teacher, **profile.compare.teachers}.items():
+            questions = counts.test if name in profile.evaluate.teachers else 0
+            questions += cases if name in profile.gate.rivals else 0
+            if questions:
+                yield _Part("teacher", f"evaluate {name}", endpoint, questions)
     if "judge" in recipe.graders:
         yield from _judgements(profile, flow, counts)
 

@@ -24,6 +24,7 @@ from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.evaluation.gate import TEACHER
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ops.checks import Check, PlannedCheck, run_check
@@ -146,6 +147,8 @@ def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
     recipe = get_recipe(profile.recipe)
     judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
     asked = set(recipe.DISTILL_ROLES) if flow in TEACHER_FLOWS else set()
+    if flow in ENGINE_FLOWS and TEACHER in profile.gate.rivals:  # it is asked the red team's cases
+        asked |= {role for role in recipe.DISTILL_ROLES if role == TEACHER}
     asked |= {"judge"} if judges and "judge" in recipe.graders else set()
     return [role for role in get_args(ChatRole) if role in asked]
 

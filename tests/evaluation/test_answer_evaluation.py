@@ -80,7 +80,7 @@ def trained() -> Evaluation:
 
 
 def report(found: Evaluation) -> Report:
-    content = found.model_dump(exclude={"red_team", "unjudged"})
+    content = found.model_dump(exclude={"red_team", "unjudged", "earlier_evaluations"})
     known = {"run_id": "r", "profile": "p", "recipe": "letters", "retrieves": False, "rivals": ["sft"]}
     return Report.model_validate(content | known)
 

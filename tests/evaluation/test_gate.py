@@ -162,12 +162,32 @@ def test_questions_that_one_arm_left_out_or_nobody_judged_count_against_the_chal
     left_out = [comparison("teacher", "top1", (0.06, 0.02, 0.10), one_sided=questions) for questions in (19, 21)]
     few, many = (decided(evaluation(comparisons=[top1, quality])) for top1 in left_out)
     assert (few.verdict, many.verdict) == ("promote", "undecided")
-    assert "21 questions were left out because only one of the two has a value there" in many.sentence
+    assert "21 questions were left out because the challenger alone has no value there" in many.sentence
     assert decided(evaluation(unjudged={"judge_unreadable": 39})).verdict == "promote"
     decision = decided(evaluation(unjudged={"judge_unreadable": 39, "teacher_timeout": 1}))
     found = rule(decision, "quality_vs_teacher")
     assert (found.outcome, found.required.render()) == ("unknown", "the 95% interval above −0.20")
     assert "40 questions were left out because the judge's answer failed (40) or" in why(decision, found.name)
+
+
+@pytest.mark.parametrize(
+    ("ends", "only_a", "outcome"),
+    [
+        ((0.06, 0.02, 0.10), 200, "pass"),  # nothing that the rival left unanswered counts against the challenger
+        ((0.06, 0.02, 0.10), 181, "pass"),
+        ((0.06, 0.02, 0.10), 179, "unknown"),  # 21 that the challenger left do
+        ((-0.02, -0.06, 0.02), 0, "unknown"),
+        ((-0.02, -0.06, 0.02), 200, "unknown"),  # the rival's could all have been won
+    ],
+)
+def test_a_rivals_silence_never_counts_against_the_challenger(ends: Ends, only_a: int, outcome: str):
+    found = [
+        comparison("teacher", "top1", ends, one_sided=200, only_a=only_a),
+        comparison("teacher", "quality", GOOD["quality"], one_sided=only_a, only_a=only_a),
+    ]
+    decision = decided(evaluation(comparisons=found))
+    assert rule(decision, "gain_vs_teacher").outcome == outcome
+    assert rule(decision, "quality_vs_teacher").outcome == "pass"
 
 
 def test_the_champion_must_be_beaten_as_well():
@@ -230,6 +250,57 @@ def test_only_cases_that_must_pass_block(red_team: dict[str, Any], verdict: str)
     assert decided(evaluation(red_team=red_team)).verdict == verdict
 
 
+def rates(mine: str, theirs: str, rival: str = "teacher") -> Evaluation:
+    """Cases that need not pass, a letter each: `+` passed, `-` failed, `?` not checked."""
+    red_team = {
+        arm: [
+            tried({"+": True, "-": False, "?": None}[mark], must_pass=False, why=reason("rag_no_answer")).model_copy(
+                update={"case_id": f"{n}", "name": f"用例{n}"}
+            )
+            for n, mark in enumerate(marks)
+        ]
+        for arm, marks in (("rl", mine), (rival, theirs))
+    }
+    return evaluation(red_team=red_team, champion=GOOD)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "outcome", "text"),
+    [
+        ("+" * 25 + "-", "+" * 26, "pass", "25 of 26 cases passed, the teacher 26: −0.038 [−0.115, 0.000]"),
+        ("+" * 26, "+" * 26, "pass", ": 0.000 [0.000, 0.000]; so many cases can show a loss of 0.154"),
+        ("-" * 26, "-" * 26, "pass", "0 of 26 cases passed, the teacher 0"),
+        ("+" * 20 + "-" * 6, "+" * 26, "fail", "20 of 26 cases passed, the teacher 26: −0.231"),
+        ("+" * 20 + "-" * 6, "+" * 18 + "-" * 4 + "+" * 4, "pass", "20 of 26 cases passed, the teacher 22"),
+        ("+?+++++-", "?+++++++", "pass", "5 of 6 cases passed, the teacher 6"),
+        ("-" * 5, "+" * 5, "pass", "so few cases can show no loss"),
+        ("????????", "++++++++", "unknown", "not compared"),
+    ],
+)
+def test_robustness_is_a_rate_that_must_not_be_lower_than_the_rivals(mine: str, theirs: str, outcome: str, text: str):
+    found = rule(decided(rates(mine, theirs)), "robustness_vs_teacher")
+    assert found.outcome == outcome
+    assert text in found.found.render()
+    assert ("2 left out" in found.found.render()) == ("?" in theirs)
+    assert found.reason is None or found.outcome != "pass"
+
+
+def test_lost_cases_are_named_and_a_champion_is_a_rival_too():
+    lost = decided(rates("-" * 6 + "+" * 20, "-" + "+" * 25, "champion"), champion="3")
+    assert lost.verdict == "refuse" and "robustness_vs_teacher" not in {rule.name for rule in lost.rules}
+    assert why(lost, "robustness_vs_champion").startswith("it passes fewer of the red team's cases than the champion")
+    assert "“用例1” (1: " in lost.sentence and "用例0" not in lost.sentence and "; and 2 more" in lost.sentence
+
+
+def test_earlier_evaluations_on_the_test_split_are_told_and_decide_nothing():
+    assert decided().note is None
+    told = decided(evaluation(earlier_evaluations=9))
+    assert told.verdict == "promote" and told.note
+    english, chinese = told.note.words
+    assert "before this one: 9. Among 10 models" in english and "up to 22%" in english
+    assert "9 次" in chinese and "22%" in chinese
+
+
 def test_an_alarm_refuses_unless_it_is_accepted():
     refused = decide(evaluation(), [alarm(), alarm(40)], Gate(), None)
     assert refused.verdict == "refuse" and "reward_up_gold_down (step 22, 40)" in refused.sentence
@@ -266,3 +337,11 @@ def test_the_simulated_noise_is_that_of_real_runs_and_decides_what_differs_much(
     small = bench.TestSet(500, 80)
     assert bench.verdicts(small, {"rl": 0.6, "teacher": 0.8}, 5, seed=0) == {"refuse": 5}
     assert bench.verdicts(small, {"rl": 0.99, "teacher": 0.7}, 5, seed=0) == {"promote": 5}
+    bench.CASE_DRAWS = 20
+    assert (
+        bench.refused(26, 0.9, 0.9, must_pass=True).count
+        >= 15
+        > 2
+        >= bench.refused(26, 0.9, 0.9, must_pass=False).count
+    )
+    assert bench.refused(26, 0.3, 0.9, must_pass=False).count == 20

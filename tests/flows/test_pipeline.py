@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 from mlflow import MlflowClient
-from pipeline_site import ROWS, SMALL, Site
+from pipeline_site import ROWS, Site
 
 from qinglan.evaluation.models import Report
 from qinglan.recipes.query_rewrite import user_text
@@ -17,6 +17,9 @@ from qinglan.runs.artifacts import read_jsonl, sha256_of
 from qinglan.simulators.domains.query_rewrite import corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+CASES = 26
+"""Of the red team, that the teacher is asked."""
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +40,11 @@ def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_w
     assert all(arm["n"] == 60 for arm in report["arms"].values())
     assert report["training"]["rl"]["steps"] == 3
     usage = report["api"]["teacher"]
-    assert (site.paid("teacher"), usage["calls"], usage["failed"]) == (ROWS, ROWS, 0)
+    assert (site.paid("teacher"), usage["calls"], usage["failed"]) == (ROWS + CASES, ROWS + CASES, 0)
     assert report["decision"]["verdict"] in ("promote", "refuse", "undecided")
-    assert {rule["name"] for rule in report["decision"]["rules"]} >= {"gain_vs_teacher", "red_team", "cost"}
+    assert {rule["name"] for rule in report["decision"]["rules"]} >= {
+        "gain_vs_teacher", "red_team", "robustness_vs_teacher", "cost",
+    }  # fmt: skip
     assert report["released"]["version"] == "1"
 
 
@@ -101,12 +106,9 @@ def test_second_run_pays_nothing_and_repeats_nothing(site: Site) -> None:
 
 
 @pytest.mark.extended
-def test_what_was_killed_three_times_is_one_run_and_nothing_is_paid_or_trained_twice(
-    tmp_path: Path, site: Site
-) -> None:
-    """By SIGKILL: in distillation, in SFT and in PPO. Slow services that fail at times change no weight."""
-    undisturbed = weights(site)
-    site = Site(tmp_path, settings=SMALL | {"embedded.rag_latency_ms": 30, "embedded.fault_rate": 0.05})
+def test_what_was_killed_three_times_is_one_run_and_nothing_is_paid_or_trained_twice(tmp_path: Path) -> None:
+    """By SIGKILL: in distillation, in SFT and in PPO."""
+    site = Site(tmp_path)
     site.kill_when(lambda: site.paid("teacher") >= 50)
     site.kill_when(lambda: site.found("runs/*/sft/checkpoints/checkpoint-*/trainer_state.json"))
     site.kill_when(lambda: site.found("runs/*/rl/checkpoints/latest_checkpointed_iteration.txt"))
@@ -119,11 +121,4 @@ def test_what_was_killed_three_times_is_one_run_and_nothing_is_paid_or_trained_t
     lines = (site.run_directory / "rl" / "metrics.2.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["step"] > 0
     usage = site.report()["api"]["teacher"]
-    assert (site.paid("teacher"), usage["calls"], usage["failed"]) == (ROWS, ROWS, 0)
-    assert weights(site) == undisturbed
-
-
-def weights(site: Site) -> dict[str, str]:
-    """Digests, of RL's after its last step: a run this small may choose the SFT model."""
-    files = {"sft": "sft/merged", "rl": "rl/checkpoints/global_step_3/actor/huggingface"}
-    return {stage: sha256_of(site.run_directory / file / "model.safetensors") for stage, file in files.items()}
+    assert (site.paid("teacher"), usage["calls"], usage["failed"]) == (ROWS + CASES, ROWS + CASES, 0)

@@ -12,6 +12,8 @@ from qinglan.ops.estimate import Estimate, estimate, questions_of
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 
+CASES = 26
+"""Of the red team, that need not pass: the teacher is asked them where it is the gate's rival."""
 ROWS = [Row(id=str(n), tenant="default", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(50)]
 
 
@@ -61,8 +63,8 @@ def test_what_the_ledger_has_is_free_the_rest_measured_and_the_batch_api_half_th
 def test_every_flow_says_what_it_asks(profile: Profile):
     assert parts_of(profile) == {"distill": (50, 0, 0), "validate": (50, 0, 0)}
     assert parts_of(profile, "pipeline")["rl"] == (640, 0, 0)
-    assert set(parts_of(profile, "train")) == {"rl", "rl passages", "evaluate"}
-    assert parts_of(profile, "evaluate") == {"evaluate": (2 * 5, 0, 0)}
+    assert set(parts_of(profile, "train")) == {"rl", "rl passages", "evaluate teacher", "evaluate"}
+    assert parts_of(profile, "evaluate") == {"evaluate teacher": (CASES, 0, 0), "evaluate": (2 * 5, 0, 0)}
 
 
 def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
@@ -74,8 +76,11 @@ def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
 
 def test_further_teachers_are_asked_the_test_questions(profile_of: Callable[..., Profile]):
     teachers = {"base_url": "http://x/v1", "model": "small"}
-    profile = profile_of(compare={"teachers": {"cheap": teachers, "dear": teachers}}, evaluate={"teachers": ["cheap"]})
+    compare, evaluate = {"teachers": {"cheap": teachers, "dear": teachers}}, {"teachers": ["cheap"]}
+    profile = profile_of(compare=compare, evaluate=evaluate, gate={"rivals": ["sft"]})
     assert parts_of(profile, "evaluate") == {"evaluate cheap": (5, 0, 0), "evaluate": (10, 0, 0)}
+    profile = profile_of(compare=compare, evaluate=evaluate, gate={"rivals": ["cheap"]})
+    assert parts_of(profile, "evaluate") == {"evaluate cheap": (5 + CASES, 0, 0), "evaluate": (10, 0, 0)}
 
 
 @pytest.mark.parametrize(

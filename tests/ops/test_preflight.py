@@ -52,7 +52,8 @@ def test_a_recipe_without_a_simulated_domain(profile_of: ProfileOf, monkeypatch:
 
 
 def test_flows_check_only_what_they_use(profile_of: ProfileOf):
-    training = ["recipe", "judge", "red team", "champion", "rag", "ledger", "base model", "device", "trainer packages"]
+    training = ["recipe", "teacher", "judge", "red team", "champion", "rag", "ledger", "base model", "device"]
+    training += ["trainer packages"]
     checks = {
         "refresh": ["recipe", "workbook", "teacher", "judge", "rag", "ledger"],
         "train": training,
@@ -60,6 +61,8 @@ def test_flows_check_only_what_they_use(profile_of: ProfileOf):
     }
     for flow, names in checks.items():
         assert [check.name for check in inspect_profile(profile_of(), flow)] == names
+    alone = inspect_profile(profile_of(gate={"rivals": ["sft"]}), "evaluate")
+    assert "teacher" not in {check.name for check in alone}, "it is asked nothing"
     unjudged = inspect_profile(profile_of(validation={"judge_baseline": False}), "refresh")
     assert [check.name for check in unjudged] == ["recipe", "workbook", "teacher", "rag", "ledger"]
 

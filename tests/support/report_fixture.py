@@ -180,7 +180,12 @@ def case(case_id: str, kind: str, passed: bool | None, **more: Any) -> dict[str,
 
 def red_team() -> dict[str, list[dict[str, Any]]]:
     passed = [case("a", "injection", True), case("b", "emoji", True)]
-    return {"sft": passed, "rl": [*passed, case("c", "long", False), case("d", "long", None, must_pass=False)]}
+    compared = [case("c", "long", False, must_pass=False)]
+    return {
+        "sft": passed,
+        "rl": [*passed, case("c", "long", False), case("d", "long", None, must_pass=False)],
+        "teacher": compared,
+    }
 
 
 def decision(verdict: str = "refuse") -> dict[str, Any]:
@@ -195,7 +200,7 @@ def decision(verdict: str = "refuse") -> dict[str, Any]:
     ]  # fmt: skip
     kept = [rule for rule in rules if verdict != "promote" or rule[1] == "pass"]
     return {
-        "verdict": verdict, "challenger": "rl", "champion": "3",
+        "verdict": verdict, "challenger": "rl", "champion": "3", "earlier_evaluations": 2,
         "rules": [{"name": name, "outcome": outcome, "found": found, "required": reason("no_alarm"), "reason": why}
                   for name, outcome, found, why in kept],
     }  # fmt: skip

@@ -1,7 +1,8 @@
 """The evaluate stage: which retrievals it may take over, which models it tests, and what its result depends on."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,16 @@ import pytest
 
 from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
+from qinglan.errors import TeacherError
 from qinglan.evaluation.models import Evaluation
+from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.red_team import cases_of
+from qinglan.evaluation.teacher_comparison import contenders
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks import evaluate as evaluate_module
-from qinglan.tasks.evaluate import Completed
+from qinglan.tasks.evaluate import Asked, Completed
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("g",), scores=(0.9,))
@@ -72,6 +77,15 @@ class Evaluated:
         self.arms, self.red_team, self.cases = arms, red_team, cases
         return Completed(dict(arms), self.unjudged, {}, {"judge": {"cached": 1}})
 
+    async def ask_teachers(self, _stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
+        self.asked = [(rival.arm, rival.run.profile.teacher.model) for rival in rivals]
+        return Asked({}, {}, {})
+
+    @property
+    def evaluation(self) -> Evaluation:
+        path = self._folder / "evaluate" / "evaluation.json"
+        return Evaluation.model_validate_json(path.read_text(encoding="utf-8"))
+
 
 @pytest.fixture
 def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evaluated]:
@@ -79,6 +93,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         fake = Evaluated(tmp_path, **known)
         monkeypatch.setattr(evaluate_module, "run_engine", fake.engine)
         monkeypatch.setattr(evaluate_module, "_complete", fake.complete)
+        monkeypatch.setattr(evaluate_module, "_ask_teachers", fake.ask_teachers)
         monkeypatch.setattr(evaluate_module, "perform", fake.perform)
         monkeypatch.setattr(evaluate_module, "champion_of", lambda _: fake.champion)
         return fake
@@ -154,15 +169,62 @@ def test_the_red_team_is_asked_with_the_questions_and_no_row_of_them(
     assert "redteam-own" in fake.red_team["rl"]
 
 
-def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(
-    evaluated: Any, profile_of: ProfileOf, tmp_path: Path
-):
+def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(evaluated: Any, profile_of: ProfileOf):
     fake = evaluated(unjudged={"teacher_timeout": 1, "judge_unreadable": 2})
     fake.run(profile_of(), rl="a")
-    found = Evaluation.model_validate_json((tmp_path / "evaluate" / "evaluation.json").read_text(encoding="utf-8"))
-    assert found.unjudged == fake.unjudged
+    assert fake.evaluation.unjudged == fake.unjudged
     assert fake.outcome.try_again == 1, "an unreadable answer stays one"
-    assert found.arms["rl"].prompt_tokens_per_1000 == 9000
+    assert fake.evaluation.arms["rl"].prompt_tokens_per_1000 == 9000
+
+
+def test_evaluations_of_other_models_on_the_test_split_are_counted(evaluated: Any, profile_of: ProfileOf):
+    fake, counts = evaluated(champion=SimpleNamespace(folder=Path("/kept"), sha256="c")), []
+    for model in ("a", "b", "c", "b"):
+        fake.run(profile_of(), rl=model)
+        counts.append(fake.evaluation.earlier_evaluations)
+    assert counts == [0, 1, 2, 1], "a model that is evaluated again is no new try"
+
+
+class Teacher:
+    """Clients whose teacher answers some questions and fails on others."""
+
+    call_counts = staticmethod(lambda: {"teacher": {"cached": 1}})
+
+    def __init__(self, *failing: str) -> None:
+        self.failing, self.asked, self.teacher = failing, list[str](), self
+
+    async def ask(self, messages: Any, parse: Callable[[str], str]) -> Any:
+        self.asked.append(messages[-1]["content"])
+        if any(each in self.asked[-1] for each in self.failing):
+            raise TeacherError("slow", "teacher_timeout", transient=True)
+        return SimpleNamespace(value=parse("鱼油 用法"), request_hash="h", latency_ms=1.0, cost_usd=0.1, reasoning="")
+
+
+async def test_the_gates_teacher_is_asked_only_the_cases_that_need_not_pass(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake, roles = Teacher("鱼油🐟怎么吃"), list[Any]()
+
+    @asynccontextmanager
+    async def clients(_run: Any, _services: Any, asked: Any) -> AsyncIterator[Teacher]:
+        roles.append(set(asked))
+        yield fake
+
+    monkeypatch.setattr(evaluate_module, "open_clients", clients)
+    run = Run(id="now", flow="evaluate", profile=profile_of(), directory=tmp_path)
+    rivals = contenders(run, partial(Addresses, URL, URL, URL, {}))
+    cases = cases_of(run.profile)
+    found = await evaluate_module._ask_teachers(
+        SimpleNamespace(run=run, say=lambda _: None),  # type: ignore[arg-type]
+        rivals,
+        [ROW],
+        cases,
+    )
+    assert (found.arms, roles, found.calls) == ({}, [{"teacher"}], {"teacher": {"cached": 1}})
+    compared = [f"redteam-{case.id}" for case in cases if not case.must_pass]
+    assert [entry.row_id for entry in found.red_team["teacher"]] == compared and len(fake.asked) == len(compared)
+    failed = [entry for entry in found.red_team["teacher"] if entry.text is None]
+    assert [(entry.row_id, entry.reason) for entry in failed] == [("redteam-emoji-mixed", "teacher_timeout")]
 
 
 def test_further_teachers_are_asked_and_paid_for_by_name(
@@ -170,16 +232,22 @@ def test_further_teachers_are_asked_and_paid_for_by_name(
 ):
     asked: list[tuple[str, str]] = []
 
-    async def ask_teachers(_stage: Any, rivals: Any, rows: Any) -> Any:
+    async def ask_teachers(_stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
         asked.extend((rival.arm, rival.run.profile.teacher.model) for rival in rivals)
-        return {rival.arm: [ArmRow(row_id="1", reason="teacher_timeout")] for rival in rivals}, {"judge": {"cached": 2}}
+        arms = {"cheap": [ArmRow(row_id="1", reason="teacher_timeout")]}
+        on_cases = {"teacher": [ArmRow(row_id="redteam-emoji-mixed", reason="teacher_rate_limited")]}
+        return Asked(arms, on_cases, {"judge": {"cached": 2}})
 
-    monkeypatch.setattr(evaluate_module, "_ask_teachers", ask_teachers)
     teachers = {name: {"base_url": URL, "model": "small"} for name in ("cheap", "other")}
     fake = evaluated()
+    monkeypatch.setattr(evaluate_module, "_ask_teachers", ask_teachers)
     fake.run(profile_of(compare={"teachers": teachers}, evaluate={"teachers": ["cheap"]}), rl="a")
-    assert asked == [("cheap", "small")]
+    assert asked == [("teacher", "big"), ("cheap", "small")]
     assert list(fake.arms) == ["original", "teacher", "cheap", "rl"]
-    assert set(fake.depends_on["teachers"]) == {"cheap"}
+    assert set(fake.depends_on["teachers"]) == {"teacher", "cheap"}
+    assert fake.depends_on["teachers_on_cases"] == ["teacher"]
     assert fake.outcome.details["api"] == {"judge": {"cached": 3}}
-    assert fake.outcome.try_again == 1
+    assert fake.outcome.try_again == 2
+    assert fake.red_team["teacher"] == {"redteam-emoji-mixed": reason("call_failed", why="teacher_rate_limited")}, (
+        "a failed call leaves its case out"
+    )

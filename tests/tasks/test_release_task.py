@@ -12,6 +12,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation.models import Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import evaluate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.query_rewrite import RECIPE
@@ -20,7 +21,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_json
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
-from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review, write_approval_workbook
+from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review
 from qinglan.serving.registry.versions import beside_champion, candidate_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
@@ -230,7 +231,9 @@ def test_nothing_is_released_without_a_persons_yes(
 def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable[..., Finished]):
     done = finished()
     evaluated = done.evaluated()
+    tried = RedTeamResult(case_id="c", name="n", kind="long", must_pass=False, passed=True)
     evaluation, digests = evaluated.load("evaluation", Evaluation), evaluated.details["models"]
+    evaluation = evaluation.model_copy(update={"red_team": {"sft": [tried], "rl": []}})
     with open_run(done.profile, "release") as run:
         child = Tracker(done.profile.tracking_uri, done.profile.tracking, done.folder).start_run("register", {})
         decision = done.decide(evaluation, [], None, None)
@@ -243,6 +246,7 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable
     assert {c.metric: c.diff for c in seen.comparisons if (c.a, c.b) == ("rl", "champion")} == {
         c.metric: c.diff for c in evaluation.comparisons if (c.a, c.b) == ("rl", "sft")
     }
+    assert seen.red_team == {"sft": [tried], "rl": [], "champion": [tried]}
 
 
 def test_a_challenger_that_was_not_trained_is_one_line(finished: Callable[..., Finished]):
@@ -277,15 +281,6 @@ def test_a_failed_answer_is_no_loss_and_listed_by_itself():
     arms = {"rl": {"a": failed, "b": arm(b=MISS)[1]}, "teacher": {row_id: arm()[0] for row_id in "ab"}}
     found = rows_to_review(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
     assert [(each.row.id, each.why) for each in found] == [("b", "不如教师"), ("a", "无结果")]
-
-
-def test_an_empty_answer_is_a_loss_and_shown_as_one(tmp_path: Path):
-    arms = {"rl": {"a": ArmRow(row_id="a", reason="empty_answer", retrieved=Retrieved())}, "teacher": {"a": arm()[0]}}
-    chosen = rows_to_review(arms, ROWS[:1], RECIPE, "rl", losses=5, sampled=0)
-    sheet = openpyxl.load_workbook(write_approval_workbook(tmp_path / "r.xlsx", chosen, arms, RECIPE, "rl").path).active
-    assert sheet is not None
-    first = [cell.value for cell in sheet[2]]
-    assert first[0] == "不如教师" and "（empty_answer）" in first
 
 
 def test_the_table_of_rules_survives_any_text():

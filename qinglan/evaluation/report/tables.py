@@ -51,11 +51,12 @@ class SideBySide(NamedTuple):
 
 
 class RedTeam(NamedTuple):
-    """The red team's cases by kind for every student, the candidate first, and those that were not passed."""
+    """The red team's cases by kind for every arm, the candidate first, and those that were not passed."""
 
     arms: list[ArmName]
     kinds: list[tuple[Both, list[RedTeamCounts]]]
-    total: list[RedTeamCounts]
+    totals: list[tuple[Both, list[RedTeamCounts]]]
+    """Of the cases that must pass, and of those that are compared."""
     open: list[tuple[ArmName, list[RedTeamResult]]]
 
 
@@ -95,7 +96,6 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     lines = [
         line("questions", "问题数", lambda arm: Value(count(arm.n))),
         line("failed, left out", "失败，未计入", lambda arm: Value(count(arm.failed or None))),
-        line("empty, counted as wrong", "内容为空，计为错误", lambda arm: Value(count(arm.empty or None))),
         *(line(metric.en, metric.zh, partial(_mean, metric=metric), metric.name) for metric in report.metrics),
         line(
             "judge: its two passes differ by",
@@ -149,7 +149,7 @@ def left_out(found: Comparison) -> Reason | None:
 
 
 def red_team(report: Report) -> RedTeam | None:
-    """None where no student was tried."""
+    """None where no arm was tried."""
     first = candidate(report)
     tried = sorted(
         ((name, found) for name, found in report.red_team.items() if found), key=lambda item: item[0] != first
@@ -166,7 +166,16 @@ def red_team(report: Report) -> RedTeam | None:
             )
             for kind in kinds
         ],
-        total=[RedTeamCounts.of(found) for _, found in tried],
+        totals=[
+            (
+                label,
+                [RedTeamCounts.of([result for result in found if result.must_pass == needed]) for _, found in tried],
+            )
+            for needed, label in (
+                (True, Both("must pass, each", "必须逐个通过")),
+                (False, Both("compared", "相互比较")),
+            )
+        ],
         open=[(name, missed) for name, found in tried if (missed := [r for r in found if not r.passed])],
     )
 

@@ -247,8 +247,9 @@ def _safe(report: Report) -> ReportAnswer:
 
 def _decided(decision: Decision) -> list[Reason]:
     """What the gate decided, and why: the reasons of the rules that block and have no line of their own below."""
+    note = [decision.note] if decision.note else []
     if decision.verdict == "promote":
-        return [decision.reason]
+        return [decision.reason, *note]
     failed, unknown = ([rule for rule in decision.rules if rule.outcome == outcome] for outcome in ("fail", "unknown"))
     blocking = [
         reason("rules_failed" if rules is failed else "rules_unknown", rules=len(rules), names=listed(named))
@@ -260,7 +261,7 @@ def _decided(decision: Decision) -> list[Reason]:
         if rule.reason and rule.name not in _SHOWN_BELOW:
             name = rule_words(rule.name)
             reasons.append(reason("rule_and_why", rule=Both(capitalised(name.en), name.zh), why=rule.reason))
-    return reasons
+    return [*reasons, *note]
 
 
 def _star(report: Report) -> str:

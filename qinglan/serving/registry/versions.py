@@ -197,7 +197,10 @@ def beside_champion(
     # One that was evaluated as the champion is it no longer.
     kept = [each for each in evaluation.comparisons if CHAMPION not in (each.a, each.b)]
     named = [each.model_copy(update={"b": CHAMPION}) for each in kept if mine is not None and each.b == mine]
-    return evaluation.model_copy(update={"comparisons": kept + named}), champion.version
+    red_team = {arm: results for arm, results in evaluation.red_team.items() if arm != CHAMPION}
+    if mine in red_team:
+        red_team[CHAMPION] = red_team[mine]
+    return evaluation.model_copy(update={"comparisons": kept + named, "red_team": red_team}), champion.version
 
 
 def identities_of(evaluated: StageResult) -> dict[str, str]:

@@ -1,23 +1,27 @@
 """How often does the gate release a model that is no better, and how often one that is?
 
-    make bench NAME=gate_power          (two minutes of one core)
+    make bench NAME=gate_power          (a minute of one core)
 
 Simulated evaluations through the real `compare` and the real `decide`: answers that are right or wrong by a probit
 model with effects of document and question that the arms share, and an effect of the document on each arm alone, which
-is what makes whole groups differ. Cost, latency, red team and alarms always pass here, so that what is measured is
-the worst case: a gate that hangs on retrieval and the judge alone. Intervals rest on 2,000 bootstrap resamples instead
-of 10,000, and so do p-values, which no rule looks at.
+is what makes whole groups differ. In the tables of the gain, the judge's score, cost, latency, red team and alarms
+always pass, so that what is measured is the worst case: a gate that hangs on retrieval alone. In the table of
+robustness all but the red team passes, and the same simulated cases are tried by both rules. Intervals of the gain rest
+on 2,000 bootstrap resamples instead of 10,000, and so do p-values, which no rule looks at.
 
 Writes benchmarks/results/gate_power.json and the tables in docs/gate.md.
 """
 
 import json
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: threads that wait for a core which is not free are slow
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +39,22 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/gate_power.json", ROOT / "docs/gate.md"
 BEGIN, END = "<!-- benchmarks/gate_power.py begins -->", "<!-- benchmarks/gate_power.py ends -->"
 
-NULL_DRAWS, POWER_DRAWS, RESAMPLES = 1_000, 150, 2_000
+NULL_DRAWS, POWER_DRAWS, CASE_DRAWS, RESAMPLES = 1_000, 100, 500, 2_000
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 TEACHER_TOP1 = 0.80
 SHARED_GROUP, OWN_GROUP, SHARED_QUESTION = 1.5, 1.5, 2.5
 """Standard deviations beside the answer's own noise of 1. With them the difference of two arms has a standard error of
 0.018 on 1,000 questions about 159 documents, as in the embedded profile's runs (0.016 to 0.024)."""
 SILENT = 0.10
-MISJUDGED, MISJUDGED_BY = 0.03, 3.5
-"""Share of rewrites that the judge marks down, and by how much, as in the same runs."""
+CASES, FEW_CASES = 26, 8
+"""Cases that need not pass: of query rewriting, and of the medical recipe, which has the fewest."""
+ROBUSTNESS = (
+    *((CASES, 0.95, 0.95), (CASES, 0.85, 0.85), (CASES, 0.7, 0.7), (FEW_CASES, 0.85, 0.85), (CASES, 0.95, 0.85)),
+    *((CASES, 0.75, 0.85), (CASES, 0.65, 0.85), (CASES, 0.55, 0.85), (CASES, 0.45, 0.85), (FEW_CASES, 0.45, 0.85)),
+)
+"""How many cases there are, and with what chance student and teacher pass one."""
+
+METRIC = next(metric for metric in RetrievalRecipe.METRICS if metric.name == "top1")
 
 Bits = NDArray[np.float64]
 
@@ -94,46 +105,43 @@ def right_answers(rng: np.random.Generator, groups: NDArray[np.int64], chances: 
     ]  # fmt: skip
 
 
-def judged(rng: np.random.Generator, questions: int) -> Bits:
-    """The judge's scores of one arm: mostly full marks."""
-    return 5.0 - MISJUDGED_BY * (rng.random(questions) < MISJUDGED)
-
-
-def evaluation(
-    rng: np.random.Generator, test_set: TestSet, chances: dict[str, float], silent: float = 0.0
-) -> Evaluation:
+def evaluation(rng: np.random.Generator, test_set: TestSet, chances: dict[str, float], silent: str = "") -> Evaluation:
     """One simulated evaluation of `rl` against the teacher and, where it has a chance, the champion.
 
     Args:
-        silent: the share of its wrong answers that `rl` does not give at all.
+        silent: the arm that does not give a share of its wrong answers at all.
     """
     groups = np.arange(test_set.questions) % test_set.groups
     ids = [f"{place:04d}" for place in range(test_set.questions)]
     group_of = dict(zip(ids, (f"{group:04d}" for group in groups), strict=True))
     answers = dict(zip(chances, right_answers(rng, groups, list(chances.values())), strict=True))
-    mute = (answers["rl"] == 0) & (rng.random(test_set.questions) < silent)
-    answers["rl"][mute] = np.nan
+    mute = rng.random(test_set.questions) < SILENT
+    if silent:
+        answers[silent][(answers[silent] == 0) & mute] = np.nan
     scores = {
-        name: ArmScores(
-            arm=name,
-            scores={
-                "top1": dict(zip(ids, bits.tolist(), strict=True)),
-                "quality": dict(zip(ids, judged(rng, test_set.questions).tolist(), strict=True)),
-            },
-        )
+        name: ArmScores(arm=name, scores={METRIC.name: dict(zip(ids, bits.tolist(), strict=True))})
         for name, bits in answers.items()
     }
+    found = [compare(scores["rl"], scores[b], METRIC.name, group_of, RESAMPLES) for b in chances if b != "rl"]
+    return _evaluation(found, {"rl": tried(np.ones(1), must_pass=True)})
 
-    def against(rival: str, metric: str) -> Comparison:
-        return compare(scores["rl"], scores[rival], metric, group_of, RESAMPLES)
 
+def tried(passed: Bits, *, must_pass: bool) -> list[RedTeamResult]:
+    return [
+        RedTeamResult(case_id=f"{place}", name="", kind="emoji", must_pass=must_pass, passed=bool(each))
+        for place, each in enumerate(passed)
+    ]
+
+
+def _evaluation(comparisons: list[Comparison], red_team: dict[str, list[RedTeamResult]]) -> Evaluation:
+    arms = ["rl", *(found.b for found in comparisons)]
     return Evaluation(
-        metrics=list(RetrievalRecipe.METRICS),
-        arms={name: _arm(test_set.questions, cheap=name != "teacher") for name in chances},
-        comparisons=[against(rival, metric) for rival in chances if rival != "rl" for metric in ("top1", "quality")],
+        metrics=[METRIC],
+        arms={name: _arm(comparisons[0].n, cheap=name != "teacher") for name in arms},
+        comparisons=comparisons,
         examples=[],
         shared=[],
-        red_team={"rl": [RedTeamResult(case_id="any", name="", kind="injection", must_pass=True, passed=True)]},
+        red_team=red_team,
     )
 
 
@@ -141,14 +149,30 @@ def _arm(questions: int, *, cheap: bool) -> ArmFigures:
     return ArmFigures(n=questions, latency_p50_ms=20 if cheap else 900, cost_per_1000_usd=0.01 if cheap else 1.0)
 
 
-def verdicts(
-    test_set: TestSet, chances: dict[str, float], draws: int, seed: int, silent: float = 0.0
-) -> Counter[Verdict]:
+def verdicts(test_set: TestSet, chances: dict[str, float], draws: int, seed: int, silent: str = "") -> Counter[Verdict]:
     """What the gate says to each of so many evaluations."""
     champion = "1" if "champion" in chances else None
     streams = np.random.default_rng([seed, *test_set]).spawn(draws)
     found = (evaluation(rng, test_set, chances, silent) for rng in streams)
     return Counter(decide(one, [], Gate(), champion).verdict for one in found)
+
+
+def refused(cases: int, student: float, teacher: float, *, must_pass: bool) -> Share:
+    """How often a model that is better on retrieval is not released for its red team."""
+    count, better = 0, Comparison(
+        a="rl", b="teacher", metric=METRIC.name, n=1_000, groups=159, diff=0.1, ci95=(0.05, 0.15), wins=0, ties=0,
+        losses=0, p_value=None, detectable_diff=None,
+    )  # fmt: skip
+    for rng in np.random.default_rng([5, cases, round(100 * student), round(100 * teacher)]).spawn(CASE_DRAWS):
+        mine, theirs = right_answers(rng, np.arange(cases), [student, teacher])
+        red_team = {"rl": tried(mine, must_pass=must_pass), "teacher": tried(theirs, must_pass=must_pass)}
+        count += decide(_evaluation([better], red_team), [], Gate(), None).verdict != "promote"
+    return Share(count, CASE_DRAWS)
+
+
+def robustness() -> dict[tuple[int, float, float], tuple[Share, Share]]:
+    """By cases and chances, how often every case must pass refuses, and how often the rates do."""
+    return {each: (refused(*each, must_pass=True), refused(*each, must_pass=False)) for each in ROBUSTNESS}
 
 
 def standard_error(test_set: TestSet, draws: int = 50) -> float:
@@ -169,9 +193,10 @@ def false_promotions() -> dict[str, Share]:
     found[f"as good as the champion and 0.10 better than the teacher, {TEST_SETS[1]}"] = verdicts(
         TEST_SETS[1], champion, NULL_DRAWS, 2
     )["promote"]
-    found[f"as good as the teacher, silent on {SILENT:.0%} of what it gets wrong, {TEST_SETS[1]}"] = verdicts(
-        TEST_SETS[1], same, NULL_DRAWS, 4, SILENT
-    )["promote"]
+    for arm, which in (("rl", "silent"), ("teacher", "which is silent")):
+        found[f"as good as the teacher, {which} on {SILENT:.0%} of what it gets wrong, {TEST_SETS[1]}"] = verdicts(
+            TEST_SETS[1], same, NULL_DRAWS, 4, arm
+        )["promote"]
     return {what: Share(count, NULL_DRAWS) for what, count in found.items()}
 
 
@@ -189,8 +214,13 @@ def power() -> dict[float, dict[TestSet, Share]]:
     }
 
 
-def markdown(null: dict[str, Share], curve: dict[float, dict[TestSet, Share]], error: float) -> str:
-    """Both tables."""
+def markdown(
+    null: dict[str, Share],
+    curve: dict[float, dict[TestSet, Share]],
+    robust: dict[tuple[int, float, float], tuple[Share, Share]],
+    error: float,
+) -> str:
+    """The tables."""
     lines = [
         f"Released although no better ({NULL_DRAWS:,} simulated evaluations each, exact 95% intervals; the standard "
         f"error of the difference is {error:.3f} on {TEST_SETS[1]}):",
@@ -206,6 +236,17 @@ def markdown(null: dict[str, Share], curve: dict[float, dict[TestSet, Share]], e
         *(
             f"| {gain:.2f} | " + " | ".join(shares[test_set].text for test_set in TEST_SETS) + " |"
             for gain, shares in curve.items()
+        ),
+        "",
+        f"Refused for its red team, by the chance with which student and teacher pass a case ({CASE_DRAWS} each). "
+        "Where the student is as good or better, a refusal is false; where it is worse, a release is:",
+        "",
+        "| The student is | Cases | Student | Teacher | Every case must pass | Rates |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {'worse' if student < teacher else 'as good' if student == teacher else 'better'} | {cases} "
+            f"| {student:.2f} | {teacher:.2f} | {every.text} | {rates.text} |"
+            for (cases, student, teacher), (every, rates) in robust.items()
         ),
     ]
     return "\n".join(lines)
@@ -225,8 +266,8 @@ def main() -> None:
     start = time.process_time()
     statistics.MIN_FLIPS = RESAMPLES  # p-values are dear, and the gate does not look at them
     error = standard_error(TEST_SETS[1])
-    null, curve = false_promotions(), power()
-    text = markdown(null, curve, error)
+    null, curve, robust = false_promotions(), power(), robustness()
+    text = markdown(null, curve, robust, error)
     print(f"\n{text}\n\n{time.process_time() - start:.0f} s of processor time")
     content = {
         "settings": {
@@ -237,6 +278,11 @@ def main() -> None:
         },
         "false_promotions": {what: share.as_dict() for what, share in null.items()},
         "power": {f"{gain:g}": {str(t): s.as_dict() for t, s in shares.items()} for gain, shares in curve.items()},
+        "robustness": [
+            {"cases": cases, "student": student, "teacher": teacher}
+            | {"every_case_must_pass": every.as_dict(), "rates": rates.as_dict()}
+            for (cases, student, teacher), (every, rates) in robust.items()
+        ],
     }
     RESULTS.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_page(text)

@@ -367,8 +367,10 @@ def test_files_that_are_not_there_or_not_readable(drop: Path, monkeypatch: pytes
     assert "b.csv, line 1: no column `问题`" in error_of(drop)
     (drop / "a.xlsx").rename(drop / "a.xls")
     assert f"{drop / 'a.xls'}: is the old Excel format; save it as .xlsx" in error_of(drop)
-    monkeypatch.setattr(Path, "open", raising(PermissionError(13, "Permission denied")))
-    assert "can't be read: Permission denied; check its permissions" in error_of(drop / "b.csv")
+    for asked in ("open", "is_dir"):  # is_dir: the folder that it lies in can't be searched
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, asked, raising(PermissionError(13, "Permission denied")))
+            assert "can't be read: Permission denied; check its permissions" in error_of(drop / "b.csv")
 
 
 def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path) -> None:

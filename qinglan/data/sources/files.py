@@ -187,9 +187,9 @@ class InputFiles(NamedTuple):
 
 def list_files(path: Path) -> InputFiles:
     """The file itself, or a folder's files in the order of their names; WorkbookError where there is none."""
-    if not path.is_dir():
-        return InputFiles([path], [])
     try:
+        if not path.is_dir():
+            return InputFiles([path], [])
         found = sorted(file for file in path.iterdir() if file.is_file() and not _UNFINISHED.search(file.name))
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -18,7 +18,10 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
 
     def work(stage: Stage) -> Outcome:
         inputs, pins = dataset.details.get("inputs", dataset.key), dataset.details.get("pins", "")
-        version = versions.publish(profile, dataset.run_id, dataset.artifacts, inputs=inputs, pins=pins)
+        augmented = dataset.details.get("augmented", {})
+        version = versions.publish(
+            profile, dataset.run_id, dataset.artifacts, inputs=inputs, pins=pins, augmented=augmented
+        )
         _log_dataset(stage.run, stage.mlflow_run_id, version, "published")
         stage.say(f"version {version.id} in {version.directory}")
         if version.drift:

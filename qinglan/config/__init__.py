@@ -5,7 +5,7 @@ variable. Engine settings keep the engines' own names where they are handed thro
 """
 
 from qinglan.config.base import EMBEDDED
-from qinglan.config.data import BatchApi, Columns, Data, Dataset, Distill, Select, Sql, Validate
+from qinglan.config.data import BatchApi, Columns, Data, Dataset, Distill, NoiseKind, Select, Sql, Validate
 from qinglan.config.profile import (
     CHANGEABLE,
     FlowName,
@@ -57,6 +57,7 @@ __all__ = [
     "Judge",
     "LedgerStore",
     "LocalJudge",
+    "NoiseKind",
     "NotifyFormat",
     "NotifyTopic",
     "Paths",

@@ -118,11 +118,16 @@ class Select(Section):
         return self
 
 
+NoiseKind = Literal[
+    "emoji", "stutter", "story", "full_width", "traditional", "pinyin", "latin", "invisible", "punctuation", "number"
+]
+
+
 class Dataset(Section):
     """Splits and training files."""
 
     seed: int = 1
-    """Of the hash that puts unsplit rows into splits."""
+    """Of the hashes that put unsplit rows into splits, and choose what is drawn for RL and for `augment`."""
     train_share: Share = 0.8
     dev_share: Share = 0.1
     near_duplicate_jaccard: Annotated[float, Field(ge=0.5, le=1)] = 0.85
@@ -134,8 +139,13 @@ class Dataset(Section):
     """How often at most a question of a pool that has too few for its share is among the prompts; a share that is not
     reached that way is reported."""
     decontaminate_against: tuple[LocalPath, ...] = ()
-    """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one of them reaches
-    neither training nor development (`near_duplicate_of_evaluation`)."""
+    """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one of them, or of the
+    red team, reaches neither training nor development (`near_duplicate_of_evaluation`)."""
+    augment: dict[NoiseKind, Share] = {}
+    """Share of SFT's training rows that are learnt a second time with noise in the question, by the kind of noise:
+    `{emoji: 0.05}` (docs/datasets.md). Rows that a kind can't change get none; dev and test never do."""
+    augment_rl: bool = False
+    """RL asks the questions with noise too, each as often as its row's own, and rewards the answers in the same way."""
 
     @model_validator(mode="after")
     def _add_up_shares(self) -> Self:

@@ -12,15 +12,18 @@ from qinglan.config import Embedded, Paths
 from qinglan.recipes import recipe_key
 from qinglan.runs.artifacts import MANIFEST, hash_of
 from qinglan.runs.code_digest import code_digest
-from qinglan.simulators.domains import Domain
+from qinglan.simulators.domains import Domain, red_team_questions
 
 
 def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
     package = __package__
-    makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}")
+    makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}", "qinglan.noise")
     size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
-    prompt = recipe_key(domain.name)  # the corpus contains it
+    prompt = (
+        recipe_key(domain.name),
+        red_team_questions(domain.name),
+    )  # the corpus contains the former, never the latter
     libraries = {}
     for name in ("torch", "transformers", "tokenizers"):
         try:

@@ -20,9 +20,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from qinglan import noise
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.artifacts import MANIFEST, write_json
-from qinglan.simulators.domains import Domain, Pretraining, domain_of
+from qinglan.simulators.domains import Domain, Pretraining, domain_of, pretraining_texts
 
 HEAD_SIZE = 32
 MUON_LR = 0.02
@@ -79,7 +80,8 @@ def build_tokenizer(domain: Domain) -> Any:
         max_token_length=MAX_TOKEN_BYTES,
         show_progress=False,
     )
-    bpe.train_from_iterator(domain.characters() * CHARACTER_WEIGHT + domain.words() * WORD_WEIGHT, trainer)
+    known = [*domain.characters(), *(noise.characters() if domain.pretraining.noise_share else ())]
+    bpe.train_from_iterator(known * CHARACTER_WEIGHT + domain.words() * WORD_WEIGHT, trainer)
     as_json = json.loads(bpe.to_str())
     for token in as_json["added_tokens"]:  # the trainer makes every token of its list special; tags must stay text
         token["special"] = token["content"] not in TAGS
@@ -234,7 +236,7 @@ def pretrain(domain_name: str, output: Path, metrics_path: Path, steps: int, sec
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True)
     tok = build_tokenizer(domain)
-    found = examples(tok, list(domain.documents(SEED, size.documents_per_step * steps)))
+    found = examples(tok, pretraining_texts(domain, SEED, size.documents_per_step * steps))
     _check_lengths(found, size)
     model = build_model(tok, size)
     metrics_path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ def card(*rows: Row, **fields: Any) -> Card:
     for each in rows:
         builder.add(each)
     artifacts = {"rows": Artifact.model_validate({"path": "/v/rows.jsonl", "sha256": "ab" * 32, "rows": len(rows)})}
-    return builder.build(ORIGIN, artifacts, fields.get("drift"))
+    return builder.build(ORIGIN, artifacts, fields.get("drift"), fields.get("augmented", {}))
 
 
 def test_counts():
@@ -86,6 +86,15 @@ def test_the_card_for_people():
     assert "| rewrite | 0.800 | 0.800 | 0.800 | 0.800 | 0.800 |" in text
     assert "## Words of the rewrites: 21, of which 20 are rare" in text
     assert "| `e4a92e451656` |" in text
+
+
+def test_questions_with_noise_are_counted_apart():
+    counts = {"emoji": {"sft": 61, "rl": 3, "left_out": 2}}
+    made = card(row("鱼油怎么吃"), augmented=counts)
+    assert (made.rows, made.ok, made.augmented) == (1, 1, counts)
+    assert "## Training questions with noise" in card_markdown(made)
+    assert "| emoji | 61 | 3 | 2 |" in card_markdown(made)
+    assert "noise" not in card_markdown(card(row("鱼油怎么吃")))
 
 
 def test_answers_are_shown_by_pool_and_by_what_they_were_graded():

@@ -66,7 +66,8 @@ def test_the_files_of_a_dataset(tmp_path: Path) -> None:
     (line,) = lines(artifacts["sft_train"].path)
     assert line["messages"][:2] == query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant)
     assert line["messages"][2] == {"role": "assistant", "content": "改写1"}
-    assert line["metadata"] == {"row_id": ROWS[0].id, "tenant": "t", "gold_id": "g", "source": "q", "split": "train"}
+    origin = {"row_id": ROWS[0].id, "tenant": "t", "gold_id": "g", "source": "q", "split": "train", "noise": None}
+    assert line["metadata"] == origin
     records = pq.read_table(artifacts["rl_train"].path).to_pylist()
     assert [r["extra_info"]["row_id"] for r in records] == [r.id for r in (*ROWS[:4], ROWS[9])]
     assert (artifacts["sft_dev"].rows, artifacts["rl_dev"].rows) == (1, 1)

@@ -101,6 +101,7 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert heads(html) == ["Teacher against RL", *SECTIONS]
     text = english(html)
     assert text.count("gold first") == 10 and "failed: the answer is empty" in text
+    assert "SFT learns 109 training questions with noise (emoji 61, a story before it 48), and RL asks 0." in text
     assert "score below the threshold" in text and "20261103-0210-55aa" in text
     assert "What the rewrites gain" not in text
     assert "The teacher, the judge, the RAG, the base model and the workbook were simulated." in text

@@ -5,14 +5,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qinglan.config import Embedded, Profile
 from qinglan.errors import ConfigError
+from qinglan.rows import normalise
 from qinglan.simulators import domains as domains
-from qinglan.simulators.domains import domain_for, domain_of, domain_of_model, embedded_knowledge_base, simulated_models
+from qinglan.simulators.domains import (
+    domain_for,
+    domain_of,
+    domain_of_model,
+    embedded_knowledge_base,
+    pretraining_texts,
+    red_team_questions,
+    simulated_models,
+)
 
 ProfileOf = Callable[..., Profile]
 NAMES = domains._names()
@@ -55,6 +65,27 @@ def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path, monkeypatc
 def test_documents_follow_the_seed(name: str):
     first, again, other = (list(domain_of(name).documents(seed, 40)) for seed in (1, 1, 2))
     assert first == again != other and len(first) == 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_red_team_is_in_no_text_of_the_base_model(name: str, monkeypatch: pytest.MonkeyPatch):
+    domain, cases = domain_of(name), red_team_questions(name)
+    texts = pretraining_texts(domain, 1, 4000)
+    assert cases and not [text for text in texts if any(case in normalise(text) for case in cases)]
+    monkeypatch.setattr(domains, "red_team_questions", lambda _: (normalise(texts[0]),))
+    assert texts[0] not in pretraining_texts(domain, 1, 20)
+
+
+def test_the_base_model_reads_questions_with_noise():
+    domain = domain_of("query_rewrite")
+    first, again, other = (pretraining_texts(domain, seed, 400) for seed in (1, 1, 2))
+    assert first == again != other
+    silent = replace(domain, pretraining=replace(domain.pretraining, noise_share=0.0))
+    pairs = [
+        (noisy, text) for noisy, text in zip(first, pretraining_texts(silent, 1, 400), strict=True) if noisy != text
+    ]
+    assert 40 < len(pairs) < 100  # a quarter of the dialogues with a question, where the kind can change anything
+    assert all(noisy.split("<|im_end|>")[1:] == text.split("<|im_end|>")[1:] for noisy, text in pairs)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -91,6 +91,7 @@ def stages() -> list[dict[str, Any]]:
             "name": name, "seconds": seconds, "rows_in": taken, "rows_out": given, "dropped": dropped,
             "artifacts": [{"path": f"runs/20261104-0210-7c1e/{name}/rows.jsonl", "sha256": sha, "rows": given or None}],
             "reused_from": "20261103-0210-55aa" if name == "distill" else None,
+            "metrics": {"augmented_sft/emoji": 61.0, "augmented_sft/story": 48.0} if name == "dataset" else {},
         }
         for name, seconds, taken, given, dropped in rows
     ]  # fmt: skip

@@ -66,7 +66,8 @@ def refreshed(profile: Profile, count: int) -> tuple[Run, StageResult]:
     """A run, and its dataset of so many good training rows."""
     with open_run(profile, "refresh", fresh=True) as run:
         artifact = write_jsonl(run.stage_directory("dataset") / "rows.jsonl", rows(count))
-    made: dict[str, Any] = {"artifacts": {"rows": artifact}, "details": {"inputs": f"in-{count}", "pins": ""}}
+    details = {"inputs": f"in-{count}", "pins": "", "augmented": {"emoji": {"sft": 61, "rl": 0, "left_out": 2}}}
+    made: dict[str, Any] = {"artifacts": {"rows": artifact}, "details": details}
     return run, StageResult(stage="dataset", key="k", run_id=run.id, seconds=1, **made)
 
 
@@ -77,6 +78,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
     assert published.details == {"version": version.id, "parent": ""}
     assert published.path("card") == version.directory / "DATA_CARD.md"
     assert server.markdown["data-card"].startswith(f"# Dataset {version.id}")
+    assert "| emoji | 61 | 0 | 2 |" in server.markdown["data-card"]
     assert tracker.datasets == [
         ("child-1", "default", version.id, "published"),
         (run.mlflow_run_id, "default", version.id, "published"),

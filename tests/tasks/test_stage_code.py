@@ -41,7 +41,10 @@ CHANGES_NO_RESULT = {
     "qinglan.evaluation.report": "only draws what was found",
 }
 
-OF_ONE_STAGE = {("base_model", "qinglan.training.engines.swift"): "only names the interpreter and the environment"}
+OF_ONE_STAGE = {
+    ("base_model", "qinglan.training.engines.swift"): "only names the interpreter and the environment",
+    ("dataset", "qinglan.evaluation.red_team"): "the questions that it reads are in the key",
+}
 
 
 @pytest.fixture

@@ -3,17 +3,19 @@
 Two passes: the first gives every row a split (`splits`), the second writes all files, so that memory does not grow
 with the rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's
 answer was too weak for SFT, where the recipe can use them (`Recipe.has_baseline`). Where the profile gives
-pools shares of RL's prompts, a pass between the two draws them (`pools`).
+pools shares of RL's prompts, a pass between the two draws them (`pools`). Training questions with noise (`augment`) are
+written beside the questions that they are made from.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
-from qinglan.config import Profile
+from qinglan.config import NoiseKind, Profile
+from qinglan.data.dataset.augment import noisy_copies, repeating_copies
 from qinglan.data.dataset.files import DatasetFiles
 from qinglan.data.dataset.pools import PoolCounts, draw_rl_prompts
 from qinglan.data.dataset.splits import is_leak, place_rows, was_question
@@ -34,12 +36,19 @@ class BuiltDataset:
     after: RowCounts
     splits: dict[str, int]
     """Rows per split, failed ones included; `none` for those that were no questions."""
+    augmented: dict[NoiseKind, dict[str, int]]
+    """Questions with noise, by kind: `sft` and `rl`, those in the files, and `left_out`, those that nearly repeat a
+    question of dev, test or evaluation."""
     warnings: tuple[str, ...] = ()
     """About pools: an empty split, a share that could not be filled."""
 
 
 def build(
-    rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[str, Split] | None = None
+    rows_path: Path,
+    directory: Path,
+    profile: Profile,
+    pinned: Mapping[str, Split] | None = None,
+    red_team: Sequence[Row] = (),
 ) -> BuiltDataset:
     """Split the rows, and write the training files, the test split and the whole list of rows; all of them or none.
 
@@ -48,22 +57,30 @@ def build(
     row.
 
     Args:
-        rows_path: selected rows; read twice.
+        rows_path: selected rows; read twice, and more often where `rl_shares` or `augment` are given.
         pinned: splits of row ids in earlier dataset versions (see `place_rows`).
+        red_team: questions of the red team, which nothing learns from.
     """
     before, after = RowCounts(), RowCounts()
     directory.mkdir(parents=True, exist_ok=True)
     rows = before.pass_through(read_jsonl(rows_path, Row))
-    placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile), directory)
+    placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile, red_team), directory)
     recipe, pools = get_recipe(profile.recipe), PoolCounts()
+
+    def placed(*splits: Split) -> Iterator[Row]:
+        rows = placement.apply(read_jsonl(rows_path, Row))
+        return (row for row in rows if row.split in splits and was_question(row) and not is_leak(row.reason))
+
     splits: Counter[str] = Counter()
     kept: Counter[str] = Counter()
-    trained = (
-        row
-        for row in placement.apply(read_jsonl(rows_path, Row))
-        if row.split == "train" and was_question(row) and not is_leak(row.reason) and recipe.has_baseline(row)
-    )
-    prompts = draw_rl_prompts(trained, profile.dataset)
+    prompts = draw_rl_prompts(filter(recipe.has_baseline, placed("train")), profile.dataset)
+    augmented: dict[NoiseKind, Counter[str]] = {
+        kind: Counter(sft=0, rl=0, left_out=0) for kind in profile.dataset.augment
+    }
+    repeating = frozenset[tuple[str, NoiseKind]]()
+    if augmented:
+        held_out = chain(placed("dev", "test"), _evaluation_questions(profile, red_team))
+        repeating = repeating_copies(placed("train"), held_out, profile, directory)
     with DatasetFiles(directory, _NAMES, recipe.rl_schema) as files:
         for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
             splits[row.split or "none"] += 1
@@ -76,12 +93,24 @@ def build(
             if row.split == "test":
                 files.write("test", line)
                 continue
-            if row.status == "ok" and row.target:
+            teaches, name = row.status == "ok" and bool(row.target), f"rl_{row.split}"
+            times = (1 if row.split == "dev" else prompts.times(row)) if recipe.has_baseline(row) else 0
+            if teaches:
                 files.write(f"sft_{row.split}", _sft_line(row, recipe, profile))
-            if recipe.has_baseline(row):
-                name = f"rl_{row.split}"
-                for _ in range(1 if row.split == "dev" else prompts.times(row)):
-                    files.write(name, recipe.rl_record(row, profile.tenant, files.rows[name]))
+            for _ in range(times):
+                files.write(name, recipe.rl_record(row, profile.tenant, files.rows[name]))
+            for kind, copy in noisy_copies(row, profile) if row.split == "train" else ():
+                if (row.id, kind) in repeating:
+                    augmented[kind]["left_out"] += 1
+                    continue
+                if teaches:
+                    files.write("sft_train", _sft_line(copy, recipe, profile, kind))
+                    augmented[kind]["sft"] += 1
+                for _ in range(times if profile.dataset.augment_rl else 0):
+                    # Graded as the row is: what noise adds must not count.
+                    record = recipe.rl_record(row, profile.tenant, files.rows[name])
+                    files.write(name, record | {"prompt": recipe.student_messages(copy, profile.tenant)})
+                    augmented[kind]["rl"] += 1
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
         if empty := [name for name, count in taught.items() if not count]:
@@ -90,11 +119,12 @@ def build(
                 f"no usable rows for {' and '.join(empty)} (of {after.total} rows; failed: {reasons or 'none'}); "
                 f"{recipe.TOO_FEW_ROWS_HINT}"
             )
-    return BuiltDataset(files.artifacts(), before, after, dict(splits), (*pools.warnings(), *prompts.warnings))
+    counts = {kind: dict(found) for kind, found in sorted(augmented.items())}
+    return BuiltDataset(files.artifacts(), before, after, dict(splits), counts, (*pools.warnings(), *prompts.warnings))
 
 
-def _evaluation_questions(profile: Profile) -> Iterator[Row]:
-    """Every question of `dataset.decontaminate_against`, also those that would be too long to ask.
+def _evaluation_questions(profile: Profile, red_team: Sequence[Row]) -> Iterator[Row]:
+    """Every question of `dataset.decontaminate_against`, also those that would be too long to ask, and the red team's.
 
     Questions are compared by their words and context, so a file needs none of the recipe's inputs.
     """
@@ -102,7 +132,7 @@ def _evaluation_questions(profile: Profile) -> Iterator[Row]:
     data = profile.data.model_copy(update={"limit": None, "sheet": None, "sql": None, "columns": columns})
     paths = (Path(path) for path in profile.dataset.decontaminate_against)
     rows = chain.from_iterable(read_rows(path, data, profile.tenant) for path in paths)
-    return (row for row in rows if normalise(row.query))
+    return (row for row in chain(rows, red_team) if normalise(row.query))
 
 
 def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
@@ -117,7 +147,8 @@ def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
     )
 
 
-def _sft_line(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
+def _sft_line(row: Row, recipe: Recipe, profile: Profile, noise: NoiseKind | None = None) -> dict[str, Any]:
     origin = {"row_id": row.id, "tenant": row.tenant, "gold_id": row.gold_id, "source": row.source, "split": row.split}
+    origin["noise"] = noise
     answer = {"role": "assistant", "content": row.target}
     return {"messages": [*recipe.student_messages(row, profile.tenant), answer], "metadata": origin}

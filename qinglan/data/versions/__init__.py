@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from filelock import FileLock
 from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.config import Profile
-from qinglan.data.versions.card import CardBuilder, Origin
+from qinglan.data.versions.card import Augmented, CardBuilder, Origin
 from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, drift
 from qinglan.errors import ArtifactError, ConfigError, first_line
@@ -127,13 +128,20 @@ def tenant_folder(profile: Profile) -> Path:
 
 
 def publish(
-    profile: Profile, run_id: str, artifacts: Mapping[str, Artifact], *, inputs: str = "", pins: str = ""
+    profile: Profile,
+    run_id: str,
+    artifacts: Mapping[str, Artifact],
+    *,
+    inputs: str = "",
+    pins: str = "",
+    augmented: Augmented = MappingProxyType({}),
 ) -> Version:
     """Keep the dataset stage's files as a version, or return the existing version of the same content.
 
     Args:
         artifacts: `rows` (every `Row`) and the training files.
         inputs, pins: the argument of `pinned_splits` and the version that it named.
+        augmented: questions with noise, as the dataset stage counts them.
     """
     root, version_id = tenant_folder(profile), version_of(artifacts)
     root.mkdir(parents=True, exist_ok=True)
@@ -167,7 +175,7 @@ def publish(
             teacher=profile.teacher.model,
             judge=profile.judge.model,
         )
-        _describe(partial, origin, kept, parent, profile.refresh.drift_warning)
+        _describe(partial, origin, kept, parent, profile.refresh.drift_warning, augmented)
         partial.rename(root / version_id)
         _point_latest(root, version_id)
         return Version.read(root / version_id)
@@ -321,7 +329,12 @@ def _change(old: IndexEntry | None, new: IndexEntry | None) -> RowChange | None:
 
 
 def _describe(
-    directory: Path, origin: Origin, kept: dict[str, Artifact], parent: Version | None, drift_warning: float
+    directory: Path,
+    origin: Origin,
+    kept: dict[str, Artifact],
+    parent: Version | None,
+    drift_warning: float,
+    augmented: Augmented,
 ) -> None:
     """Index, summary, card and, last, version.json: one pass over the rows."""
     known, before = set[str](), RowSummary()
@@ -346,7 +359,7 @@ def _describe(
     summary = whole.build()
     write_json(directory / SUMMARY, summary.model_dump())
     moved = drift(parent.id, before, arrivals.build(), summary, drift_warning) if parent else None
-    made = card.build(origin, kept, moved)
+    made = card.build(origin, kept, moved, augmented)
     write_json(directory / CARD_DATA, made.model_dump(mode="json"))
     (directory / CARD).write_text(card_markdown(made), encoding="utf-8")
     counts = {"rows": made.rows, "ok": made.ok} | {f"{split}_ok": n["ok"] for split, n in made.splits.items()}

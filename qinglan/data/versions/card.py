@@ -7,6 +7,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from pydantic import BaseModel
@@ -20,6 +21,8 @@ FEW_ROWS = 5
 TOP = 20
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _EXAMPLES = 5
+Augmented = Mapping[str, Mapping[str, int]]
+"""Questions with noise by kind: `sft` and `rl`, those in the training files, and `left_out`."""
 _LEAK = "near_duplicate_of_"
 _JUDGE = "judge"
 
@@ -101,6 +104,9 @@ class Card(BaseModel, frozen=True):
     """Rows left out because they nearly repeat one of a stricter split."""
     decontaminated: int
     """Rows left out because they nearly repeat a question of an evaluation workbook."""
+    augmented: dict[str, dict[str, int]] = {}
+    """Training questions with noise, by kind: `sft` and `rl`, those in the files, and `left_out`, those that nearly
+    repeat a question of dev, test or evaluation. No other count of the card holds them, except the files' rows."""
     reviews: dict[str, int]
     examples: list[CardExample]
     files: dict[str, CardFile]
@@ -147,7 +153,13 @@ class CardBuilder:
         if row.reason not in INPUT_REASONS:
             self._add_question(row)
 
-    def build(self, origin: Origin, artifacts: Mapping[str, Artifact], drift: Drift | None) -> Card:
+    def build(
+        self,
+        origin: Origin,
+        artifacts: Mapping[str, Artifact],
+        drift: Drift | None,
+        augmented: Augmented = MappingProxyType({}),
+    ) -> Card:
         flags, kept = self._flags, self._terms.counts
         rare = sum(n < FEW_ROWS for n in kept.values()) + self._terms.forgotten
         means = {name: total / n for name, (total, n) in sorted(self._grades.items())}
@@ -174,6 +186,7 @@ class CardBuilder:
             scores={name: _quantiles(values) for name, values in self._scores.items() if values},
             near_duplicates=sum(self._reasons[_LEAK + split] for split in ("test", "dev")),
             decontaminated=self._reasons[_LEAK + "evaluation"],
+            augmented={kind: dict(counts) for kind, counts in augmented.items()},
             reviews=dict(self._reviews.most_common()),
             examples=[example for sample in self._examples.values() for example in sample.items()],
             files={name: CardFile(sha256=a.sha256, rows=a.rows) for name, a in sorted(artifacts.items())},

@@ -54,6 +54,15 @@ def card_markdown(card: Card) -> str:
             if not counts.get(split)
         ]
         parts += [f"**No usable row**: {', '.join(empty)}."] if empty else []
+    if card.augmented:
+        keys = ("sft", "rl", "left_out")
+        lines = [(_cell(kind), *(count(counts[key]) for key in keys)) for kind, counts in card.augmented.items()]
+        parts += [
+            "## Training questions with noise",
+            "They come beside the rows that they are made from, and count in no other table but that of the files. "
+            "Left out are those that nearly repeat a question of dev, test or evaluation.",
+            _table(("Noise", "SFT", "RL", "Left out"), lines),
+        ]
     if card.parts:
         grades = [(_cell(name), number(mean)) for name, mean in card.parts.items()]
         grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []

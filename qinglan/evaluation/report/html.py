@@ -109,6 +109,7 @@ def _view(report: Report) -> dict[str, Any]:
         "distributions": plots.distributions(report.distributions),
         "gain_shares": plots.gain_shares(report.distributions.get("gain", [])),
         "funnel": tables.funnel(report.stages),
+        "noise": tables.noise(report),
         "training": tables.training(report),
         "detectable": DETECTABLE,
         "shared_words": TEXTS["shared"],

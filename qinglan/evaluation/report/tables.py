@@ -195,6 +195,18 @@ def funnel(stages: Sequence[StageSummary]) -> list[dict[str, Any]]:
     ]
 
 
+def noise(report: Report) -> Both | None:
+    """The training questions with noise, which are rows of no stage; None where there are none."""
+    made = report.stage("dataset")
+    found = {name.partition("/")[::2]: int(rows) for name, rows in (made.metrics if made else {}).items()}
+    sft = {kind: rows for (what, kind), rows in found.items() if what == "augmented_sft"}
+    if not sft:
+        return None
+    kinds = [reason("noise_of_kind", kind=words(kind, "noise"), rows=rows) for kind, rows in sft.items()]
+    rl = sum(rows for (what, _), rows in found.items() if what == "augmented_rl")
+    return reason("questions_with_noise", sft=sum(sft.values()), rl=rl, kinds=kinds).words
+
+
 def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
     """The summaries of the engines."""
     chinese = {metric.name: metric.zh for metric in report.metrics}

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from qinglan import text as formats
 from qinglan.evaluation.models import Report, StageSummary
-from qinglan.evaluation.report.tables import plan
+from qinglan.evaluation.report import tables
 from qinglan.evaluation.report.verdict import (
     alarm_warning,
     arm_label_words,
@@ -77,7 +77,7 @@ def print_table(report: Report) -> RenderableType:
 
 def print_intervals(report: Report) -> RenderableType:
     """The candidate against its opponent, figure by figure, each with its 95% interval."""
-    found = plan(report)
+    found = tables.plan(report)
     if found is None:
         return Text("Nothing to hold against each other: this run has no student and teacher.", "yellow")
     table = _table("[95% CI]", [*(head.en for head in found.heads), "difference"])
@@ -114,6 +114,8 @@ def _table(
 def _data_parts(report: Report) -> list[RenderableType]:
     """Of a refresh: the way of the rows, what they are worth where no arm says so, the cost, and the dataset."""
     parts: list[RenderableType] = [stages_table(report.stages)]
+    if noise := tables.noise(report):
+        parts.append(Text(noise.en))
     found, published = report.stage("validate"), report.stage("publish")
     if found and found.metrics and not report.arms:
         means = {name.removesuffix("_mean").replace("_", " "): value for name, value in found.metrics.items()}

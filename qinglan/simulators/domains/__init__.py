@@ -7,6 +7,7 @@ for the models of all domains, so a profile may ask any of them by its name.
 import hashlib
 import importlib
 import io
+import json
 import pkgutil
 import re
 import zipfile
@@ -16,21 +17,23 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast, get_args
 
 import yaml
 from pydantic import TypeAdapter
 
-from qinglan.config import EMBEDDED, Embedded, Profile
+from qinglan.config import EMBEDDED, Embedded, NoiseKind, Profile
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe
-from qinglan.rows import Split
+from qinglan.noise import add_noise
+from qinglan.recipes import get_recipe, one_line
+from qinglan.rows import Row, Split, normalise
 
 Tables = TypeVar("Tables")
 Item = TypeVar("Item")
 
 _MISSES_MAX = 2000
 """For one row of a sample, before the sample counts as exhausted."""
+_GREETING_CHARS = 3
 _FIXED_TIME = (2026, 1, 1, 0, 0, 0)
 """Of a workbook: the same rows give the same bytes."""
 
@@ -63,6 +66,8 @@ class Pretraining:
     context_tokens: int = 1024
     tokens_per_step: int = 3072
     """The longest document must fit in."""
+    noise_share: float = 0.0
+    """Of the dialogues that ask about a question, those in which it has noise (`noise.py`)."""
     documents_per_step: int = 60
     """How many are made per step; `tokens_per_step` holds about 75 of query rewriting's, so each is seen 1.25 times."""
 
@@ -81,7 +86,8 @@ class Domain:
     documents: Callable[[int, int], Iterator[str]]
     """Seed and count → the base model's texts: passages, and dialogues as `chat` writes them.
 
-    Of a dialogue only the assistant's turns are learnt. No text may show what the test split asks."""
+    Of a dialogue only the assistant's turns are learnt. No text may show what the test split asks. Take them from
+    `pretraining_texts`."""
     words: Callable[[], list[str]]
     """Words of prompts and answers that get a token of their own; up to six Chinese characters each."""
     characters: Callable[[], list[str]]
@@ -102,6 +108,37 @@ def chat(*turns: str, system: str | None = None) -> str:
     if system is not None:
         spoken.insert(0, ("system", system))
     return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in spoken)
+
+
+_ASKED = re.compile("(<\\|im_start\\|>user\n(?:(?!<\\|im_end\\|>).)*：)([^\n]+?)(?=<\\|im_end\\|>)", re.DOTALL)
+"""The first turn that puts a question after a task's name: what comes before the question, and the question."""
+
+
+def pretraining_texts(domain: Domain, seed: int, count: int) -> list[str]:
+    """The documents of a domain, some questions with noise, without those that hold a question of the red team."""
+    known = re.compile("|".join(map(re.escape, red_team_questions(domain.name))))
+    documents = enumerate(domain.documents(seed, count))
+    texts = (_with_noise(text, random_of("noise", seed, n), domain.pretraining.noise_share) for n, text in documents)
+    return [text for text in texts if not known.search(normalise(text))]
+
+
+def _with_noise(text: str, rng: Random, share: float) -> str:
+    if rng.random() >= share:
+        return text
+    kind = rng.choice(get_args(NoiseKind))
+    return _ASKED.sub(lambda found: found[1] + one_line(add_noise(kind, found[2], rng)), text, count=1)
+
+
+@cache
+def red_team_questions(recipe: str) -> tuple[str, ...]:
+    """What the recipe's own red team asks, with its context, normalised; what is as short as a greeting is left out."""
+    asks, cases = get_recipe(recipe), files("qinglan.recipes").joinpath("redteam", f"{recipe}.jsonl")
+    found = []
+    for case in map(json.loads, cases.read_text(encoding="utf-8").splitlines()):
+        context = {name: case[name] for name in ("profile", "history", "inputs") if name in case}
+        row = Row(id=case["id"], tenant="", source="", query=case["query"], **context)
+        found.append(normalise(asks.question_text(row)))
+    return tuple(text for text in found if len(text) > _GREETING_CHARS)
 
 
 def random_of(*key: object) -> Random:

@@ -14,7 +14,7 @@ from random import Random
 from qinglan.config import Columns, Embedded, Tenant
 from qinglan.rows import Split, normalise, row_id
 from qinglan.runs.artifacts import write_jsonl
-from qinglan.simulators.domains import Domain, SamplePaths, draw_rows, draw_splits, rounds, write_workbook
+from qinglan.simulators.domains import Domain, Pretraining, SamplePaths, draw_rows, draw_splits, rounds, write_workbook
 from qinglan.simulators.domains.query_rewrite import corpus, teacher
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, Document, RewriteQuestion, pairs
@@ -116,4 +116,5 @@ DOMAIN = Domain(
     documents=corpus.documents,
     words=corpus.words,
     characters=corpus.characters,
+    pretraining=Pretraining(noise_share=0.25),
 )

@@ -1,0 +1,138 @@
+"""Training questions with noise: which rows get them, what they carry, and that no held-out question trains."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pyarrow.parquet as pq
+import pytest
+from question_rows import random_rows, row
+
+from qinglan.config import Data, Dataset, NoiseKind, Profile, load_profile
+from qinglan.data.dataset import BuiltDataset, build
+from qinglan.data.dataset.augment import noisy_copies
+from qinglan.data.workbook import read_rows
+from qinglan.evaluation.red_team import cases_of, row_of
+from qinglan.recipes import get_recipe
+from qinglan.rows import Retrieved, Row, Split, normalise, row_id
+from qinglan.runs.artifacts import write_jsonl
+from qinglan.simulators.domains import domain_of, red_team_questions
+
+EMBEDDED = load_profile("embedded")
+FOUND = Retrieved(ids=("a",), scores=(0.9,), titles=("",))
+ALL = dict.fromkeys(get_args(NoiseKind), 0.3)
+
+
+def profile_with(data: Data | None = None, **dataset: Any) -> Profile:
+    return EMBEDDED.model_copy(update={"data": data or EMBEDDED.data, "dataset": Dataset(**dataset)})
+
+
+def answered(rows: list[Row], split: Split) -> list[Row]:
+    return [each.model_copy(update={"answer": "改写", "answer_retrieved": FOUND, "split": split}) for each in rows]
+
+
+ROWS = [row for n, split in enumerate(("train", "dev", "test")) for row in answered(random_rows(60, n), split)]
+
+
+def built(folder: Path, rows: list[Row] = ROWS, red_team: tuple[Row, ...] = (), **dataset: Any) -> BuiltDataset:
+    write_jsonl(folder / "in.jsonl", rows)
+    return build(folder / "in.jsonl", folder / "out", profile_with(**dataset), red_team=red_team)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def taught(result: BuiltDataset) -> list[tuple[str, str | None, str]]:
+    """Row id, noise and question of every line."""
+    found = lines(result.artifacts["sft_train"].path)
+    return [(x["metadata"]["row_id"], x["metadata"]["noise"], x["messages"][1]["content"]) for x in found]
+
+
+def test_the_same_seed_gives_the_same_copies_whatever_the_order_and_another_seed_others(tmp_path: Path) -> None:
+    first = {*taught(built(tmp_path, augment=ALL))}
+    assert {*taught(built(tmp_path, ROWS[::-1], augment=dict(reversed(ALL.items()))))} == first
+    other = {*taught(built(tmp_path, augment=ALL, seed=2))}
+    assert all(noise in (None, "traditional") for _, noise, _ in first & other) and first - other
+    more = {*taught(built(tmp_path, augment=ALL | {"emoji": 0.6}))}
+    assert first < more, "a larger share keeps what a smaller one has"
+
+
+def test_a_copy_has_its_rows_answer_and_origin_and_only_training_rows_have_any(tmp_path: Path) -> None:
+    result, plain = built(tmp_path / "a", augment=ALL), built(tmp_path / "b")
+    rows = {each.id: each for each in ROWS}
+    found = lines(result.artifacts["sft_train"].path)
+    for line in found:
+        origin = rows[line["metadata"]["row_id"]]
+        assert (line["messages"][2]["content"], line["metadata"]["split"]) == (origin.target, "train")
+        assert (line["messages"][1]["content"] == origin.query) == (line["metadata"]["noise"] is None)
+    for name in ("sft_dev", "rl_dev", "rl_train", "test", "rows"):
+        assert result.artifacts[name].sha256 == plain.artifacts[name].sha256
+    assert (result.before.ok, result.after.ok, result.splits) == (plain.before.ok, plain.after.ok, plain.splits)
+
+
+def test_copies_are_counted_by_kind(tmp_path: Path) -> None:
+    result = built(tmp_path, answered(random_rows(2000), "train") + ROWS[60:], augment={"story": 0.1, "emoji": 0.05})
+    found = [noise for _, noise, _ in taught(result)]
+    assert list(result.augmented) == ["emoji", "story"]
+    assert {kind: counts["sft"] for kind, counts in result.augmented.items()} == {
+        kind: found.count(kind) for kind in result.augmented
+    }
+    assert found.count("story") == pytest.approx(200, rel=0.2) and found.count("emoji") == pytest.approx(100, rel=0.3)
+
+
+def test_rl_asks_a_copy_where_it_is_wanted_and_grades_it_as_the_row(tmp_path: Path) -> None:
+    result = built(tmp_path, augment=ALL, augment_rl=True)
+    records = pq.read_table(result.artifacts["rl_train"].path).to_pylist()
+    by_row = {r["extra_info"]["row_id"]: r for r in records if r["prompt"][1]["content"] == r["extra_info"]["question"]}
+    copies = [r for r in records if r["prompt"][1]["content"] != r["extra_info"]["question"]]
+    assert len(by_row) == 60 and len(copies) == sum(counts["rl"] for counts in result.augmented.values()) > 60
+    assert [r["extra_info"]["index"] for r in records] == list(range(len(records)))
+    for each in copies:
+        same = by_row[each["extra_info"]["row_id"]]
+        assert each["extra_info"] | {"index": 0} == same["extra_info"] | {"index": 0}
+
+
+def test_a_copy_that_becomes_a_held_out_question_is_left_out(tmp_path: Path) -> None:
+    (origin,) = answered([row("魚油怎么吃")], "train")
+    held_out = {"dev": "魚油怎麼吃", "test": "「魚油」怎麼吃？"}
+    for split, query in held_out.items():
+        result = built(tmp_path, [origin, *ROWS, *answered([row(query)], split)], augment={"traditional": 1.0})
+        assert result.augmented["traditional"]["left_out"] == 1 and (origin.id, None) in {x[:2] for x in taught(result)}
+        assert normalise(query) not in {normalise(text) for *_, text in taught(result)}
+    result = built(tmp_path, [origin, *ROWS], (row("魚油怎麼吃"),), augment={"traditional": 1.0})
+    assert result.augmented["traditional"]["left_out"] == 1
+
+
+def test_nothing_learns_from_a_question_of_the_red_team(tmp_path: Path) -> None:
+    (asked,) = answered([row("鱼油🐟怎么吃")], "train")
+    result = built(tmp_path, [asked, *ROWS], (row("鱼油怎么吃😋？"), row("？？"), row("")), augment=ALL)
+    assert result.after.reasons["near_duplicate_of_evaluation"] == 1
+    assert asked.id not in {row_id for row_id, *_ in taught(result)}
+
+
+def test_a_copy_is_no_longer_than_a_question_may_be() -> None:
+    profile = profile_with(Data(max_query_chars=60), augment={"story": 1.0})
+    texts = [copy.query for each in ROWS for _, copy in noisy_copies(each, profile)]
+    assert 0 < len(texts) < len(ROWS) and max(map(len, texts)) <= 60
+
+
+def test_the_sample_teaches_no_question_of_its_test_split_or_its_red_team(tmp_path: Path) -> None:
+    profile = EMBEDDED
+    book = domain_of("query_rewrite").write_sample(tmp_path, profile.embedded).workbook
+    rows = [
+        each.model_copy(update={"answer": "改写", "answer_retrieved": FOUND})
+        for each in read_rows(book, profile.data, profile.tenant)
+    ]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    red_team = [row_of(case, profile.tenant) for case in cases_of(profile)]
+    result = build(tmp_path / "in.jsonl", tmp_path / "out", profile, red_team=red_team)
+    learnt = taught(result)
+    assert {noise for _, noise, _ in learnt} == {None, *profile.dataset.augment}
+    asks = get_recipe(profile.recipe).question_text
+    tests = [each for each in rows if each.split == "test"]
+    held_out = {normalise(asks(each)) for each in tests} | {*red_team_questions("query_rewrite")}
+    texts = [normalise(text) for *_, text in learnt]
+    assert not [text for text in texts if any(question in text for question in held_out)]
+    ids = {row_id(profile.tenant.id, each.query, each.profile, each.history) for each in red_team}
+    assert not {learnt_id for learnt_id, *_ in learnt} & (ids | {each.id for each in tests})

@@ -1,0 +1,77 @@
+"""Noise in questions: what it is made of, and that it leaves what is asked."""
+
+import json
+import re
+from pathlib import Path
+from random import Random
+from typing import get_args
+
+import pytest
+import yaml
+
+from qinglan import noise
+from qinglan.config import NoiseKind
+from qinglan.evaluation.red_team import BUILT_IN
+from qinglan.noise import add_noise
+from qinglan.rows import normalise
+
+ASKED = "请问辅酶Q10一天吃5.6克，吃多久见效？"
+KINDS = get_args(NoiseKind)
+TEXTS = yaml.safe_load(Path(noise.__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+def some(kind: NoiseKind, text: str = ASKED) -> list[str]:
+    return [add_noise(kind, text, Random(f"{kind}{n}")) for n in range(100)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_changes_the_question_by_its_seed_alone(kind: NoiseKind) -> None:
+    first = some(kind)
+    assert first == some(kind) and ASKED not in first
+    assert len(set(first)) > 20 or kind in ("full_width", "traditional", "pinyin")
+    assert some(kind, "") == [""] * 100 and some(kind, " ") == [" "] * 100
+
+
+@pytest.mark.parametrize("kind", ["story", "number", "latin"])
+def test_what_comes_around_a_question_leaves_its_words(kind: NoiseKind) -> None:
+    assert all(ASKED in text for text in some(kind))
+
+
+@pytest.mark.parametrize("kind", ["full_width", "invisible", "punctuation", "emoji"])
+def test_what_comes_into_a_question_is_nothing_to_read(kind: NoiseKind) -> None:
+    plain = {re.sub("|".join(map(re.escape, TEXTS["kaomoji"])), "", text) for text in some(kind)}
+    assert {normalise(text) for text in plain} == {normalise(ASKED)}
+
+
+def test_other_scripts_say_the_same_character_by_character_and_word_by_word() -> None:
+    back = {traditional: simplified for simplified, traditional in noise._TRADITIONAL.items()}
+    assert {"".join(back.get(character, character) for character in text) for text in some("traditional")} == {ASKED}
+    words = {pinyin: word for word, pinyin in TEXTS["pinyin"].items()}
+    spelt = re.compile("|".join(sorted(words, key=len, reverse=True)))
+    assert {spelt.sub(lambda found: words[found.group()], text) for text in some("pinyin")} == {ASKED}
+
+
+def test_stutter_repeats_words_and_never_digits() -> None:
+    assert all(re.findall(r"\d+", text) == ["10", "5", "6"] for text in some("stutter", "辅酶10吃5.6克呢"))
+    assert add_noise("stutter", "10-20", Random(1)) == "10-20"
+
+
+@pytest.mark.parametrize("text", ["Q10", "5.6", "NMN"])
+@pytest.mark.parametrize("kind", ["emoji", "invisible", "punctuation"])
+def test_a_number_or_a_latin_word_stays_whole(kind: NoiseKind, text: str) -> None:
+    assert all(text in found for found in some(kind, text))
+
+
+def test_the_table_of_characters_holds_each_once_and_no_wrong_script() -> None:
+    pairs = TEXTS["traditional"].split()
+    assert len({pair[0] for pair in pairs}) == len(pairs) and {len(pair) for pair in pairs} == {2}
+    assert all(pair[0].encode("gb2312") and pair[1].encode("big5") and pair[0] != pair[1] for pair in pairs)
+
+
+def test_noise_says_nothing_of_what_a_red_team_says() -> None:
+    cases = [json.loads(line) for path in BUILT_IN.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
+    said = normalise("|".join(f"{case['query']}|{case.get('history')}|{case.get('profile')}" for case in cases))
+    ours = [normalise(text) for name in ("openings", "sentences", "requests") for text in TEXTS[name]]
+    assert not [text for text in ours if any(text[n : n + 6] in said for n in range(max(1, len(text) - 5)))]
+    emoji = {character for case in cases for character in case["query"] if ord(character) > 0xFFFF}
+    assert not emoji & set(noise._EMOJI)

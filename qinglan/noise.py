@@ -71,7 +71,7 @@ def _stutter(text: str, rng: Random) -> str:
 
 
 def _story(text: str, rng: Random) -> str:
-    sentences = rng.sample(_TEXTS["sentences"], rng.randint(1, 5))
+    sentences = rng.sample(_TEXTS["sentences"], rng.randint(1, 7))
     return "".join((rng.choice(_TEXTS["openings"]), *sentences, rng.choice(_TEXTS["requests"]), text))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qinglan.config import NoiseKind, Profile
-from qinglan.data.dataset.augment import noisy_copies, repeating_copies
+from qinglan.data.dataset.augment import NoisyCopies
 from qinglan.data.dataset.files import DatasetFiles
 from qinglan.data.dataset.pools import PoolCounts, draw_rl_prompts
 from qinglan.data.dataset.splits import is_leak, place_rows, was_question
@@ -74,13 +74,10 @@ def build(
     splits: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     prompts = draw_rl_prompts(filter(recipe.has_baseline, placed("train")), profile.dataset)
-    augmented: dict[NoiseKind, Counter[str]] = {
-        kind: Counter(sft=0, rl=0, left_out=0) for kind in profile.dataset.augment
-    }
-    repeating = frozenset[tuple[str, NoiseKind]]()
-    if augmented:
+    copies = NoisyCopies(profile)
+    if profile.dataset.augment:
         held_out = chain(placed("dev", "test"), _evaluation_questions(profile, red_team))
-        repeating = repeating_copies(placed("train"), held_out, profile, directory)
+        copies.leave_out_repeating(placed("train"), held_out, directory)
     with DatasetFiles(directory, _NAMES, recipe.rl_schema) as files:
         for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
             splits[row.split or "none"] += 1
@@ -95,22 +92,16 @@ def build(
                 continue
             teaches, name = row.status == "ok" and bool(row.target), f"rl_{row.split}"
             times = (1 if row.split == "dev" else prompts.times(row)) if recipe.has_baseline(row) else 0
-            if teaches:
-                files.write(f"sft_{row.split}", _sft_line(row, recipe, profile))
-            for _ in range(times):
-                files.write(name, recipe.rl_record(row, profile.tenant, files.rows[name]))
-            for kind, copy in noisy_copies(row, profile) if row.split == "train" else ():
-                if (row.id, kind) in repeating:
-                    augmented[kind]["left_out"] += 1
-                    continue
+            for kind, asked in ((None, row), *copies.of(row)):
                 if teaches:
-                    files.write("sft_train", _sft_line(copy, recipe, profile, kind))
-                    augmented[kind]["sft"] += 1
-                for _ in range(times if profile.dataset.augment_rl else 0):
-                    # Graded as the row is: what noise adds must not count.
+                    files.write(f"sft_{row.split}", _sft_line(asked, recipe, profile, kind))
+                asked_times = times if kind is None or profile.dataset.augment_rl else 0
+                for _ in range(asked_times):
+                    # Graded as the row itself: what noise adds must not count.
                     record = recipe.rl_record(row, profile.tenant, files.rows[name])
-                    files.write(name, record | {"prompt": recipe.student_messages(copy, profile.tenant)})
-                    augmented[kind]["rl"] += 1
+                    files.write(name, record | {"prompt": recipe.student_messages(asked, profile.tenant)})
+                if kind:
+                    copies.counts[kind].update(sft=teaches, rl=asked_times)
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
         if empty := [name for name, count in taught.items() if not count]:
@@ -119,7 +110,7 @@ def build(
                 f"no usable rows for {' and '.join(empty)} (of {after.total} rows; failed: {reasons or 'none'}); "
                 f"{recipe.TOO_FEW_ROWS_HINT}"
             )
-    counts = {kind: dict(found) for kind, found in sorted(augmented.items())}
+    counts = {kind: dict(found) for kind, found in copies.counts.items()}
     return BuiltDataset(files.artifacts(), before, after, dict(splits), counts, (*pools.warnings(), *prompts.warnings))
 
 
@@ -147,7 +138,7 @@ def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
     )
 
 
-def _sft_line(row: Row, recipe: Recipe, profile: Profile, noise: NoiseKind | None = None) -> dict[str, Any]:
+def _sft_line(row: Row, recipe: Recipe, profile: Profile, noise: NoiseKind | None) -> dict[str, Any]:
     origin = {"row_id": row.id, "tenant": row.tenant, "gold_id": row.gold_id, "source": row.source, "split": row.split}
     origin["noise"] = noise
     answer = {"role": "assistant", "content": row.target}

@@ -4,6 +4,7 @@ Which rows are copied, and what noise they get, depends on the seed, the kind of
 are made while the training files are written and are in no list of rows, so they count as rows nowhere else.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -26,23 +27,37 @@ def noisy_copies(row: Row, profile: Profile) -> Iterator[tuple[NoiseKind, Row]]:
             yield kind, row.model_copy(update={"query": query})
 
 
-def repeating_copies(
-    rows: Iterable[Row], held_out: Iterable[Row], profile: Profile, directory: Path
-) -> frozenset[tuple[str, NoiseKind]]:
-    """Row id and kind of the copies that nearly repeat a held-out question, as noise can turn one into another.
+class NoisyCopies:
+    """The copies that reach the training files."""
 
-    Args:
-        rows: those of the training split.
-        held_out: questions of dev, test, evaluation workbooks and the red team.
-        directory: for the temporary file of the questions' texts.
-    """
-    keys: list[tuple[str, NoiseKind]] = []
-    with Questions(directory) as questions:
-        for row in rows:
-            for kind, copy in noisy_copies(row, profile):
-                questions.add(copy)
-                keys.append((row.id, kind))
-        for row in held_out:
-            questions.add_evaluation(row)
-        _, repeats = near_duplicate_groups(questions, profile.dataset.near_duplicate_jaccard)
-    return frozenset(key for key, repeated in zip(keys, repeats.tolist(), strict=True) if repeated)
+    def __init__(self, profile: Profile) -> None:
+        self.counts = {kind: Counter(sft=0, rl=0, left_out=0) for kind in sorted(profile.dataset.augment)}
+        self._profile = profile
+        self._left_out = frozenset[tuple[str, NoiseKind]]()
+
+    def leave_out_repeating(self, rows: Iterable[Row], held_out: Iterable[Row], directory: Path) -> None:
+        """Leave out copies that nearly repeat a held-out question: noise can turn one question into another.
+
+        Args:
+            rows: those of the training split.
+            held_out: questions of dev, test, evaluation workbooks and the red team.
+            directory: for the temporary file of the questions' texts.
+        """
+        keys: list[tuple[str, NoiseKind]] = []
+        with Questions(directory) as questions:
+            for row in rows:
+                for kind, copy in noisy_copies(row, self._profile):
+                    questions.add(copy)
+                    keys.append((row.id, kind))
+            for row in held_out:
+                questions.add_evaluation(row)
+            _, repeats = near_duplicate_groups(questions, self._profile.dataset.near_duplicate_jaccard)
+        self._left_out = frozenset(key for key, repeated in zip(keys, repeats.tolist(), strict=True) if repeated)
+
+    def of(self, row: Row) -> Iterator[tuple[NoiseKind, Row]]:
+        """Those of a row; none where it is no training row."""
+        for kind, copy in noisy_copies(row, self._profile) if row.split == "train" else ():
+            if (row.id, kind) in self._left_out:
+                self.counts[kind]["left_out"] += 1
+            else:
+                yield kind, copy

@@ -1,0 +1,56 @@
+"""The dataset stage in its frame: what its metrics count, and that the red team is part of its key."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from question_rows import random_rows
+
+from qinglan.config import Profile
+from qinglan.rows import Retrieved
+from qinglan.runs.artifacts import StageResult, write_jsonl
+from qinglan.runs.run import open_run
+from qinglan.tasks import dataset as dataset_module
+from qinglan.tasks.dataset import build_dataset
+
+FOUND = Retrieved(ids=("a",), scores=(0.9,), titles=("",))
+
+
+@pytest.fixture
+def made(tmp_path: Path, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Profile], StageResult]:
+    """The stage's result, from 30 rows in each split."""
+    monkeypatch.setattr(dataset_module, "get_run_logger", lambda: logging.getLogger("test"))
+    answer = {"answer": "改写", "answer_retrieved": FOUND}
+    rows = [
+        row for n, split in enumerate(("train", "dev", "test")) for row in random_rows(30, n, split=split, **answer)
+    ]
+    artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
+
+    def make(profile: Profile) -> StageResult:
+        with open_run(profile, "refresh", fresh=True) as run:
+            selected = StageResult(stage="select", key="k", run_id=run.id, seconds=1, artifacts=artifacts)
+            return build_dataset.fn(run, selected)
+
+    return make
+
+
+def test_questions_with_noise_are_no_rows_of_the_stage(
+    made: Callable[[Profile], StageResult], profile_of: Callable[..., Profile]
+) -> None:
+    result = made(profile_of(dataset={"augment": {"story": 1.0}}))
+    assert (result.rows_in, result.rows_out, result.artifacts["sft_train"].rows) == (90, 90, 60)
+    assert (result.metrics["rows_train"], result.metrics["augmented_sft/story"]) == (30, 30)
+    assert result.details["augmented"] == {"story": {"sft": 30, "rl": 0, "left_out": 0}}
+
+
+def test_another_red_team_is_another_key(
+    made: Callable[[Profile], StageResult], profile_of: Callable[..., Profile], tmp_path: Path
+) -> None:
+    cases = tmp_path / "cases.jsonl"
+    cases.write_text(json.dumps({"id": "own", "name": "一例", "kind": "own", "query": random_rows(1)[0].query + "呢"}))
+    first, second = made(profile_of()), made(profile_of(evaluate={"red_team": str(cases)}))
+    assert first.key != second.key
+    assert second.dropped == {"near_duplicate_of_evaluation": 1}

@@ -20,17 +20,14 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
     package = __package__
     makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}", "qinglan.noise")
     size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
-    prompt = (
-        recipe_key(domain.name),
-        red_team_questions(domain.name),
-    )  # the corpus contains the former, never the latter
+    prompt = recipe_key(domain.name)  # the corpus contains it
     libraries = {}
     for name in ("torch", "transformers", "tokenizers"):
         try:
             libraries[name] = version(name)
         except PackageNotFoundError:  # the orchestrator's image may do without
             libraries[name] = "absent"
-    return hash_of(code_digest(*makers, within=package), prompt, size, libraries)
+    return hash_of(code_digest(*makers, within=package), prompt, red_team_questions(domain.name), size, libraries)
 
 
 def cached_path(paths: Paths, embedded: Embedded, domain: Domain) -> Path:

@@ -92,7 +92,7 @@ def build(
                 continue
             teaches, name = row.status == "ok" and bool(row.target), f"rl_{row.split}"
             times = (1 if row.split == "dev" else prompts.times(row)) if recipe.has_baseline(row) else 0
-            for kind, asked in ((None, row), *copies.of(row)):
+            for kind, asked in ((None, row), *copies.of(row)) if teaches or times else ():
                 if teaches:
                     files.write(f"sft_{row.split}", _sft_line(asked, recipe, profile, kind))
                 asked_times = times if kind is None or profile.dataset.augment_rl else 0

@@ -116,7 +116,7 @@ _ASKED = re.compile("(<\\|im_start\\|>user\n(?:(?!<\\|im_end\\|>).)*：)([^\n]+?
 
 def pretraining_texts(domain: Domain, seed: int, count: int) -> list[str]:
     """The documents of a domain, some questions with noise, without those that hold a question of the red team."""
-    known = re.compile("|".join(map(re.escape, red_team_questions(domain.name))))
+    known = re.compile("|".join(map(re.escape, red_team_questions(domain.name))) or "(?!)")  # none matches nothing
     documents = enumerate(domain.documents(seed, count))
     texts = (_with_noise(text, random_of("noise", seed, n), domain.pretraining.noise_share) for n, text in documents)
     return [text for text in texts if not known.search(normalise(text))]
@@ -132,9 +132,9 @@ def _with_noise(text: str, rng: Random, share: float) -> str:
 @cache
 def red_team_questions(recipe: str) -> tuple[str, ...]:
     """What the recipe's own red team asks, with its context, normalised; what is as short as a greeting is left out."""
-    asks, cases = get_recipe(recipe), files("qinglan.recipes").joinpath("redteam", f"{recipe}.jsonl")
+    asks, path = get_recipe(recipe), files("qinglan.recipes").joinpath("redteam", f"{recipe}.jsonl")
     found = []
-    for case in map(json.loads, cases.read_text(encoding="utf-8").splitlines()):
+    for case in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()):
         context = {name: case[name] for name in ("profile", "history", "inputs") if name in case}
         row = Row(id=case["id"], tenant="", source="", query=case["query"], **context)
         found.append(normalise(asks.question_text(row)))

@@ -14,7 +14,7 @@ from qinglan.evaluation.models import Report
 from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Row, normalise
 from qinglan.runs.artifacts import read_jsonl, sha256_of
-from qinglan.simulators.domains.query_rewrite import corpus
+from qinglan.simulators.domains import domain_of, pretraining_texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -65,14 +65,15 @@ def test_nothing_of_the_test_split_is_in_what_the_engines_read(site: Site, file:
     test = list(read_jsonl(dataset / "test.jsonl", Row))
     if file.endswith(".jsonl"):
         rows = [json.loads(line) for line in (dataset / file).read_text(encoding="utf-8").splitlines()]
-        read = {row["metadata"]["row_id"]: row["messages"][1]["content"] for row in rows}
+        read = [(row["metadata"]["row_id"], row["messages"][1]["content"]) for row in rows]
     else:
         rows = parquet.read_table(dataset / file).to_pylist()
-        read = {row["extra_info"]["row_id"]: row["prompt"][1]["content"] for row in rows}
+        read = [(row["extra_info"]["row_id"], row["prompt"][1]["content"]) for row in rows]
     asked = [user_text(row.query, row.profile, row.history) for row in test]
-    assert read and not read.keys() & {row.id for row in test}
-    assert not {normalise(text) for text in read.values()} & {normalise(text) for text in asked}
-    nearest = max(len(a & b) / len(a | b) for a in map(trigrams, read.values()) for b in map(trigrams, asked))
+    ids, texts = zip(*read, strict=True)
+    assert ids and not {*ids} & {row.id for row in test}
+    assert not {*map(normalise, texts)} & {*map(normalise, asked)}
+    nearest = max(len(a & b) / len(a | b) for a in map(trigrams, texts) for b in map(trigrams, asked))
     assert nearest < 0.85
 
 
@@ -80,7 +81,7 @@ def test_pretraining_saw_nothing_of_the_test_split(site: Site) -> None:
     # A follow-up such as "那哪些人不能吃这个" names no product; which one is meant stands in its history alone.
     rows = [row for row in read_jsonl(site.run_directory / "dataset" / "test.jsonl", Row) if not row.history]
     test = {normalise(row.query) for row in rows}
-    seen = "\n".join(normalise(text) for text in corpus.documents(0, 3000))
+    seen = "\n".join(normalise(text) for text in pretraining_texts(domain_of("query_rewrite"), 0, 3000))
     assert not [text for text in test if len(text) > 6 and text in seen]
 
 

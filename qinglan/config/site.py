@@ -164,7 +164,9 @@ class LocalJudge(Section):
     agreement_rows: Count = 200
     """Dev rows on which both judges are asked before RL."""
     min_agreement: Annotated[float, Field(ge=-1, le=1)] = 0.6
-    """Cohen's κ with the judge on those that RL needs."""
+    """Cohen's κ with the judge, on passages that RL asks about: the lower end of its 95% interval must reach this."""
+    min_agreement_pairs: Count = 100
+    """Passages that both must have judged: of fewer the interval promises too much, above all where few are right."""
     when_below: Literal["stop", "go_on"] = "stop"
     """`go_on` only warns."""
 

@@ -110,6 +110,7 @@ def summarise(
         prompt_tokens_per_1000=per_1000["prompt_tokens"],
         completion_tokens_per_1000=per_1000["completion_tokens"],
         failed=sum(not entry.measured for entry in arm),
+        empty=sum(entry.measured and entry.text is None for entry in arm),
     )
 
 

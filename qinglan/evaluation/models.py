@@ -202,7 +202,9 @@ class ArmFigures(ScoredMetrics):
     prompt_tokens_per_1000: Number = None
     completion_tokens_per_1000: Number = None
     failed: int = 0
-    """Of `n`: no usable text, or nothing could be said of it; left out of the means."""
+    """Of `n`: there is no text, or nothing is known of it, as where a call failed; left out of the means."""
+    empty: int = 0
+    """Of `n`: the text is empty, which counts as wrong."""
 
     @property
     def figures(self) -> dict[str, float]:

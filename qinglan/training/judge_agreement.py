@@ -177,19 +177,27 @@ def describe_agreement(found: JudgeAgreement) -> str:
     share, passages = f"agreement {found.share:.0%}", f"{found.pairs:,} passages"
     if found.kappa is None:
         return f"{share}, but both said the same of all {passages}, which shows nothing"
-    interval = "" if found.kappa_low is None else f" ({found.kappa_low:.2f} to {found.kappa_high:.2f})"
+    interval = "no interval: one group of questions"
+    if found.kappa_low is not None:
+        interval = f"95% {found.kappa_low:.2f} to {found.kappa_high:.2f}"
     unreadable = f", {found.unreadable:,} of its answers without a verdict" if found.unreadable else ""
-    return f"{share}, κ {found.kappa:.2f}{interval} on {passages}{unreadable}"
+    return f"{share}, κ {found.kappa:.2f} ({interval}) on {passages}{unreadable}"
 
 
 def require_agreement(found: JudgeAgreement, local: LocalJudge, warn: Callable[[str], None]) -> None:
-    """Refuse RL with a judge that agrees too little, or only warn where `judge.local.when_below` is `go_on`."""
-    if found.kappa is not None and found.kappa >= local.min_agreement:
+    """Refuse RL with a judge whose agreement is too low or hardly known, or only warn (`judge.local.when_below`)."""
+    hint = f"ask about more dev questions (judge.local.agreement_rows = {local.agreement_rows:,})"
+    if found.pairs < local.min_agreement_pairs:
+        flaw = f"fewer than judge.local.min_agreement_pairs = {local.min_agreement_pairs:,}"
+    elif found.kappa_low is None or found.kappa_low < local.min_agreement:
+        flaw = f"κ's 95% interval must begin at judge.local.min_agreement = {local.min_agreement:g} or above"
+        if found.kappa is not None and found.kappa < local.min_agreement:
+            hint = "train the local judge on passages (docs/local-judge.md)"
+    else:
         return
-    text = f"judge.local: {local.model} and the judge: {describe_agreement(found)}, below judge.local.min_agreement = "
-    text += f"{local.min_agreement:g}"
+    text = f"judge.local: {local.model} and the judge: {describe_agreement(found)}: {flaw}; {hint}"
     if local.when_below == "stop":
-        raise StageError(f"{text}; RL with the judge: leave judge.local out; or --set judge.local.when_below=go_on")
+        raise StageError(f"{text}; or leave judge.local out; or --set judge.local.when_below=go_on")
     warn(f"{text}; RL goes on with it, as judge.local.when_below says")
 
 

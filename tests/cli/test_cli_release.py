@@ -186,5 +186,5 @@ def test_lineage_prints_both_figures_and_the_way_to_a_cell(qinglan: Qinglan, mod
 
 def test_lineage_of_a_row_by_its_id(qinglan: Qinglan, subject: Subject):
     out = qinglan("lineage", subject.run.name, "--row", "c")[1]
-    assert "failed: empty_answer" in out
+    assert "failed: rag_unavailable" in out
     assert "q.xlsx!问题!A4" in out

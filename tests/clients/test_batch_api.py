@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches, running_app
+from doubles import Clock
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
-from waiting import Clock
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
 from qinglan.clients.batch_api.jobs import batch_server

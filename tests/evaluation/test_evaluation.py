@@ -104,7 +104,7 @@ def test_teacher_and_original_from_the_data_stages():
 
 
 async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
-    rag, nothing = Library(), ArmRow(row_id="002", reason="empty_answer")
+    rag, nothing = Library(), ArmRow(row_id="002", reason="teacher_refused")
     done = await retrieved(
         rag,
         original=[ArmRow(row_id="000", text="问题0")],
@@ -116,6 +116,19 @@ async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
     assert found == {"original": [HIT], "teacher": [MISS], "sft": [MISS, HIT, None], "rl": [HIT]}
     assert done["sft"][2] == nothing
     assert sorted(rag.asked, key=str) == [("问题0", "b"), ("问题0", None), ("问题1", "问题1")]
+
+
+async def test_an_empty_rewrite_is_wrong_and_one_that_no_call_gave_is_missing():
+    line = '{"id": "000", "text": " \\n", "prompt_tokens": 9, "completion_tokens": 2}'
+    refused, rag = ArmRow(row_id="001", reason="teacher_refused"), Library()
+    arms = {"rl": [*student_rows([line], None, RECIPE), *arm(*[HIT] * 40)[1:]], "teacher": arm(*[HIT] * 40)}
+    arms["teacher"][:2] = [ArmRow(row_id="000", reason="empty_answer"), refused]
+    done = await retrieved(rag, **arms)
+    top1 = {name: arm_scores(name, entries, ROWS, RECIPE).scores["top1"] for name, entries in done.items()}
+    values = {name: list(found.values()) for name, found in top1.items()}
+    assert values == {"rl": [0.0, *[1.0] * 39], "teacher": [0.0, None, *[1.0] * 38]} and rag.asked == []
+    summary = summarise(done["teacher"], ROWS, CONFIG, RECIPE)
+    assert (summary.failed, summary.empty, summary.score("top1").n) == (1, 1, 39)
 
 
 async def test_a_failed_retrieval_is_no_score():

@@ -20,10 +20,12 @@ from report_fixture import (
     report,
     retrieved,
     scores,
+    shown,
 )
 
 from qinglan.evaluation.models import Report, TrainingSummary
 from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.report.terminal import print_table
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved, Row
@@ -205,10 +207,13 @@ def test_reports_with_little_in_them_render(tmp_path: Path) -> None:
     html = page(tmp_path, Report(run_id="r", profile="p", recipe="query_rewrite"))
     assert Parsed(html).open == [] and heads(html) == ["Calls and cost", "Where this comes from"]
     assert "Nothing was compared in this run." in english(html)
-    arms = {"teacher": {"n": 3, **scores(top1=0.5)}, "rl": {"n": 3, **scores(top1=1.0), "failed": 1}}
+    arms = {"teacher": {"n": 3, **scores(top1=0.5)}, "rl": {"n": 4, **scores(top1=1.0), "failed": 1, "empty": 2}}
     bare = report(arms=arms, comparisons=[comparison("rl", "teacher", 0.5, None, detectable_diff=None, p_value=None)])
     text = english(page(tmp_path, bare))
-    assert "no interval can be given" in text and "What does it cost?" not in text and "failed, left out – 1" in text
+    assert "no interval can be given" in text and "What does it cost?" not in text
+    assert "failed, left out – 1" in text and "empty, counted as wrong – 2" in text
+    terminal = shown(print_table(bare))
+    assert "Failed, left out of the means: RL student 1" in terminal and "wrong: RL student 2" in terminal
 
 
 def validated(rows: int) -> RetrievalStatistics:

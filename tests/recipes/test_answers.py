@@ -200,6 +200,13 @@ async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms():
         await JUDGED.measure(arms, ROWS, clients(aa=5.0), profile_with())
 
 
+async def test_an_empty_answer_has_the_judges_lowest_score_unless_the_question_is_unjudged():
+    arms, judge = {"sft": arm(None, None, reason="empty_answer"), "rl": arm("aa", "b")}, clients(aa=5.0)
+    found = await JUDGED.measure(arms, ROWS, judge, profile_with(evaluate={"max_failed_share": 0.5}))
+    assert [(entry.judge_score, entry.requests) for entry in found.arms["sft"]] == [(0.0, ()), (None, ())]
+    assert judge.judge.asked == ["q aa", "q b"]  # type: ignore[attr-defined]
+
+
 async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
     empty = ArmRow(row_id="1", reason="empty_answer")
     missing = ArmRow(row_id="2", reason="teacher_refused")
@@ -290,6 +297,13 @@ async def test_known_parts_and_the_judge_weigh_as_the_profile_says(score: Score)
 async def test_without_the_judge_the_rules_decide(score: Score, text: str, share: float, worth: float):
     scored = await score(text, JUDGED, FOUR_OF_FIVE, reward=Reward(judge_share=share))
     assert (scored["score"], scored["judge_asked"], scored["invalid"]) == (worth, 0, 0.0)
+
+
+@pytest.mark.parametrize(("share", "judge"), [(1.0, 0.0), (0.0, math.nan)])
+async def test_an_empty_answer_counts_for_dev_as_for_the_test_without_a_call(score: Score, share: float, judge: float):
+    scored = await score("<|im_end|>", JUDGED, FOUR_OF_FIVE, reward=Reward(judge_share=share))
+    assert (scored["score"], scored["judge_asked"]) == (-1.0, 0)
+    assert scored["judge"] == pytest.approx(judge, nan_ok=True)
 
 
 @pytest.mark.parametrize("reply", [(400, {}), (200, completion("fine"))])

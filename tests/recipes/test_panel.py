@@ -64,10 +64,20 @@ async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean
 
 async def test_one_text_alone_is_read_once_and_none_is_not():
     judge = Judge()
-    done, _ = await panel(judge).judge({"teacher": arm("好"), "rl": arm("好"), "base": arm(None)}, rows())
+    done, _ = await panel(judge).judge({"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}, rows())
     assert (len(judge.prompts), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (1, 4.5, (4.5,))
     assert done["base"][0].judge_score is None
     assert consistency(done["rl"]) is None
+
+
+@pytest.mark.parametrize(("failing", "score"), [((), 0.0), ((1,), None)])
+async def test_an_empty_text_has_the_lowest_score_unless_the_question_is_unjudged(
+    failing: Sequence[int], score: float | None
+):
+    arms, judge = {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)}, Judge(failing)
+    done, _ = await panel(judge).judge(arms, rows(40))
+    assert [entry.judge_score for entry in done["rl"]] == [score, *[0.0] * 39]
+    assert {entry.reason for entry in done["rl"]} == {"empty_answer"} and len(judge.prompts) == 40
 
 
 @pytest.mark.parametrize("failing", [1, 2])

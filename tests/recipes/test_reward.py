@@ -183,6 +183,7 @@ async def test_an_empty_rewrite_is_the_policys_failure_and_asks_nobody(
     scored = await site.open(reward=reward).score("<|im_end|>", gold_id=gold_id, teacher_quality=teacher_quality)
     assert (scored["score"], scored["invalid"], scored["win"], scored["rq_gain"]) == (-1.0, 0.0, win, -teacher_quality)
     assert scored["relevant"] == pytest.approx(relevant, nan_ok=True)
+    assert (scored["judge"], scored["gold_top1"]) == pytest.approx((0.0, 0.0 if gold_id else math.nan), nan_ok=True)
     assert scored.keys() == KEYS
     assert site.rag.bodies == site.judge.bodies == []
 

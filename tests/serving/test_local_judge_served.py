@@ -110,8 +110,8 @@ def site(tmp_path: Path, models: Models, profile_of: Callable[..., Profile], ser
 
 
 def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(site: Site):
-    with pytest.raises(StageError, match=r"κ 0\.00 .*12 passages, below judge\.local\.min_agreement = 0\.6"):
-        site.compare(site.profile)
+    with pytest.raises(StageError, match=r"κ 0\.00 .*12 passages: κ's 95% interval must .*min_agreement = 0\.6"):
+        site.compare(site.with_local(min_agreement_pairs=ROWS))
     result = site.compare(site.with_local(when_below="go_on"))  # a live RAG is asked anew, the judges are not
     assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (ROWS, 0, 0)
     assert result.metrics["share"] == pytest.approx(1 / 3) and result.metrics["reference_right"] == 1

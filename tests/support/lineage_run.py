@@ -17,7 +17,7 @@ ROWS = [
 ARM = [
     ArmRow(row_id="a", text="甲", retrieved=HIT, judge_score=4.0, judge_scores=(3.5, 4.5), requests=("j-a",)),
     ArmRow(row_id="b", text="乙", retrieved=MISS, judge_score=2.0, requests=("j-b",)),
-    ArmRow(row_id="c", reason="empty_answer"),
+    ArmRow(row_id="c", text="丙", reason="rag_unavailable"),
 ]
 TEACHER = [ArmRow(row_id=row.id, text="教师", retrieved=HIT, requests=(f"t-{row.id}",)) for row in ROWS]
 

@@ -21,7 +21,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_json
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
-from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review
+from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review, write_approval_workbook
 from qinglan.serving.registry.versions import beside_champion, candidate_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
@@ -281,6 +281,15 @@ def test_a_failed_answer_is_no_loss_and_listed_by_itself():
     arms = {"rl": {"a": failed, "b": arm(b=MISS)[1]}, "teacher": {row_id: arm()[0] for row_id in "ab"}}
     found = rows_to_review(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
     assert [(each.row.id, each.why) for each in found] == [("b", "不如教师"), ("a", "无结果")]
+
+
+def test_an_empty_answer_is_a_loss_and_shown_as_one(tmp_path: Path):
+    arms = {"rl": {"a": ArmRow(row_id="a", reason="empty_answer", retrieved=Retrieved())}, "teacher": {"a": arm()[0]}}
+    chosen = rows_to_review(arms, ROWS[:1], RECIPE, "rl", losses=5, sampled=0)
+    sheet = openpyxl.load_workbook(write_approval_workbook(tmp_path / "r.xlsx", chosen, arms, RECIPE, "rl").path).active
+    assert sheet is not None
+    first = [cell.value for cell in sheet[2]]
+    assert first[0] == "不如教师" and "（empty_answer）" in first
 
 
 def test_the_table_of_rules_survives_any_text():

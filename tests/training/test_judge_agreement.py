@@ -1,6 +1,7 @@
 """How the local judge's agreement with the judge is measured, on which rows, and when it is too low."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -115,20 +116,36 @@ def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
     assert found.right == pytest.approx(2 / 3)
 
 
-def test_too_little_agreement_stops_the_run_unless_the_profile_goes_on():
-    def settings(**given: Any) -> LocalJudge:
-        return LocalJudge(model="m", **given)
+ENOUGH = JudgeAgreement(pairs=100, unreadable=2, failed=0, share=0.9, kappa=0.8, kappa_low=0.6, kappa_high=0.95)
+BELOW = r"κ's 95% interval must begin at judge\.local\.min_agreement = 0\.6 or above; "
+FEW = r"fewer than judge\.local\.min_agreement_pairs = 100; "
+MORE = r"ask about more dev questions \(judge\.local\.agreement_rows = 200\)"
 
-    found = JudgeAgreement(pairs=9, unreadable=2, failed=0, share=0.7, kappa=0.3, kappa_low=0.1, kappa_high=0.5)
-    figures = r"κ 0\.30 \(0\.10 to 0\.50\) on 9 passages, 2 of its answers without a verdict"
-    with pytest.raises(StageError, match=rf"{figures}.*below judge\.local\.min_agreement = 0\.6"):
-        require_agreement(found, settings(), pytest.fail)
-    with pytest.raises(StageError, match=r"below judge\.local\.min_agreement = 0\.6"):
-        require_agreement(found.model_copy(update={"share": None, "kappa": None}), settings(), pytest.fail)
-    said: list[str] = []
-    require_agreement(found, settings(when_below="go_on"), said.append)
-    assert "κ 0.30" in said[0]
-    require_agreement(found, settings(min_agreement=0.3), pytest.fail)
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kappa_low": 0.59}, rf"κ 0\.80 \(95% 0\.59 to 0\.95\) on 100 passages, 2 of .*: {BELOW}{MORE}"),
+        ({"kappa": 0.3, "kappa_low": 0.1}, rf"κ 0\.30 .*{BELOW}train the local judge on passages"),
+        ({"kappa_low": None, "kappa_high": None}, rf"κ 0\.80 \(no interval: .*\).*{BELOW}{MORE}"),
+        ({"kappa": None, "kappa_low": None}, rf"both said the same .*{BELOW}{MORE}"),
+        ({"pairs": 0, "share": None, "kappa": None}, rf"no pair .*: {FEW}{MORE}"),
+        ({"pairs": 99, "kappa": 0.3}, rf"on 99 passages.*: {FEW}{MORE}"),
+    ],
+)
+def test_agreement_that_is_too_low_or_hardly_known_stops_the_run(changes: dict[str, Any], said: str):
+    found, settings = ENOUGH.model_copy(update=changes), LocalJudge(model="m")
+    with pytest.raises(StageError, match=said + r".*leave judge\.local out"):
+        require_agreement(found, settings, pytest.fail)
+    warned = list[str]()
+    require_agreement(found, settings.model_copy(update={"when_below": "go_on"}), warned.append)
+    assert re.search(said, warned[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"min_agreement": 0.7, "min_agreement_pairs": 99}])
+def test_enough_pairs_whose_interval_lies_above_the_limit_go_on(settings: dict[str, Any]):
+    low = settings.get("min_agreement", 0.6)
+    require_agreement(ENOUGH.model_copy(update={"kappa_low": low}), LocalJudge(model="m", **settings), pytest.fail)
 
 
 def test_the_report_has_the_table():

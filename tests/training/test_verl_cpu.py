@@ -1,15 +1,20 @@
 """The CPU rollout's sampling by itself, on a random tiny Qwen3."""
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+
+from qinglan.training.engines.verl import AGENT
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
@@ -151,6 +156,25 @@ async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
+async def test_each_sample_is_drawn_with_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = quietly("engines.agent_loop")
+
+    async def run(_: Any, sampling_params: dict[str, Any], **__: Any) -> int:
+        return int(sampling_params["seed"])
+
+    monkeypatch.setattr(module.SingleTurnAgentLoop, "run", run)
+    (agent,) = yaml.safe_load(module.AGENTS_FILE.read_text())
+    assert agent == {"name": AGENT, "_target_": f"{module.__name__}.SeededSingleTurn"}
+    seeds = []
+    for run_seed, step, index, session in itertools.product((1, 2), (1, 2), (0, 7), (0, 1)):
+        loop: Any = object.__new__(module.SeededSingleTurn)
+        loop.rollout_config = SimpleNamespace(seed=run_seed)
+        sample = {"global_steps": step, "index": index, "session_id": session}
+        seeds.append(await loop.run({}, **sample))
+        assert await loop.run({}, **sample) == seeds[-1]
+    assert len(set(seeds)) == 16
+
+
 def test_extras_that_are_not_known_are_left_out() -> None:
     extras = [{"rq": 1.0, "judge": float("nan"), "note": "text"}, {"rq": 0.0, "judge": 3.0}]
     assert quietly("engines.ppo_trainer").extra_metrics(extras) == {
@@ -160,20 +184,17 @@ def test_extras_that_are_not_known_are_left_out() -> None:
 
 
 def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from verl.trainer.ppo.core_algos import AdaptiveKLController
-
-        from qinglan.training.engines.ppo_trainer import ScaledKl, spread
+    trainer = quietly("engines.ppo_trainer")
+    from verl.trainer.ppo.core_algos import AdaptiveKLController
 
     is_padding = [row >= 48 for row in range(64)]
-    order = spread(is_padding, ranks=2)
+    order = trainer.spread(is_padding, ranks=2)
     assert sorted(order[:32]) == list(range(32)) and sorted(order[32:]) == list(range(32, 64)), "each rank has its rows"
     assert {sum(is_padding[row] for row in order[at : at + 4]) for at in range(32, 64, 4)} == {2}
     assert [row for row in order if not is_padding[row]] == list(range(48)), "the samples keep their order"
 
     controller, diluted = (AdaptiveKLController(0.1, target_kl=0.1, horizon=640) for _ in range(2))
-    ScaledKl(controller, 0.75).update(current_kl=0.075, n_steps=64)  # 16 of 64 rows count as 0
+    trainer.ScaledKl(controller, 0.75).update(current_kl=0.075, n_steps=64)  # 16 of 64 rows count as 0
     diluted.update(current_kl=0.075, n_steps=64)
     assert controller.value == pytest.approx(0.1) and diluted.value < 0.1
 

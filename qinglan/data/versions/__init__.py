@@ -385,7 +385,8 @@ def _keep(artifact: Artifact, target: Path) -> Artifact:
 
 
 def _latest(root: Path) -> Version | None:
-    return Version.read(root / LATEST) if (root / LATEST / VERSION_FILE).exists() else None
+    newest = (root / LATEST).resolve()  # so that an error names the version, not the link
+    return Version.read(newest) if (newest / VERSION_FILE).exists() else None
 
 
 def _point_latest(root: Path, version_id: str) -> None:

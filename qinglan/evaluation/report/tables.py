@@ -96,6 +96,7 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     lines = [
         line("questions", "问题数", lambda arm: Value(count(arm.n))),
         line("failed, left out", "失败，未计入", lambda arm: Value(count(arm.failed or None))),
+        line("empty, counted as wrong", "内容为空，计为错误", lambda arm: Value(count(arm.empty or None))),
         *(line(metric.en, metric.zh, partial(_mean, metric=metric), metric.name) for metric in report.metrics),
         line(
             "judge: its two passes differ by",

@@ -56,9 +56,10 @@ def print_table(report: Report) -> RenderableType:
     if report.purchase:
         parts += [Text(offer.render()) for offer in report.purchase.offers if len(report.purchase.offers) > 1]
         parts += [Text(f"– {note.render()}", "dim") for note in report.purchase.notes]
-    if failed := {name: arm.failed for name, arm in report.arms.items() if arm.failed}:
-        named = ", ".join(f"{arm_label_words(name, report).en} {rows}" for name, rows in failed.items())
-        parts.append(Text(f"Failed, left out of the means: {named}"))
+    for words, field in (("Failed, left out of the means", "failed"), ("Empty, counted as wrong", "empty")):
+        if found := {name: rows for name, arm in report.arms.items() if (rows := getattr(arm, field))}:
+            named = ", ".join(f"{arm_label_words(name, report).en} {rows}" for name, rows in found.items())
+            parts.append(Text(f"{words}: {named}"))
     if report.decision:
         style = {"promote": "bold green", "refuse": "bold red"}.get(report.decision.verdict, "bold yellow")
         parts.append(Text(f"Gate: {report.decision.sentence}", style))

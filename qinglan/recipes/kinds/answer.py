@@ -46,7 +46,7 @@ class AnswerRecipe(Recipe):
         """The text graded by rule, each part from 0 to 1. Pure; a part without a value for this row is absent."""
 
     def judge_messages(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:  # noqa: ARG002
-        """What the judge is asked about a text; None where it is not asked."""
+        """What the judge is asked about a text; None where it is not asked. An empty text gets 0 unasked."""
         return None
 
     def reward(self, config: Reward, parts: Mapping[str, float]) -> float:

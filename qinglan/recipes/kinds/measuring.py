@@ -1,6 +1,8 @@
 """Evaluation of arms, ways to get a text: what the RAG finds with each one's, and what rules and judge say of it.
 
-A question on which a call failed is unjudged for all arms, so that the comparison stays paired.
+A question on which the judge's call failed is unjudged for all arms, so that the comparison stays paired. An empty text
+is wrong: it finds nothing and has the judge's lowest score. Of a text that is missing because a call failed nothing is
+known.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from qinglan.clients.chat import Answer, cost_usd
+from qinglan.clients.chat import cost_usd
 from qinglan.clients.roles import Clients
 from qinglan.config import Price, Profile, Tenant
 from qinglan.errors import CallError, StageError
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 UNREADABLE, EMPTY = "judge_unreadable", "empty_answer"
 _ORIGINAL = "original"
+_LOWEST_SCORE = 0.0
+"""The judge's, for an empty text."""
 _AT_ONCE = 1_000
 """Questions that are begun together: enough to keep the services busy, and no more in memory than that."""
 
@@ -95,6 +99,11 @@ def student_rows(answers: Iterable[str], price: Price | None, recipe: "Recipe") 
             )
         )
     return arm
+
+
+def is_empty(entry: ArmRow) -> bool:
+    """Did the arm answer, and with nothing?"""
+    return entry.text is None and entry.reason == EMPTY
 
 
 def with_tokens(arm: Sequence[ArmRow], calls: Mapping[str, Call]) -> list[ArmRow]:
@@ -167,7 +176,10 @@ async def retrieve_all(
         unknown = [name for name, entry in entries.items() if entry.text is not None and entry.retrieved is None]
         missing = list(dict.fromkeys(texts[name] for name in unknown if texts[name] not in found))
         found |= zip(missing, await asyncio.gather(*(retrieve(row, text) for text in missing)), strict=True)
-        return {name: _filled(e, found[texts[name]]) if e.text is not None else e for name, e in entries.items()}
+        return {
+            name: _empty_retrieval(entry) if entry.text is None else _filled(entry, found[texts[name]])
+            for name, entry in entries.items()
+        }
 
     by_row |= await ask_about((row for row in rows if row.id in by_row), fill_in)
     filled = {name: [by_row[entry.row_id][name] for entry in arm] for name, arm in arms.items()}
@@ -175,6 +187,10 @@ async def retrieve_all(
         lost = [entry.reason for entry in arm if entry.text is not None and entry.retrieved is None]
         check_failures(lost, len(arm), max_failed_share)
     return filled
+
+
+def _empty_retrieval(entry: ArmRow) -> ArmRow:
+    return entry.model_copy(update={"retrieved": Retrieved()}) if is_empty(entry) else entry
 
 
 def _filled(entry: ArmRow, found: Retrieved | str) -> ArmRow:
@@ -186,33 +202,30 @@ def _filled(entry: ArmRow, found: Retrieved | str) -> ArmRow:
 # ---- answers: by the rules, and by the judge, which reads one at a time ----
 
 
-_Verdicts = Mapping[str, Answer[float]]
-"""By text."""
+_Verdicts = Mapping[str, tuple[float, tuple[str, ...]]]
+"""By text, empty or not: the score and the ledger's keys of its call."""
 
 
 async def grade_answers(
     recipe: "AnswerRecipe", arms: Arms, rows: Sequence[Row], clients: Clients, profile: Profile
 ) -> Measured:
-    """All arms with their parts and the judge's scores.
-
-    An empty answer is graded, by rule: that it is empty is the arm's own doing.
-    """
+    """All arms with their parts and the judge's scores; the judge is not asked about an empty answer."""
     entries, found = by_question(arms), dict[str, _Verdicts | str]()
 
     async def verdicts(row: Row) -> _Verdicts | str:
         """The judge's on each text that the recipe has a question about; or why there is none on any."""
-        texts = dict.fromkeys(entry.text for entry in entries[row.id].values() if entry.text)
+        texts = dict.fromkeys(entry.text or "" for entry in entries[row.id].values() if entry.text or is_empty(entry))
         asked = {text: messages for text in texts if (messages := recipe.judge_messages(row, text, profile.tenant))}
+        given: dict[str, tuple[float, tuple[str, ...]]] = {"": (_LOWEST_SCORE, ())} if asked.pop("", None) else {}
         calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
         # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        given: dict[str, Answer[float]] = {}
         for text, answer in zip(asked, answers, strict=True):
             if isinstance(answer, CallError):
                 return answer.reason
             if isinstance(answer, BaseException):
                 raise answer
-            given[text] = answer
+            given[text] = (answer.value, (answer.request_hash,))
         return given
 
     if "judge" in recipe.graders:
@@ -227,15 +240,15 @@ async def grade_answers(
 
 
 def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:
-    if entry.text is None and entry.reason != EMPTY:  # there is no answer to grade
+    if entry.text is None and not is_empty(entry):  # there is no answer to grade
         return entry.model_copy(update={"parts": None, "judge_score": None})
-    verdict = None if isinstance(found, str) else found.get(entry.text or "")
+    score, requests = (None, ()) if isinstance(found, str) else found.get(entry.text or "", (None, ()))
     return entry.model_copy(
         update={
             "parts": recipe.checked_parts(row, entry.text or ""),
             "reason": EMPTY if entry.text is None else found if isinstance(found, str) else None,
-            "judge_score": verdict.value if verdict else None,
-            "requests": (*entry.requests, verdict.request_hash) if verdict else entry.requests,
+            "judge_score": score,
+            "requests": (*entry.requests, *requests),
         }
     )
 
@@ -310,6 +323,8 @@ def consistency(arm: Iterable[ArmRow]) -> float | None:
 
 def _scored(entry: ArmRow, found: "_Judged | str | None") -> ArmRow:
     """The arm did its part where the judge failed: what it retrieved counts."""
+    if isinstance(found, _Judged) and is_empty(entry):
+        return entry.model_copy(update={"judge_score": _LOWEST_SCORE})
     if entry.text is None or found is None or isinstance(found, str):
         reason = found if isinstance(found, str) and entry.reason is None else entry.reason
         return entry.model_copy(update={"judge_score": None, "reason": reason})

@@ -193,12 +193,14 @@ class AnswerScorer(Scorer):
         return {"score": score, JUDGE: math.nan if judge is None else judge, **shown, **parts}
 
     async def _judged(self, row: Row, sample: Sample) -> float | None:
-        """The judge's score, 0–5; None where it is not asked."""
-        if not sample.text or not judge_asked(self._recipe.question_text(row), sample.text, self._judged_share):
+        """The judge's score, 0–5; None where it is not asked. An empty text gets 0 unasked."""
+        if not judge_asked(self._recipe.question_text(row), sample.text, self._judged_share):
             return None
         messages = self._recipe.judge_messages(row, sample.text, self._service.tenant)
         if messages is None:
             return None
+        if not sample.text:
+            return 0.0
         return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
 
 
@@ -293,7 +295,7 @@ class RetrievalScorer(Scorer):
             return asdict(
                 Scored(
                     score=-1.0,
-                    judge=math.nan,
+                    judge=0.0 if judge_asked(baseline.question, "", config.judged_share) else math.nan,
                     rq=0.0,
                     rq_gain=-baseline.teacher_quality,
                     win=config.loss if baseline.teacher_quality > config.tie_margin else 0.0,

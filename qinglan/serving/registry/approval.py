@@ -140,15 +140,15 @@ def _heads_of(recipe: Recipe) -> tuple[list[str], list[str]]:
 def _of_arm(entry: ArmRow | None, row: Row, recipe: Recipe) -> list[str | float | None]:
     if entry is None:
         return [None] * len(_heads_of(recipe)[1])
+    text, found = entry.text or f"（{entry.reason}）", entry.retrieved
     if not recipe.retrieves:
         values = values_of(entry, row, recipe)
-        return [entry.text or f"（{entry.reason}）", *(values.get(metric.name) for metric in recipe.METRICS)]
-    found = entry.retrieved
+        return [text, *(values.get(metric.name) for metric in recipe.METRICS)]
     if found is None:
-        return [entry.text or f"（{entry.reason}）", None, None, None, entry.judge_score]
+        return [text, None, None, None, entry.judge_score]
     rank = found.rank(row.gold_id) if row.gold_id else None
     title = found.titles[0] if found.titles else ""
-    return [entry.text, title, rank, round(found.top1_score, 4), entry.judge_score]
+    return [text, title, rank, round(found.top1_score, 4), entry.judge_score]
 
 
 def _beaten_by(

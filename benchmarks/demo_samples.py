@@ -1,0 +1,109 @@
+"""Is the demo's result luck? The shipped profiles on several samples, each with its own base, SFT and RL model.
+
+    make bench NAME=demo_samples
+    python benchmarks/demo_samples.py --recipe medical
+
+Ten samples (`embedded.sample_seed`) of query rewriting, one of them with three RL seeds, and five of the two other
+recipes. What was measured at this commit before is kept, so that the runs, some minutes each, can be made in several
+goes. Prints the table and writes benchmarks/results/demo_samples.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+RESULT = Path(__file__).parent / "results" / "demo_samples.json"
+SAMPLES = {"embedded": 10, "answer_judge": 5, "medical": 5}
+"""By profile."""
+RIVALS = {"embedded": "teacher", "answer_judge": "sft", "medical": "sft"}
+FIRST_SAMPLE, RL_SEEDS = 101, (1, 2, 3)
+Found = dict[str, Any]
+
+
+def main() -> None:
+    """Run what is missing, then print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", choices=SAMPLES, action="append", help="only this profile; all if not given")
+    profiles = parser.parse_args().recipe or list(SAMPLES)
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    known: Found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    if known.get("commit") != commit:
+        known = {"commit": commit, "samples": [], "rl_seeds": []}
+    for kept, profile, sample_seed, rl_seed in wanted(profiles):
+        asked = {"recipe": profile, "sample_seed": sample_seed, "rl_seed": rl_seed}
+        if not any(asked.items() <= found.items() for found in known[kept]):
+            known[kept].append(asked | run(profile, sample_seed, rl_seed))
+            RESULT.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print("\n".join(table(known)))
+
+
+def wanted(profiles: list[str]) -> Iterator[tuple[str, str, int, int]]:
+    """Where a run is kept, and its profile, sample and RL seed."""
+    for profile in profiles:
+        yield from (("samples", profile, FIRST_SAMPLE + number, RL_SEEDS[0]) for number in range(SAMPLES[profile]))
+    if "embedded" in profiles:
+        yield from (("rl_seeds", "embedded", FIRST_SAMPLE, seed) for seed in RL_SEEDS)
+
+
+def run(profile: str, sample_seed: int, rl_seed: int) -> Found:
+    """One pipeline run's figures, on a site of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder)
+        settings = {"embedded.sample_seed": sample_seed, "rl.seed": rl_seed}
+        settings |= {"paths.runs": site / "runs", "paths.state": site / "state"}
+        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", profile, *words]
+        if subprocess.run(argv, check=False).returncode:
+            sys.exit("error: the run failed; see above")
+        report = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
+    found = {(one["b"], one["metric"]): one for one in report["comparisons"] if one["a"] == "rl"}
+    metric = report["metrics"][0]["name"]
+    gains = {
+        f"rl_minus_{rival}": {"diff": one["diff"], "ci95": one["ci95"]}
+        for rival in ("teacher", "sft")
+        if (one := found.get((rival, metric)))
+    }
+    first = gains[f"rl_minus_{RIVALS[profile]}"]
+    return {
+        **{name: gain["diff"] for name, gain in gains.items()},
+        "ci95": first["ci95"],
+        "metric": metric,
+        "released": bool(report["released"]) and report["released"]["arm"] == "rl",
+        "verdict": report["decision"]["verdict"],
+        "failed": [rule["name"] for rule in report["decision"]["rules"] if rule["outcome"] != "pass"],
+        "arms": {name: arm["scores"][metric]["mean"] for name, arm in report["arms"].items()},
+        "minutes": sum(stage["seconds"] for stage in report["stages"]) / 60,
+    }
+
+
+def table(known: Found) -> Iterator[str]:
+    """Markdown: a run a line, then the spread over samples and over RL seeds."""
+    yield f"\nAt commit {known['commit']}:\n"
+    yield "| profile | sample | RL seed | RL − | difference | 95% interval | released | held back by |"
+    yield "| --- | ---: | ---: | --- | ---: | --- | --- | --- |"
+    for kept in ("samples", "rl_seeds"):
+        for one in known[kept]:
+            rival, (low, high) = RIVALS[one["recipe"]], one["ci95"]
+            seeds = f"{one['sample_seed']} | {one['rl_seed']}"
+            gain = f"{rival} | {one[f'rl_minus_{rival}']:+.3f} | [{low:+.3f}, {high:+.3f}]"
+            yield f"| {one['recipe']} | {seeds} | {gain} | {one['released']} | {', '.join(one['failed'])} |"
+    yield ""
+    for kept, profile in (*(("samples", profile) for profile in SAMPLES), ("rl_seeds", "embedded")):
+        if runs := [one for one in known[kept] if one["recipe"] == profile]:
+            gains = [one[f"rl_minus_{RIVALS[profile]}"] for one in runs]
+            spread = f" ± {stdev(gains):.3f}" if len(gains) > 1 else ""
+            above = sum(one["ci95"][0] > 0 for one in runs)
+            yield (
+                f"{profile}, {len(runs)} {kept}: {fmean(gains):+.3f}{spread} (mean ± standard deviation), interval "
+                f"above 0 in {above}, released in {sum(one['released'] for one in runs)}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import EMBEDDED
-from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, Artifact, StageResult, sha256_of
 from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
 from qinglan.simulators.base_model import cached_path, is_complete, pretrain_argv
@@ -13,7 +13,7 @@ from qinglan.tasks.engine import Follower, Metrics, run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.engines import swift
 
-CODE = (__name__,)
+CODE = (__name__, "qinglan.runs.cpu")
 
 
 @stage_task("base-model")
@@ -47,8 +47,10 @@ def prepare_base_model(run: Run) -> StageResult:
 
 def _model_outcome(folder: Path, details: dict[str, Any] | None = None) -> Outcome:
     # A hub id is not a folder on this machine; the engines resolve it.
-    artifacts = {"model": Artifact.of(folder)} if folder.is_dir() else {}
-    return Outcome(artifacts=artifacts, details=(details or {}) | {"model": str(folder)})
+    if not folder.is_dir():
+        return Outcome(details={"model": str(folder)})
+    found = {"model": str(folder), WEIGHTS_SHA256: sha256_of(folder, WEIGHTS)}
+    return Outcome(artifacts={"model": Artifact.of(folder)}, details=(details or {}) | found)
 
 
 def _pretrain_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:

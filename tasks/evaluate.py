@@ -37,7 +37,7 @@ CODE = (
     __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.figures", "qinglan.evaluation.models",
     "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.split_uses",
     "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison", "qinglan.recipes.kinds.measuring",
-    "qinglan.rows", "qinglan.statistics", "qinglan.training.engines.generate",
+    "qinglan.rows", "qinglan.runs.cpu", "qinglan.statistics", "qinglan.training.engines.generate",
 )  # fmt: skip
 
 Calls = dict[str, dict[str, int]]

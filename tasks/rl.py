@@ -14,7 +14,7 @@ from qinglan.recipes import get_recipe
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
-from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, Artifact, StageResult, sha256_of
 from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
@@ -29,7 +29,7 @@ from qinglan.training.engines.export import ADAPTER
 from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings, read_stop
 
 CODE = (
-    __name__, "recipe.reward", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.training.alarms",
+    __name__, "recipe.reward", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.runs.cpu", "qinglan.training.alarms",
     "qinglan.training.engines.agent_loop", "qinglan.training.engines.export", "qinglan.training.engines.ppo",
     "qinglan.training.engines.ppo_trainer", "qinglan.training.engines.progress", "qinglan.training.engines.verl",
     "qinglan.training.engines.verl_router", "qinglan.training.reward", "qinglan.training.verl_cpu",
@@ -119,6 +119,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             if adapter.is_dir():
                 artifacts["adapter"] = Artifact.of(adapter)
         outcome = _rl_outcome(stage, artifacts, left_out, watch, alarms, chosen)
+        outcome.details[WEIGHTS_SHA256] = sha256_of(artifacts["model"].path, WEIGHTS)
         outcome.details["findings"] = checked.details["findings"] if checked else []
         return outcome
 

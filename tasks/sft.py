@@ -4,7 +4,7 @@ import shutil
 from functools import partial
 
 from qinglan.errors import ConfigError, EngineError
-from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, Artifact, StageResult, sha256_of
 from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
@@ -13,7 +13,7 @@ from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.disk_space import Weights, sft_bytes
 from qinglan.training.engines import swift
 
-CODE = (__name__, "qinglan.training.engines.swift")
+CODE = (__name__, "qinglan.runs.cpu", "qinglan.training.engines.swift")
 
 
 def require_enough_rows(run: Run, dataset: StageResult) -> None:
@@ -73,7 +73,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         merged = stage.directory / "merged"
         merge = swift.merge_command(profile, adapter=adapter, output_dir=merged, model=model)
         run_engine(stage, merge, name="ms-swift merge", log="merge.log")
-        losses = follow.curve("loss")
+        losses, weights = follow.curve("loss"), {WEIGHTS_SHA256: sha256_of(merged, WEIGHTS)}
         summary = {"rows": rows - left_out.count, "steps": follow.last_step, **first_and_last("loss", losses)}
         return Outcome(
             rows_in=rows,
@@ -81,7 +81,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
             dropped=left_out.dropped,
             artifacts={"adapter": Artifact.of(adapter), "model": Artifact.of(merged)},
             metrics={k: v for k, v in summary.items() if isinstance(v, float)},
-            details={"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")},
+            details={"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")} | weights,
         )
 
     depends_on = {

@@ -21,10 +21,15 @@ Model = TypeVar("Model", bound=BaseModel)
 _UNREADABLE = "is damaged or of another version of Qinglan; run its stage again"
 
 
-def sha256_of(path: Path) -> str:
-    """Digest of a file, or of a directory's file names and contents."""
+WEIGHTS, WEIGHTS_SHA256 = "*.safetensors", "weights_sha256"
+"""The files of a model that hold its weights, and what their digest is called in a stage's details. Other files beside
+them name folders and versions, so that the folders of equal models differ."""
+
+
+def sha256_of(path: Path, pattern: str = "*") -> str:
+    """Digest of a file, or of the names and contents of a directory's files, of those that match the pattern."""
     digest = hashlib.sha256()
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    files = sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else [path]
     for file in files:
         if path.is_dir():
             digest.update(file.relative_to(path).as_posix().encode())

@@ -18,7 +18,7 @@ from qinglan.simulators.domains import Domain, red_team_questions
 def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
     package = __package__
-    makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}", "qinglan.noise")
+    makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}", "qinglan.noise", "qinglan.runs.cpu")
     size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
     prompt = recipe_key(domain.name)  # the corpus contains it
     libraries = {}

@@ -1,10 +1,13 @@
 """Pretrain a domain's tiny base model and its tokenizer on the CPU: `python -m qinglan.simulators.pretrain`.
 
-Runs in the trainer's environment. The steps are fixed, so the same machine gives the same weights; the manifest
-comes last. Only passages and the assistant's turns count in the loss, and the vocabulary's logits are computed only
-there: prompts are most of the tokens. The tokenizer is byte-level BPE with Qwen's special tokens and Qwen3's chat
-template: a small vocabulary keeps the softmax cheap, whole words keep answers short, anything else falls back to bytes.
+Runs in the trainer's environment. The steps are fixed and the arithmetic is fp32, so the same instruction set
+(`qinglan.runs.cpu`) gives the same weights; the manifest comes last. Only passages and the assistant's turns count in
+the loss, and the vocabulary's logits are computed only there: prompts are most of the tokens. The tokenizer is
+byte-level BPE with Qwen's special tokens and Qwen3's chat template: a small vocabulary keeps the softmax cheap, whole
+words keep answers short, anything else falls back to bytes.
 """
+
+# mypy: allow-subclassing-any
 
 import argparse
 import json
@@ -27,6 +30,7 @@ from qinglan.simulators.domains import Domain, Pretraining, domain_of, pretraini
 
 HEAD_SIZE = 32
 MUON_LR = 0.02
+MUON_MOMENTUM = 0.95
 ADAM_LR = 4e-3
 WARMUP_STEPS = 20
 FINAL_LR_SHARE = 0.02
@@ -181,13 +185,39 @@ def learning_rate_share(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine)
 
 
+class Muon(torch.optim.Optimizer):
+    """`torch.optim.Muon` with its defaults, but in fp32: what bf16 gives differs between processors."""
+
+    def __init__(self, parameters: list[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 1 - MUON_MOMENTUM)
+                update = orthogonalised(weight.grad.lerp(momentum, MUON_MOMENTUM))
+                rows, columns = weight.shape
+                weight.data.sub_(update, alpha=group["lr"] * math.sqrt(max(1, rows / columns)))
+
+
+def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
+    """Close to the nearest orthogonal matrix: five Newton–Schulz iterations with Muon's coefficients."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), wide, beta=3.4445)
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
 def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: float, metrics: TextIO) -> float:
     """Take all steps and return the last reported loss; EngineError where `seconds_max` is over before."""
     # Muon for the hidden matrices, AdamW for the embedding and the norms.
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     used: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(hidden, lr=MUON_LR, weight_decay=0.0),
+        Muon(hidden, lr=MUON_LR),
         torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_share(step, steps)) for one in used]

@@ -1,6 +1,7 @@
 """The tiny base model: pretrained for a few steps, in its own process as the launcher does."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from qinglan.config import Embedded, Paths
 from qinglan.errors import EngineError
 from qinglan.runs.artifacts import sha256_of
+from qinglan.runs.cpu import cpu_env
 from qinglan.simulators import base_model, domains
 from qinglan.simulators.domains import Pretraining, domain_of
 
@@ -16,10 +18,11 @@ FEW = Embedded(pretrain_steps=3)
 DOMAIN = domain_of("query_rewrite")
 
 
-def pretrain(folder, embedded=FEW):
+def pretrain(folder, embedded=FEW, threads=1):
     model, metrics = folder / "model", folder / "metrics.jsonl"
-    argv = base_model.pretrain_argv(sys.executable, embedded, DOMAIN, model, metrics, threads=1)
-    return subprocess.run(argv, capture_output=True, text=True, timeout=900)
+    argv = base_model.pretrain_argv(sys.executable, embedded, DOMAIN, model, metrics, threads)
+    env = {**os.environ, **cpu_env(threads, "float32")}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=900, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +50,10 @@ def test_incomplete_without_manifest(tmp_path):
 
 
 @pytest.mark.slow
-def test_same_machine_same_weights(folder, tmp_path):
+def test_the_weights_do_not_depend_on_the_number_of_threads(folder, tmp_path):
     assert base_model.is_complete(folder / "model")
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
-    pretrain(tmp_path)
+    pretrain(tmp_path, threads=2)
     names = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     assert [sha256_of(folder / "model" / n) for n in names] == [sha256_of(tmp_path / "model" / n) for n in names]
 
@@ -68,6 +71,22 @@ def test_transformers_loads_it_and_prompts_are_qwens(folder):
     options = {"tokenize": False, "add_generation_prompt": True}
     assert tokenizer.apply_chat_template(messages, **options) == prompt
     assert tokenizer.decode(tokenizer(prompt)["input_ids"]) == prompt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 32), (32, 8)])
+def test_muon_is_torchs_but_for_the_precision(shape):
+    import torch
+
+    from qinglan.simulators.pretrain import Muon
+
+    start, gradients = torch.randn(shape), torch.randn(3, *shape)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    for weight, optimiser in ((ours, Muon([ours], 0.02)), (theirs, torch.optim.Muon([theirs], 0.02, weight_decay=0.0))):
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimiser.step()
+    assert (ours - theirs).norm() < 0.02 * (ours - start).norm()
 
 
 @pytest.mark.slow

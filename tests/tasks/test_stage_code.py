@@ -79,6 +79,7 @@ USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gat
         ("recipes/query_rewrite.py", "return prompt(", "return prompt('' + ", USES_RECIPE),
         ("recipes/scoring/scorer.py", "", "MORE = 1\n", ["rl"]),
         ("training/engines/verl.py", "", "MORE = 1\n", ["rl"]),
+        ("runs/cpu.py", "", "MORE = 1\n", ["base_model", "sft", "rl", "evaluate"]),
         ("tasks/sft.py", "", "MORE = 1\n", ["sft"]),
         ("data/dataset/splits.py", "", "MORE = 1\n", ["dataset"]),
         ("evaluation/reasons.py", "", "MORE = 1\n", ["evaluate", "gate", "compare"]),

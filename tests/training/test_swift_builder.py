@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile
+from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import Command
 from qinglan.training.engines import generate
 from qinglan.training.engines.generate import generate_commands
@@ -41,8 +42,9 @@ def test_settings_reach_the_command_line(profile_of: ProfileOf):
     command = sft(
         profile_of(sft={"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32"}, trainer={"threads": 3})
     )
-    assert command.env["OMP_NUM_THREADS"] == "3"
+    assert command.env == cpu_env(3, "float32")
     found = options(command)
+    assert found["full_determinism"] == "true"
     assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
     settings = [found[name] for name in ("learning_rate", "lora_rank", "bf16", "fp16")]
     assert settings == ["0.0001", "8", "false", "false"]
@@ -79,7 +81,7 @@ def test_gpus(profile_of: ProfileOf):
     assert command.argv[0] == "/opt/py"
     assert command.env == {"NPROC_PER_NODE": "8"}
     assert options(command)["deepspeed"] == "zero3"
-    assert "use_cpu" not in options(command)
+    assert {"use_cpu", "full_determinism"}.isdisjoint(options(command))
 
 
 def test_merging(profile_of: ProfileOf):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
+from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import Command, JsonlTail
 
 LOGGING_FILE = "logging.jsonl"
@@ -35,10 +36,8 @@ def engine_python(profile: Profile) -> str:
 
 def engine_env(profile: Profile, model: str) -> dict[str, str]:
     """Environment of a training process; with a local model folder, hubs are switched off."""
-    env = {}
-    if profile.trainer.device == "cpu":
-        # Threads that spin while they wait slow each other down as soon as cores are shared.
-        env = {"OMP_NUM_THREADS": str(profile.trainer.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    on_cpu = profile.trainer.device == "cpu"
+    env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) if on_cpu else {}
     return env | (_ENV if Path(model).is_dir() else {})
 
 
@@ -88,7 +87,7 @@ def sft_command(
     env, gpus = engine_env(profile, model), profile.trainer.gpus_per_node
     if profile.trainer.device == "cpu":
         gpus = 0
-        arguments |= {"use_cpu": True, "device_map": "cpu"}
+        arguments |= {"use_cpu": True, "device_map": "cpu", "full_determinism": True}
     elif gpus > 1:
         env |= {"NPROC_PER_NODE": str(gpus)}
     if sft.deepspeed:

@@ -137,10 +137,8 @@ def _environment(profile: Profile, model: Path) -> dict[str, str]:
     if profile.trainer.device == "cuda":
         device = {"VERL_PLATFORM": "nvidia"}
     else:
-        # TransferQueue sets torch to 8 threads around every transfer. Threads that spin while they wait make training
-        # several times slower as soon as anything else runs on the machine.
-        device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        device["TQ_LOGGING_LEVEL"] = "WARNING"  # it has a line for each field of each sample
+        # TransferQueue sets torch to 8 threads around every transfer, and logs a line for each field of each sample.
+        device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "WARNING"}
     return engine_env(profile, str(model)) | _ENV | device
 
 

@@ -1,0 +1,33 @@
+"""The environment of an engine's process on the CPU.
+
+The same program gives the same numbers on every processor only with the same vector instructions: a sum over wider
+vectors is taken in another order. AVX2 is what x86-64 processors since 2013 have in common. In bf16 it has no
+arithmetic: such a profile keeps what its processor is fastest at, and its numbers differ between processors.
+"""
+
+from functools import cache
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+_AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "AVX2,STRICT",  # strict: whatever the number of threads
+    "MKL_DYNAMIC": "FALSE",  # as many threads as are asked for, also on fewer cores
+}
+
+
+def cpu_env(threads: int, dtype: str) -> dict[str, str]:
+    """What fixes threads and instruction set; on a processor without AVX2 the threads alone.
+
+    Args:
+        dtype: of the weights, as `sft.torch_dtype` names it.
+    """
+    # Threads that spin while they wait slow each other down as soon as cores are shared.
+    env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return env | (_AVX2 if dtype == "float32" and _has_avx2(CPU_INFO) else {})
+
+
+@cache
+def _has_avx2(cpu_info: Path) -> bool:
+    return cpu_info.is_file() and " avx2 " in cpu_info.read_text(encoding="utf-8", errors="replace")

@@ -22,6 +22,9 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     for name, artifact in artifacts.items():
         tracker.log_artifact(run.mlflow_run_id, name, artifact)
     tracker.log_metrics(run.mlflow_run_id, next((s.metrics for s in stages if s.stage in COMPARING), {}))
+    if report.weights:
+        tags = {f"weights.{stage}": digest for stage, digest in report.weights.found.items()}
+        tracker.set_tags(run.mlflow_run_id, tags)
     text = result_markdown(report) + f"\nPlots and examples: `{run.directory / 'report.html'}`, also in MLflow.\n"
     create_markdown_artifact(text, key="result", description="The result table")
     return path

@@ -53,13 +53,17 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
     rules: list[Rule]
     earlier_evaluations: int = 0
     """Evaluations of other models on this test split before this one."""
+    also_tried: "Decision | None" = None
+    """About the other arm: `gate.challenger` where this one is about `gate.fallback`, else the fallback."""
+    is_fallback: bool = False
+    """It is about `gate.fallback`."""
 
     @property
     def note(self) -> Reason | None:
         """What it means for the error rate that the test split was used before; None where it was not."""
         if not self.earlier_evaluations:
             return None
-        models = self.earlier_evaluations + 1
+        models = self.earlier_evaluations + (2 if self.also_tried else 1)
         chance = 1 - (1 - FALSE_PASS) ** models
         return reason("test_split_used", earlier=self.earlier_evaluations, models=models, chance=chance)
 
@@ -68,8 +72,23 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
         return " ".join(self.reason.render().split())
 
     @property
+    def in_order(self) -> "list[Decision]":
+        """What was decided about each arm that was tried, the preferred one first."""
+        tried = [self, *([self.also_tried] if self.also_tried else [])]
+        return sorted(tried, key=lambda each: each.is_fallback)
+
+    @property
     def reason(self) -> Reason:
-        """The decision with its reasons. A person is asked last, so that all other rules hold where one was asked."""
+        """What was decided about each arm, with the reasons."""
+        first, *others = self.in_order
+        if not others:
+            return first.own_reason
+        (then,) = others
+        return reason("fallback_tried", first=first.own_reason, model=then.challenger, then=then.own_reason)
+
+    @property
+    def own_reason(self) -> Reason:
+        """Of this arm alone. A person is asked last, so that all other rules hold where one was asked."""
         model, rules = self.challenger, self.rules
         if self.verdict == "promote":
             instead = reason("in_place_of", version=self.champion) if self.champion else None
@@ -354,6 +373,21 @@ class RegisteredVersion(ReportPart, from_attributes=True, extra="ignore"):
     created: datetime | str | None = None
 
 
+class Weights(ReportPart):
+    """Digests of the trained models' weights, by stage."""
+
+    made_of: str
+    """Digest of the settings, code and libraries that they depend on."""
+    found: dict[str, str]
+    expected: dict[str, str] = {}
+    """What the repository states for this profile; empty where it does so for other settings, code or libraries."""
+
+    @property
+    def differs_from(self) -> str | None:
+        """The first stage whose weights are not the expected ones."""
+        return next((s for s, digest in self.found.items() if digest != self.expected.get(s, digest)), None)
+
+
 class Report(ReportPart):
     """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over all rows."""
 
@@ -376,6 +410,8 @@ class Report(ReportPart):
     purchase: Purchase | None = None
     """Of a comparison of teachers."""
     training: TrainingSummary = TrainingSummary()
+    weights: Weights | None = None
+    """Null where nothing was trained."""
     alarms: list[Alarm] = []
     """What was alarming in RL, by step (docs/alarms.md)."""
     simulated: list[SimulatedRole] = []

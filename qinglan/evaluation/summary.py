@@ -27,6 +27,7 @@ from qinglan.evaluation.models import (
 )
 from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
+from qinglan.evaluation.weights import weights_of
 from qinglan.recipes import Finding, Recipe, get_recipe
 from qinglan.rows import INPUT_REASONS, ArmName, ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
@@ -107,13 +108,14 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
     purchase = Purchase.model_validate(bought) if bought else None
     released = by_name["register"].details["released"] if "register" in by_name else None
     rl = by_name["rl"].details if "rl" in by_name else {}
+    decided = by_name["gate"].details["decision"] if "gate" in by_name else None
     return Report(
         run_id=run.id,
         profile=profile.name,
         recipe=recipe.NAME,
         retrieves=recipe.retrieves,
         metrics=evaluation.metrics,
-        rivals=list(profile.gate.rivals),
+        rivals=list((profile.gate.about(decided["challenger"]) if decided else profile.gate).rivals),
         command=f"qinglan run {run.flow} --profile {profile.name}{f' --from {run.source.name}' if run.source else ''}",
         versions=installed_versions(),
         stages=[StageSummary.of(result, run.id) for result in stages],
@@ -125,9 +127,10 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
             sft=SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None,
             rl=RlTraining(**rl["summary"]) if rl else None,
         ),
+        weights=weights_of(profile, by_name, installed_versions()),
         alarms=rl.get("alarms", []),
         simulated=simulated_roles_of(profile),
-        decision=by_name["gate"].details["decision"] if "gate" in by_name else None,
+        decision=decided,
         released=RegisteredVersion.model_validate(released) if released else None,
         examples=evaluation.examples,
         shared=evaluation.shared,

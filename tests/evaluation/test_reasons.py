@@ -22,7 +22,7 @@ from qinglan.text import Both
 
 SENTENCE_TERMS = """
     RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries docs
-    alarms compare tolerable_loss rows SFT
+    alarms compare tolerable_loss rows SFT run pipeline train total_steps SHA
 """
 NAME_TERMS = "MRR RAG SFT log nDCG recall token top"
 

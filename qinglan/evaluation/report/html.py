@@ -28,6 +28,7 @@ from qinglan.evaluation.report.verdict import (
     simulator_warning,
     star,
     verdict,
+    weights_words,
 )
 from qinglan.runs.artifacts import Artifact
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
@@ -92,6 +93,7 @@ def _view(report: Report) -> dict[str, Any]:
         "warning": simulator_warning(report),
         "alarms": alarm_warning(report),
         "continued": continued_warning(report),
+        "weights": weights_words(report),
         "alarm_actions": TEXTS["alarm_actions"],
         "outcomes": TEXTS["outcomes"],
         "star": partial(star, report),

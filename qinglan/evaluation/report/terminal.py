@@ -22,10 +22,12 @@ from qinglan.evaluation.report.verdict import (
     arms_of,
     continued_warning,
     main_comparison,
+    next_step,
     pair_words,
     simulator_warning,
     star,
     verdict,
+    weights_words,
 )
 from qinglan.ledger import Usage
 from qinglan.text import count, number, p_value, signed, usd, with_interval
@@ -64,9 +66,13 @@ def print_table(report: Report) -> RenderableType:
         style = {"promote": "bold green", "refuse": "bold red"}.get(report.decision.verdict, "bold yellow")
         parts.append(Text(f"Gate: {report.decision.sentence}", style))
         parts += [Text(report.decision.note.render())] if report.decision.note else []
+        if step := next_step(report):
+            parts.append(Text(step.en, "bold"))
     if model := report.released:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
         parts.append(Text(f"Registered as {model.name}, version {model.version}{aliases}"))
+    if weights := weights_words(report):
+        parts.append(Text(weights.en, "dim"))
     if alarms := alarm_warning(report):
         parts.append(Text(alarms.en, "bold red"))
     if continued := continued_warning(report):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.gate import alarm_reasons
-from qinglan.evaluation.models import ArmFigures, Decision, Report, SimulatedRole, Tone
+from qinglan.evaluation.models import APPROVAL, GAIN, ArmFigures, Decision, Report, SimulatedRole, Tone
 from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason, rule_words
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import QUALITY, Metric, get_recipe
@@ -35,6 +35,8 @@ _SHIP: dict[str, tuple[Both, Tone]] = {
 }
 _SAME_COST = 0.05
 """Two prices that differ by no more than this share are the same."""
+_LIMITS = {"cost": "max_cost_ratio", "latency": "max_latency_ratio", "latency_p95": "max_latency_p95_ms"}
+"""By rule, the setting of the gate that it holds a model to."""
 _SHOWN_BELOW = ("red_team", "alarms")
 """Rules with a line of their own under the answer."""
 
@@ -173,6 +175,36 @@ def continued_warning(report: Report) -> Both | None:
     return Both(" ".join(each.en for each in found), "".join(each.zh for each in found)) if found else None
 
 
+def weights_words(report: Report) -> Both | None:
+    """The digests of the trained weights, and whether they are those that the repository states; None without any."""
+    if (weights := report.weights) is None:
+        return None
+    digests = [reason("digest_of", stage=stage, digest=digest[:12]) for stage, digest in weights.found.items()]
+    agrees = None
+    if weights.expected:
+        first = weights.differs_from
+        agrees = reason("weights_differ", stage=first) if first else reason("weights_agree")
+    return reason("weights", digests=digests, agrees=agrees).words
+
+
+def next_step(report: Report) -> Both | None:
+    """What to do where the gate released no model, by the first rule that failed, else by the first that is unknown."""
+    decision, profile = report.decision, report.profile
+    if decision is None or decision.verdict == "promote":
+        return None
+    blocking = [rule for outcome in ("fail", "unknown") for rule in decision.rules if rule.outcome == outcome]
+    name, outcome = blocking[0].name, blocking[0].outcome
+    if name == APPROVAL:  # its reason says what to do
+        return None
+    if name in _LIMITS and outcome == "fail":
+        return reason("next_limit", setting=f"gate.{_LIMITS[name]}", profile=profile).words
+    if name == "alarms":
+        return reason("next_alarms", profile=profile).words
+    if outcome == "unknown" and not name.startswith(GAIN):
+        return reason("next_evaluate", rule=rule_words(name), profile=profile).words
+    return reason("next_pipeline", profile=profile).words
+
+
 def answers(report: Report) -> list[ReportAnswer]:
     """In the order in which a product owner asks."""
     cost = _cost(report)
@@ -242,7 +274,10 @@ def _safe(report: Report) -> ReportAnswer:
         texts.append(reason("alarms_in_rl", alarms=alarms) if alarms else reason("no_alarm_in_rl"))
     texts = [*(_decided(report.decision) if report.decision else [reason("no_gate_asked")]), *texts]
     word, tone = _SHIP[report.decision.verdict if report.decision else "none"]
-    return ReportAnswer(Both("Is it safe to ship?", "可以上线吗？"), word, tone, [text.words for text in texts])
+    shown = [text.words for text in texts]
+    if step := next_step(report):
+        shown.append(step)
+    return ReportAnswer(Both("Is it safe to ship?", "可以上线吗？"), word, tone, shown)
 
 
 def _decided(decision: Decision) -> list[Reason]:
@@ -261,7 +296,7 @@ def _decided(decision: Decision) -> list[Reason]:
         if rule.reason and rule.name not in _SHOWN_BELOW:
             name = rule_words(rule.name)
             reasons.append(reason("rule_and_why", rule=Both(capitalised(name.en), name.zh), why=rule.reason))
-    return [*reasons, *note]
+    return [*reasons, *([decision.also_tried.own_reason] if decision.also_tried else []), *note]
 
 
 def _star(report: Report) -> str:

@@ -1,0 +1,62 @@
+"""Are a run's weights those that the repository states? `weights.yaml` has their digests, by profile.
+
+    python -m qinglan.evaluation.weights RUN/report.json
+
+keeps that run's digests as the expected ones. They count only for the same settings, code and libraries.
+"""
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qinglan.config import Profile
+from qinglan.evaluation.models import Report, Weights
+from qinglan.runs.artifacts import WEIGHTS_SHA256, StageResult, hash_of
+from qinglan.runs.code_digest import code_digest
+
+FILE = Path(__file__).with_suffix(".yaml")
+_STAGES = ("base_model", "sft", "rl")
+_DATA_STAGES = ("ingest", "distill", "validate", "select", "dataset")
+_CODE = (
+    "qinglan.data", "qinglan.noise", "qinglan.recipes", "qinglan.rows", "qinglan.runs.cpu", "qinglan.simulators",
+    "qinglan.training",
+    *(f"qinglan.tasks.{stage}" for stage in (*_DATA_STAGES, *_STAGES)),
+)  # fmt: skip
+_SETTINGS = {
+    *("recipe", "tenant", "data", "teacher", "answerer", "judge", "rag", "embedded", "distill", "validation", "select"),
+    *("dataset", "student", "sft", "reward", "rl", "trainer"),
+}
+
+
+def weights_of(profile: Profile, stages: Mapping[str, StageResult], versions: Mapping[str, str]) -> Weights | None:
+    """The digests that a run's stages left, beside the expected ones; None where no stage left any."""
+    details = {stage: stages[stage].details for stage in _STAGES if stage in stages}
+    found: dict[str, str] = {s: each[WEIGHTS_SHA256] for s, each in details.items() if WEIGHTS_SHA256 in each}
+    if not found:
+        return None
+    made_of = hash_of(profile.model_dump(mode="json", include=_SETTINGS), code_digest(*_CODE), dict(versions))
+    known = _expected().get(profile.name, {})
+    expected = {stage: known[stage] for stage in found} if known.get("made_of") == made_of else {}
+    return Weights(made_of=made_of, found=found, expected=expected)
+
+
+def keep(report: Report) -> None:
+    """Make the report's digests the expected ones of its profile."""
+    assert report.weights, "nothing was trained in this run"
+    header = "".join(f"{line}\n" for line in FILE.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    entries = _expected() | {report.profile: {"made_of": report.weights.made_of, **report.weights.found}}
+    FILE.write_text(header + yaml.safe_dump(entries), encoding="utf-8")
+    _expected.cache_clear()
+
+
+@cache
+def _expected() -> dict[str, Any]:
+    return yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}
+
+
+if __name__ == "__main__":
+    keep(Report.read(Path(sys.argv[1])))

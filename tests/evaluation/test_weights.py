@@ -1,0 +1,78 @@
+"""The digests of a run's weights, and what is said where they are not those that the repository states."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_fixture import page, report, shown
+
+from qinglan.config import Profile
+from qinglan.evaluation import weights
+from qinglan.evaluation.models import Weights
+from qinglan.evaluation.report.terminal import print_table
+from qinglan.evaluation.weights import keep, weights_of
+from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, StageResult, sha256_of
+
+DIGESTS = {"base_model": "b" * 64, "sft": "5" * 64, "rl": "7" * 64}
+
+
+@pytest.fixture
+def found(profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """What a run of the profile says, with an empty file of expected digests."""
+    monkeypatch.setattr(weights, "FILE", tmp_path / "weights.yaml")
+    weights.FILE.write_text("# Kept.\n{}\n")
+    weights._expected.cache_clear()
+
+    def made(versions: dict[str, str] | None = None, digests: dict[str, str] = DIGESTS, **sections: Any) -> Weights:
+        details = {stage: {WEIGHTS_SHA256: digest} for stage, digest in digests.items()}
+        stages = {s: StageResult(stage=s, key="k", run_id="r", seconds=0, details=d) for s, d in details.items()}
+        made = weights_of(profile_of(name="p", **sections), stages, versions or {})
+        assert made
+        return made
+
+    return made
+
+
+def said(content: Weights) -> str:
+    return " ".join(shown(print_table(report(weights=content.model_dump()))).split())
+
+
+def test_digests_are_shown_and_nothing_more_where_none_is_expected(found: Callable[..., Weights], tmp_path: Path):
+    shown_there = "Weights (SHA-256): base_model bbbbbbbbbbbb, sft 555555555555, rl 777777777777."
+    assert shown_there in said(found()) and "repository" not in said(found())
+    assert "权重（SHA-256）：基座模型 bbbbbbbbbbbb" in page(tmp_path, report(weights=found().model_dump()))
+    assert weights_of(Profile.model_construct(), {}, {}) is None, "nothing was trained"
+
+
+def test_a_run_says_from_which_stage_on_it_differs(found: Callable[..., Weights]):
+    keep(report(profile="p", weights=found().model_dump()))
+    assert weights.FILE.read_text().startswith("# Kept.\np:\n")
+    assert "bit for bit" in said(found())
+    assert "From sft on they differ" in said(found(digests=DIGESTS | {"sft": "0" * 64, "rl": "1" * 64}))
+    assert "bit for bit" in said(found(digests={"base_model": "b" * 64, "sft": "5" * 64}))
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"sft": {"seed": 9}}, False),
+        ({"trainer": {"threads": 9}}, False),
+        ({"versions": {"torch": "1"}}, False),
+        ({"gate": {"min_gain": 0.01}}, True),
+    ],
+)
+def test_digests_are_expected_of_the_same_settings_and_libraries_only(
+    found: Callable[..., Weights], change: dict[str, Any], same: bool
+):
+    keep(report(profile="p", weights=found().model_dump()))
+    assert bool(found(**change).expected) is same
+
+
+def test_only_weights_count(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("weights")
+        (tmp_path / name / "args.json").write_text(name)
+    assert sha256_of(tmp_path / "a", WEIGHTS) == sha256_of(tmp_path / "b", WEIGHTS)
+    assert sha256_of(tmp_path / "a") != sha256_of(tmp_path / "b")

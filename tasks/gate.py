@@ -31,22 +31,29 @@ _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
 def decide_release(
     run: Run, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
-    """The gate's decision about the challenger, and a person's where `gate.approval` asks for it.
+    """The gate's decision about the challenger, or about `gate.fallback` where that one is not released, and a person's
+    where `gate.approval` asks for it.
 
     A model that may not be released is a result, not an error.
     """
     profile = run.profile
-    gate, alarms, identities = profile.gate, alarms_of(profile, models), identities_of(evaluated)
-    model = challenger_of(profile, models).artifacts["model"]
-    champion = rival_of(run)
+    gate, identities, champion = profile.gate, identities_of(evaluated), rival_of(run)
+    arms = [gate.challenger, *([gate.fallback] if gate.fallback else [])]
+    digests = {arm: challenger_of(models, arm).artifacts["model"].sha256 for arm in arms}
+    alarms = {arm: alarms_of(profile, models, arm) for arm in digests}
+
+    def decide_on(arm: str) -> Decision:
+        evaluation, version = beside_champion(evaluated.load("evaluation", Evaluation), identities, champion, arm)
+        return decide(evaluation, alarms[arm], gate.about(arm), version)
 
     def work(stage: Stage) -> Outcome:
-        evaluation, version = beside_champion(
-            evaluated.load("evaluation", Evaluation), identities, champion, gate.challenger
-        )
-        decision, artifacts = decide(evaluation, alarms, gate, version), {}
+        decision, artifacts = decide_on(gate.challenger), dict[str, Artifact]()
+        if decision.verdict != "promote" and gate.fallback and len({*digests.values()}) > 1:
+            fallback = decide_on(gate.fallback).model_copy(update={"is_fallback": True})
+            wins, other = (fallback, decision) if fallback.verdict == "promote" else (decision, fallback)
+            decision = wins.model_copy(update={"also_tried": other})
         if decision.verdict == "promote" and gate.approval == "required":
-            artifacts["review"] = _approval_workbook(stage, evaluated, dataset)
+            artifacts["review"] = _approval_workbook(stage, evaluated, dataset, decision.challenger)
             workbook = artifacts["review"].path
             text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
             decision = decided_by(decision, ask(stage, decision.sentence, text, workbook))
@@ -65,9 +72,9 @@ def decide_release(
 
     depends_on = {
         "evaluation_sha256": evaluated.artifacts["evaluation"].sha256,
-        "model_sha256": model.sha256,
+        "model_sha256": digests,
         "models": identities,
-        "alarms": [alarm.model_dump(mode="json") for alarm in alarms],
+        "alarms": {arm: [alarm.model_dump(mode="json") for alarm in found] for arm, found in alarms.items()},
         "gate": gate.model_dump(mode="json", exclude={"approval_timeout_s"}),
         "champion": champion.sha256 if champion else "",
         "champion_version": champion.version if champion else "",
@@ -82,18 +89,20 @@ def decide_release(
 
 
 def decision_markdown(decision: Decision) -> str:
-    """The decision with every rule, for Prefect's UI."""
-    head = ["| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
-    lines = [f"## {markdown_cell(decision.sentence)}", "", *head]
-    for rule in decision.rules:
-        why = rule.reason.render() if rule.reason else ""
-        cells = (_MARKS[rule.outcome], rule.name, rule.found.render(), rule.required.render(), why)
-        lines.append(f"| {' | '.join(markdown_cell(text) for text in cells)} |")
-    return "\n".join([*lines, *(["", decision.note.render()] if decision.note else [])]) + "\n"
+    """The decision with every rule, for Prefect's UI; of each arm that was tried."""
+    lines = list[str]()
+    for each in decision.in_order:
+        lines += [f"## {markdown_cell(each.own_reason.render())}", ""]
+        lines += ["| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
+        for rule in each.rules:
+            why = rule.reason.render() if rule.reason else ""
+            cells = (_MARKS[rule.outcome], rule.name, rule.found.render(), rule.required.render(), why)
+            lines.append(f"| {' | '.join(markdown_cell(text) for text in cells)} |")
+        lines.append("")
+    return "\n".join([*lines, *([decision.note.render(), ""] if decision.note else [])])
 
 
-def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResult) -> Artifact:
-    challenger = stage.run.profile.gate.challenger
+def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResult, challenger: str) -> Artifact:
     arms = {
         arm: {entry.row_id: entry for entry in read_jsonl(evaluated.path(f"arm_{arm}"), ArmRow)}
         for arm in dict.fromkeys((challenger, "champion", *stage.run.profile.gate.rivals, "teacher", "original"))

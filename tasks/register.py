@@ -39,7 +39,7 @@ def register_model(
         # Never taken over from another run: registering the same again changes nothing, and shows where it stands.
         "run": run.id,
         "decision_sha256": gated.artifacts["decision"].sha256,
-        "model_sha256": challenger_of(profile, models).artifacts["model"].sha256,
+        "model_sha256": challenger_of(models, decision.challenger).artifacts["model"].sha256,
         "registry": registry.name,
         "tracking_uri": profile.tracking_uri,
         "release": profile.release.model_dump(mode="json"),

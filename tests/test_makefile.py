@@ -22,7 +22,7 @@ def made(*words: str) -> list[str]:
 )
 def test_the_demo_asks_the_champion_of_the_profile_that_it_ran(words: tuple[str, ...], profile: str):
     commands = [line.partition("qinglan ")[2] for line in made("-n", "demo", *words) if "bin/qinglan" in line]
-    assert commands == [f"run pipeline --profile {profile}", f"serve --check --profile {profile}"]
+    assert commands == [f"run pipeline --profile {profile}", f"serve --check --if-released --profile {profile}"]
 
 
 def test_help_names_every_recipes_demo():

@@ -26,15 +26,21 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Instead of serve.port; 0 takes a free one.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Ask one question, print the answer, stop.")] = False,
     question: Annotated[str | None, typer.Option(help="What --check asks; else the sample's first.")] = None,
+    if_released: Annotated[
+        bool, typer.Option("--if-released", help="With --check: where no model is released, say so and end well.")
+    ] = False,
 ) -> None:
     """Serve the champion behind an OpenAI-compatible router that always answers, until Ctrl-C."""
     from qinglan.serving.checks import run_smoke_test
+    from qinglan.serving.registry import registry_of
     from qinglan.serving.site import serve_site
 
     overrides = tuple(set_ or ())
-    if question and not check:
-        raise ConfigError("--question goes with --check")
-    if check:
+    if (question or if_released) and not check:
+        raise ConfigError(f"{'--question' if question else '--if-released'} goes with --check")
+    if if_released and "champion" not in registry_of(load_profile(profile, overrides)).aliases():
+        say("No model is released, so none is asked a question.")
+    elif check:
         say(run_smoke_test(profile, overrides, question, lambda _: None))
     else:
         serve_site(profile, overrides, say, port)

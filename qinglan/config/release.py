@@ -16,6 +16,9 @@ class Gate(Section):
 
     challenger: str = "rl"
     """The arm that is to be released."""
+    fallback: Literal["sft", "rl"] | None = None
+    """The arm that the same rules are asked about where the challenger is not released; None for none. A second try can
+    double the rate at which a model is released that is no better."""
     rivals: Annotated[tuple[str, ...], Field(min_length=1)] = ("teacher",)
     """Arms that it must beat, beside the champion where there is one: `original`, `teacher`, `base`, `sft`, `rl`, or
     one of `evaluate.teachers`. The report's verdict is about the first."""
@@ -42,12 +45,19 @@ class Gate(Section):
     def _beats_others(self) -> Self:
         if self.challenger in self.rivals:
             raise ValueError(f"rivals: {self.challenger} is the challenger; name arms that it must beat")
+        if self.challenger == self.fallback:
+            raise ValueError(f"fallback: {self.fallback} is the challenger; name another arm")
         if self.smallest_gain <= self.min_gain:
             raise ValueError(
                 f"smallest_gain {self.smallest_gain:g} is not above min_gain {self.min_gain:g}, so "
                 "that no test set could tell it from the limit; raise smallest_gain or lower min_gain"
             )
         return self
+
+    def about(self, arm: str) -> "Gate":
+        """The same rules about another arm. It is no rival of itself; one without another rival must beat the base."""
+        rivals = tuple(rival for rival in self.rivals if rival != arm) or ("base",)
+        return self.model_copy(update={"challenger": arm, "rivals": rivals})
 
 
 class Release(Section):

@@ -178,6 +178,15 @@ def test_what_has_just_won_is_promoted_rather_than_an_earlier_winner(terminal: T
     assert terminal.registry.calls == [("promote", "3", "")]
 
 
+def test_a_check_ends_well_where_nothing_is_released(terminal: Terminal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("qinglan.serving.checks.run_smoke_test", lambda *_: "asked")
+    assert terminal("serve", "--check", "--if-released") == terminal("serve", "--check") == "asked"
+    del terminal.registry.named["champion"]
+    assert terminal("serve", "--check", "--if-released") == "No model is released, so none is asked a question."
+    with pytest.raises(ConfigError, match="--if-released goes with --check"):
+        terminal("serve", "--if-released")
+
+
 def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = list[Any]()
 

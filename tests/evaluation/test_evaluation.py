@@ -28,7 +28,7 @@ from qinglan.evaluation.figures import (
     slices_of,
     summarise,
 )
-from qinglan.evaluation.models import Report, Score, StageSummary
+from qinglan.evaluation.models import Decision, Report, Score, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
@@ -330,6 +330,19 @@ def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., 
         needed.append(found["mean_top1_score"])
         assert found["mrr10"] is None
     assert needed[0] == pytest.approx(4 * needed[1], abs=4)
+
+
+def test_a_reports_rivals_are_those_of_the_model_that_was_decided_on(
+    profile_of: Callable[..., Profile], tmp_path: Path
+):
+    path = tmp_path / "evaluation.json"
+    path.write_text(evaluate_baselines(TAUGHT, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8")
+    decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(mode="json")
+    known = {"key": "k", "run_id": "r", "seconds": 1}
+    stages = [StageResult(stage="evaluate", artifacts={"evaluation": Artifact.of(path)}, **known)]
+    stages.append(StageResult(stage="gate", details={"decision": decision}, **known))
+    with open_run(profile_of(gate={"rivals": ["sft"], "fallback": "sft"}), "evaluate") as run:
+        assert build_report(run, stages).rivals == ["base"]
 
 
 def test_a_report_takes_the_distributions_from_validation(profile_of: Callable[..., Profile], tmp_path: Path):

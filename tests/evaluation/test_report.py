@@ -13,6 +13,7 @@ from report_fixture import METRICS, comparison, decision, full, page, report, sc
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import ArmFigures, Distribution, Report, StageSummary
+from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.plots import DISTRIBUTIONS, Axis, arm_dots, chart, distributions, histogram, slice_plots
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
@@ -140,6 +141,42 @@ def test_terminal_fits_100_columns_uncut_and_names_decision_and_version() -> Non
     assert "Gate: Do not release the RL student: it takes 3.4 times as long as the teacher." in " ".join(text.split())
     assert "Registered as qinglan.demo.query_rewrite, version 4 (challenger)" in text
     assert "RL − Champion" in text and max(map(len, text.splitlines())) <= 100
+
+
+GAIN, UNKNOWN_GAIN = ("gain_vs_teacher", "fail"), ("gain_vs_champion", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("rules", "step"),
+    [
+        ([("cost", "pass"), GAIN], "add training questions of that kind"),
+        ([UNKNOWN_GAIN, ("red_team", "fail")], "add training questions of that kind"),
+        (
+            [UNKNOWN_GAIN, ("latency", "fail")],
+            "`gate.max_latency_ratio` and run `qinglan run release --profile x`",
+        ),
+        ([("alarms", "fail"), UNKNOWN_GAIN], "docs/alarms.md says about these alarms"),
+        ([("cost", "unknown")], "correct what the rule cost lacks, and run `qinglan run evaluate --profile x`"),
+        ([("approval", "fail")], None),
+    ],
+)
+def test_a_refusal_says_what_to_do_next(rules: list[tuple[str, str]], step: str | None) -> None:
+    known = {"found": reason("not_known"), "required": reason("no_alarm")}
+    found = decision() | {"rules": [{"name": name, "outcome": outcome} | known for name, outcome in rules]}
+    said = " ".join(terminal(report(profile="x", decision=found)).split())
+    assert said.count("Next:") == (step is not None)
+    assert step is None or step in said
+
+
+def test_a_fallback_that_is_released_is_said_in_both_languages(tmp_path: Path) -> None:
+    tried = decision("promote") | {"challenger": "sft", "is_fallback": True, "also_tried": decision()}
+    found = full(decision=tried)
+    said = " ".join(terminal(found).split())
+    assert "So the gate tried the SFT student by the same rules. Release the SFT student" in said
+    assert "Next:" not in said
+    shown = page(tmp_path, found)
+    assert "门禁因此按同样的规则检验了SFT 学生。可以发布SFT 学生" in shown
+    assert shown.count('class="stack gate"') == 2, "the rules of both"
 
 
 def test_a_training_that_was_continued_over_other_code_is_a_warning(tmp_path: Path) -> None:

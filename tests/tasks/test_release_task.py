@@ -1,6 +1,7 @@
 """The stages gate and register, with MLflow's registry but without Prefect's server."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import openpyxl
 import pytest
 
-from qinglan.config import Profile
+from qinglan.config import Gate, Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation.models import Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import reason
@@ -50,7 +51,10 @@ class Finished:
     def __init__(self, profile: Profile, folder: Path) -> None:
         self.profile, self.folder = profile, folder
         self.verdict: Verdict = "promote"
+        self.verdicts: dict[str, Verdict] = {}
+        """About other arms than the preferred one."""
         self.seen: dict[str, Any] = {}
+        self.rivals: dict[str, tuple[str, ...]] = {}
         self.markdown: dict[str, str] = {}
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.weights = {"base": "base", "sft": "sft", "rl": "rl"}
@@ -65,12 +69,17 @@ class Finished:
     def show(self, text: str, key: str, **_: str) -> None:
         self.markdown[key] = text
 
-    def decide(self, evaluation: Evaluation, alarms: Any, _: Any, champion: str | None) -> Decision:
+    def decide(self, evaluation: Evaluation, alarms: Any, config: Gate, champion: str | None) -> Decision:
         self.seen |= {"evaluation": evaluation, "alarms": alarms, "champion": champion}
-        outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[self.verdict]
+        self.rivals[config.challenger] = config.rivals
+        verdict = self.verdicts.get(config.challenger, self.verdict)
+        outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[verdict]
         found, required = reason("approved", reviewer="a|b", comment=""), reason("cost_at_most", ratio=0.5)
         rule = Rule(name="cost", outcome=outcome, found=found, required=required)  # type: ignore[arg-type]
-        return Decision(verdict=self.verdict, challenger="rl", champion=champion, rules=[rule])
+        return Decision(verdict=verdict, challenger=config.challenger, champion=champion, rules=[rule])
+
+    def sha256(self, arm: str) -> str:
+        return self.models()[arm].artifacts["model"].sha256
 
     def models(self) -> dict[str, StageResult]:
         return {name: self._model(name, weights) for name, weights in self.weights.items()}
@@ -149,6 +158,56 @@ def test_a_model_that_passes_gets_its_alias_and_any_is_kept(
     assert [event for event, _ in done.told] == [f"gate.{verdict}"]
     assert gated.metrics["promote"] == (verdict == "promote")
     assert "| cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "of_sft", "released", "aliases", "sentence"),
+    [
+        ("promote", "promote", "rl", {"champion": "1"}, "^Release the RL student: [^.]*[.]$"),
+        (
+            "refuse",
+            "promote",
+            "sft",
+            {"champion": "1"},
+            "^Do not release the RL .* So the gate .* Release the SFT",
+        ),
+        ("undecided", "promote", "sft", {"champion": "1"}, "^Undecided about the RL .* Release the SFT student"),
+        ("refuse", "undecided", "rl", {}, "^Do not release the RL .* Undecided about the SFT student"),
+    ],
+)
+def test_the_fallback_is_tried_where_the_challenger_is_not_released(
+    finished: Callable[..., Finished],
+    verdict: Verdict,
+    of_sft: Verdict,
+    released: str,
+    aliases: dict[str, str],
+    sentence: str,
+):
+    done = finished(gate={"fallback": "sft"})
+    done.verdict, done.verdicts = verdict, {"sft": of_sft}
+    gated, _ = done.run()
+    decision, version = gated.load("decision", Decision), done.registry.version("1")
+    assert (decision.challenger, version.arm, version.sha256) == (released, released, done.sha256(released))
+    assert done.registry.aliases() == aliases
+    assert re.match(sentence, decision.sentence)
+    assert ("## " in done.markdown["decision"].partition("\n")[2]) is (verdict != "promote"), "each with its rules"
+
+
+@pytest.mark.parametrize(("rivals", "of_sft"), [(["teacher", "sft"], ("teacher",)), (["sft"], ("base",))])
+def test_a_fallback_is_no_rival_of_itself(
+    finished: Callable[..., Finished], rivals: list[str], of_sft: tuple[str, ...]
+):
+    done = finished(gate={"fallback": "sft", "rivals": rivals})
+    done.verdict = "refuse"
+    done.run()
+    assert done.rivals == {"rl": tuple(rivals), "sft": of_sft}
+
+
+def test_a_fallback_that_is_the_same_model_is_not_tried_again(finished: Callable[..., Finished]):
+    done = finished(gate={"fallback": "sft"})
+    done.verdict, done.weights["rl"] = "refuse", "sft"
+    done.run()
+    assert done.rivals.keys() == {"rl"}
 
 
 @pytest.mark.parametrize(("unjudged", "versions"), [({}, ["2", "1"]), ({"judge_timeout": 1}, ["3", "2", "1"])])
@@ -236,7 +295,7 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable
     evaluation = evaluation.model_copy(update={"red_team": {"sft": [tried], "rl": []}})
     with open_run(done.profile, "release") as run:
         child = Tracker(done.profile.tracking_uri, done.profile.tracking, done.folder).start_run("register", {})
-        decision = done.decide(evaluation, [], None, None)
+        decision = done.decide(evaluation, [], Gate(), None)
         made = candidate_of(run, decision, evaluated, done.dataset(), done.models(), child)
     champion = done.registry.register(made)
     seen, version = beside_champion(evaluation, digests, champion, "rl")
@@ -251,7 +310,7 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable
 
 def test_a_challenger_that_was_not_trained_is_one_line(finished: Callable[..., Finished]):
     done = finished(gate={"challenger": "big"})
-    with pytest.raises(ConfigError, match=r"gate.challenger = big: this run has no such model.*base, sft, rl"):
+    with pytest.raises(ConfigError, match=r"fallback = big: this run has no such model.*base, sft, rl"):
         done.run()
 
 

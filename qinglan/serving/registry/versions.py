@@ -138,7 +138,7 @@ def candidate_of(
     through = {"sft": ["sft"], "rl": ["sft", "rl"] if profile.rl.start_from == "sft" else ["rl"]}.get(arm, [])
     return Candidate(
         arm=arm,
-        model=challenger_of(profile, models).artifacts["model"],
+        model=challenger_of(models, arm).artifacts["model"],
         adapters={
             stage: models[stage].path("adapter")
             for stage in through
@@ -162,21 +162,21 @@ def candidate_of(
     )
 
 
-def challenger_of(profile: Profile, models: Models) -> StageResult:
+def challenger_of(models: Models, arm: str) -> StageResult:
     """The stage that made the model which is to be released; raises `ConfigError` where none left a folder."""
-    arm = profile.gate.challenger
     result = models.get(arm)
     if result is None or "model" not in result.artifacts:
         trained = ", ".join(name for name, each in models.items() if "model" in each.artifacts) or "none"
         raise ConfigError(
-            f"gate.challenger = {arm}: this run has no such model that could be released; it has {trained}"
+            f"gate.challenger or gate.fallback = {arm}: this run has no such model that could be released; "
+            f"it has {trained}"
         )
     return result
 
 
-def alarms_of(profile: Profile, models: Models) -> list[Alarm]:
-    """Those that speak of the challenger: of RL, up to the step that was chosen."""
-    result = models.get(profile.gate.challenger)
+def alarms_of(profile: Profile, models: Models, arm: str) -> list[Alarm]:
+    """Those that speak of this arm: of RL, up to the step that was chosen."""
+    result = models.get(arm)
     found = [Alarm.model_validate(alarm) for alarm in result.details.get("alarms", [])] if result else []
     chosen: int | None = result.details.get("summary", {}).get("chosen_step") if result else None
     return found if chosen is None else alarms_about(found, chosen, profile.rl.alarms.window_steps)

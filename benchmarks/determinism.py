@@ -6,7 +6,6 @@ A run is killed with all its processes once RL has saved a checkpoint, and start
 SFT and RL model, prints the table and writes benchmarks/results/determinism.json.
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ import time
 from pathlib import Path
 
 import psutil
+
+from qinglan.runs.artifacts import WEIGHTS_SHA256, StageResult
 
 RESULT = Path(__file__).parent / "results" / "determinism.json"
 RUNS, KILLED = 5, (1, 3)
@@ -48,7 +49,8 @@ def train(site: Path, *, kill: bool) -> dict[str, str]:
         kill_after_checkpoint(subprocess.Popen(argv), site / "runs" / "latest" / "rl" / "checkpoints")
     subprocess.run(argv, check=True)
     latest = site / "runs" / "latest"
-    return {name: digest(latest / stage / "manifest.json")[:12] for name, stage in MODELS.items()}
+    left = {name: StageResult.read(latest / stage / "manifest.json") for name, stage in MODELS.items()}
+    return {name: result.details[WEIGHTS_SHA256][:12] for name, result in left.items()}
 
 
 def kill_after_checkpoint(process: "subprocess.Popen[bytes]", checkpoints: Path) -> None:
@@ -64,15 +66,6 @@ def kill_after_checkpoint(process: "subprocess.Popen[bytes]", checkpoints: Path)
         except psutil.NoSuchProcess:
             continue
     process.wait()
-
-
-def digest(manifest: Path) -> str:
-    """SHA-256 of a stage's weights."""
-    folder = Path(json.loads(manifest.read_text(encoding="utf-8"))["artifacts"]["model"]["path"])
-    found = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 if __name__ == "__main__":

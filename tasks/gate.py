@@ -46,12 +46,17 @@ def decide_release(
         evaluation, version = beside_champion(evaluated.load("evaluation", Evaluation), identities, champion, arm)
         return decide(evaluation, alarms[arm], gate.about(arm), version)
 
+    def decide_in_order() -> Decision:
+        preferred = decide_on(gate.challenger)
+        if preferred.verdict == "promote" or gate.fallback is None or len({*digests.values()}) == 1:
+            return preferred
+        fallback = decide_on(gate.fallback).model_copy(update={"is_fallback": True})
+        if fallback.verdict == "promote":
+            return fallback.model_copy(update={"also_tried": preferred})
+        return preferred.model_copy(update={"also_tried": fallback})
+
     def work(stage: Stage) -> Outcome:
-        decision, artifacts = decide_on(gate.challenger), dict[str, Artifact]()
-        if decision.verdict != "promote" and gate.fallback and len({*digests.values()}) > 1:
-            fallback = decide_on(gate.fallback).model_copy(update={"is_fallback": True})
-            wins, other = (fallback, decision) if fallback.verdict == "promote" else (decision, fallback)
-            decision = wins.model_copy(update={"also_tried": other})
+        decision, artifacts = decide_in_order(), dict[str, Artifact]()
         if decision.verdict == "promote" and gate.approval == "required":
             artifacts["review"] = _approval_workbook(stage, evaluated, dataset, decision.challenger)
             workbook = artifacts["review"].path

@@ -40,7 +40,7 @@ def weights_of(profile: Profile, stages: Mapping[str, StageResult], versions: Ma
         return None
     made_of = hash_of(profile.model_dump(mode="json", include=_SETTINGS), code_digest(*_CODE), dict(versions))
     known = _expected().get(profile.name, {})
-    expected = {stage: known[stage] for stage in found} if known.get("made_of") == made_of else {}
+    expected = {stage: known[stage] for stage in found if stage in known} if known.get("made_of") == made_of else {}
     return Weights(made_of=made_of, found=found, expected=expected)
 
 

@@ -164,13 +164,7 @@ def test_a_model_that_passes_gets_its_alias_and_any_is_kept(
     ("verdict", "of_sft", "released", "aliases", "sentence"),
     [
         ("promote", "promote", "rl", {"champion": "1"}, "^Release the RL student: [^.]*[.]$"),
-        (
-            "refuse",
-            "promote",
-            "sft",
-            {"champion": "1"},
-            "^Do not release the RL .* So the gate .* Release the SFT",
-        ),
+        ("refuse", "promote", "sft", {"champion": "1"}, "^Do not release the RL .* So the .* Release the SFT student"),
         ("undecided", "promote", "sft", {"champion": "1"}, "^Undecided about the RL .* Release the SFT student"),
         ("refuse", "undecided", "rl", {}, "^Do not release the RL .* Undecided about the SFT student"),
     ],

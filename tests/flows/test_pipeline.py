@@ -46,6 +46,7 @@ def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_w
         "gain_vs_teacher", "red_team", "robustness_vs_teacher", "cost",
     }  # fmt: skip
     assert report["released"]["version"] == "1"
+    assert list(report["weights"]["found"]) == ["base_model", "sft", "rl"]
 
 
 def test_artifacts_are_what_the_report_says(site: Site) -> None:

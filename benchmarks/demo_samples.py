@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from qinglan.evaluation.models import Decision
+
 RESULT = Path(__file__).parent / "results" / "demo_samples.json"
 SAMPLES = {"embedded": 10, "answer_judge": 5, "medical": 5}
 """By profile."""
@@ -70,13 +72,14 @@ def run(profile: str, sample_seed: int, rl_seed: int) -> Found:
         if (one := found.get((rival, metric)))
     }
     first = gains[f"rl_minus_{RIVALS[profile]}"]
+    decision = Decision.model_validate(report["decision"]).in_order[0]  # about RL, also where SFT is released instead
     return {
         **{name: gain["diff"] for name, gain in gains.items()},
         "ci95": first["ci95"],
         "metric": metric,
-        "released": bool(report["released"]) and report["released"]["arm"] == "rl",
-        "verdict": report["decision"]["verdict"],
-        "failed": [rule["name"] for rule in report["decision"]["rules"] if rule["outcome"] != "pass"],
+        "released": decision.verdict == "promote",
+        "verdict": decision.verdict,
+        "failed": [rule.name for rule in decision.rules if rule.outcome != "pass"],
         "arms": {name: arm["scores"][metric]["mean"] for name, arm in report["arms"].items()},
         "minutes": sum(stage["seconds"] for stage in report["stages"]) / 60,
     }

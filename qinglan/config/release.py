@@ -45,8 +45,6 @@ class Gate(Section):
     def _beats_others(self) -> Self:
         if self.challenger in self.rivals:
             raise ValueError(f"rivals: {self.challenger} is the challenger; name arms that it must beat")
-        if self.challenger == self.fallback:
-            raise ValueError(f"fallback: {self.fallback} is the challenger; name another arm")
         if self.smallest_gain <= self.min_gain:
             raise ValueError(
                 f"smallest_gain {self.smallest_gain:g} is not above min_gain {self.min_gain:g}, so "

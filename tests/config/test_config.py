@@ -82,7 +82,6 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
         ("dataset.rl_shares={red_team: 0.25, train: 0.5}", "rl_shares: add up to 0.75; make them add up to 1"),
         ("select.boilerplate=['(']", "boilerplate '(' is no regular expression"),
         ("gate.challenger=teacher", "rivals: teacher is the challenger"),
-        ("gate.fallback=rl", "fallback: rl is the challenger"),
         ("gate.min_gain=0.05", "smallest_gain 0.03 is not above min_gain 0.05"),
         ("serve.host=0.0.0.0", "host 0.0.0.0 can be reached from other machines"),
         ("teacher.api_key_env=sk-1", "write the name of an environment variable here, never the key itself"),

@@ -197,11 +197,14 @@ def test_a_fallback_is_no_rival_of_itself(
     assert done.rivals == {"rl": tuple(rivals), "sft": of_sft}
 
 
-def test_a_fallback_that_is_the_same_model_is_not_tried_again(finished: Callable[..., Finished]):
-    done = finished(gate={"fallback": "sft"})
-    done.verdict, done.weights["rl"] = "refuse", "sft"
+@pytest.mark.parametrize(("challenger", "weights"), [("rl", "sft"), ("sft", "rl")])
+def test_a_fallback_that_is_the_same_model_is_not_tried_again(
+    finished: Callable[..., Finished], challenger: str, weights: str
+):
+    done = finished(gate={"challenger": challenger, "fallback": "sft"})
+    done.verdict, done.weights["rl"] = "refuse", weights
     done.run()
-    assert done.rivals.keys() == {"rl"}
+    assert done.rivals.keys() == {challenger}
 
 
 @pytest.mark.parametrize(("unjudged", "versions"), [({}, ["2", "1"]), ({"judge_timeout": 1}, ["3", "2", "1"])])

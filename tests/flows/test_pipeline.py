@@ -133,4 +133,5 @@ def test_what_was_killed_three_times_is_one_run_and_nothing_is_paid_or_trained_t
 def weights(site: Site) -> dict[str, str]:
     """Digests, of RL's after its last step: a run this small may choose the SFT model."""
     files = {"sft": "sft/merged", "rl": "rl/checkpoints/global_step_3/actor/huggingface"}
-    return {stage: sha256_of(site.run_directory / file / "model.safetensors") for stage, file in files.items()}
+    found = {stage: sorted(site.root.glob(f"runs/2*/{file}/model.safetensors")) for stage, file in files.items()}
+    return {stage: sha256_of(path) for stage, (path,) in found.items()}

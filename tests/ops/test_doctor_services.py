@@ -116,7 +116,9 @@ def test_keys_by_the_setting_that_names_them(profile_of: ProfileOf, monkeypatch:
     assert (check.problem or "").startswith(
         "keys: not set: B_KEY (judge.api_key_env), RAG_KEY (rag.api_key_env), A_LEDGER (ledger.url_env); export them"
     )
-    assert "A_KEY" not in services.needed_keys(profile, "train")
+    assert "A_KEY" in services.needed_keys(profile, "train"), "the teacher is asked the red team's cases"
+    alone = profile.model_copy(update={"gate": profile.gate.model_copy(update={"rivals": ("sft",)})})
+    assert "A_KEY" not in services.needed_keys(alone, "train")
     assert services.check_keys(profile_of(), "pipeline").detail == "none needed"
 
 

@@ -1,7 +1,6 @@
 """Which Prefect server a site uses, and what it is shown."""
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ from qinglan.errors import ConfigError
 from qinglan.ops.prefect import api as prefect_api
 from qinglan.ops.prefect.api import RetryingClient, pages
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, find_server, server_at
-from qinglan.ops.up import site
-from qinglan.ops.up.site import only_one, prefect_for
 from qinglan.runs.back_off import BackOff
 
 PROFILES = """
@@ -145,19 +142,3 @@ def test_settings_that_prefect_cannot_read_are_one_line(home: Path, file: str):
     (home / file).write_text("active = ")
     with pytest.raises(ConfigError, match=rf"Prefect's settings: can't be read: .*{file}.*; try"):
         find_server(home)
-
-
-def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.environ", {"PREFECT_API_URL": "http://prefect/api"})
-    with prefect_for(tmp_path, print):
-        assert os.environ["PREFECT_API_URL"] == "http://prefect/api"
-        assert "PREFECT_HOME" not in os.environ
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_sites_server_is_joined_while_it_runs(home: Path, monkeypatch: pytest.MonkeyPatch):
-    healthy = "http://127.0.0.1:4200/api/health"
-    monkeypatch.setattr(site, "health_problem", lambda url: None if url == healthy else "no answer")
-    (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    with only_one(home, print), prefect_for(home, print):
-        assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"

@@ -97,9 +97,10 @@ def build(
                     files.write(f"sft_{row.split}", _sft_line(asked, recipe, profile, kind))
                 asked_times = times if kind is None or profile.dataset.augment_rl else 0
                 for _ in range(asked_times):
-                    # Graded as the row itself: what noise adds must not count.
                     record = recipe.rl_record(row, profile.tenant, files.rows[name])
-                    files.write(name, record | {"prompt": recipe.student_messages(asked, profile.tenant)})
+                    if kind:  # graded as the row itself: what noise adds must not count
+                        record["prompt"] = recipe.student_messages(asked, profile.tenant)
+                    files.write(name, record)
                 if kind:
                     copies.counts[kind].update(sft=teaches, rl=asked_times)
         _require_every_split(kept, after)

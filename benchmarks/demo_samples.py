@@ -3,9 +3,10 @@
     make bench NAME=demo_samples
     python benchmarks/demo_samples.py --recipe medical
 
-Ten samples (`embedded.sample_seed`) of query rewriting, one of them with three RL seeds, and five of the two other
-recipes. What was measured at this commit before is kept, so that the runs, some minutes each, can be made in several
-goes. Prints the table and writes benchmarks/results/demo_samples.json.
+Ten samples (`embedded.sample_seed`, and as many base models) of query rewriting, one of them with three RL seeds, and
+five of the two other recipes. What was measured before is kept unless code that can change it has changed since, so
+that the runs, some minutes each, can be made in several goes. Prints the table and writes
+benchmarks/results/demo_samples.json.
 """
 
 import argparse
@@ -25,6 +26,11 @@ SAMPLES = {"embedded": 10, "answer_judge": 5, "medical": 5}
 """By profile."""
 RIVALS = {"embedded": "teacher", "answer_judge": "sft", "medical": "sft"}
 FIRST_SAMPLE, RL_SEEDS = 101, (1, 2, 3)
+CODE = (
+    *("config", "recipes", "simulators", "data", "training", "evaluation", "noise.py", "noise.yaml", "rows.py"),
+    *("statistics.py", "runs/cpu.py"),
+)
+"""What can change a result: the parts of `qinglan`."""
 Found = dict[str, Any]
 
 
@@ -35,14 +41,20 @@ def main() -> None:
     profiles = parser.parse_args().recipe or list(SAMPLES)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     known: Found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    if known.get("commit") != commit:
-        known = {"commit": commit, "samples": [], "rl_seeds": []}
+    known = {kept: [one for one in known.get(kept, []) if holds(one)] for kept in ("samples", "rl_seeds")}
     for kept, profile, sample_seed, rl_seed in wanted(profiles):
         asked = {"recipe": profile, "sample_seed": sample_seed, "rl_seed": rl_seed}
         if not any(asked.items() <= found.items() for found in known[kept]):
-            known[kept].append(asked | run(profile, sample_seed, rl_seed))
+            known[kept].append(asked | {"commit": commit} | run(profile, sample_seed, rl_seed))
             RESULT.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print("\n".join(table(known)))
+
+
+def holds(found: Found) -> bool:
+    """Whether nothing has changed since that can change the result."""
+    parts = [f"qinglan/{part}" for part in CODE]
+    paths = [*parts, ":!qinglan/evaluation/report", "tasks", "requirements.lock", f"configs/{found['recipe']}.yaml"]
+    return subprocess.run(["git", "diff", "--quiet", found["commit"], "--", *paths], check=False).returncode == 0
 
 
 def wanted(profiles: list[str]) -> Iterator[tuple[str, str, int, int]]:
@@ -57,7 +69,7 @@ def run(profile: str, sample_seed: int, rl_seed: int) -> Found:
     """One pipeline run's figures, on a site of its own."""
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder)
-        settings = {"embedded.sample_seed": sample_seed, "rl.seed": rl_seed}
+        settings = {"embedded.sample_seed": sample_seed, "embedded.pretrain_seed": sample_seed, "rl.seed": rl_seed}
         settings |= {"paths.runs": site / "runs", "paths.state": site / "state"}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", profile, *words]
@@ -87,15 +99,14 @@ def run(profile: str, sample_seed: int, rl_seed: int) -> Found:
 
 def table(known: Found) -> Iterator[str]:
     """Markdown: a run a line, then the spread over samples and over RL seeds."""
-    yield f"\nAt commit {known['commit']}:\n"
-    yield "| profile | sample | RL seed | RL − | difference | 95% interval | released | held back by |"
-    yield "| --- | ---: | ---: | --- | ---: | --- | --- | --- |"
+    yield "\n| commit | profile | sample | RL seed | RL − | difference | 95% interval | released | held back by |"
+    yield "| --- | --- | ---: | ---: | --- | ---: | --- | --- | --- |"
     for kept in ("samples", "rl_seeds"):
         for one in known[kept]:
             rival, (low, high) = RIVALS[one["recipe"]], one["ci95"]
-            seeds = f"{one['sample_seed']} | {one['rl_seed']}"
+            which = f"{one['commit']} | {one['recipe']} | {one['sample_seed']} | {one['rl_seed']}"
             gain = f"{rival} | {one[f'rl_minus_{rival}']:+.3f} | [{low:+.3f}, {high:+.3f}]"
-            yield f"| {one['recipe']} | {seeds} | {gain} | {one['released']} | {', '.join(one['failed'])} |"
+            yield f"| {which} | {gain} | {one['released']} | {', '.join(one['failed'])} |"
     yield ""
     for kept, profile in (*(("samples", profile) for profile in SAMPLES), ("rl_seeds", "embedded")):
         if runs := [one for one in known[kept] if one["recipe"] == profile]:

@@ -20,6 +20,7 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
     package = __package__
     makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}", "qinglan.noise", "qinglan.runs.cpu")
     size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
+    size |= {"seed": embedded.pretrain_seed}
     prompt = recipe_key(domain.name)  # the corpus contains it
     libraries = {}
     for name in ("torch", "transformers", "tokenizers"):
@@ -48,6 +49,7 @@ def pretrain_argv(
         "--output": str(output_dir.resolve()),
         "--metrics": str(metrics_path.resolve()),
         "--steps": str(embedded.pretrain_steps or domain.pretraining.steps),
+        "--seed": str(embedded.pretrain_seed),
         "--seconds-max": str(embedded.pretrain_seconds_max),
         "--threads": str(threads),
     }

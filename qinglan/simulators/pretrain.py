@@ -34,7 +34,6 @@ MUON_MOMENTUM = 0.95
 ADAM_LR = 4e-3
 WARMUP_STEPS = 20
 FINAL_LR_SHARE = 0.02
-SEED = 1
 REPORT_EVERY_S = 3.0
 IGNORED = -100
 
@@ -259,14 +258,14 @@ def _step(model: Any, batch: DocumentBatch, used: list[torch.optim.Optimizer]) -
     return float(loss)
 
 
-def pretrain(domain_name: str, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
+def pretrain(domain_name: str, seed: int, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
     """Pretrain and write the complete folder, its manifest last."""
     began, domain = time.monotonic(), domain_of(domain_name)
     size = domain.pretraining
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     tok = build_tokenizer(domain)
-    found = examples(tok, pretraining_texts(domain, SEED, size.documents_per_step * steps))
+    found = examples(tok, pretraining_texts(domain, seed, size.documents_per_step * steps))
     _check_lengths(found, size)
     model = build_model(tok, size)
     metrics_path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,12 +291,13 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--metrics", type=Path, required=True, help="JSONL, one object per reported step")
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seconds-max", type=float, default=math.inf, help="give up after this long")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     try:
-        pretrain(options.domain, options.output, options.metrics, options.steps, options.seconds_max)
+        pretrain(options.domain, options.seed, options.output, options.metrics, options.steps, options.seconds_max)
     except (ConfigError, EngineError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

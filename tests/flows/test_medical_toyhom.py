@@ -3,12 +3,10 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import openpyxl
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from qinglan.flows.refresh import refresh
 from qinglan.recipes.medical import RULES
@@ -26,7 +24,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def report(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> Path:
     site = tmp_path_factory.mktemp("site")
     raw = raw_layout(DATA, site / "raw.jsonl")
     settings = {
@@ -40,8 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "paths.state": site / "state",
         "tracking.uri": f"sqlite:///{site / 'mlflow.db'}",
     }
-    with prefect_test_harness(server_startup_timeout=300):
-        yield refresh("medical", overrides=tuple(f"{key}={value}" for key, value in settings.items()))
+    return refresh("medical", overrides=tuple(f"{key}={value}" for key, value in settings.items()))
 
 
 def raw_layout(data: Path, path: Path) -> Path:

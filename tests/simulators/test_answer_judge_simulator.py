@@ -1,13 +1,15 @@
 """The judge's domain: answers of every kind, a judge that is nearly always right, and a sample that leaks nothing."""
 
 from collections import Counter
+from itertools import combinations
 from random import Random
+from typing import get_args
 
 import pytest
 
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes.answer_judge import FLAWS, RECIPE
-from qinglan.rows import Row
+from qinglan.rows import Row, Split
 from qinglan.simulators.domains.answer_judge import DOMAIN, JudgeSampleRow, build_rows
 from qinglan.simulators.domains.answer_judge.facts import SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, weak_answer
@@ -53,10 +55,11 @@ def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list
     assert min(share[flaw] for flaw in ("完整", "不完整", "矛盾", "跑题")) > 0.85
 
 
-def test_the_test_split_asks_what_training_never_does(rows: list[JudgeSampleRow]):
-    assert not set(pairs("train")) & set(pairs("test"))
-    asked = {split: {row.query for row in rows if row.split == split} for split in ("train", "dev", "test")}
-    assert not asked["test"] & (asked["train"] | asked["dev"])
+def test_no_two_splits_ask_the_same(rows: list[JudgeSampleRow]):
+    asked = {split: {row.query for row in rows if row.split == split} for split in get_args(Split)}
+    for one, other in combinations(get_args(Split), 2):
+        assert not set(pairs(one)) & set(pairs(other))
+        assert not asked[one] & asked[other]
 
 
 def test_pretraining_shows_no_verdict_and_no_question_of_the_test_split(rows: list[JudgeSampleRow]):

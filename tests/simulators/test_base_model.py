@@ -40,6 +40,7 @@ def test_key_follows_what_the_weights_depend_on(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(domains, "_names", lambda: ("another", "query_rewrite"))
     assert base_model.cache_key(FEW.model_copy(update={"rag_latency_ms": 5.0}), DOMAIN) == key
     assert base_model.cache_key(Embedded(pretrain_steps=4), DOMAIN) != key
+    assert base_model.cache_key(FEW.model_copy(update={"pretrain_seed": 2}), DOMAIN) != key
 
 
 def test_incomplete_without_manifest(tmp_path):

@@ -1,23 +1,25 @@
 """The medical domain: its questions, its answers, and what the base model must not read."""
 
 import json
+from itertools import cycle
 from random import Random
+from typing import get_args
 
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes import get_recipe
 from qinglan.recipes.medical import RULES
-from qinglan.rows import Row
+from qinglan.rows import Row, Split
 from qinglan.simulators.domains.medical import build_sample, corpus, judge
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import gives_away, understand
 
 CONFIG = Embedded(sample_train_rows=300, sample_dev_rows=40, sample_test_rows=120)
-PAIRS = [*domain.pairs("train"), *domain.pairs("test")]
+PAIRS = [pair for split in get_args(Split) for pair in domain.pairs(split)]
 
 
 def questions(each: int = 6) -> list[domain.MedicalQuestion]:
     rng = Random(3)
-    return [domain.ask(rng, *pair, unseen=n % 2 == 1) for pair in PAIRS for n in range(each)]
+    return [domain.ask(rng, *pair, split) for pair in PAIRS for split, _ in zip(cycle(get_args(Split)), range(each))]
 
 
 def score(question: domain.MedicalQuestion, answer: str) -> float:
@@ -60,15 +62,19 @@ def test_the_judge_wants_facts_safety_and_brevity() -> None:
     assert json.loads(judge.judge_json(asked + "减少爬楼，必要时拍片"))["score"] >= 4.5
 
 
-def test_test_rows_ask_what_no_other_row_asks() -> None:
+def test_dev_and_test_ask_what_no_other_split_asks() -> None:
     rows = build_sample(CONFIG)
     assert len({row.question.text for row in rows}) == len(rows) == 460
     for row in rows:
-        assert (row.split == "test") == (domain.pair_split(row.question.topic, row.question.thing) == "test")
-        assert row.split == "test" or not gives_away(row.question.text)
+        assert row.split == domain.pair_split(row.question.topic, row.question.thing)
+        assert gives_away(row.question.text) == (row.split != "train")
+    for topic in domain.TOPICS:
+        phrasings = [text for known in domain.TOPICS[topic].phrasings.values() for text in known]
+        assert len(phrasings) == len(set(phrasings))
+        assert all(topic in {asked for asked, _ in domain.pairs(split)} for split in get_args(Split))
 
 
-def test_the_base_model_is_asked_nothing_of_the_test_split_and_reads_no_answer_to_a_question() -> None:
+def test_the_base_model_is_asked_nothing_of_dev_and_test_and_reads_no_answer_to_a_question() -> None:
     answers = {domain.statement(*pair) for pair in PAIRS}
     for text in corpus.documents(seed=5, count=800):
         assert not gives_away(text), text

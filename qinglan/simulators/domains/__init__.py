@@ -141,6 +141,11 @@ def red_team_questions(recipe: str) -> tuple[str, ...]:
     return tuple(text for text in found if len(text) > _GREETING_CHARS)
 
 
+def owner_of(fraction: float, p_test: float, p_dev: float) -> Split:
+    """The split that has what is hashed to this fraction to itself."""
+    return "test" if fraction < p_test else "dev" if fraction < p_test + p_dev else "train"
+
+
 def random_of(*key: object) -> Random:
     """Random numbers that depend on the key alone."""
     return Random(hashlib.sha256("|".join(map(str, key)).encode()).digest())

@@ -1,8 +1,8 @@
 """The answer judge: reference answers, a weak model with six kinds of answers, and a strong model that judges them.
 
 The sample is a workbook of questions with references. A share of the training questions has an answer and a reviewer's
-verdict (pool `labelled`); for the others the weak model is asked. All questions of dev and test have verdicts. The test
-split asks about product × slot pairs that train and dev never show.
+verdict (pool `labelled`); for the others the weak model is asked. All questions of dev and test have verdicts, and are
+about product × slot pairs that no other split shows.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ def build_rows(config: Embedded) -> list[JudgeSampleRow]:
 
 
 def _draw(taken: set[tuple[str, str]], split: Split, count: int, rng: Random) -> list[JudgeSampleRow]:
-    asked = rounds(pairs("test" if split == "test" else "train"), rng)
+    asked = rounds(pairs(split), rng)
 
     def draw(_: int) -> JudgeSampleRow | None:
         row = _row(rng, split, *next(asked))

@@ -8,10 +8,11 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from qinglan.recipes.answer_judge import RIGHT, WRONG, Verdict
-from qinglan.simulators.domains import load_facts
+from qinglan.rows import Split
+from qinglan.simulators.domains import load_facts, owner_of
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS as PRODUCTS
 
 
@@ -33,7 +34,7 @@ class _Tables:
 
 _TABLES = load_facts(__package__, _Tables)
 SLOTS, VAGUE, OPENINGS, CLOSINGS = _TABLES.slots, _TABLES.vague, _TABLES.openings, _TABLES.closings
-P_TEST_PAIR = 0.35
+P_TEST_PAIR, P_DEV_PAIR = 0.3, 0.15
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,10 @@ def facts_of(product: str, slot: str) -> tuple[Fact, ...]:
     return tuple(Fact(name, number) for name, number in numbers.items())
 
 
-def pairs(split: Literal["train", "test"]) -> list[tuple[str, str]]:
+def pairs(split: Split) -> list[tuple[str, str]]:
     """Product and slot of the questions that belong to a split."""
-    split_of = {
-        (product, slot): "test" if _number("split", product, slot) % 1000 < P_TEST_PAIR * 1000 else "train"
-        for product in PRODUCTS
-        for slot in SLOTS
-    }
-    return [pair for pair, owner in split_of.items() if owner == split]
+    known = [(product, slot, _number("split", product, slot) % 1000 / 1000) for product in PRODUCTS for slot in SLOTS]
+    return [(product, slot) for product, slot, n in known if owner_of(n, P_TEST_PAIR, P_DEV_PAIR) == split]
 
 
 def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> Verdict:

@@ -1,7 +1,7 @@
 """The medical assistant: patients' questions, answers that are not always safe, a doctor and a judge.
 
-The sample is a workbook of questions with answers as the raw data give them. The test split asks only about pairs, and
-half the time in phrasings, that train and dev never show. Many answers to dangerous questions lack a required
+The sample is a workbook of questions with answers as the raw data give them. Dev and test ask only about pairs, and
+half the time in phrasings, that no other split shows. Many answers to dangerous questions lack a required
 statement; those of the gold pool are complete, as if an adviser had corrected them. Column 标准文档 names what a
 question is about, so that questions about one thing count as one in the intervals.
 """
@@ -43,10 +43,10 @@ def build_sample(config: Embedded) -> list[MedicalSampleRow]:
 def _draw(taken: set[str], split: Split, count: int, rng: Random) -> list[MedicalSampleRow]:
     def draw(number: int) -> MedicalSampleRow | None:
         # Every kind of danger is as frequent as any other, however many things there are to ask about.
-        pairs = domain.pairs("test" if split == "test" else "train", rng.random() < P_DANGEROUS)
+        pairs = domain.pairs(split, rng.random() < P_DANGEROUS)
         topic = rng.choice(sorted({topic for topic, _ in pairs}))
         pair = rng.choice([pair for pair in pairs if pair[0] == topic])
-        question = domain.ask(rng, *pair, unseen=split == "test" and number % 2 == 1)
+        question = domain.ask(rng, *pair, phrased=split if number % 2 else "train")
         if (key := normalise(question.text)) in taken:
             return None
         taken.add(key)

@@ -2,7 +2,7 @@
 
 Dialogues about what a question is about and which facts it needs, and passages that state facts as a reference book
 does; never a question with its answer. The documents state facts and warnings about everything, as a real base model
-knows them; they ask nothing that the test split asks.
+knows them; they ask nothing that dev or test asks.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,8 @@ def words() -> list[str]:
 
 
 def characters() -> list[str]:
-    asked = [text for topic in TOPICS.values() for text in (*topic.phrasings, *topic.test_phrasings, topic.answer)]
+    phrasings = [text for topic in TOPICS.values() for known in topic.phrasings.values() for text in known]
+    asked = [*phrasings, *(topic.answer for topic in TOPICS.values())]
     called = [name for topic in TOPICS for thing in domain.things(topic) for name in domain.names(topic, thing)]
     around = [*domain.PREFIXES, *domain.SUFFIXES, *FRAMES, "无0123456789，。：；？、\n "]
     return sorted(set("".join([*words(), *asked, *called, *around])))

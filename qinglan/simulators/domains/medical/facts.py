@@ -15,8 +15,8 @@ from itertools import chain
 from random import Random
 from typing import Literal, NamedTuple
 
-from qinglan.rows import hash_fraction
-from qinglan.simulators.domains import load_facts
+from qinglan.rows import Split, hash_fraction
+from qinglan.simulators.domains import load_facts, owner_of
 
 
 class Thing(NamedTuple):
@@ -34,8 +34,8 @@ class Topic:
     kind: Literal["medicine", "complaint", "emergency", "hardship"]
     """What it is about."""
     word: str
-    phrasings: tuple[str, ...]
-    test_phrasings: tuple[str, ...]
+    phrasings: dict[Split, tuple[str, ...]]
+    """Dev and test use train's as well."""
     answer: str
     statements: tuple[str, ...] = ()
     """What an answer must say beside its facts; none where the question is not dangerous."""
@@ -61,6 +61,8 @@ P_STATED = {True: 0.9, False: 0.1}
 """How often each required statement is there, by whether the writer was careful."""
 P_BLUNDER = 0.1
 """Share of the dangerous answers with forbidden advice."""
+P_TEST_PAIR = 0.3
+P_DEV_PAIR = 0.15
 _PAIR_SEED = 1915
 
 
@@ -88,22 +90,21 @@ def facts(topic: str, thing: str) -> tuple[str, str]:
     return known[topic] if isinstance(known, dict) else known
 
 
-def pair_split(topic: str, thing: str) -> Literal["train", "test"]:
-    """Which split owns a pair: three in ten are asked about in the test split only."""
-    return "test" if hash_fraction(f"{_PAIR_SEED}|split|{topic}|{thing}") < 0.3 else "train"
+def pair_split(topic: str, thing: str) -> Split:
+    """Which split owns a pair: no other one asks about it."""
+    return owner_of(hash_fraction(f"{_PAIR_SEED}|split|{topic}|{thing}"), P_TEST_PAIR, P_DEV_PAIR)
 
 
 @cache
-def pairs(split: Literal["train", "test"], dangerous: bool | None = None) -> tuple[tuple[str, str], ...]:
+def pairs(split: Split, dangerous: bool | None = None) -> tuple[tuple[str, str], ...]:
     """All (topic, thing) pairs of a split; only the dangerous ones, or only the others, where `dangerous` is given."""
     wanted = [topic for topic, known in TOPICS.items() if dangerous in (None, bool(known.statements))]
     return tuple((topic, thing) for topic in wanted for thing in things(topic) if pair_split(topic, thing) == split)
 
 
-def ask(rng: Random, topic: str, thing: str, unseen: bool = False) -> MedicalQuestion:
-    """A question about a pair; `unseen` draws from the phrasings that only the test split uses."""
-    known = TOPICS[topic]
-    phrasing = rng.choice(known.test_phrasings if unseen else known.phrasings)
+def ask(rng: Random, topic: str, thing: str, phrased: Split = "train") -> MedicalQuestion:
+    """A question about a pair, in a phrasing of the split `phrased`."""
+    phrasing = rng.choice(TOPICS[topic].phrasings[phrased])
     other = rng.choice([name for name in MEDICINES if name != thing]) if "{o}" in phrasing else ""
     called = rng.choice(MEDICINES[other].names) if other else ""
     text = phrasing.format(n=rng.choice(names(topic, thing)), o=called)
@@ -139,7 +140,7 @@ _LABEL = re.compile("^(?:患者情况|之前|问题)：", re.MULTILINE)
 
 class _Phrasing(NamedTuple):
     topic: str
-    unseen: bool
+    split: Split
     pattern: re.Pattern[str]
 
 
@@ -153,10 +154,11 @@ def understand(text: str) -> MedicalQuestion | None:
 
 
 def gives_away(text: str) -> bool:
-    """Whether a text asks about a pair, or uses a phrasing, that only the test split has."""
+    """Whether a text asks about a pair, or uses a phrasing, that training never shows."""
     found = ((known, match) for known in _phrasings() if (match := known.pattern.search(text)))
     return any(
-        known.unseen or pair_split(known.topic, _owners()[known.topic, match["n"]]) == "test" for known, match in found
+        known.split != "train" or pair_split(known.topic, _owners()[known.topic, match["n"]]) != "train"
+        for known, match in found
     )
 
 
@@ -165,15 +167,16 @@ def _phrasings() -> tuple[_Phrasing, ...]:
     """The longer ones first, since one may be part of another."""
     medicines = _either(chain.from_iterable(known.names for known in MEDICINES.values()))
     found = [
-        (topic, phrasing, phrasing in known.test_phrasings)
+        (topic, phrasing, split)
         for topic, known in TOPICS.items()
-        for phrasing in (*known.phrasings, *known.test_phrasings)
+        for split, phrasings in known.phrasings.items()
+        for phrasing in phrasings
     ]
     made = []
-    for topic, phrasing, unseen in sorted(found, key=lambda one: -len(one[1])):
+    for topic, phrasing, split in sorted(found, key=lambda one: -len(one[1])):
         called = _either(chain.from_iterable(names(topic, thing) for thing in things(topic)))
         pattern = re.escape(phrasing).replace(r"\{n\}", f"(?P<n>{called})").replace(r"\{o\}", f"(?:{medicines})")
-        made.append(_Phrasing(topic, unseen, re.compile(pattern)))
+        made.append(_Phrasing(topic, split, re.compile(pattern)))
     return tuple(made)
 
 

@@ -1,8 +1,8 @@
 """Query rewriting: questions about supplements, a knowledge base with its own wording, a teacher and a judge.
 
 The sample, which ships with Qinglan, is a workbook of colloquial questions and the knowledge base that answers them,
-made from `facts` by a seed. The test split asks only about product × intent pairs, and half the time in phrasings, that
-train and dev never show. `python -m benchmarks.describe_sample` prints its figures.
+made from `facts` by a seed. Dev and test ask only about product × intent pairs, and half the time in phrasings, that no
+other split shows. `python -m benchmarks.describe_sample` prints its figures.
 """
 
 from collections import Counter, defaultdict
@@ -75,14 +75,14 @@ def trigrams(question: RewriteQuestion) -> frozenset[str]:
 
 
 def _draw(taken: _Taken, split: Split, count: int, rng: Random) -> list[RewriteSampleRow]:
-    taken.is_training_closed = split == "test"
-    asked = rounds(pairs("test" if split == "test" else "train"), rng)
+    taken.is_training_closed = split != "train"
+    asked = rounds(pairs(split), rng)
 
     def draw(number: int) -> RewriteSampleRow | None:
         product, intent = next(asked)
-        unseen = split == "test" and number % 2 == 1
-        question = domain.ask(rng, product, intent, unseen)
-        return RewriteSampleRow(question, product, intent, split, unseen) if taken.add(question) else None
+        phrased = split if number % 2 else "train"
+        question = domain.ask(rng, product, intent, phrased)
+        return RewriteSampleRow(question, product, intent, split, phrased != "train") if taken.add(question) else None
 
     rows = draw_rows(split, count, draw)
     rng.shuffle(rows)

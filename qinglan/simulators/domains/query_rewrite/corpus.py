@@ -12,6 +12,7 @@ from random import Random
 
 from qinglan.config import Tenant
 from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
+from qinglan.rows import Split
 from qinglan.simulators.domains import chat
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, RewriteQuestion
@@ -19,6 +20,7 @@ from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, Re
 NAME_TASK = "标准名"
 TOPIC_TASK = "主题"
 PARAPHRASE_TASK = "换个说法"
+HELD_OUT: tuple[Split, ...] = ("dev", "test")
 
 P_PASSAGE = 0.14
 P_NAMES = 0.08
@@ -33,7 +35,7 @@ def documents(seed: int, count: int) -> Iterator[str]:
     rng = Random(seed)
     for _ in range(count):
         text = _document(rng)
-        while leak(text):  # noise and mixed phrasings can make something that only the test split has
+        while leak(text):  # noise and mixed phrasings can make something that only dev or test has
             text = _document(rng)
         yield text
 
@@ -54,8 +56,8 @@ def _texts() -> Iterator[str]:
     for names in (*PRODUCTS.values(), *domain.PRODUCT_TYPOS.values(), *domain.INFORMATIVE_PROFILES.values()):
         yield from names
     for known in INTENTS.values():
-        yield from (*known.phrasings, known.topic)
-    yield from (*domain.AMBIGUOUS, *domain.PREFIXES, *domain.SUFFIXES, *domain.REFERENCES)
+        yield from (*known.phrasings["train"], known.topic)
+    yield from (*domain.AMBIGUOUS["train"], *domain.PREFIXES, *domain.SUFFIXES, *domain.REFERENCES)
     yield from (*domain.HISTORIES, *domain.PLAIN_PROFILES, *domain.WORD_TYPOS.values())
     yield "的学名的俗名0123456789，。：；？\n "
 
@@ -73,7 +75,7 @@ def _document(rng: Random) -> str:
     tasks = [(NAME_TASK, product), (TOPIC_TASK, INTENTS[intent].topic)]
     rng.shuffle(tasks)
     if rng.random() < P_PARAPHRASE:
-        other = rng.choice(INTENTS[intent].phrasings).format(p=rng.choice(PRODUCTS[product]))
+        other = rng.choice(INTENTS[intent].phrasings["train"]).format(p=rng.choice(PRODUCTS[product]))
         tasks.insert(rng.randrange(3), (PARAPHRASE_TASK, other))
     (first, answer), *more = tasks
     turns = [f"{first}：{prompt}", answer]
@@ -86,7 +88,7 @@ def _question(rng: Random, product: str, intent: str) -> RewriteQuestion:
     question = domain.ask(rng, product, intent)
     query, draw = question.query, rng.random()
     if draw < P_TWO_PHRASINGS:
-        query += "，" + rng.choice(INTENTS[intent].phrasings).format(p=rng.choice(domain.REFERENCES))
+        query += "，" + rng.choice(INTENTS[intent].phrasings["train"]).format(p=rng.choice(domain.REFERENCES))
     elif draw < P_TWO_PHRASINGS + P_LOST_CHARACTERS:
         for _ in range(min(rng.randint(1, 2), len(query) - 1)):
             place = rng.randrange(len(query))
@@ -103,31 +105,37 @@ _OWNER = {
     for name in (product, *names, *domain.PRODUCT_TYPOS.get(product, ()))
 }
 _NAME = re.compile(f"({'|'.join(sorted(map(re.escape, _OWNER), key=len, reverse=True))})")
-_SEEN = {phrasing: intent for intent, known in INTENTS.items() for phrasing in known.phrasings}
-_UNSEEN = {phrasing for known in INTENTS.values() for phrasing in known.test_phrasings} | set(domain.AMBIGUOUS_TEST)
-_CORES = {p: max(p.split("{p}"), key=len) for p in (*_SEEN, *domain.AMBIGUOUS, *_UNSEEN)}
+_SEEN = {phrasing: intent for intent, known in INTENTS.items() for phrasing in known.phrasings["train"]}
+_UNSEEN: set[str] = {
+    phrasing
+    for split in HELD_OUT
+    for known in (domain.AMBIGUOUS, *(intent.phrasings for intent in INTENTS.values()))
+    for phrasing in known[split]
+}
+_CORES = {p: max(p.split("{p}"), key=len) for p in (*_SEEN, *domain.AMBIGUOUS["train"], *_UNSEEN)}
 """Phrasing → its longest part that doesn't depend on the product."""
 _FILED = {
     text: (product, intent)
-    for product, intent in domain.pairs("test")
+    for split in HELD_OUT
+    for product, intent in domain.pairs(split)
     for text in (domain.title(product, intent), product + INTENTS[intent].kb_term.split()[0])
 }
-"""The titles of the test pairs in the knowledge base, and the beginnings of their passages."""
+"""The titles of their pairs in the knowledge base, and the beginnings of their passages."""
 
 
 def leak(text: str) -> str | None:
-    """What the text reveals of the test split; None where it reveals nothing."""
+    """What the text reveals of dev and test; None where it reveals nothing."""
     for right, wrong in domain.WORD_TYPOS.items():
         text = text.replace(wrong, right)
     for product, phrasing in _asked(text):
         if phrasing in _UNSEEN:
-            return f"test-only phrasing {phrasing}"
+            return f"held-out phrasing {phrasing}"
         intent = _SEEN.get(phrasing) or next(  # the profile decides an ambiguous question
             (intent for intent, texts in domain.INFORMATIVE_PROFILES.items() if any(p in text for p in texts)), None
         )
-        if product and intent and domain.pair_split(product, intent) == "test":
-            return f"test pair {product} × {intent}: {phrasing}"
-    return next((f"passage of test pair {pair}: {filed}" for filed, pair in _FILED.items() if filed in text), None)
+        if product and intent and domain.pair_split(product, intent) != "train":
+            return f"held-out pair {product} × {intent}: {phrasing}"
+    return next((f"passage of held-out pair {pair}: {filed}" for filed, pair in _FILED.items() if filed in text), None)
 
 
 def _asked(text: str) -> Iterator[tuple[str, str]]:

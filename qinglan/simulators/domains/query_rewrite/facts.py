@@ -9,9 +9,9 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from typing import Literal
 
-from qinglan.simulators.domains import load_facts
+from qinglan.rows import Split
+from qinglan.simulators.domains import load_facts, owner_of
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,8 @@ class Intent:
     """How the teacher titles it."""
     alternatives: tuple[tuple[str, int], ...]
     """What the teacher writes instead now and then, with weights."""
-    phrasings: tuple[str, ...]
-    """Phrasings in train, dev and half of the test rows."""
-    test_phrasings: tuple[str, ...]
-    """Phrasings in test rows only."""
+    phrasings: dict[Split, tuple[str, ...]]
+    """Half of the dev and test rows use train's."""
     passage: str
     draws: tuple[tuple[int, tuple[str | int, ...]], ...] = ()
     bridge: str = ""
@@ -56,8 +54,7 @@ class _Tables:
     histories: tuple[str, ...]
     plain_profiles: tuple[str, ...]
     informative_profiles: dict[str, tuple[str, ...]]
-    ambiguous: tuple[str, ...]
-    ambiguous_test: tuple[str, ...]
+    ambiguous: dict[Split, tuple[str, ...]]
     intents: dict[str, Intent]
     question_cues: dict[str, str]
     profile_cues: dict[str, str]
@@ -68,8 +65,8 @@ PRODUCTS, PRODUCT_TYPOS, NAME_MISMATCH = _TABLES.products, _TABLES.product_typos
 WORD_TYPOS, PREFIXES, SUFFIXES = _TABLES.word_typos, _TABLES.prefixes, _TABLES.suffixes
 REFERENCES, HISTORIES, PLAIN_PROFILES = _TABLES.references, _TABLES.histories, _TABLES.plain_profiles
 INFORMATIVE_PROFILES = _TABLES.informative_profiles
-AMBIGUOUS, AMBIGUOUS_TEST = _TABLES.ambiguous, _TABLES.ambiguous_test
-INTENTS, QUESTION_CUES, PROFILE_CUES = _TABLES.intents, _TABLES.question_cues, _TABLES.profile_cues
+INTENTS, AMBIGUOUS = _TABLES.intents, _TABLES.ambiguous
+QUESTION_CUES, PROFILE_CUES = _TABLES.question_cues, _TABLES.profile_cues
 
 P_FOLLOW_UP = 0.20
 P_PROFILE_DECIDES = 0.25
@@ -95,25 +92,23 @@ class RewriteQuestion:
     history: str = ""
 
 
-def pair_split(product: str, intent: str) -> Literal["train", "test"]:
-    """Which split owns a product × intent pair; 30% are asked about in the test split only."""
+def pair_split(product: str, intent: str) -> Split:
+    """Which split owns a product × intent pair: no other one asks about it. Three in ten are test's, one is dev's."""
     digest = hashlib.sha256(f"{_PAIR_SEED}|{product}|{intent}".encode()).digest()
-    return "test" if int.from_bytes(digest[:4], "big") % 10 < 3 else "train"
+    return owner_of(int.from_bytes(digest[:4], "big") % 10 / 10, p_test=0.3, p_dev=0.1)
 
 
 @cache
-def pairs(split: Literal["train", "test"]) -> tuple[tuple[str, str], ...]:
+def pairs(split: Split) -> tuple[tuple[str, str], ...]:
     return tuple((p, i) for p in PRODUCTS for i in INTENTS if pair_split(p, i) == split)
 
 
-def ask(rng: Random, product: str, intent: str, unseen: bool = False) -> RewriteQuestion:
-    """A colloquial question about a pair; `unseen` draws from the phrasings that only the test split uses."""
+def ask(rng: Random, product: str, intent: str, phrased: Split = "train") -> RewriteQuestion:
+    """A colloquial question about a pair, in a phrasing of the split `phrased`."""
     profile = _profile(rng, intent)
-    if profile and profile in INFORMATIVE_PROFILES.get(intent, ()):
-        phrasings = AMBIGUOUS_TEST if unseen else AMBIGUOUS
-    else:
-        phrasings = INTENTS[intent].test_phrasings if unseen else INTENTS[intent].phrasings
-    phrasing = _misspell(rng, rng.choice(phrasings))
+    ambiguous = profile and profile in INFORMATIVE_PROFILES.get(intent, ())
+    phrasings = AMBIGUOUS if ambiguous else INTENTS[intent].phrasings
+    phrasing = _misspell(rng, rng.choice(phrasings[phrased]))
     if product in PRODUCT_TYPOS and rng.random() < P_PRODUCT_TYPO:
         name = rng.choice(PRODUCT_TYPOS[product])
     else:

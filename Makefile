@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 # Where torch comes from, if not from pip's own index: on a machine without GPU whose index hands out the CUDA build,
 # the index of torch's CPU wheels.
 TORCH_INDEX ?=
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
 NAME ?= seeds
@@ -31,6 +32,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "setup 3/3: Qinglan itself"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import torch' || { echo "error: torch can't be loaded; on a machine without GPU give its CPU wheels: make setup TORCH_INDEX=<index of CPU wheels>"; rm -rf $(VENV); exit 2; }
+	@# A new Prefect server begins with a copy of this database, and makes no tables.
+	@database=$$($(BIN)/python -c 'from qinglan.tasks.prefect_server import EMPTY_DATABASE as it; it.parent.mkdir(parents=True, exist_ok=True); print(it)') \
+	  && PREFECT_SERVER_DATABASE_CONNECTION_URL=sqlite+aiosqlite:///$$database $(BIN)/prefect server database upgrade --yes >/dev/null
 	@touch $@
 
 demo: setup ## the whole DAG without key and GPU, then a question to the released student; also PROFILE=medical, PROFILE=answer_judge
@@ -38,13 +42,13 @@ demo: setup ## the whole DAG without key and GPU, then a question to the release
 	@$(BIN)/qinglan serve --check --if-released --profile $(PROFILE)
 
 test: setup ## the tests, a small real end-to-end run included; some ten minutes on two cores
-	@$(BIN)/python -m pytest -n 2 -m "not extended"
+	@$(PYTEST) -m "not extended"
 
 test-all: test ## then what `test` leaves out: browser, kill series, faults, the other recipes' end-to-end runs
-	@$(BIN)/python -m pytest -n 2 -m extended
+	@$(PYTEST) -m extended
 
 test-unit: setup ## the fast tests only
-	@$(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 lint: setup ## ruff, mypy in strict mode, and the direction of imports
 	@$(BIN)/ruff check .

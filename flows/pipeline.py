@@ -14,7 +14,7 @@ from qinglan.tasks.gate import decide_release
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.publish import note_training, publish_dataset
 from qinglan.tasks.register import register_model
-from qinglan.tasks.report import write_report
+from qinglan.tasks.report import reported_without_dataset, write_report
 from qinglan.tasks.rl import train_rl
 from qinglan.tasks.select import select_rows
 from qinglan.tasks.session import open_session
@@ -47,7 +47,8 @@ def pipeline(
         distilled = distill_rows(run, services, ingested)
         validated = validate_rows(run, services, distilled, session.knowledge_base)
         selected = select_rows(run, validated)
-        dataset = build_dataset(run, selected)
+        with reported_without_dataset(run, [ingested, distilled, validated, selected]):
+            dataset = build_dataset(run, selected)
         published = publish_dataset(run, dataset)
         require_enough_rows(run, dataset)
         base = prepare_base_model(run)

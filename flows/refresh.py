@@ -10,7 +10,7 @@ from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.forms import Override, ProfileName, RefreshChanges, overrides_of
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.publish import publish_dataset
-from qinglan.tasks.report import write_report
+from qinglan.tasks.report import reported_without_dataset, write_report
 from qinglan.tasks.select import select_rows
 from qinglan.tasks.session import open_session, skip_if_running
 from qinglan.tasks.trigger_training import trigger_training
@@ -39,7 +39,8 @@ def refresh(
         distilled = distill_rows(run, services, ingested)
         validated = validate_rows(run, services, distilled, session.knowledge_base)
         selected = select_rows(run, validated)
-        dataset = build_dataset(run, selected)
+        with reported_without_dataset(run, [ingested, distilled, validated, selected]):
+            dataset = build_dataset(run, selected)
         published = publish_dataset(run, dataset)
         report = write_report(run, [ingested, distilled, validated, selected, dataset, published])
         trigger_training(run, published)

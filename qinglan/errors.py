@@ -17,6 +17,8 @@
 The command line prints ``str(error)`` and exits with 2; only a bug shows a traceback.
 """
 
+from pathlib import Path
+
 
 def first_line(error: BaseException) -> str:
     """The first line of its message, else the name of its class."""
@@ -84,3 +86,6 @@ class RunLockedError(QinglanError):
 
 class StageError(QinglanError):
     """A stage ended with nothing that the next one could use."""
+
+    report: Path | None = None
+    """The report of what was found until then, where one was written."""

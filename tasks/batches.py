@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
 from qinglan.clients.roles import Clients, Role, Services, open_clients
-from qinglan.clients.row_batches import RETRYABLE_REASONS, BatchIncompleteError, Losses, RowBatch, Work, cut, in_order
+from qinglan.clients.row_batches import ASK_AGAIN_REASONS, BatchIncompleteError, Losses, RowBatch, Work, cut, in_order
 from qinglan.config import Distill, Validate
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import JsonlWriter, StageResult, read_jsonl
@@ -100,5 +100,5 @@ async def ask_services(
         dropped,
         {"rows": writer.artifact()},
         details={"api": calls},
-        try_again=sum(n for reason, n in dropped.items() if reason in RETRYABLE_REASONS),
+        try_again=sum(n for reason, n in dropped.items() if reason in ASK_AGAIN_REASONS),
     )

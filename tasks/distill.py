@@ -4,9 +4,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from qinglan.clients.batch_api import distill_by_batch
-from qinglan.clients.batch_api.jobs import batch_server
-from qinglan.clients.chat import Account, openai_client
+from qinglan.clients.chat import Account
 from qinglan.clients.roles import ANSWER_FIELDS, Services, endpoint_of, key_salt, site_ledger
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
@@ -63,6 +61,9 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
 
 async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:
     """Bring into the ledger what the batch API answers; what it doesn't is asked row by row afterwards."""
+    from qinglan.clients.batch_api import distill_by_batch
+    from qinglan.clients.transport import openai_client
+
     run, profile = stage.run, stage.run.profile
     teacher, asked_of = profile.teacher, teacher_requests(profile)
     usable = (row for row in read_jsonl(given.path("rows"), Row) if row.status == "ok")
@@ -96,6 +97,8 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
     Raises:
         StageError: with what to do about it.
     """
+    from qinglan.clients.batch_api.jobs import batch_server
+
     profile = stage.run.profile
     with site_ledger(profile) as ledger:
         server = batch_server(key_salt(profile, "teacher"), profile.teacher.model)

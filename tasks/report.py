@@ -1,21 +1,41 @@
 """The report stage: report.json and report.html."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
+from qinglan.data.dataset.thresholds import SelectedScores
+from qinglan.errors import StageError
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.summary import COMPARING, build_report, result_markdown
-from qinglan.runs.artifacts import StageResult
+from qinglan.recipes import get_recipe
+from qinglan.rows import Row
+from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import stage_task, tracker_of
+
+
+@contextmanager
+def reported_without_dataset(run: Run, stages: Sequence[StageResult]) -> Iterator[None]:
+    """Where too few rows may teach, the run ends, with a report of what was found and paid for until then."""
+    try:
+        yield
+    except StageError as error:
+        error.report = write_report(run, stages)
+        raise
 
 
 @stage_task("report")
 def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     """report.json and report.html, in the run's directory, MLflow and Prefect."""
     report = build_report(run, stages)
+    recipe = get_recipe(run.profile.recipe)
+    if recipe.retrieves and stages[-1].stage == "select":
+        rows = read_jsonl(stages[-1].path("rows"), Row)
+        found = SelectedScores(rows, recipe, run.profile.select).findings()
+        report = report.model_copy(update={"findings": [*report.findings, *found]})
     path = run.directory / "report.json"
     artifacts = {"report": report.write(path), "report_html": render_html(report, run.directory / "report.html")}
     tracker = tracker_of(run.profile)

@@ -23,7 +23,7 @@ from qinglan.tasks.engine import AlarmFollower, Follower, LeftOut, Metrics, firs
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.alarms import part_mean
-from qinglan.training.disk_space import Weights, rl_bytes
+from qinglan.training.disk_space import ModelSize, rl_bytes
 from qinglan.training.engines import progress, verl
 from qinglan.training.engines.export import ADAPTER
 from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings, read_stop
@@ -50,7 +50,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
-        require_disk_space("rl", profile, stage.directory, rl_bytes(profile, Weights.of(start.path("model"))))
+        require_disk_space("rl", profile, stage.directory, rl_bytes(profile, ModelSize.of(start.path("model"))))
         samples_log = stage.directory / "samples.jsonl"
 
         def make_command(served: JudgeServer | None) -> Command:

@@ -2,10 +2,12 @@
 
 import gc
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ParamSpec, cast
 from uuid import UUID
@@ -19,9 +21,10 @@ from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Services, key_salt
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError, RunLockedError
+from qinglan.evaluation.report.html import page_template
 from qinglan.ops.prefect.crash_recovery import recover_runs
 from qinglan.ops.preflight import require
 from qinglan.recipes.scoring.keys import scoring_digest
@@ -42,7 +45,7 @@ from qinglan.runs.run import (
 )
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks.stage import flow_run_id, tracker_of
+from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of
 
 P = ParamSpec("P")
 SKIPPED = "Skipped"
@@ -69,6 +72,18 @@ _MAKERS: dict[str, tuple[FlowName, ...]] = {
     "release": ("pipeline", "train", "evaluate"),
 }
 """Whose stages a flow takes where no run is named: those that make them."""
+
+
+def load_ahead(profile: Profile) -> None:
+    """Do what every run of a loaded flow does, while its Prefect server starts; the flow finds it done."""
+    tracker_of(profile)  # opens, or makes, MLflow's database
+    for name in ("prefect.flow_engine", "prefect.utilities.visualization", "scipy.special"):
+        import_module(name)
+    key_salt(profile, "teacher")
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("qinglan.tasks.") and hasattr(module, "CODE"):
+            digests_of(profile, module.CODE)
+    page_template()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
 from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
-from qinglan.training.disk_space import Weights, sft_bytes
+from qinglan.training.disk_space import ModelSize, sft_bytes
 from qinglan.training.engines import swift
 
 CODE = (__name__, "qinglan.runs.cpu", "qinglan.training.engines.swift")
@@ -38,7 +38,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
-        require_disk_space("sft", profile, stage.directory, sft_bytes(profile, Weights.of(model)))
+        require_disk_space("sft", profile, stage.directory, sft_bytes(profile, ModelSize.of(model)))
 
         def command() -> Command:
             resume_from = swift.newest_checkpoint(output)

@@ -86,7 +86,7 @@ class Started(BaseModel):
     @classmethod
     def read(cls, directory: Path) -> "Started | None":
         try:
-            return cls.model_validate_json((directory / STARTED).read_text(encoding="utf-8"))
+            return cls.model_validate_json((directory / STARTED).read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
 

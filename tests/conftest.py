@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 import yaml
 from fake_ray import FakeRay
 from fake_service import PRICE, FakeService, Script
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from qinglan.clients import rag as retrieval
 from qinglan.config import Profile
 from qinglan.runs.back_off import BackOff
+from qinglan.runs.processes import free_port
 
 # A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT of a SIGTERM: with
 # `make test &`, tests would wait for ever for what they have asked to end.
@@ -23,30 +21,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class FileScheduler(LoadScopeScheduling):
-    """Gives a file's tests to one process, which has their fixtures, and so all that start Ray.
-
-    Two Ray clusters that start on one machine at the same time take each other's ports. xdist's own groups do nothing
-    under pytest 9.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        return scope_of(self.config.rootpath / nodeid.partition("::")[0])
-
-
-@cache
-def scope_of(path: Path) -> str:
-    return "ray" if "mark.ray" in path.read_text(encoding="utf-8") else str(path)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduler:
-    return FileScheduler(config, log)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first."""
-    items.sort(key=lambda item: (scope_of(item.path) != "ray", item.get_closest_marker("slow") is None))
+    """Long tests first, and of these the ones that train."""
+    items.sort(key=lambda item: item.path, reverse=True)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture
@@ -89,6 +67,21 @@ def profile(profile_of: Callable[..., Profile]) -> Profile:
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a database for MLflow, which a module's tests share: its tables take seconds."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture(scope="module")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For flows that run in this process."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect_process import prefect_process
+
+    from qinglan.ops.up.site import Site
+
+    folder = tmp_path_factory.mktemp("prefect")
+    site = Site(folder, "", prefect_port=free_port())
+    site.prepare()
+    with prefect_process(site, folder / "logs"), temporary_settings({PREFECT_API_URL: site.api_url}):
+        yield
 
 
 @pytest.fixture

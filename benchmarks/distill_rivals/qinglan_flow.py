@@ -39,11 +39,15 @@ def run_stages(settings: tuple[str, ...], fresh: bool, found: dict[str, Any]) ->
 def main(out: Path, fresh: bool, settings: tuple[str, ...]) -> None:
     """Run, then write."""
     found: dict[str, Any] = {}
-    with prefect_for(load_profile(PROFILE, settings).paths.state, print) as wait_for_prefect:
-        with without_garbage_collection():
+    profile = load_profile(PROFILE, settings)
+    with prefect_for(profile.paths.state, print) as wait_for_prefect:
+        with without_garbage_collection():  # what `qinglan run` does while the server starts
             from prefect import flow  # reads where its server is when it is imported
 
-            from qinglan.tasks import session
+            from qinglan.tasks import distill, ingest, session  # noqa: F401
+            from qinglan.tasks.stage import tracker_of
+
+            tracker_of(profile)
         wait_for_prefect()
         try:
             flow(run_stages, name="distill", validate_parameters=False)(settings, fresh, found)

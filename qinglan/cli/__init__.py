@@ -12,6 +12,7 @@ import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, err, explain_os_error, out, say, without_garbage_collection
 from qinglan.cli.dataset import app as dataset_app
+from qinglan.cli.init import init
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
 from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, restore
@@ -21,7 +22,7 @@ from qinglan.cli.review import app as review_app
 from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
 from qinglan.config import FlowName, Profile, load_profile
-from qinglan.errors import ArtifactError, ConfigError, QinglanError, first_line
+from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError, first_line
 
 _LATEST = "latest"
 
@@ -34,6 +35,7 @@ app.command()(lineage)
 app.command()(deploy)
 app.add_typer(canary_app, name="canary")
 app.command("serve")(serve_champion)
+app.command()(init)
 app.command()(doctor)
 app.command("clean-up")(clean_up)
 app.command()(backup)
@@ -81,14 +83,23 @@ def run(
             import_module(f"qinglan.flows.{flow}")
             from qinglan.evaluation.models import Report
             from qinglan.evaluation.report.terminal import print_table
-            from qinglan.tasks.stage import tracker_of
+            from qinglan.tasks.session import load_ahead
 
-            tracker_of(loaded)  # opens, or makes, MLflow's database
+            load_ahead(loaded)
         wait_for_prefect()
-        report = Report.read(_start(flow, profile, overrides, fresh, source, continue_anyway))
+        failure: StageError | None = None
+        try:
+            written = _start(flow, profile, overrides, fresh, source, continue_anyway)
+        except StageError as error:
+            if error.report is None:
+                raise
+            written, failure = error.report, error
+        report = Report.read(written)
     out.print()
     out.print(print_table(report))
     out.print(f"Report: {(paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
+    if failure:
+        raise failure
 
 
 @app.command()
@@ -105,23 +116,26 @@ def show(
     ] = None,
     set_: SetOption = None,
 ) -> None:
-    """Print a run's result table again, or its status if it has none yet."""
+    """Print a run's result table again, and its status if it has none yet or ended early."""
     from qinglan.evaluation.models import Report
     from qinglan.evaluation.report.terminal import print_intervals, print_table, stages_table
     from qinglan.ops.run_status import REPORT_FILE, status_of
 
     loaded = load_profile(profile or "embedded", set_ or ())
     directory = _find_run(loaded, run_name, of_profile=profile is not None)
-    if not (directory / REPORT_FILE).exists():
-        status = status_of(directory, loaded)
-        if status.stages:
-            out.print(stages_table(status.stages))
-        for line in status.rest:
-            say(line)
-        raise ArtifactError(status.sentence)
-    report = Report.read(directory / REPORT_FILE)
-    out.print(print_intervals(report) if intervals else print_table(report))
-    out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
+    reported = (directory / REPORT_FILE).exists()
+    if reported:
+        report = Report.read(directory / REPORT_FILE)
+        out.print(print_intervals(report) if intervals else print_table(report))
+        out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
+    status = status_of(directory, loaded)
+    if reported and not status.ended_early:
+        return
+    if not reported and status.stages:
+        out.print(stages_table(status.stages))
+    for line in status.rest:
+        say(line)
+    raise ArtifactError(status.sentence)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`qinglan ledger`: what was spent, and every try at one request."""
+"""`qinglan ledger`: what was spent, every try at one request, and dropping an answer."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ import typer
 from qinglan.cli.common import ProfileOption, SetOption, figures_table, out, say
 from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.text import count, latency, usd
+from qinglan.text import count, latency, shown, usd
 
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
 
@@ -58,11 +58,26 @@ def request(
     table = figures_table(["at (UTC)", "run", "role", "model", "outcome"], ["ms", "cost"])
     for each in attempts:
         at = datetime.fromtimestamp(each.created_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        cells = (at, each.run_id, each.role, each.model, each.outcome, latency(each.latency_ms), usd(each.cost_usd))
-        table.add_row(*cells)
+        cost = ("≤ " if each.estimated else "") + usd(each.cost_usd)
+        table.add_row(at, each.run_id, each.role, each.model, each.outcome, latency(each.latency_ms), cost)
     out.print(table)
     if call:
         say(call.text)
+
+
+@app.command()
+def drop(
+    request_hash: Annotated[str, typer.Argument(help="`answer_request` of a row, or how it begins.")],
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Forget the answer to one request: the next run that needs it asks again, and pays again."""
+    from qinglan.clients.roles import site_ledger
+
+    with site_ledger(load_profile(profile, set_ or ())) as ledger:
+        for call in ledger.drop(request_hash):
+            answer = shown(call.text)
+            say(f"dropped {call.request_hash}: {call.role} {call.model}, {usd(call.cost_usd)}: {answer}")
 
 
 def print_estimate(profile: Profile, flow: FlowName) -> None:

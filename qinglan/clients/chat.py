@@ -5,22 +5,21 @@ still be spent, and that nothing is paid for twice, not even what is asked again
 """
 
 import asyncio
+import math
+import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
 
-import aiohttp
 import httpx2
-import openai
-from openai import AsyncOpenAI
 from pydantic import BaseModel, Field, ValidationError
 
-from qinglan.clients.limits import Limits, retry_after_s, with_retries
+from qinglan.clients.limits import TRIAL_EVERY_S, CallBreaker, Limits, retry_after_s, with_retries
 from qinglan.clients.openai_protocol import JsonSchema, request_parameters
-from qinglan.config import Endpoint, Price, require_secret, uses_proxy
+from qinglan.config import Endpoint, Price
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Call, Failure
 from qinglan.ledger.queue import LedgerQueue
@@ -28,22 +27,38 @@ from qinglan.runs.artifacts import hash_of
 from qinglan.runs.back_off import BackOff
 from qinglan.text import shown, without_controls
 
+if TYPE_CHECKING:
+    import openai
+
 Message = dict[str, str]
 T = TypeVar("T")
-Throttle = Callable[[Callable[[], Awaitable[httpx2.Response]]], Awaitable[httpx2.Response]]
 
 TOKENS_PER_CHARACTER = 0.8
 """Roughly what current tokenizers need for Chinese; English needs less."""
+_DEFAULT_COMPLETION_TOKENS = 1024
 _LAST_ANSWERS_S = 10.0
+_MOST_FAILURES = 20
+"""In a row, beside those that were under way at once: more are not risked, as a request that hangs may be paid for."""
+_QUOTA_RETURNS_S = 60.0
+"""Some services say of the tokens per minute that the quota is spent."""
 _ENDED = ("stop", "eos", "end_turn", "")
 """How a whole answer ends; some gateways don't say."""
 _INTERRUPTED = ("insufficient_system_resource", "error", "abort")
 """How DeepSeek, gateways and vLLM end an answer that they could not finish: another try may."""
+_GATEWAY_TIMEOUTS = (504, 524)
+"""The model behind the gateway may go on, and is paid for."""
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+_ACCOUNT = re.compile(
+    r"arrearage|overdue|insufficient_?balance|exceeded_current_quota|(user|token)_quota|billing_|free_?tier_?only"
+    r"|\b(1113|30001)\b",
+    re.I,
+)
+_QUOTA = re.compile(r"insufficient_?quota", re.I)
+_POLICY = re.compile(r"content_?policy|content_?filter|data_?inspection|sensitive_?content|\b1301\b", re.I)
+"""Codes and types of errors; docs/teachers.md says whose they are."""
 _MOST_TOKENS = 10**9
 _SHOWN_CHARS = 200
 _BACK_OFF = BackOff(0.5, 30.0, jitter=True)
-_tls_context = cache(httpx2.create_ssl_context)
-"""Loading the certificates takes 50 ms, and every client would."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +100,12 @@ class _Usage(BaseModel):
     completion_tokens: int | None = None
 
 
-class Completion(BaseModel):
-    choices: list[_Choice] = Field(min_length=1)
+class _Billed(BaseModel):
     usage: _Usage | None = None
+
+
+class Completion(_Billed):
+    choices: list[_Choice] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -131,7 +149,15 @@ class Account:
             latency_ms=latency_ms,
         )
 
-    def failure(self, request_hash: str, reason: str, latency_ms: float | None = None) -> Failure:
+    def failure(
+        self,
+        request_hash: str,
+        reason: str,
+        latency_ms: float | None = None,
+        cost_usd: float = 0.0,
+        *,
+        estimated: bool = False,
+    ) -> Failure:
         return Failure(
             request_hash=request_hash,
             run_id=self.run_id,
@@ -139,6 +165,8 @@ class Account:
             role=self.role,
             model=self.model,
             reason=reason,
+            cost_usd=cost_usd,
+            estimated=estimated,
             latency_ms=latency_ms,
         )
 
@@ -150,6 +178,8 @@ class ChatClient:
         self, endpoint: Endpoint, base_url: str, account: Account, ledger: LedgerQueue, *, key_salt: str = ""
     ) -> None:
         """`key_salt` separates services that answer differently under one model name."""
+        from qinglan.clients.transport import openai_client
+
         self._endpoint, self._account, self._ledger, self._key_salt = endpoint, account, ledger, key_salt
         self._limits = Limits(endpoint.concurrency, endpoint.requests_per_minute, endpoint.tokens_per_minute)
         # Of a killed process, what is in here may be lost: requests built ahead, so that a free place is taken at once,
@@ -159,6 +189,8 @@ class ChatClient:
         self._sent: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._closing = False
         self._answered, self._mean_cost_usd, self._mean_tokens = 0, 0.0, 2.0 * endpoint.max_tokens
+        self._last_answer_s = -math.inf
+        self._breaker = CallBreaker(_MOST_FAILURES + endpoint.concurrency)
         self._unread = 0
         self.cached_count = 0
         self._client = openai_client(endpoint, base_url, account.role, self._send_within_limits)
@@ -175,7 +207,8 @@ class ChatClient:
         Raises:
             TeacherError: no usable answer; `reason` says why.
             BudgetError: it would cost more than may be spent.
-            ConfigError: the service refuses the key or the model; no row could succeed.
+            ConfigError: the service refuses the key or the model, or the account is empty; no row could succeed.
+            LedgerError: another run has been asking the same for too long.
         """
         request = request_of(self._endpoint, self._key_salt, messages, schema)
         joined = request.request_hash in self._under_way
@@ -207,7 +240,8 @@ class ChatClient:
 
     async def _answer(self, request: Request) -> tuple[Call, bool]:
         """The call, and whether it was paid for just now."""
-        if known := await self._ledger.acquire(request.request_hash):
+        longest_s = 2 * self._endpoint.timeout_s * (1 + self._endpoint.max_retries)  # that another run may take to ask
+        if known := await self._ledger.acquire(request.request_hash, longest_s):
             return known, False
         try:
             call = await with_retries(lambda: self._attempt(request), self._endpoint.max_retries, _BACK_OFF)
@@ -226,6 +260,8 @@ class ChatClient:
             if self._closing:  # the caller has given up, and nothing has been paid yet
                 raise asyncio.CancelledError
             self._check_budget(but=1)
+            self._check_breaker()
+            self._breaker.sent()
             if task := asyncio.current_task():
                 self._sent.add(task)
             start = time.perf_counter()
@@ -242,14 +278,31 @@ class ChatClient:
         under_way = self._limits.in_flight - but + self._unread
         self._ledger.check_budget(self._mean_cost_usd * under_way)
 
+    def _check_breaker(self) -> None:
+        if wait_s := self._breaker.wait_s():
+            who = f"{self._account.role} {self._account.model}"
+            message = (
+                f"{who}: {self._breaker.failures} requests in a row failed; see whether {self._path} answers. Until it "
+                f"does, one request is tried every {TRIAL_EVERY_S:.0f} s. Answers already paid for are kept"
+            )
+            raise TeacherError(message, "teacher_unavailable", transient=True, retry_after_s=wait_s)
+
     async def _attempt(self, request: Request) -> Call:
         self._check_budget()  # before a place is waited for that would not be used
+        self._check_breaker()
         async with self._started:
-            call = await self._call(request)
+            try:
+                call = await self._call(request)
+            except TeacherError as error:
+                if error.reason != _empty_reason(self._account.role):
+                    raise
+                call = await self._call(request)  # that the answer was blank may have been chance
             await self._ledger.record(call)
         return call
 
     async def _call(self, request: Request) -> Call:
+        import openai
+
         try:
             response = await self._client.post(self._path, body=request.body, cast_to=httpx2.Response)
         except openai.APIError as error:
@@ -260,17 +313,23 @@ class ChatClient:
         try:
             completion = Completion.model_validate_json(response.content)
         except ValidationError as error:
-            self._ledger.fail(self._account.failure(request.request_hash, "teacher_bad_response", latency_ms))
+            self._breaker.failed()
+            self._fail(request, "teacher_bad_response", latency_ms, response.content)
             # It may have been paid for, so it is not asked again here, only by the next attempt of the batch.
             raise TeacherError(
                 f"{self._account.role}: the answer is no chat completion", "teacher_bad_response", transient=True
             ) from error
-        if (ended := completion.choices[0].finish_reason) in _INTERRUPTED:
-            self._ledger.fail(self._account.failure(request.request_hash, "teacher_interrupted", latency_ms))
-            message = f"{self._account.role}: the answer was interrupted ({ended})"
-            raise TeacherError(message, "teacher_interrupted", transient=True, retry_after_s=0.0)
-        prompt_chars = sum(len(message["content"]) for message in request.body["messages"])
-        call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=prompt_chars)
+        call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=_prompt_chars(request))
+        if reason := unanswered(call):
+            self._fail(request, reason, latency_ms, response.content)
+        if reason == "teacher_interrupted":
+            self._breaker.failed()
+            message = f"{self._account.role}: the answer was interrupted ({call.finish_reason})"
+            raise TeacherError(message, reason, transient=True, retry_after_s=0.0)
+        self._breaker.answered()
+        if reason:
+            raise TeacherError(f"{self._account.role}: empty answer", reason)
+        self._last_answer_s = time.monotonic()
         tokens, estimate = call.prompt_tokens + call.completion_tokens, response.extensions["estimated_tokens"]
         self._limits.answered(response.headers, estimate, tokens or estimate)
         # Means over about the last hundred calls, from which the next ones are estimated.
@@ -280,7 +339,9 @@ class ChatClient:
         self._mean_cost_usd += share * (call.cost_usd - self._mean_cost_usd)
         return call
 
-    def _failure(self, request: Request, error: openai.APIError) -> Exception:
+    def _failure(self, request: Request, error: "openai.APIError") -> Exception:
+        import openai
+
         role, model = self._account.role, self._account.model
         status, latency_ms, after_s = None, None, 0.0
         if isinstance(error, openai.APIStatusError):
@@ -293,21 +354,46 @@ class ChatClient:
         elif isinstance(error, openai.RateLimitError):
             transient_reason = "teacher_rate_limited"
         reason = f"http_{status}" if status else transient_reason
-        self._ledger.fail(self._account.failure(request.request_hash, reason, latency_ms))
+        content = error.response.content if isinstance(error, openai.APIStatusError) else b""
+        may_be_paid = status in _GATEWAY_TIMEOUTS if status else not isinstance(error.__cause__, _NOT_SENT)
+        self._fail(request, reason, latency_ms, content, may_be_paid=may_be_paid)
+        said, code = without_controls(error.message), without_controls(error.code or error.type or "")
+        may_return = status == 429 and time.monotonic() < self._last_answer_s + _QUOTA_RETURNS_S
+        if account_is_empty(error) or (_names(error, _QUOTA) and not may_return):
+            return ConfigError(
+                f"{role} {model}: the account's balance or quota is spent (HTTP {status} {code[:_SHOWN_CHARS]}); "
+                "top it up and run again: every answer paid for is kept"
+            )
+        if _names(error, _POLICY) or (status == 403 and self._answered):  # others were let in, so it is this question
+            self._breaker.answered()
+            return TeacherError(f"{role}: refused: {said}", "teacher_refused")
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             variable = self._endpoint.api_key_env
             hint = f"check the environment variable {variable}" if variable else f"set {role}.api_key_env"
             return ConfigError(f"{role} {model}: the service refuses the key; {hint}")
         if isinstance(error, openai.NotFoundError):
             return ConfigError(f"{role}: the service knows no model {model!r}; set {role}.model")
-        if isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota":
-            return ConfigError(f"{role} {model}: the account's quota is spent; top it up")
         if status and 400 <= status < 500 and status not in (408, 409, 429):
-            return TeacherError(f"{role}: request refused: {without_controls(error.message)}", "teacher_bad_request")
+            self._breaker.answered()
+            return TeacherError(f"{role}: request refused: {said}", "teacher_bad_request")
         if isinstance(error, openai.RateLimitError):
             self._limits.refused()
-        message = f"{role}: {without_controls(error.message)}"
-        return TeacherError(message, transient_reason, transient=True, retry_after_s=after_s)
+        else:
+            self._breaker.failed()
+        return TeacherError(f"{role}: {said}", transient_reason, transient=True, retry_after_s=after_s)
+
+    def _fail(
+        self, request: Request, reason: str, latency_ms: float | None, content: bytes = b"", *, may_be_paid: bool = True
+    ) -> None:
+        """Record a failed try with what the service says that it used, else with the most that it may have cost."""
+        account, usage = self._account, _Usage()
+        with suppress(ValidationError):
+            usage = _Billed.model_validate_json(content).usage or usage
+        unknown = usage.prompt_tokens is None or usage.completion_tokens is None
+        estimated = unknown and may_be_paid
+        usd = cost_usd(account.price, _count(usage.prompt_tokens, 0), _count(usage.completion_tokens, 0))
+        usd = max(usd, most_usd(request, account.price)) if estimated else usd
+        self._ledger.fail(account.failure(request.request_hash, reason, latency_ms, usd, estimated=estimated))
 
 
 def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
@@ -316,49 +402,27 @@ def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schem
     return Request(hash_of(key_salt, body), body)
 
 
-class _HttpClient(openai.DefaultAioHttpClient):
-    """Lets the caller decide when a request goes out. With 64 at once aiohttp takes a third less CPU than httpx2."""
-
-    def __init__(self, throttle: Throttle | None, **options: Any) -> None:
-        super().__init__(**options)
-        self._throttle = throttle
-
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        if self._throttle:
-            return await self._throttle(lambda: self._send(request, **options))
-        return await self._send(request, **options)
-
-    async def _send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        try:
-            return await super().send(request, **options)
-        except aiohttp.ClientError as error:
-            # Not mapped by openai's transport, and the original carries the request's headers with the key.
-            raise httpx2.RemoteProtocolError(type(error).__name__, request=request) from None
-
-
-def openai_client(endpoint: Endpoint, base_url: str, role: str, throttle: Throttle | None = None) -> AsyncOpenAI:
-    """A client without retries of its own: those need the limits and the ledger.
-
-    Args:
-        throttle: gets every request that is ready, and sends it when it may.
-    """
-    return AsyncOpenAI(
-        base_url=base_url,
-        api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),
-        timeout=endpoint.timeout_s,
-        max_retries=0,
-        http_client=_HttpClient(
-            throttle,
-            limits=httpx2.Limits(max_connections=endpoint.concurrency),
-            timeout=endpoint.timeout_s,
-            trust_env=uses_proxy(base_url),
-            verify=_tls_context(),
-        ),
-    )
-
-
 def cost_usd(price: Price, prompt_tokens: float, completion_tokens: float) -> float:
     return (price.input_per_million_usd * prompt_tokens + price.output_per_million_usd * completion_tokens) / 1e6
+
+
+def most_usd(request: Request, price: Price) -> float:
+    """What a request costs whose answer is as long as it may be."""
+    longest = request.body.get("max_completion_tokens") or request.body.get("max_tokens") or _DEFAULT_COMPLETION_TOKENS
+    return cost_usd(price, round(TOKENS_PER_CHARACTER * _prompt_chars(request)), longest)
+
+
+def account_is_empty(error: "openai.APIError") -> bool:
+    """A service says that nothing more can be paid for, whatever is asked."""
+    return getattr(error, "status_code", None) == 402 or _names(error, _ACCOUNT)
+
+
+def unanswered(call: Call) -> str | None:
+    """Why a completion is none that would be the same another time: it was interrupted, or is blank."""
+    if call.finish_reason in _INTERRUPTED:
+        return "teacher_interrupted"
+    is_blank = call.finish_reason in _ENDED and not call.refusal and not call.text.strip()
+    return _empty_reason(call.role) if is_blank else None
 
 
 def usable_text(call: Call, max_chars: int | None = None) -> str:
@@ -370,13 +434,25 @@ def usable_text(call: Call, max_chars: int | None = None) -> str:
     if call.finish_reason not in _ENDED:
         raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "teacher_interrupted")
     if not call.text.strip():
-        raise TeacherError(f"{call.role}: empty answer", f"empty_{'judgement' if call.role == 'judge' else 'answer'}")
+        raise TeacherError(f"{call.role}: empty answer", _empty_reason(call.role))
     if max_chars is not None and len(call.text) > max_chars:
         raise TeacherError(
             f"{call.role}: an answer of {len(call.text)} characters, more than {call.role}.max_answer_chars",
             "answer_too_long",
         )
     return call.text
+
+
+def _names(error: "openai.APIError", codes: re.Pattern[str]) -> bool:
+    return bool(codes.search(f"{error.code} {error.type}"))
+
+
+def _empty_reason(role: str) -> str:
+    return "empty_judgement" if role == "judge" else "empty_answer"
+
+
+def _prompt_chars(request: Request) -> int:
+    return sum(len(message["content"]) for message in request.body["messages"])
 
 
 def _count(tokens: int | None, chars: int) -> int:

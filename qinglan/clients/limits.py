@@ -23,6 +23,7 @@ _CUT = 0.7
 _MIN_ANSWERS = 8
 """Answers needed before a share of refusals counts."""
 _BURST_S = 1.0
+TRIAL_EVERY_S = 15.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 T = TypeVar("T")
@@ -114,6 +115,29 @@ class Limits:
         paces_s = self._requests.reserve(1, now_s), self.tokens.reserve(tokens, now_s)
         if (wait_s := max(self._closed_until_s - now_s, *paces_s)) > 0:
             await asyncio.sleep(wait_s)
+
+
+class CallBreaker:
+    """After `limit` failed requests in a row the service gets one a while, until one of them is answered."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.failures, self._next_s = 0, 0.0
+
+    def wait_s(self) -> float:
+        """Until the next request may be sent."""
+        return max(0.0, self._next_s - time.monotonic())
+
+    def sent(self) -> None:
+        if self.failures >= self._limit:
+            self._next_s = time.monotonic() + TRIAL_EVERY_S
+
+    def answered(self) -> None:
+        self.failures, self._next_s = 0, 0.0
+
+    def failed(self) -> None:
+        self.failures += 1
+        self.sent()
 
 
 def _exhausted_for_s(headers: Mapping[str, str]) -> float:

@@ -154,7 +154,12 @@ _YAML = (".yaml", ".yml")
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate."""
     path = _find(name_or_path)
-    raw = _read(path)
+    return parse_profile(path, _text_of(path), overrides)
+
+
+def parse_profile(path: Path, text: str, overrides: Iterable[str] = ()) -> Profile:
+    """The profile that a file at this path is with this text, whether or not it is there."""
+    raw = _parse(path, text)
     raw.setdefault("name", path.stem)
     for override in overrides:
         _apply(raw, override)
@@ -209,12 +214,17 @@ def _folders() -> tuple[Path, Path]:
     return Path.cwd() / "configs", Path(__file__).parents[1] / "configs"
 
 
-def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A profile's keys, laid over those of the profile that it extends."""
+def _text_of(path: Path) -> str:
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"profile {path}: can't be read: {error}") from error
+
+
+def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A profile's keys, laid over those of the profile that it extends."""
+    try:
+        raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
@@ -225,7 +235,7 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"profile {path}: extends itself; name another profile")
     beside = path.parent / str(other)
     found = beside if beside.suffix in _YAML and beside.is_file() else _find(str(other))
-    below = _read(found, (*extended_by, path.resolve()))
+    below = _parse(found, _text_of(found), (*extended_by, path.resolve()))
     below.pop("name", None)
     return _laid_over(below, raw)
 

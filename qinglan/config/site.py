@@ -89,11 +89,13 @@ class Embedded(Section):
     """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
     pretrain_steps: Count | None = None
     """As many as the recipe's simulated domain says, if not given."""
+    pretrain_seed: int = 1
+    """Of the tiny base model's first weights and texts."""
     domain: str | None = None
     """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe without a simulated
     domain can borrow another's base model so."""
     sample_train_rows: Count = 2000
-    sample_dev_rows: Count = 200
+    sample_dev_rows: Count = 400
     sample_test_rows: Count = 1000
     sample_seed: int = 11
 

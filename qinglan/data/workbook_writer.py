@@ -12,7 +12,7 @@ from openpyxl.utils import get_column_letter
 from qinglan.data.sources.records import without_illegal
 from qinglan.recipes import Input, Recipe
 from qinglan.rows import Retrieved, Row
-from qinglan.runs.artifacts import Artifact
+from qinglan.runs.artifacts import Artifact, written_whole
 
 ROWS_A_SHEET = 1_048_575
 """Excel's limit, less the header."""
@@ -46,10 +46,8 @@ def write_rows(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
         sheet.append([text_cell(sheet, value) if isinstance(value, str) else value for value in values])
         count, filled = count + 1, filled + 1
     _close(sheet, filled, columns)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    book.save(partial)
-    partial.replace(path)
+    with written_whole(path) as partial:
+        book.save(partial)
     return Artifact.of(path, count)
 
 

@@ -441,9 +441,9 @@ class Report(ReportPart):
 
     @property
     def is_of_data(self) -> bool:
-        """Is it a refresh's: a dataset, and nothing that was trained, evaluated or compared?"""
+        """Is it a refresh's: selected rows, and nothing that was trained, evaluated or compared?"""
         names = {stage.name for stage in self.stages}
-        return "dataset" in names and names.isdisjoint({"sft", "evaluate", "compare"})
+        return not names.isdisjoint({"select", "dataset"}) and names.isdisjoint({"sft", "evaluate", "compare"})
 
     def write(self, path: Path) -> Artifact:
         write_json(path, dump_record(self))

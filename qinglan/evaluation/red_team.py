@@ -264,7 +264,7 @@ def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retriev
     if checks.not_repetitive and is_degenerate(text):
         yield reason("repetitive", text=_short(text))
     if checks.keeps_any and not any(normalise(word) in key for word in checks.keeps_any):
-        yield reason("subject_lost", words=list(checks.keeps_any))
+        yield reason("one_of_words_missing", words=list(checks.keeps_any))
     if lacking := [word for word in checks.keeps_all if normalise(word) not in key]:
         yield reason("words_missing", words=lacking)
     for name, least in checks.parts.items():

@@ -14,10 +14,24 @@ from qinglan.config import LedgerStore, require_secret
 from qinglan.errors import LedgerError
 from qinglan.runs.back_off import BackOff
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 RETRIEVALS_KEPT_S = 30 * 86400.0
 """Older ones are dropped when a ledger is opened: they only save asking the RAG again, and every run adds some."""
-_CONNECT_TIMEOUT_S = 10
+_DROPPED_AT_ONCE = 50_000
+# How long PostgreSQL may let us wait. The queue tries an order again for 60 s and keeps its answers, so what does not
+# answer must be an error well before. A server that can't be reached is one after 10 s, a lost connection after 15 s:
+# data that nobody acknowledges, or two unanswered probes while we wait for a result. A process that stops within a
+# transaction loses its locks after 15 s, and who waits for them gives up only after 25 s. A statement may take longer
+# than an order is tried: the longest questions add up millions of calls.
+_CONNECTION = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 15_000,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
+_LIMITS = {"idle_in_transaction_session_timeout": "15s", "lock_timeout": "25s", "statement_timeout": "5min"}
 _LOCK_TIMEOUT_S = 60
 _BACK_OFF = BackOff(0.1, 0.1, jitter=True)
 
@@ -49,6 +63,8 @@ FAILURES = sa.Table(
     sa.Column("request_hash", sa.Text, nullable=False, index=True),
     *map(_text, _WHO),
     _text("reason"),
+    sa.Column("cost_usd", sa.Double, nullable=False),
+    sa.Column("estimated", sa.Boolean, nullable=False),
     sa.Column("latency_ms", sa.Double),
     sa.Column("created_s", sa.Double, nullable=False),
     sa.Index("failures_by_run", "run_id", "role"),
@@ -106,12 +122,19 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
     url = sa.make_url(url)
     if url.get_backend_name() == "postgresql":
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
-        timeout = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
+        given = {name: value for name, value in _CONNECTION.items() if name not in url.query}
         try:
-            return sa.create_engine(url, connect_args=timeout, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+            engine = sa.create_engine(url, connect_args=given, pool_pre_ping=True, pool_size=2, hide_parameters=True)
         except ModuleNotFoundError:
             message = "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
             raise LedgerError(message) from None
+
+        @sa.event.listens_for(engine, "begin")
+        def _limit(connection: sa.Connection) -> None:
+            # For the transaction: PgBouncer refuses a connection that asks for them, and shares its sessions.
+            connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in _LIMITS.items())))
+
+        return engine
     engine = sa.create_engine(url, connect_args={"timeout": _LOCK_TIMEOUT_S}, hide_parameters=True)
 
     @sa.event.listens_for(engine, "connect")
@@ -173,4 +196,6 @@ def prepare(db: sa.Connection, insert: Callable[[sa.Table], Any], name: str) -> 
     TABLES.create_all(db)
     if not versions:
         db.execute(insert(META).values(version=SCHEMA_VERSION))
-    db.execute(sa.delete(RETRIEVALS).where(RETRIEVALS.c.created_s < time.time() - RETRIEVALS_KEPT_S))
+    # No more than one statement can within its limit, or a ledger that has many could never be opened again.
+    old = sa.select(RETRIEVALS.c.key).where(RETRIEVALS.c.created_s < time.time() - RETRIEVALS_KEPT_S)
+    db.execute(sa.delete(RETRIEVALS).where(RETRIEVALS.c.key.in_(old.limit(_DROPPED_AT_ONCE))))

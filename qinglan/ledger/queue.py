@@ -5,7 +5,10 @@ anyhow. What another client is asking right now is looked up again until it is t
 """
 
 import asyncio
+import logging
+import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,9 +28,14 @@ _GATHER_S = 0.05
 _ENOUGH = 100
 """So many don't wait."""
 _LOOK_AGAIN_S = 0.5
+_SAY_AFTER_S = 3.0
+_SAY_EVERY_S = 60.0
+_WAIT_FOR_OTHERS_S = 600.0
+"""For the next answer of those that others are asking; longer where their requests may take longer."""
 _RETRY_FOR_S = 60.0
 _BACK_OFF = BackOff(0.2, 5.0)
 _HEARTBEAT_S = 15.0
+_LOG = logging.getLogger(__name__)
 RESERVED_BYTES = 2 << 20
 """Of disk space, for some hundred answers under way: they are paid for, and written down on a full disk too."""
 P = ParamSpec("P")
@@ -42,6 +50,10 @@ class LedgerQueue:
         self._order = Order(run_id=run_id)
         self._wanted: dict[str, asyncio.Future[Call | None]] = {}
         self._sought: dict[str, asyncio.Future[Retrieved | None]] = {}
+        self._elsewhere: dict[str, float] = {}
+        """What others are asking, and since when it is waited for."""
+        self._news_s = self._said_s = -math.inf
+        self._wait_s = _WAIT_FOR_OTHERS_S
         self._commit: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._heartbeats: asyncio.Task[None] | None = None
@@ -52,12 +64,17 @@ class LedgerQueue:
         if self._reserve:
             keep_reserve(self._reserve)
 
-    async def acquire(self, request_hash: str) -> Call | None:
+    async def acquire(self, request_hash: str, wait_s: float = 0.0) -> Call | None:
         """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it).
 
+        Args:
+            wait_s: how long at least the next answer is waited for where others are asking.
+
         Raises:
-            LedgerError: it can't be read, or its disk was full, so that nothing more may be bought.
+            LedgerError: it can't be read, others that ask bring nothing, or its disk was full, so that nothing more
+                may be bought.
         """
+        self._wait_s = max(self._wait_s, wait_s)
         known = await self._look_up(request_hash, self._wanted, self._order.wanted)
         if known is None and self._full:
             self.release(request_hash)
@@ -72,6 +89,7 @@ class LedgerQueue:
 
     def fail(self, failure: Failure) -> None:
         self._order.failures.append(failure)
+        self._on_the_way_usd += failure.cost_usd
         self._start()
 
     def release(self, request_hash: str) -> None:
@@ -148,6 +166,7 @@ class LedgerQueue:
                     continue
                 committed.set_result(None)
                 self._deliver(order, delivery)
+                await self._watch_others()
         finally:
             self._worker = None
 
@@ -159,7 +178,7 @@ class LedgerQueue:
             try:
                 delivery = await asyncio.to_thread(self._ledger.exchange, order)
                 self._spent = delivery.spent_usd
-                self._on_the_way_usd -= sum(call.cost_usd for call in order.calls)
+                self._on_the_way_usd -= sum(tried.cost_usd for tried in (*order.calls, *order.failures))
                 return delivery
             except LedgerError as error:
                 order.again = True
@@ -178,12 +197,15 @@ class LedgerQueue:
     def _deliver(self, order: Order, delivery: Delivery) -> None:
         for key in order.sought:
             _resolve(self._sought.pop(key), delivery.retrieved.get(key))
-        elsewhere = []
+        elsewhere, now_s = [], time.monotonic()
         for wanted in order.wanted:
             if wanted in delivery.found or wanted in delivery.claimed:
+                if self._elsewhere.pop(wanted, None):
+                    self._news_s = now_s
                 _resolve(self._wanted.pop(wanted), delivery.found.get(wanted))
             else:
                 elsewhere.append(wanted)
+                self._elsewhere.setdefault(wanted, now_s)
         if elsewhere:
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look_again, elsewhere)
 
@@ -191,13 +213,39 @@ class LedgerQueue:
         still = [each for each in hashes if each in self._wanted and not self._wanted[each].cancelled()]
         for gone in set(hashes) - set(still):
             self._wanted.pop(gone, None)
+            self._elsewhere.pop(gone, None)
         if still:
             self._order.wanted.extend(still)
             self._start()
 
+    async def _watch_others(self) -> None:
+        """Say that others' answers are waited for, and wait no longer where none comes."""
+        if not self._elsewhere:
+            return
+        now_s = time.monotonic()
+        waited_s = now_s - max(self._news_s, min(self._elsewhere.values()))
+        if waited_s < _SAY_AFTER_S or (waited_s < self._wait_s and now_s < self._said_s + _SAY_EVERY_S):
+            return
+        try:
+            holder, advice = await asyncio.to_thread(self._ledger.claimed_by, next(iter(self._elsewhere)))
+        except LedgerError:  # whoever asks next gets it
+            return
+        what = f"ledger: questions of this run ({len(self._elsewhere):,}) are held by {holder}"
+        if waited_s < self._wait_s:
+            self._said_s = now_s
+            _LOG.warning("%s; waiting up to %.0f minutes for the next answer", what, self._wait_s / 60)
+            return
+        error = LedgerError(f"{what}, and none was answered for {waited_s / 60:.0f} minutes; {advice}")
+        for each in self._elsewhere:
+            if (waiting := self._wanted.pop(each, None)) and not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # retrieved: its caller may have been cancelled
+        self._elsewhere.clear()
+
     def _give_up(self, order: Order, committed: asyncio.Future[None], error: Exception) -> None:
         # What was paid for is tried once more, with what comes next or at the end.
         self._order.calls[:0], self._order.released[:0] = order.calls, order.released
+        self._order.failures[:0] = order.failures
         self._order.again = True
         if not committed.done():
             committed.set_exception(error)

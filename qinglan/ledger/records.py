@@ -15,6 +15,7 @@ class _Asked(BaseModel, frozen=True):
     role: str
     """teacher, answerer or judge"""
     model: str
+    cost_usd: float
 
 
 class Call(_Asked):
@@ -27,15 +28,17 @@ class Call(_Asked):
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
-    cost_usd: float
     latency_ms: float | None
     """None for an answer by the batch API, whose time says nothing."""
 
 
 class Failure(_Asked):
-    """A request that brought no answer."""
+    """A request that brought no usable answer, and may have cost something all the same."""
 
     reason: str
+    cost_usd: float = 0.0
+    estimated: bool = False
+    """The service did not say what it used: the cost is the most that it can have been."""
     latency_ms: float | None = None
 
 
@@ -86,6 +89,8 @@ class Attempt(BaseModel, frozen=True):
     outcome: str
     latency_ms: float | None
     cost_usd: float
+    estimated: bool
+    """As of a failure."""
 
 
 class Retrieval(BaseModel, frozen=True):

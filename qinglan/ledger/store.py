@@ -116,6 +116,21 @@ class Ledger:
         with self._transaction() as db:
             self._release(db, hashes, holder)
 
+    def claimed_by(self, request_hash: str) -> tuple[str, str]:
+        """Who has the claim on a request, and what to do where no answer comes."""
+        claims, batches = CLAIMS.c, BATCHES.c
+        with self._transaction() as db:
+            query = sa.select(claims.holder).where(claims.request_hash == request_hash)
+            holder: str = db.execute(query).scalar() or ""
+            digest = holder.removeprefix(BATCH)
+            batch = db.execute(sa.select(batches.batch_id).where(batches.digest == digest)).scalar() or digest
+        if holder.startswith(BATCH):
+            advice = "run once with --set distill.mode=batch_api, which waits for the batch and merges its answers"
+            return f"batch {batch}", advice
+        host, _, rest = holder.partition("|")
+        who = f"process {rest.split('|')[0]} on {host.split(' ')[0]}" if rest else "another process"
+        return who, "wait until that run has ended, or end it, and run again"
+
     def heartbeat(self) -> None:
         """Tell other machines that this one's claims are alive."""
         with self._transaction() as db:
@@ -152,13 +167,14 @@ class Ledger:
         paid = sa.select(
             sa.func.count(), _sum(calls.prompt_tokens), _sum(calls.completion_tokens), _sum(calls.cost_usd)
         ).where(calls.run_id == run_id, calls.role == role)
-        lost = sa.select(sa.func.count()).where(failures.run_id == run_id, failures.role == role)
+        lost = sa.select(sa.func.count(), _sum(failures.cost_usd)).where(
+            failures.run_id == run_id, failures.role == role
+        )
         with self._transaction() as db:
             count, prompt, completion, cost = db.execute(paid).one()
-            failed = db.execute(lost).scalar_one()
-        return Usage(
-            calls=count + failed, failed=failed, prompt_tokens=prompt, completion_tokens=completion, cost_usd=cost
-        )
+            failed, lost_usd = db.execute(lost).one()
+        tokens = {"prompt_tokens": prompt, "completion_tokens": completion}
+        return Usage(calls=count + failed, failed=failed, cost_usd=cost + lost_usd, **tokens)
 
     def spent_usd(self, run_id: str) -> tuple[float, float]:
         """By the run, and by all runs this month."""
@@ -170,13 +186,12 @@ class Ledger:
         with self._transaction() as db:
             calls = self._grouped(db, CALLS, by, since_s)
             failures = self._grouped(db, FAILURES, by, since_s)
-        sums = ("calls", "prompt_tokens", "completion_tokens", "cost_usd")
-        lines = [
-            Spending(
-                key=key, failed=failures.get(key, (0,))[0], **dict(zip(sums, calls.get(key, (0,) * 4), strict=True))
-            )
-            for key in calls.keys() | failures.keys()
-        ]
+        lines = []
+        for key in calls.keys() | failures.keys():
+            failed, lost_usd = failures.get(key, (0, 0.0))
+            count, prompt, completion, usd = calls.get(key, (0, 0, 0, 0.0))
+            tokens = {"prompt_tokens": prompt, "completion_tokens": completion}
+            lines.append(Spending(key=key, calls=count, failed=failed, cost_usd=usd + lost_usd, **tokens))
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
     def history(self, request_hash: str) -> list[Attempt]:
@@ -184,15 +199,34 @@ class Ledger:
         calls, failures = CALLS.c, FAILURES.c
         answered = sa.select(
             calls.created_s, calls.run_id, calls.role, calls.model, calls.finish_reason.label("outcome"),
-            calls.latency_ms, calls.cost_usd,
+            calls.latency_ms, calls.cost_usd, sa.false().label("estimated"),
         ).where(calls.request_hash == request_hash)  # fmt: skip
         failed = sa.select(
             failures.created_s, failures.run_id, failures.role, failures.model, failures.reason.label("outcome"),
-            failures.latency_ms, sa.literal(0.0).label("cost_usd"),
+            failures.latency_ms, failures.cost_usd, failures.estimated,
         ).where(failures.request_hash == request_hash)  # fmt: skip
         with self._transaction() as db:
             rows = [*db.execute(answered).mappings(), *db.execute(failed).mappings()]
         return sorted((Attempt(**row) for row in rows), key=lambda attempt: attempt.created_s)
+
+    def drop(self, prefix: str) -> list[Call]:
+        """Forget the answers to the one request whose hash begins so; what they cost stays, as failures `dropped`.
+
+        Raises:
+            LedgerError: none begins so, or several do.
+        """
+        with self._transaction() as db:
+            begins = CALLS.c.request_hash.startswith(prefix, autoescape=True)
+            hashes = list(db.execute(sa.select(CALLS.c.request_hash).where(begins).distinct().limit(2)).scalars())
+            if len(hashes) != 1 or not prefix:
+                several = "several requests begin" if hashes else "no answered request begins"
+                raise LedgerError(f"ledger: {several} with {prefix!r}; a row's `answer_request` names its own")
+            chosen = CALLS.c.request_hash == hashes[0]
+            rows = [dict(row) for row in db.execute(sa.select(CALLS).where(chosen)).mappings()]
+            moved = [Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows]
+            db.execute(sa.insert(FAILURES), moved)
+            db.execute(sa.delete(CALLS).where(chosen))
+        return [Call(**row) for row in rows]
 
     def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
         """Prompt and completion tokens of an answered call, and how many calls that is known from."""
@@ -226,13 +260,14 @@ class Ledger:
         now = time.time()
         if failures:
             db.execute(sa.insert(FAILURES), [{**failure.model_dump(), "created_s": now} for failure in failures])
-        if not calls:
-            return
-        db.execute(sa.insert(CALLS), [{**call.model_dump(), "created_s": now} for call in calls])
+        if calls:
+            db.execute(sa.insert(CALLS), [{**call.model_dump(), "created_s": now} for call in calls])
         spent: dict[str, float] = {}
-        for call in calls:
-            for period in (f"run:{call.run_id}", _month(now)):
-                spent[period] = spent.get(period, 0.0) + call.cost_usd
+        for tried in (*calls, *(failure for failure in failures if failure.cost_usd)):
+            for period in (f"run:{tried.run_id}", _month(now)):
+                spent[period] = spent.get(period, 0.0) + tried.cost_usd
+        if not spent:
+            return
         statement = self._insert(SPENT)
         statement = statement.on_conflict_do_update(
             index_elements=["period"], set_={"usd": SPENT.c.usd + statement.excluded.usd}
@@ -317,7 +352,7 @@ class Ledger:
         return rows.get(run, 0.0), rows.get(month, 0.0)
 
     def _grouped(self, db: sa.Connection, table: sa.Table, by: str, since_s: float) -> dict[str, Any]:
-        """By key: calls, and for `calls` tokens and dollars."""
+        """By key: calls, for `calls` tokens, and dollars."""
         column = _month_of(db, table.c.created_s) if by == "month" else table.c["run_id" if by == "run" else by]
         sums = [_sum(table.c[name]) for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c]
         query = sa.select(column, sa.func.count(), *sums).where(table.c.created_s >= since_s).group_by(column)

@@ -32,7 +32,6 @@ from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.rows import HINTS, RowCounts
 from qinglan.simulators.domains import domain_for, domain_of_model
-from qinglan.simulators.retriever import load_documents
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 PROFILE = "The profile"
@@ -251,6 +250,8 @@ def _knowledge_base(profile: Profile) -> None:
         return
     if not Path(rag.knowledge_base).is_file():
         raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
+    from qinglan.simulators.retriever import load_documents
+
     load_documents(Path(rag.knowledge_base))
 
 

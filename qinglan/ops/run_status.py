@@ -1,4 +1,4 @@
-"""The status of a run without a report: running, waiting for approval, or ended early; its stages and its log."""
+"""The status of a run: running, waiting for approval, ended or ended early; its stages and its log."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,8 @@ class RunStatus:
     """Those that are done, in the order in which they ended."""
     rest: list[str]
     """Stages that were running, and where the logs are; a line each."""
+    ended_early: bool
+    """A problem stopped it, perhaps after its report was written."""
 
 
 def status_of(directory: Path, profile: Profile) -> RunStatus:
@@ -53,7 +55,7 @@ def status_of(directory: Path, profile: Profile) -> RunStatus:
             stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
         except (ValidationError, ArtifactError):  # of another version: the others are shown all the same
             continue
-    return RunStatus(_sentence(directory, record), stages, _rest(directory, record, profile))
+    return RunStatus(_sentence(directory, record), stages, _rest(directory, record, profile), bool(record.ended_by))
 
 
 def _sentence(directory: Path, record: _RunRecord) -> str:
@@ -61,6 +63,8 @@ def _sentence(directory: Path, record: _RunRecord) -> str:
     running = is_running(directory)
     if running and (waiting := Waiting.read(directory / "gate")):
         return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
+    if record.ended_by and (directory / REPORT_FILE).exists():
+        return f"{named}: ended early: {record.ended_by}"
     if running:
         status = "has not ended, so it has no report yet; look again later"
     elif record.finished:

@@ -5,9 +5,12 @@ stage is complete. The manifest's `key` hashes everything that the result depend
 finished, in this run or an earlier one, is not run again.
 """
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,29 +107,61 @@ class StageResult(BaseModel, frozen=True):
         return read_record(cls, manifest)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON whole or not at all."""
+def sync(path: Path) -> None:
+    """Have a file's content, or a folder's list of names, on the disk before anything that is written later."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno == errno.EINVAL):  # a file system that can't do it for folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_all(path: Path) -> None:
+    """The same for a file, or for a folder with all that is in it."""
+    for each in (*path.rglob("*"), path):
+        if not each.is_symlink():
+            sync(each)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`, whose name it gets at the end of a block without error.
+
+    Whatever happens, a power loss included, `path` is then the old file or the whole new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 class JsonlWriter:
     """Writes one JSON object a line, whole or not at all: the file appears at the end of a `with` without error."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._partial, self.rows = path, path.with_suffix(path.suffix + ".partial"), 0
-        self._stream = self._partial.open("w", encoding="utf-8")
+        self._path, self.rows, self._open = path, 0, ExitStack()
 
     def __enter__(self) -> "JsonlWriter":
+        partial = self._open.enter_context(written_whole(self._path))
+        self._stream = self._open.enter_context(partial.open("w", encoding="utf-8"))
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
-        self._stream.close()
-        if error is None:
-            self._partial.replace(self._path)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def write(self, record: BaseModel | dict[str, Any]) -> None:
         line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""File locks: one refresh of a tenant, one training on a GPU, and no removal of runs that are being read.
+"""File locks: one refresh of a tenant, one training on a GPU, one Ray that starts, and no removal of runs being read.
 
 They are file locks because a process that is killed loses them, and because they also hold for runs that are started in
 a terminal beside Prefect's worker. A concurrency limit of Prefect's does neither: it counts a killed run for as long as
@@ -108,7 +108,7 @@ def device_lock(
         devices = (visible or [str(number) for number in range(trainer.gpus_per_node)])[: trainer.gpus_per_node]
     try:
         for device in sorted(devices):  # the same order for all, so that no two processes wait for each other
-            file = _device_folder() / f"gpu-{device}.lock"
+            file = _machine_folder() / f"gpu-{device}.lock"
             start = reported_at = time.monotonic()
             is_waiting = False
             while (lock := _take(file)) is None:
@@ -125,7 +125,15 @@ def device_lock(
             lock.release()
 
 
-def _device_folder() -> Path:
+def ray_start_lock() -> FileLock:
+    """Have it while a Ray starts: two that start on one machine at the same moment take each other's ports.
+
+    `acquire` raises filelock's Timeout after a minute: a Ray that starts for so long hangs, and has taken its ports.
+    """
+    return FileLock(_machine_folder() / "ray-start.lock", timeout=60.0)
+
+
+def _machine_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"qinglan-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import shutil
 import signal
 import socket
@@ -218,18 +219,24 @@ def health_problem(url: str) -> str | None:
     return None if status == 200 else f"{url} answers HTTP {status}"
 
 
+_PORTS = range(20_000, 30_000)
+"""Below where Linux (32768), macOS and Windows (49152) begin to choose by themselves, and Kubernetes (30000)."""
 _handed_out = set[int]()
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on just now, and that was not given to this process before."""
+    """A port of loopback that nobody listened on just now, and that was not given to this process before.
+
+    Not one that systems give to a client or to a server that asks for any port: a server loads for seconds before it
+    listens, and until then a process of Ray's might have got it.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port = int(probe.getsockname()[1])
-        if port not in _handed_out:
-            _handed_out.add(port)
-            return port
+        port = random.choice(_PORTS)
+        with suppress(ConfigError):
+            require_free(HOST, port, "")
+            if port not in _handed_out:
+                _handed_out.add(port)
+                return port
 
 
 def port_from(first: int) -> int:

@@ -6,10 +6,12 @@ same key in this run and then in all earlier ones, so what has not changed is no
 """
 
 import json
+import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
-from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, write_json
+from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, sync, sync_all, write_json
 from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
 from qinglan.runs.schema_version import check_version, dump_record, with_version
 
 RUN_FILE = "run.json"
+_DAMAGED = "damaged, as after a power loss"
+_log = logging.getLogger(__name__)
 
 
 class Run(BaseModel, frozen=True):
@@ -115,6 +119,7 @@ def open_run(
             )
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
             write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
+            sync(root)
         _point_latest(root, run_id)
         yield run
 
@@ -191,7 +196,9 @@ def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
 
 
 def save_stage(run: Run, result: StageResult) -> StageResult:
-    """Write the manifest, last: from now on the stage is complete."""
+    """Write the manifest, last: from now on the stage is complete, and a power loss takes nothing of it."""
+    for artifact in result.artifacts.values():
+        sync_all(artifact.path)
     write_json(run.stage_directory(result.stage) / MANIFEST, dump_record(result))
     return result
 
@@ -242,7 +249,11 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
                 continue
             for artifact in result.artifacts.values():
                 artifact.verify()
-        except (ValidationError, ArtifactError):  # of another version, or damaged
+        except ArtifactError:  # of a newer Qinglan, or its files are damaged
+            continue
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "json_invalid":  # else it is of another version
+                _warn_once(f"{manifest}: {_DAMAGED}; its stage is computed anew where needed")
             continue
         return result
     return None
@@ -282,20 +293,32 @@ def _newest_first(root: Path) -> list[Path]:
 
 
 def _read(directory: Path) -> dict[str, Any] | None:
+    """What a run's file holds; None where there is none, or it is damaged: that run is left out, and no other one."""
     path = directory / RUN_FILE
-    if not path.exists():
-        return None
     try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArtifactError(f"{path}: not readable ({error}); remove {directory} and run again") from error
-    return check_version(state, path)
+        state = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        state = None
+    if isinstance(state, dict):
+        return check_version(state, path)
+    _warn_once(
+        f"{path}: {_DAMAGED}; this run is left out, and its finished stages are still reused; remove {directory} once "
+        "nothing in it is needed"
+    )
+    return None
+
+
+@cache
+def _warn_once(line: str) -> None:
+    _log.warning(line)
 
 
 def _note(run: Run, **what: Any) -> None:
     state = _read(run.directory)
     if state is None:
-        raise ArtifactError(f"{run.directory / RUN_FILE}: it was removed while the run was running; run again")
+        raise ArtifactError(f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again")
     write_json(run.directory / RUN_FILE, with_version(state | what))
 
 

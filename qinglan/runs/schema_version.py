@@ -66,4 +66,4 @@ def read_record(model: type[Model], path: Path) -> Model:
         ArtifactError: a later version wrote it.
         ValidationError: it holds no such record.
     """
-    return parse_record(model, path.read_text(encoding="utf-8"), path)
+    return parse_record(model, path.read_bytes(), path)

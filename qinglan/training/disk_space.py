@@ -18,14 +18,14 @@ _ADAPTER_SHARE = 4e-4
 """Of a model whose layers are not known, the parameters of an adapter of rank 1: Qwen3's have 2.5 to 3.5e-4."""
 
 
-class Weights(NamedTuple):
+class ModelSize(NamedTuple):
     parameters: int
     bytes: int
     adapter_parameters: int
     """Of an adapter of rank 1 on every linear layer."""
 
     @classmethod
-    def of(cls, model: str | Path) -> "Weights | None":
+    def of(cls, model: str | Path) -> "ModelSize | None":
         """From the headers of a folder's weights, or from the size in a hub id; None where neither is there.
 
         The name of a `Path` is not read: a digest in it may end like a size.
@@ -54,11 +54,11 @@ def needed_bytes(profile: Profile, flow: str) -> int:
     model: str | Path = profile.student.base_model
     if model == EMBEDDED:
         model = cached_path(profile.paths, profile.embedded, domain_for(profile, "student.base_model"))
-    base = Weights.of(model)
+    base = ModelSize.of(model)
     return floor + sft_bytes(profile, base) + rl_bytes(profile, base)
 
 
-def sft_bytes(profile: Profile, base: Weights | None) -> int:
+def sft_bytes(profile: Profile, base: ModelSize | None) -> int:
     """What SFT writes: adapters with their optimizer's state, and the merged model; 0 where the base is not known."""
     if base is None:
         return 0
@@ -69,7 +69,7 @@ def sft_bytes(profile: Profile, base: Weights | None) -> int:
     return (sft.save_total_limit + 2) * trained * _TRAINED + merged
 
 
-def rl_bytes(profile: Profile, start: Weights | None) -> int:
+def rl_bytes(profile: Profile, start: ModelSize | None) -> int:
     """What RL writes: checkpoints of policy and critic, and the exported model; 0 where the start is not known."""
     if start is None:
         return 0
@@ -85,11 +85,11 @@ def rl_bytes(profile: Profile, start: Weights | None) -> int:
     return kept * (policy + _critic_bytes(profile, start)) + exported
 
 
-def _critic_bytes(profile: Profile, start: Weights) -> int:
+def _critic_bytes(profile: Profile, start: ModelSize) -> int:
     rl = profile.rl
     if rl.algorithm != "ppo":
         return 0
-    critic = (Weights.of(rl.critic_model) if rl.critic_model else None) or start
+    critic = (ModelSize.of(rl.critic_model) if rl.critic_model else None) or start
     rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
     if rank:
         return critic.parameters * _WEIGHTS + rank * critic.adapter_parameters * _TRAINED

@@ -61,7 +61,7 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
             "{file}/state/prefect_api_url: Not a directory; a folder is needed",
         ),
         (["backup", "/proc/none/kept"], "/proc/none: No such file or directory; check the path, and"),
-        (["restore", "{binary}"], "{binary}/backup.json: is no text ("),
+        (["restore", "{binary}"], "{binary}/backup.json: `content`: Invalid JSON"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(
@@ -127,6 +127,24 @@ def test_run_starts_the_flow_and_prints_its_table(
     assert status == 0
     assert started == [("train", str(tmp_path / "test.yaml"), ("data.limit=3",), False, "latest", False)]
     assert f"Report: {tmp_path}/runs/r1/report.html" in out
+
+
+def test_a_run_that_ends_without_a_dataset_shows_what_it_found_and_then_its_error(
+    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> Path:
+        error = StageError("no usable rows; run again with --set select.min_top1_score=0.4")
+        error.report = tmp_path / "report.json"
+        raise error
+
+    Report(run_id="r1", profile="test", recipe="query_rewrite").write(tmp_path / "report.json")
+    monkeypatch.setattr(cli, "_start", fail)
+    monkeypatch.setattr("qinglan.ops.up.site.prefect_for", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("qinglan.ops.preflight.require", lambda *_: None)
+    status, out, err = qinglan("run", "refresh", profile=profile)
+    assert status == 2
+    assert f"Report: {tmp_path}/runs/r1/report.html" in out
+    assert err.endswith("error: no usable rows; run again with --set select.min_top1_score=0.4\n")
 
 
 def test_a_pipe_gets_a_wide_table():
@@ -216,6 +234,15 @@ def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_
     assert "empty_query 1" in out
     assert "Begun, but not done: distill\n" in out
     assert f"Log: flow run {FLOW_RUN} on Prefect's pages, which `qinglan up` serves\nLog of distill: {log}\n" in out
+
+
+def test_of_a_run_that_ended_early_with_a_report_it_shows_both(profile_of: ProfileOf, show: Qinglan):
+    with open_run(profile_of(name="acme"), "refresh") as run:
+        Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(run.directory / "report.json")
+        note_end(run, StageError("no row may teach"))
+    status, out, err = show("latest")
+    assert status == 2 and shown_of(run) in out
+    assert err == f"error: run {run.id} (refresh of acme): ended early: no row may teach\n"
 
 
 def test_a_running_run_has_not_ended_and_its_log_is_on_the_sites_server(

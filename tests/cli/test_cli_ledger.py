@@ -44,6 +44,22 @@ def test_a_request_and_its_tries(qinglan: Qinglan, profile: Profile):
     assert "error: ledger: there is no request 'x'" in qinglan("ledger", "request", "x", profile=profile)[2]
 
 
+def test_dropping_an_answer(qinglan: Qinglan, profile: Profile):
+    dropped = qinglan("ledger", "drop", "h", profile=profile)
+    assert dropped == (0, 'dropped h: teacher m, $0.250: "[b]益生菌[/b] 服用时间"\n', "")
+    again = "error: ledger: no answered request begins with 'h'; a row's `answer_request` names its own\n"
+    assert qinglan("ledger", "drop", "h", profile=profile) == (2, "", again)
+    assert re.search(r"http_429.*\n.*dropped +812 +\$0.250", qinglan("ledger", "request", "h", profile=profile)[1])
+
+
+def test_an_estimated_cost_is_an_upper_bound(qinglan: Qinglan, profile: Profile):
+    names = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m"}
+    late = Failure(request_hash="late", reason="teacher_timeout", cost_usd=0.5, estimated=True, **names)
+    with site_ledger(profile) as ledger:
+        ledger.record([], [late])
+    assert "≤ $0.500" in qinglan("ledger", "request", "late", profile=profile)[1]
+
+
 def test_a_dry_run_costs_nothing_and_warns(qinglan: Qinglan, profile: Profile):
     low = ["--set", "budget.per_run_usd=0.0001", "--set", "budget.per_month_usd=0.0001"]
     shown = qinglan("run", "refresh", "--dry-run", *low, profile=profile)[1]

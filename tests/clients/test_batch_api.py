@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches, running_app
 from doubles import Clock
+from fake_service import completion
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
-from qinglan.clients.batch_api.jobs import batch_server
-from qinglan.clients.batch_api.service import parse_result, request_line
-from qinglan.clients.chat import Account, Request, openai_client
+from qinglan.clients.batch_api.jobs import BatchStore, batch_server
+from qinglan.clients.batch_api.service import Result, parse_result, request_line
+from qinglan.clients.chat import Account, Completion, Request, cost_usd
+from qinglan.clients.transport import openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError
 from qinglan.ledger import Ledger, ledger_url, open_ledger
@@ -200,6 +202,18 @@ async def test_failed_lines_are_recorded_and_left_to_the_live_pass(ledger: Ledge
     usage = ledger.usage("r", "teacher")
     assert (usage.calls, usage.failed) == (40, failed)
     assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+
+
+async def test_blank_and_interrupted_lines_are_paid_for_and_left_to_the_live_pass(ledger: Ledger):
+    bodies = {"a": completion(" "), "b": completion("虾青", "error"), "c": completion("x")}
+    results = [Result(name, Completion.model_validate(body), "") for name, body in bodies.items()]
+    store = BatchStore(ledger, ACCOUNT, SERVER)
+    await store.keep(results)
+    assert list(ledger.get_many(bodies)) == ["c"]
+    assert store.reasons == {"empty_answer": 1, "teacher_interrupted": 1}
+    usage, price = ledger.usage("r", "teacher"), ACCOUNT.price
+    assert (usage.calls, usage.failed) == (3, 2)
+    assert usage.cost_usd == pytest.approx(3 * price.batch_factor * cost_usd(price, 100, 10))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Asking over real HTTP: what is sent, when an answer is none, retries, and that nothing is paid for twice."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ import pytest
 from fake_service import FakeService, Script, completion, script_of
 
 from qinglan.clients import chat as chat_module
-from qinglan.clients.chat import Account, ChatClient
+from qinglan.clients.chat import Account, ChatClient, request_of
 from qinglan.clients.openai_protocol import request_parameters
 from qinglan.config import Budget, Endpoint, LedgerStore, Price
 from qinglan.errors import BudgetError, ConfigError, TeacherError
@@ -115,8 +116,6 @@ async def test_the_same_question_under_way_is_sent_once_also_by_two_processes(tm
 @pytest.mark.parametrize(
     ("role", "body", "reason"),
     [
-        ("teacher", completion("", "stop"), "empty_answer"),
-        ("judge", completion("  "), "empty_judgement"),
         ("teacher", completion("虾青", "length"), "truncated"),
         ("teacher", completion("", "content_filter"), "teacher_refused"),
         ("teacher", completion(None, refusal="不行"), "teacher_refused"),
@@ -227,6 +226,13 @@ async def test_no_answer_gives_the_terminal_a_command(tmp_path: Path, serve: Ser
         ((403, {}), "refuses the key"),
         ((404, {}), "knows no model 'm'; set teacher.model"),
         ((429, {"error": {"message": "", "code": "insufficient_quota"}}), "quota is spent"),
+        ((429, {"error": {"message": "", "type": "exceeded_current_quota_error"}}), "quota is spent"),
+        (
+            (402, {"error": {"message": "Insufficient Balance", "code": "invalid_request_error"}}),
+            "spent .HTTP 402 invalid_request_error.; top",
+        ),
+        ((400, {"error": {"message": "", "code": "Arrearage", "type": "Arrearage"}}), "top it up and run again"),
+        ((403, {"code": 30001, "message": "balance is insufficient"}), "quota is spent"),
     ],
 )
 async def test_what_no_row_could_survive_is_a_config_error(
@@ -307,3 +313,127 @@ async def test_answers_that_are_not_counted_still_cost(tmp_path: Path, serve: Se
     reply = {"choices": [{"message": message, "finish_reason": None}], "usage": None}  # as some gateways answer
     async with client(tmp_path, serve(script_of((200, reply))).url) as chat:
         assert (await chat.ask(MESSAGES, str)).cost_usd >= 80 * 10 / 1e6  # 80 tokens of answer at $10 a million
+
+
+def cost(path: Path) -> tuple[float, float, list[bool]]:
+    """By the books of the run and by those of the request, and what of it is estimated."""
+    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
+        lines = ledger.spending("run")
+        request_hash = request_of(Endpoint(model="m"), "", MESSAGES).request_hash
+        history = ledger.history(request_hash)
+        assert ledger.usage("r", "teacher").cost_usd == pytest.approx(sum(line.cost_usd for line in lines))
+        return ledger.spent_usd("r")[0], sum(each.cost_usd for each in history), [each.estimated for each in history]
+
+
+REPORTED_USD = (100 * 1 + 10 * 10) / 1e6
+MOST_USD = (4 * 1 + 256 * 10) / 1e6
+"""Of a question of five characters, and an answer of max_tokens."""
+
+
+@pytest.mark.parametrize(
+    ("reply", "usd", "estimated"),
+    [
+        (CUT, REPORTED_USD, False),
+        ((200, {**completion("x"), "choices": []}), REPORTED_USD, False),
+        ((200, {"choices": [], "usage": {"prompt_tokens": 100}}), MOST_USD, True),
+        ((200, b"<html>captive portal</html>"), MOST_USD, True),
+        ((500, {}), 0.0, False),
+        ((504, {}), MOST_USD, True),
+        ((429, {}), 0.0, False),
+        (None, MOST_USD, True),
+        (TIMEOUT, MOST_USD, True),
+    ],
+)
+async def test_a_failed_call_costs_what_the_service_says_or_the_most_that_it_can(
+    tmp_path: Path, serve: Serve, reply: Any, usd: float, estimated: bool
+):
+    late = threading.Event()
+    service = serve((lambda _: late.wait(60) and None) if reply is TIMEOUT else script_of(reply))
+    await failure(tmp_path, service.url, max_retries=0, timeout_s=0.05 if reply is TIMEOUT else 5)
+    late.set()
+    assert cost(tmp_path) == (pytest.approx(usd), pytest.approx(usd), [estimated])
+
+
+async def test_a_request_that_never_left_costs_nothing(tmp_path: Path):
+    error = await failure(tmp_path, "http://127.0.0.1:9/v1", max_retries=0)
+    assert error.reason == "teacher_unavailable"
+    assert cost(tmp_path) == (0.0, 0.0, [False])
+
+
+async def test_failed_calls_count_against_the_budget(tmp_path: Path, serve: Serve):
+    service = serve(script_of(CUT))
+    async with client(tmp_path, service.url, budget=Budget(per_run_usd=2.5 * REPORTED_USD), max_retries=9) as chat:
+        with pytest.raises(BudgetError):
+            await chat.ask(MESSAGES, str)
+    assert len(service.bodies) == 3
+
+
+@pytest.mark.parametrize(("role", "reason"), [("teacher", "empty_answer"), ("judge", "empty_judgement")])
+async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
+    tmp_path: Path, serve: Serve, role: str, reason: str
+):
+    blank = (200, completion(" "))
+    service = serve(script_of(blank, blank, blank, (200, completion("x"))))
+    error = await failure(tmp_path, service.url, role=role)
+    assert (error.reason, error.transient, len(service.bodies)) == (reason, False, 2)
+    async with client(tmp_path, service.url, role=role) as chat:
+        assert (await chat.ask(MESSAGES, str)).value == "x"
+    assert usage(tmp_path, role) == (4, 3)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        assert ledger.spent_usd("r")[0] == pytest.approx(4 * REPORTED_USD)
+
+
+async def ask_many(chat: ChatClient, count: int) -> list[Any]:
+    asked = (chat.ask([{"role": "user", "content": str(n)}], str) for n in range(count))
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_one_a_while(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    down = threading.Event()
+    service = serve(lambda _: (200, completion("x")) if down.is_set() else (500, {}))
+    async with client(tmp_path, service.url, concurrency=2, max_retries=0) as chat:
+        errors = await ask_many(chat, 100)
+        asked = len(service.bodies)
+        assert 22 <= asked <= 24  # those under way are let through
+        assert {(error.reason, error.transient) for error in errors} == {("teacher_unavailable", True)}
+        assert re.search(r"^teacher m: 2\d requests in a row failed; see whether http\S+ answers", str(errors[-1]))
+        down.set()
+        assert isinstance((await ask_many(chat, 1))[0], TeacherError)
+        monkeypatch.setattr("qinglan.clients.limits.TRIAL_EVERY_S", 0.0)
+        chat._breaker.failed()
+        assert [each.value for each in await ask_many(chat, 30)] == ["x"] * 30
+    assert usage(tmp_path) == (asked + 30, asked), "what was not sent is no request"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "before"),
+    [(403, None, "x"), (403, "content_policy_violation", None), (400, "data_inspection_failed", None),
+     (400, "DataInspectionFailed", None), (400, "content_filter", None)],
+)  # fmt: skip
+async def test_a_flagged_question_is_its_rows_failure(
+    tmp_path: Path, serve: Serve, status: int, code: str | None, before: str | None
+):
+    flagged = (status, {"error": {"message": "flagged", "code": code}})
+    service = serve(lambda body: flagged if body["messages"] == MESSAGES else (200, completion("x")))
+    async with client(tmp_path, service.url) as chat:
+        if before:
+            await chat.ask([{"role": "user", "content": before}], str)
+        with pytest.raises(TeacherError, match=r"teacher: refused: .*flagged") as caught:
+            await chat.ask(MESSAGES, str)
+        assert (caught.value.reason, caught.value.transient) == ("teacher_refused", False)
+        assert (await chat.ask([{"role": "user", "content": "y"}], str)).value == "x"
+
+
+async def test_a_spent_quota_may_be_that_of_the_minute_where_answers_came_before(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    spent = (429, {"error": {"message": "", "code": "insufficient_quota"}})
+    service = serve(script_of((200, completion("x")), spent, (200, completion("y")), spent))
+    async with client(tmp_path, service.url) as chat:
+        for n, answer in enumerate("xy"):
+            assert (await chat.ask([{"role": "user", "content": str(n)}], str)).value == answer
+        monkeypatch.setattr(chat_module, "_QUOTA_RETURNS_S", 0.0)
+        with pytest.raises(ConfigError, match="quota is spent"):
+            await chat.ask(MESSAGES, str)

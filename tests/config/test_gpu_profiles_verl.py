@@ -10,7 +10,7 @@ from verl_config import command_of, compose
 
 from qinglan.config import load_profile
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 

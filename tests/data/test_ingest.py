@@ -1,12 +1,11 @@
 """Ingest under a real Prefect server: files, drop folders and databases become rows, and nothing is asked twice."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prefect import flow
-from prefect.testing.utilities import prefect_test_harness
 
 from qinglan.config import Profile
 from qinglan.errors import StageError, WorkbookError
@@ -18,16 +17,11 @@ from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.session import _inputs
 
 pytestmark = [
+    pytest.mark.usefixtures("prefect_server"),
     pytest.mark.slow,  # 10 s for Prefect's server alone
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 Ingest = Callable[..., StageResult]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=300):
-        yield
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Rows are drawn for review by risk and at random; the newest verdict counts, and holds for what was looked at."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile, Select
-from qinglan.data import review as store
 from qinglan.data.review import Review, Reviews, add_reviews, fingerprint, load_reviews, store_path
 from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, ReviewSample, draw_sample
 from qinglan.errors import ArtifactError
@@ -186,7 +186,7 @@ def test_later_verdicts_are_appended_and_earlier_lines_stay(profile: Profile):
 def test_a_process_killed_while_it_writes_loses_nothing(profile: Profile, monkeypatch: pytest.MonkeyPatch):
     add_reviews(profile, [review()])
     with monkeypatch.context() as patched:
-        patched.setattr(store.os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             add_reviews(profile, [review(row_id="r2"), review(row_id="r3")])
     assert list(load_reviews(profile).by_row) == ["r1"]

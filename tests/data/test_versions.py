@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disk import disk_events
 
 from qinglan.config import Profile
 from qinglan.data import versions
@@ -67,6 +68,16 @@ def test_a_version_outlives_its_run(made: Made, tmp_path: Path):
     moved = version.directory.rename(tmp_path / "elsewhere")
     assert Version.read(moved).artifacts["rows"].verify() == moved / "rows.jsonl"
     assert {oct(file.stat().st_mode & 0o777) for file in moved.iterdir()} == {"0o444"}
+
+
+def test_a_version_is_on_the_disk_before_it_gets_its_name(made: Made, monkeypatch: pytest.MonkeyPatch):
+    events = disk_events(monkeypatch)
+    version = made(ROWS)
+    folder = f".partial-{version.id}"
+    named = events.index(("name", folder))
+    files = {("sync", file.name) for file in version.directory.iterdir()}
+    assert files | {("sync", folder)} <= {*events[:named]}
+    assert events[named + 1 :] == [("sync", version.directory.parent.name), ("name", ".latest")]
 
 
 def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(made: Made, monkeypatch: pytest.MonkeyPatch):

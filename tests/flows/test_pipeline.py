@@ -16,10 +16,12 @@ from qinglan.rows import Row, normalise
 from qinglan.runs.artifacts import read_jsonl, sha256_of
 from qinglan.simulators.domains import domain_of, pretraining_texts
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 CASES = 26
 """Of the red team, that the teacher is asked."""
+BLANK = 4
+"""Of these, without a question: the teacher answers nothing, is asked once more, and that is no answer."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,8 @@ def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_w
     assert all(arm["n"] == 60 for arm in report["arms"].values())
     assert report["training"]["rl"]["steps"] == 3
     usage = report["api"]["teacher"]
-    assert (site.paid("teacher"), usage["calls"], usage["failed"]) == (ROWS + CASES, ROWS + CASES, 0)
+    assert (site.paid("teacher"), usage["failed"]) == (ROWS + CASES - BLANK, 2 * BLANK)
+    assert usage["calls"] == ROWS + CASES + BLANK
     assert report["decision"]["verdict"] in ("promote", "refuse", "undecided")
     assert {rule["name"] for rule in report["decision"]["rules"]} >= {
         "gain_vs_teacher", "red_team", "robustness_vs_teacher", "cost",
@@ -126,7 +129,7 @@ def test_what_was_killed_three_times_is_one_run_and_nothing_is_paid_or_trained_t
     lines = (site.run_directory / "rl" / "metrics.2.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["step"] > 0
     usage = site.report()["api"]["teacher"]
-    assert site.paid("teacher") == usage["calls"] - usage["failed"] == ROWS + CASES
+    assert site.paid("teacher") == usage["calls"] - usage["failed"] == ROWS + CASES - BLANK
     assert weights(site) == undisturbed
 
 

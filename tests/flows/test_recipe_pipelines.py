@@ -11,7 +11,7 @@ from qinglan.recipes.answer_judge import RECIPE, verdict_in
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MEDICAL = SMALL | {"embedded.sample_train_rows": 200, "sft.num_train_epochs": 1, "rl.total_steps": 2}

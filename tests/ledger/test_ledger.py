@@ -25,6 +25,7 @@ from qinglan.ledger import (
     Ledger,
     Order,
     Retrieval,
+    database,
     ledger_url,
     open_ledger,
     store,
@@ -120,6 +121,30 @@ def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
         assert runs == [("r", 2, 0.5, 1), ("other", 1, 0.25, 0)]
         assert [line.key for line in ledger.spending("month")] == [time.strftime("%Y-%m", time.gmtime())]
         assert ledger.spending("model", since_s=time.time() + 1) == []
+
+
+def test_failed_calls_cost_what_they_cost(url: str):
+    with open_ledger(url) as ledger:
+        late = failure("h", "teacher_timeout").model_copy(update={"cost_usd": 0.5, "estimated": True})
+        ledger.record([call()], [late, failure("g")])
+        assert ledger.spent_usd("r") == (0.75, 0.75)
+        assert ledger.usage("r", "teacher").cost_usd == 0.75
+        assert [(line.cost_usd, line.failed) for line in ledger.spending("run")] == [(0.75, 2)]
+        tries = sorted((each.outcome, each.cost_usd, each.estimated) for each in ledger.history("h"))
+        assert tries == [("stop", 0.25, False), ("teacher_timeout", 0.5, True)]
+
+
+def test_a_dropped_answer_is_asked_again_and_stays_paid(url: str):
+    with open_ledger(url) as ledger:
+        ledger.record([call("abc"), call("abd"), call("x%")])
+        for prefix in ("", "ab", "_", "abce"):
+            with pytest.raises(LedgerError, match=f"begins? with '{prefix}'"):
+                ledger.drop(prefix)
+        assert ledger.drop("abc") == [call("abc")]
+        assert ledger.get_many(["abc", "abd", "x%"]).keys() == {"abd", "x%"}
+        assert ledger.exchange(Order(wanted=["abc"])).claimed == {"abc"}
+        assert (ledger.spent_usd("r")[0], ledger.usage("r", "teacher").cost_usd) == (0.75, 0.75)
+        assert [(each.outcome, each.cost_usd) for each in ledger.history("abc")] == [("dropped", 0.25)]
 
 
 def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):
@@ -241,12 +266,69 @@ def test_a_server_that_does_not_answer_is_given_up_in_seconds(url: str, expected
 
     @sa.event.listens_for(engine, "do_connect")
     def _refuse(_dialect: object, _record: object, _arguments: object, parameters: dict[str, object]) -> None:
-        asked.append(parameters["connect_timeout"])
+        asked.append(parameters)
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
         engine.connect()
-    assert asked == [expected]
+    (given,) = asked
+    assert given["connect_timeout"] == expected
+    assert {"tcp_user_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"} < {*given}
+
+
+@pytest.fixture
+def on_server(postgres: str) -> Iterator[Ledger]:
+    with open_ledger(postgres) as ledger:
+        yield ledger
+
+
+def test_a_server_has_limits_in_every_transaction(on_server: Ledger):
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    engine = on_server._engine
+    for _ in range(2):  # also when the connection is used again
+        with engine.begin() as db:
+            shown = [db.execute(sa.text(f"SHOW {name}")).scalar() for name in names]
+        assert shown == ["5min", "25s", "15s"]
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
+        assert db.execute(sa.text("SHOW lock_timeout")).scalar() == "0", "a pooler gives the session to others"
+
+
+def test_a_lock_that_another_session_holds_is_an_error_within_the_limit(
+    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    on_server.exchange(Order(calls=[call("before")]))
+    monkeypatch.setitem(database._LIMITS, "lock_timeout", "200ms")
+    with closing_engine(postgres) as holder:
+        holder.execute(sa.text("LOCK TABLE spent"))
+        start = time.monotonic()
+        with pytest.raises(LedgerError, match="canceling statement due to lock timeout"):
+            on_server.exchange(Order(calls=[call("kept")]))
+        assert time.monotonic() - start < 5
+    on_server.exchange(Order(calls=[call("kept")], again=True))
+    assert on_server.get("kept")
+
+
+def test_a_process_that_stops_in_a_transaction_loses_its_locks_before_others_give_up(
+    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(database._LIMITS, "idle_in_transaction_session_timeout", "200ms")
+    stopped = make_engine(postgres)
+    with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout"), stopped.begin() as db:
+        db.execute(sa.text("LOCK TABLE spent"))
+        on_server.exchange(Order(calls=[call("waited")]))
+        db.execute(sa.text("SELECT 1"))
+    assert on_server.get("waited")
+    stopped.dispose()
+
+
+def test_opening_drops_no_more_than_one_statement_can(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(database, "_DROPPED_AT_ONCE", 2)
+    with open_ledger(url) as ledger, monkeypatch.context() as patch:
+        patch.setattr(store.time, "time", lambda: 1.0)
+        ledger.exchange(Order(retrievals=[retrieval(key) for key in "abc"]))
+    for left in (1, 0):
+        with open_ledger(url) as ledger:
+            assert len(ledger.retrieval_keys("run")) == left
 
 
 def test_a_missing_driver_is_one_line(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """The ledger in an event loop: grouped, safe on return, patient with a database that is away, honest about money."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from qinglan.config import Budget, LedgerStore
 from qinglan.errors import BudgetError, LedgerError, TeacherError
-from qinglan.ledger import Call, Delivery, Ledger, Order, Retrieval, ledger_url, open_ledger
+from qinglan.ledger import BatchJob, Call, Delivery, Failure, Ledger, Order, Retrieval, ledger_url, open_ledger
 from qinglan.ledger import queue as ledger_queue
 from qinglan.ledger.queue import RESERVED_BYTES, LedgerQueue, keep_reserve, reserve_of
 from qinglan.rows import Retrieved
@@ -38,6 +39,11 @@ class Flaky(Ledger):
     def __init__(self, path: Path, away: int = 0) -> None:
         super().__init__(ledger_url(LedgerStore(), path))
         self.away, self.exchanges = away, 0
+
+    def heartbeat_of(self, holder: str) -> None:
+        ours, self.holder = self.holder, holder
+        self.heartbeat()
+        self.holder = ours
 
     def exchange(self, order: Order) -> Delivery:
         self.exchanges += 1
@@ -121,6 +127,56 @@ async def test_each_run_has_its_own_budget_and_may_go_on_without_what_it_cannot_
         with pytest.raises(TeacherError) as caught:
             LedgerQueue(ledger, "r", Budget(per_run_usd=1.0, when_spent="go_on")).check_budget()
         assert caught.value.reason == "over_budget"
+
+
+async def test_what_failed_calls_cost_counts_before_it_is_written(tmp_path: Path):
+    async with queue_of(Flaky(tmp_path), Budget(per_run_usd=3.0)) as queue:
+        names = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m"}
+        queue.fail(Failure(request_hash="a", reason="teacher_timeout", cost_usd=2.0, estimated=True, **names))
+        assert queue.affordable_usd() == 1.0
+        await queue.record(call("b"))
+        assert queue.affordable_usd() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("holder", "shown"),
+    [
+        ("batch:d", "held by batch batch_1, and none was .*; run once with --set distill.mode=batch_api"),
+        ("far away|7|1.0|x", "held by process 7 on far, and none was .*; wait until that run has ended"),
+    ],
+)
+async def test_who_waits_for_others_says_so_and_gives_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    holder: str,
+    shown: str,
+):
+    for name, value_s in {"_LOOK_AGAIN_S": 0.01, "_SAY_AFTER_S": 0.05, "_WAIT_FOR_OTHERS_S": 0.6}.items():
+        monkeypatch.setattr(ledger_queue, name, value_s)
+    ledger = Flaky(tmp_path)
+    job = {"digest": "d", "server": "s m", "role": "teacher", "status": "submitted", "batch_id": "batch_1"}
+    ledger.save_batch(BatchJob(request_hashes=["a", "b", "c"], created_s=1.0, **job))
+    ledger.heartbeat_of(holder)
+    ledger.claim(["a", "b", "c"], holder)
+    async with queue_of(ledger) as queue:
+        started_s = time.monotonic()
+        waiting = [asyncio.create_task(queue.acquire(key)) for key in "abc"]
+        await asyncio.sleep(0.4)
+        said = [record.message for record in caplog.records]
+        assert len(said) == 1 and said[0].startswith("ledger: questions of this run (3) are held by ")
+        ledger.record([call("a")])
+        assert await asyncio.wait_for(waiting[0], 60) == call("a")
+        for each in waiting[1:]:
+            with pytest.raises(LedgerError, match=shown):
+                await asyncio.wait_for(each, 60)
+        assert time.monotonic() > started_s + 0.9, "an answer of others is news"
+        assert await queue.acquire("d") is None, "the queue goes on"
+
+
+def test_waiting_is_said_within_five_seconds():
+    look_s = ledger_queue._LOOK_AGAIN_S + 2 * ledger_queue._GATHER_S
+    assert ledger_queue._SAY_AFTER_S + look_s < 5
 
 
 async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):

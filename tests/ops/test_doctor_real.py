@@ -19,11 +19,12 @@ from waiting import wait_until
 from qinglan.config import Profile, Trainer
 from qinglan.ops.doctor import cluster
 from qinglan.runs import supervise
+from qinglan.runs.locks import ray_start_lock
 from qinglan.runs.processes import free_port
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 ProfileOf = Callable[..., Profile]
 
@@ -41,8 +42,9 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         log = stack.enter_context((folder / "ray.log").open("wb"))
         url, read = f"http://127.0.0.1:{port}", (folder / "ray.log").read_text
         for count, words in enumerate((head, [f"--address=127.0.0.1:{own_port}"]), 1):
-            stack.enter_context(node(words, log, A_KEY="sk-test" if count == 1 else ""))
-            wait_until("a node", partial(has_nodes, url, count), explain=read)
+            with ray_start_lock():
+                stack.enter_context(node(words, log, A_KEY="sk-test" if count == 1 else ""))
+                wait_until("a node", partial(has_nodes, url, count), explain=read)
         yield url
 
 

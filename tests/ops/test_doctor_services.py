@@ -206,7 +206,8 @@ def test_an_answer_says_what_it_cost_and_the_ledger_knows(profile_of: ProfileOf,
 def test_whatever_is_no_answer_is_a_problem(profile_of: ProfileOf, serve: Serve, reply: Any, message: str):
     service = serve(lambda _: reply)
     assert (asked(profile_of, service)[1].problem or "").startswith(message)
-    assert len(service.bodies) == 1
+    asked_again = 1 if "empty answer" in message else 0  # a blank may be an accident
+    assert len(service.bodies) == 1 + asked_again
 
 
 def test_parameters_are_those_of_a_run(profile_of: ProfileOf, serve: Serve):

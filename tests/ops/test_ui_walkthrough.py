@@ -28,7 +28,6 @@ from qinglan.runs.processes import free_port
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.extended,
-    pytest.mark.ray,
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)"),
 ]
 

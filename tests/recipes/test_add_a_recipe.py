@@ -15,7 +15,7 @@ from qinglan.evaluation.models import Report
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add-a-recipe.md").read_text(encoding="utf-8")
 FILES = ("make_questions.py", "topic.py", "check_topic.py", "topic.yaml")
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def run(command: str, folder: Path) -> str:

@@ -1,13 +1,27 @@
 """Artifacts notice change, and files are written whole or not at all."""
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from disk import disk_events
 
+from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
-from qinglan.runs.artifacts import hash_of, read_jsonl, sha256_of, write_jsonl
+from qinglan.runs.artifacts import (
+    Artifact,
+    StageResult,
+    hash_of,
+    read_jsonl,
+    sha256_of,
+    sync,
+    write_json,
+    write_jsonl,
+)
+from qinglan.runs.run import Run, save_stage
 
 ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
 
@@ -53,3 +67,44 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_jsonl(path, broken())
     assert before.verify() == path
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_name_before_anything_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, events = tmp_path / "folder", disk_events(monkeypatch)
+    write_json(folder / "a.json", {})
+    write_jsonl(folder / "b.jsonl", [ROW])
+    assert events == [
+        *(("sync", "a.json.partial"), ("name", "a.json.partial"), ("sync", "folder")),
+        *(("sync", "b.jsonl.partial"), ("name", "b.jsonl.partial"), ("sync", "folder")),
+    ]
+
+
+def test_a_stage_s_files_are_on_the_disk_before_its_manifest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile_of: Callable[..., Profile]
+) -> None:
+    model = tmp_path / "runs" / "r" / "sft" / "model"
+    (model / "deep").mkdir(parents=True)
+    (model / "deep" / "weights").write_bytes(b"x")
+    (model / "link").symlink_to("nowhere")
+    run = Run(id="r", flow="train", profile=profile_of(), directory=tmp_path / "runs" / "r")
+    events = disk_events(monkeypatch)
+    save_stage(run, StageResult(stage="sft", key="k", run_id="r", seconds=1, artifacts={"model": Artifact.of(model)}))
+    assert {("sync", "weights"), ("sync", "deep"), ("sync", "model")} == {*events[:3]}
+    assert events[3:] == [("sync", "manifest.json.partial"), ("name", "manifest.json.partial"), ("sync", "sft")]
+
+
+def test_a_folder_that_can_t_be_synced_is_no_error_and_a_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sync(tmp_path)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_json(tmp_path / "a.json", {})
+    assert not list(tmp_path.iterdir())

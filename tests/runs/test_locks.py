@@ -118,7 +118,7 @@ def test_other_gpus_are_free(profile_of: ProfileOf):
         device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "1,3"}),
         device_lock(one, pytest.fail),
     ):
-        assert sorted(path.stem for path in locks._device_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
+        assert sorted(path.stem for path in locks._machine_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
 
 
 @pytest.mark.parametrize("trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}])
@@ -129,7 +129,7 @@ def test_neither_the_cpu_nor_a_cluster_is_waited_for(profile_of: ProfileOf, trai
 
 
 def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    locks._device_folder()
+    locks._machine_folder()
     monkeypatch.setattr("os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345)
     (Path(tempfile.gettempdir()) / f"qinglan-{locks.os.getuid()}").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match="belongs to another user"):

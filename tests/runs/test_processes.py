@@ -101,6 +101,13 @@ def test_who_dies_before_all_are_ready_is_an_error_with_the_logs_end(tmp_path: P
             running.wait_for("the server", f"http://{HOST}:{module.free_port()}/health")
 
 
+def test_a_port_for_a_server_is_none_that_the_system_gives_to_a_client_meanwhile():
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [module.free_port() for _ in range(200)]
+    assert max(ports) < first
+    assert len(set(ports)) == len(ports)
+
+
 def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     monkeypatch.setattr(module, "_LOG_BYTES", 1000)

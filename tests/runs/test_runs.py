@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
+from qinglan.ops.run_status import status_of
 from qinglan.runs.artifacts import MANIFEST, StageResult, write_jsonl
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.run import (
@@ -19,10 +21,12 @@ from qinglan.runs.run import (
     find_run,
     find_stage,
     finish_run,
+    load_stages,
     note_end,
     note_flow_run,
     note_mlflow_run,
     open_run,
+    runs_by,
     runs_of,
     save_stage,
 )
@@ -167,18 +171,60 @@ def test_find_run(profile_of: ProfileOf):
     assert runs_of(runs, "other") == [other.directory]
 
 
-def test_a_broken_run_file_is_named(profile_of: ProfileOf):
+def torn(file: Path, left: str) -> None:
+    """What a power loss may leave of a file, be it half a character."""
+    whole = file.read_bytes()
+    file.write_bytes({"nothing": b"", "half": whole[: len(whole) // 2], "zeros": bytes(len(whole))}.get(left, whole))
+    if left == "half a character":
+        file.write_bytes(b'{"finished": true, "name": "' + "青".encode()[:2])
+
+
+TORN = pytest.mark.parametrize("left", ["nothing", "half", "half a character", "zeros"])
+
+
+@TORN
+def test_a_torn_run_file_is_told_once_and_costs_no_other_run_anything(
+    profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str
+):
+    result = stage(new_run(profile_of()))
+    other = new_run(profile_of(name="other"))
+    runs = other.directory.parent
+    lost = runs / result.run_id
+    torn(lost / "run.json", left)
+    assert runs_of(runs, "other") == [other.directory]
+    assert runs_of(runs, "test") == runs_by(runs, "f1") == []
+    again = new_run(profile_of(name="other"))
+    assert again == other
+    new = new_run(profile_of())
+    assert new.id != lost.name
+    assert find_stage(new, "ingest", "k") == result
+    assert find_run(runs, lost.name) == lost
+    with pytest.raises(ArtifactError, match=r"run\.json: not readable; run it anew"):
+        status_of(lost, profile_of())
+    (line,) = caplog.messages
+    assert line.startswith(f"{lost / 'run.json'}: damaged, as after a power loss")
+    assert line.endswith(f"remove {lost} once nothing in it is needed")
+
+
+@TORN
+def test_a_stage_whose_manifest_is_torn_is_computed_anew_and_told_once(
+    profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str
+):
     run = new_run(profile_of())
-    (run.directory / "run.json").write_text("{half")
-    with pytest.raises(ArtifactError, match=r"run\.json: not readable .* remove"):
-        new_run(profile_of())
+    stage(run)
+    manifest = run.directory / "ingest" / MANIFEST
+    torn(manifest, left)
+    assert find_stage(run, "ingest", "k") is find_stage(run, "ingest", "k") is None
+    with pytest.raises(ConfigError, match=r"manifest\.json is not of this version of Qinglan"):
+        load_stages(run.directory, ["ingest"], "")
+    assert caplog.messages == [f"{manifest}: damaged, as after a power loss; its stage is computed anew where needed"]
 
 
 def test_a_run_whose_folder_is_gone_ends_with_what_ended_it(profile_of: ProfileOf):
     with open_run(profile_of(), "refresh") as run:
         (run.directory / "run.json").unlink()
         note_end(run, StageError("the RAG is down"))
-        with pytest.raises(ArtifactError, match=r"run\.json: it was removed while the run was running"):
+        with pytest.raises(ArtifactError, match=r"run\.json: removed or damaged while the run was running"):
             finish_run(run)
 
 

@@ -3,7 +3,7 @@
 The tiny model holds everything right, so that it agrees with the judge by chance alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import psutil
 import pytest
 from fake_service import PRICE, FakeService, Script, completion, recall
 from prefect import flow
-from prefect.testing.utilities import prefect_test_harness
 from registered import Models
 from reward_service import BASELINE, reward_service
 from toy_rl import make_judge
@@ -30,17 +29,12 @@ from qinglan.tasks.local_judge import compare_judges
 from qinglan.training.judge_agreement import JudgedPassage
 
 pytestmark = [
+    pytest.mark.usefixtures("prefect_server"),
     pytest.mark.slow,
     pytest.mark.extended,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 MODEL, ROWS = "qinglan.t.answer_judge", 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=300):
-        yield
 
 
 def found(body: dict[str, Any]) -> Any:

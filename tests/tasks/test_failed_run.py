@@ -32,5 +32,5 @@ def test_what_stopped_a_run_can_be_asked_for_later(tmp_path: Path):
 
     shown = qinglan(tmp_path, "show", "latest")
     assert shown.returncode == 2
-    assert f"(refresh of embedded): ended before its report: {PROBLEM}" in shown.stderr
+    assert f"(refresh of embedded): ended early: {PROBLEM}" in shown.stderr
     assert "Begun, but not done: dataset\n" in shown.stdout

@@ -1,6 +1,6 @@
 """The data stages and a comparison of teachers under a real Prefect server, MLflow on SQLite, services by script."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
 from fake_service import PRICE, FakeService, Script, completion, recall
 from prefect import flow
-from prefect.testing.utilities import prefect_test_harness
 
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import BatchApi, Profile
@@ -27,16 +26,11 @@ from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.validate import validate_rows
 
 pytestmark = [
+    pytest.mark.usefixtures("prefect_server"),
     pytest.mark.slow,  # 10 s for Prefect's server alone
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 ROWS, DRAWN = 30, 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=300):
-        yield
 
 
 def write_workbook(folder: Path, rows: int) -> Path:
@@ -199,6 +193,16 @@ def test_rows_lost_to_an_outage_are_asked_again_in_the_next_run(site_of: Callabl
     asked = len(site.teacher.bodies)
     assert site.run(site.distill).rows_out == ROWS
     assert len(site.teacher.bodies) == asked + 1
+
+
+def test_a_row_with_a_blank_answer_is_asked_again_in_the_next_run(site_of: Callable[..., Site]):
+    blank = True
+    site = site_of(lambda body: (200, completion(" ")) if blank and "虾青素7咋吃" in str(body) else rewritten(body))
+    first = site.run(site.distill)
+    assert (first.rows_out, first.try_again, first.dropped) == (ROWS - 1, 1, {"empty_answer": 1})
+    assert len(site.teacher.bodies) == ROWS + 1, "once more at once, and not with every retry of the batch"
+    blank = False
+    assert site.run(site.distill).rows_out == ROWS
 
 
 def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site]):

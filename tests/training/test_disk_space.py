@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile, load_profile
-from qinglan.training.disk_space import Weights, needed_bytes, rl_bytes, sft_bytes
+from qinglan.training.disk_space import ModelSize, needed_bytes, rl_bytes, sft_bytes
 
 ProfileOf = Callable[..., Profile]
 GB = 10**9
-QWEN3_32B = Weights(32_762_123_264, 65_524_246_528, 8_388_608)
-SMALL = Weights(1_000_000, 2_000_000, 10_000)
+QWEN3_32B = ModelSize(32_762_123_264, 65_524_246_528, 8_388_608)
+SMALL = ModelSize(1_000_000, 2_000_000, 10_000)
 
 
 def safetensors(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> Path:
@@ -26,7 +26,7 @@ def safetensors(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "
 
 def test_a_models_size_is_read_off_the_headers(tmp_path: Path):
     shapes = {"model.embed_tokens.weight": (100, 8), "model.layers.0.q_proj.weight": (16, 8), "model.norm.weight": (8,)}
-    found = Weights.of(safetensors(tmp_path / "m", shapes))
+    found = ModelSize.of(safetensors(tmp_path / "m", shapes))
     assert found is not None
     assert (found.parameters, found.adapter_parameters) == (800 + 128 + 8, 24)
     assert found.bytes == (tmp_path / "m" / "model.safetensors").stat().st_size
@@ -43,10 +43,10 @@ def test_a_models_size_is_read_off_the_headers(tmp_path: Path):
     ],
 )
 def test_a_hub_id_often_says_how_large_it_is(name: str | Path, parameters: float | None, tmp_path: Path):
-    found = Weights.of(name)
+    found = ModelSize.of(name)
     assert (found and found.parameters) == parameters
     (tmp_path / "pytorch_model.bin").write_bytes(b"0" * 4000)
-    assert Weights.of(tmp_path) == Weights(2000, 4000, 0), "older weight files count by their size"
+    assert ModelSize.of(tmp_path) == ModelSize(2000, 4000, 0), "older weight files count by their size"
 
 
 def test_sft_keeps_its_adapters_and_the_merged_model(profile_of: ProfileOf):
@@ -84,5 +84,5 @@ def test_what_a_flow_needs_is_known_before_it_starts(profile_of: ProfileOf, tmp_
     model = safetensors(tmp_path / "m", {"layers.0.q_proj.weight": (1000, 1000)})
     profile = profile_of(student={"base_model": str(model)}, retention={"min_free_mb": 3})
     assert needed_bytes(profile, "refresh") == 3_000_000
-    trained = Weights.of(model)
+    trained = ModelSize.of(model)
     assert needed_bytes(profile, "train") == 3_000_000 + sft_bytes(profile, trained) + rl_bytes(profile, trained)

@@ -10,7 +10,7 @@ from fake_ray import FakeRay
 
 from qinglan.runs import supervise
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 FLOW = """
 import os, signal, sys

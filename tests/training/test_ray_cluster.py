@@ -19,13 +19,14 @@ from waiting import wait_until
 
 from qinglan.config import Trainer
 from qinglan.runs import supervise
+from qinglan.runs.locks import ray_start_lock
 from qinglan.runs.processes import free_port
 from qinglan.training.engines.progress import checkpoints, read_metrics
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 STEPS = 20
 """So that it is far from its end when it is killed, though the test may look late."""
@@ -43,6 +44,8 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     ray += ["--num-gpus=1", "--include-dashboard=true", f"--dashboard-port={port}", "--disable-usage-stats"]
     environment = {**os.environ, "RAY_prestart_worker_first_driver": "0"}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
+    starting = ray_start_lock()
+    starting.acquire()
     with (folder / "head.log").open("wb") as log:
         supervisor = subprocess.Popen(
             [sys.executable, supervise.__file__, *ray, f"--temp-dir={folder}"],
@@ -54,8 +57,10 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until("Ray's head", lambda: answers(url), explain=(folder / "head.log").read_text)
+        starting.release()
         yield url, supervisor.pid
     finally:
+        starting.release()  # where the head did not come up, so that no other test waits for ever
         assert supervisor.stdin is not None
         supervisor.stdin.close()
         supervisor.wait(300)

@@ -25,7 +25,7 @@ from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.verl import REWARD_FUNCTION
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 pytest.importorskip("ray")
 
 CONCURRENCY, EACH, SHARED = 4, 40, 20
@@ -33,6 +33,7 @@ DISTINCT = 2 * EACH - SHARED
 DRIVER = """
 import asyncio, json, sys
 import ray
+from qinglan.runs.locks import ray_start_lock
 from qinglan.training.reward import close_reward_service, start_reward_service
 
 @ray.remote(num_cpus=0)
@@ -42,7 +43,8 @@ class RewardWorker:
         return await asyncio.gather(*(compute_score("d", text, "", info, config_path=path) for text in texts))
 
 path, info, parts = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+with ray_start_lock():
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
 service = start_reward_service(path)
 workers = [RewardWorker.remote() for _ in parts]
 scored = ray.get([worker.score.remote(info, texts, path) for worker, texts in zip(workers, parts)])

@@ -23,7 +23,7 @@ from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.training.engines.progress import checkpoints, read_metrics, read_stop
 from qinglan.training.engines.verl import REWARD_FUNCTION
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 

@@ -33,7 +33,7 @@ from qinglan.training.engines.progress import (
 )
 from qinglan.training.engines.verl import REWARD_FUNCTION
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 
@@ -292,7 +292,8 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
 
 def test_a_hacked_reward_is_seen_and_so_is_the_collapse(tmp_path: Path, model_folder: Path) -> None:
     rl = {"algorithm": "grpo", "rollouts_per_prompt": 4, "actor_lr": 1e-2, "lr_scheduler_type": "constant"}
-    alarms = train(tmp_path, model_folder, HACKABLE, total_steps=40, alarms={"window_steps": 4}, **rl)
+    limits = {"window_steps": 4, "min_entropy_share": 0.2}  # of two tokens the reward pays alike
+    alarms = train(tmp_path, model_folder, HACKABLE, total_steps=40, alarms=limits, **rl)
     assert {"reward_up_gold_down", "reward_up_judge_down", "entropy_collapse", "zero_variance"} <= set(alarms)
     assert not {"reward_down", "value_loss_flat"} & set(alarms)
 

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from qinglan.clients.batch_api.jobs import CONFIRM_AFTER_S, BatchJobs, BatchProgress, BatchStore
 from qinglan.clients.batch_api.service import BatchService, request_line
-from qinglan.clients.chat import TOKENS_PER_CHARACTER, Account, Request, cost_usd
+from qinglan.clients.chat import Account, Request, cost_usd, most_usd
 from qinglan.config import BatchApi, Price
 from qinglan.ledger import Ledger
 
@@ -24,7 +24,6 @@ _MAX_BYTES = 190_000_000
 """Of one input file; OpenAI takes 200 MB."""
 _KNOWN_FROM_CALLS = 50
 _MARGIN = 1.1
-_DEFAULT_COMPLETION_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,4 @@ def batch_costs_usd(
         mean_usd = _MARGIN * price.batch_factor * cost_usd(price, mean_tokens[0], mean_tokens[1])
         yield from (mean_usd for _ in requests)
         return
-    for request in requests:
-        prompt = TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in request.body["messages"])
-        longest = request.body.get("max_completion_tokens") or request.body.get("max_tokens")
-        yield price.batch_factor * cost_usd(price, round(prompt), longest or _DEFAULT_COMPLETION_TOKENS)
+    yield from (price.batch_factor * most_usd(request, price) for request in requests)

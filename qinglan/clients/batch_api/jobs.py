@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from qinglan.clients.batch_api.service import ENDED, BatchService, BatchState, Result
-from qinglan.clients.chat import Account, Request
+from qinglan.clients.chat import Account, Request, unanswered
 from qinglan.config import BatchApi
 from qinglan.errors import TeacherError
-from qinglan.ledger import BATCH, BatchJob, Ledger
+from qinglan.ledger import BATCH, BatchJob, Call, Failure, Ledger
 from qinglan.ledger.queue import send_heartbeats, to_the_end
 from qinglan.runs.artifacts import hash_of
 
@@ -90,7 +90,14 @@ class BatchStore:
         new = [each for each in results if each.request_hash not in known]
         account, factor = self._account, self._account.price.batch_factor
         calls = [account.call(each.request_hash, each.completion, None, factor) for each in new if each.completion]
-        await to_the_end(self._ledger.record, calls)
+        answers, failures = list[Call](), list[Failure]()
+        for call in calls:
+            if reason := unanswered(call):
+                failures.append(account.failure(call.request_hash, reason, None, call.cost_usd))
+            else:
+                answers.append(call)
+        self.reasons.update(failure.reason for failure in failures)
+        await to_the_end(self._ledger.record, answers, failures)
 
     async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
         """The batch is done with; its requests, these by hash with their reason among them, are free again."""

@@ -18,7 +18,7 @@ import openai
 from openai import AsyncOpenAI
 from pydantic import BaseModel, ValidationError
 
-from qinglan.clients.chat import Completion, Request
+from qinglan.clients.chat import Completion, Request, account_is_empty
 from qinglan.clients.limits import retry_after_s
 from qinglan.errors import ConfigError, TeacherError
 
@@ -220,6 +220,8 @@ class BatchService:
     def _failure(self, error: openai.APIError) -> Exception:
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             return ConfigError(f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env")
+        if account_is_empty(error):
+            return ConfigError(f"{self._role}: the account of the batch API is empty; top it up and run again")
         status = error.status_code if isinstance(error, openai.APIStatusError) else None
         final = status is not None and 400 <= status < 500 and status not in (408, 409, 429)
         said = " ".join(str(error.message).split())[:200]

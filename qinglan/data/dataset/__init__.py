@@ -19,6 +19,7 @@ from qinglan.data.dataset.augment import NoisyCopies
 from qinglan.data.dataset.files import DatasetFiles
 from qinglan.data.dataset.pools import PoolCounts, draw_rl_prompts
 from qinglan.data.dataset.splits import is_leak, place_rows, was_question
+from qinglan.data.dataset.thresholds import SelectedScores
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError
 from qinglan.recipes import Recipe, get_recipe
@@ -109,7 +110,7 @@ def build(
             reasons = ", ".join(f"{reason} {count}" for reason, count in after.dropped_since(RowCounts()).items())
             raise StageError(
                 f"no usable rows for {' and '.join(empty)} (of {after.total} rows; failed: {reasons or 'none'}); "
-                f"{recipe.TOO_FEW_ROWS_HINT}"
+                f"{_advice(rows_path, recipe, profile)}"
             )
     counts = {kind: dict(found) for kind, found in copies.counts.items()}
     return BuiltDataset(files.artifacts(), before, after, dict(splits), counts, (*pools.warnings(), *prompts.warnings))
@@ -137,6 +138,14 @@ def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
         f"{rows.total - sum(kept.values()) - dropped} unusable rows); "
         "add questions, mark some in the workbook's split column, or change dataset.train_share and dataset.dev_share"
     )
+
+
+def _advice(rows_path: Path, recipe: Recipe, profile: Profile) -> str:
+    if recipe.retrieves:
+        setting = SelectedScores(read_jsonl(rows_path, Row), recipe, profile.select).setting()
+        if setting:
+            return f"run again with --set {setting}; known answers cost nothing"
+    return recipe.TOO_FEW_ROWS_HINT
 
 
 def _sft_line(row: Row, recipe: Recipe, profile: Profile, noise: NoiseKind | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qinglan.runs.artifacts import Artifact
+from qinglan.runs.artifacts import Artifact, written_whole
 
 _ROW_GROUP = 5_000
 
@@ -27,22 +27,16 @@ class DatasetFiles:
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
-            for name, path in self._paths.items():
-                partial = _partial(path)
-                opening.callback(partial.unlink, missing_ok=True)
-                sink = _Parquet(partial, self._schema) if path.suffix == ".parquet" else _Jsonl(partial)
-                opening.callback(sink.close)
-                self._sinks[name] = sink
+            # Opened last, so that all are closed before the first gets its name.
+            for name, partial in [(n, opening.enter_context(written_whole(p))) for n, p in self._paths.items()]:
+                is_parquet = self._paths[name].suffix == ".parquet"
+                self._sinks[name] = _Parquet(partial, self._schema) if is_parquet else _Jsonl(partial)
+                opening.callback(self._sinks[name].close)
             self._open = opening.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._open:
-            if kind is None:
-                for sink in self._sinks.values():
-                    sink.close()
-                for path in self._paths.values():
-                    _partial(path).replace(path)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def write(self, name: str, record: Any) -> None:
         self._sinks[name].write(record)
@@ -50,10 +44,6 @@ class DatasetFiles:
 
     def artifacts(self) -> dict[str, Artifact]:
         return {name: Artifact.of(path, self.rows[name]) for name, path in self._paths.items()}
-
-
-def _partial(path: Path) -> Path:
-    return path.with_suffix(path.suffix + ".partial")
 
 
 class _Jsonl:

@@ -6,7 +6,6 @@ changes no earlier line: a process killed at any moment leaves all of an import 
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
-from qinglan.runs.artifacts import hash_of
+from qinglan.runs.artifacts import hash_of, written_whole
 from qinglan.runs.schema_version import parse_record, record_line
 
 ReviewVerdict = Literal["accept", "reject", "correct"]
@@ -144,11 +143,7 @@ def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
             and (review.effect, review.comment, review.reviewer) not in said
         ]
         if new:
-            partial = path.with_suffix(".partial")
-            with partial.open("w", encoding="utf-8", newline="\n") as stream:
+            with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
                 stream.writelines(record_line(line) for line in [*lines, *new])
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(path)
     replaced = sum(r.row in newest and newest[r.row].effect != r.effect for r in new)
     return ReviewImport(new, len(reviews) - len(new), replaced)

@@ -40,6 +40,7 @@ from qinglan.data.workbook_writer import (
 from qinglan.errors import TeacherError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import Retrieved, Row, normalise, row_id
+from qinglan.runs.artifacts import written_whole
 
 SHEET, GUIDE = "审核", "说明"
 VERDICTS: dict[str, ReviewVerdict] = {"通过": "accept", "拒绝": "reject", "修改": "correct"}
@@ -74,10 +75,8 @@ def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: st
     book = openpyxl.Workbook(write_only=True)
     _write_rows(book.create_sheet(SHEET), sample.rows, _all_columns(recipe))
     _write_guide(book.create_sheet(GUIDE), sample, recipe, tenant, source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    book.save(partial)
-    partial.replace(path)
+    with written_whole(path) as partial:
+        book.save(partial)
 
 
 def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[Column]) -> None:

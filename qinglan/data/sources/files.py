@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qinglan.data.sources.excel import damage, read_xlsx
-from qinglan.data.sources.records import InputColumns, Record, cell_text, column_places
+from qinglan.data.sources.records import InputColumns, MissingColumnError, Record, cell_text, column_places
 from qinglan.errors import WorkbookError
 from qinglan.runs.artifacts import hash_of, sha256_of
 
@@ -22,6 +22,8 @@ _MAX_LINE = 16 << 20
 _PARQUET_ROWS = 1000
 _KEPT_NAMES = 1000
 _OLD_EXCEL = ".xls"
+_NO_COLUMN = "\0"
+"""No header holds it, as `cell_text` removes it; JSON lines are read to the end for it."""
 _UNFINISHED = re.compile(r"^(\.|~\$)|\.(partial|tmp)$", re.IGNORECASE)
 
 
@@ -227,6 +229,15 @@ def read_records(path: Path, columns: InputColumns) -> Iterator[Record]:
     if not found:
         what = "has a header" if files == [path] else "its files have headers"
         raise WorkbookError(f"{path}: {what} but no rows; fill in questions below it")
+
+
+def read_header(path: Path) -> list[str]:
+    """The names in the header row, those of a folder's first file; WorkbookError where the input can't be read."""
+    try:
+        next(read_records(path, InputColumns({"query": _NO_COLUMN}, frozenset({"query"}))))
+    except MissingColumnError as error:
+        return error.found
+    return []
 
 
 def _require_file(path: Path) -> None:

@@ -19,6 +19,15 @@ FIELDS = tuple(field for field in Columns.model_fields if field != "inputs")
 
 # Not allowed in XML 1.0, or not encodable at all (lone surrogates out of JSON escapes).
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]|_x000D_")
+_SHOWN_NAMES = 12
+
+
+class MissingColumnError(WorkbookError):
+    """A required column is not there; `found` is the header."""
+
+    def __init__(self, message: str, found: Sequence[str]) -> None:
+        super().__init__(message)
+        self.found = list(found)
 
 
 class Record(NamedTuple):
@@ -78,12 +87,18 @@ def column_places(found: Sequence[str], columns: InputColumns, where: str) -> di
                     f"{where}: cells are not separated by commas (header: {names[0]!r}); save it as comma-separated CSV"
                 )
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
-            listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-            raise WorkbookError(
-                f"{where}: no column `{name}` (found: {listed or 'none'}{f'; nearest: {near[0]}' if near else ''}); "
-                f"rename it or run with --set data.columns.{field}={near[0] if near else 'NAME'}"
+            nearest = f"; nearest: {near[0]}" if near else ""
+            raise MissingColumnError(
+                f"{where}: no column `{name}` (found: {listed(names) or 'none'}{nearest}); "
+                f"rename it or run with --set data.columns.{field}={near[0] if near else 'NAME'}",
+                names,
             )
     return places
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of a header's names; an empty text where it has none."""
+    return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
 
 
 def cell_text(value: Any) -> str:

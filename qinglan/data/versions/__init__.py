@@ -28,7 +28,7 @@ from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, dr
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import recipe_key
 from qinglan.rows import Row, Split
-from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, write_json
+from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, sync, sync_all, write_json
 from qinglan.runs.schema_version import dump_record, read_record, with_version
 
 VERSION_FILE, INDEX, SUMMARY = "version.json", "index.jsonl", "summary.json"
@@ -176,7 +176,9 @@ def publish(
             judge=profile.judge.model,
         )
         _describe(partial, origin, kept, parent, profile.refresh.drift_warning, augmented)
+        sync_all(partial)
         partial.rename(root / version_id)
+        sync(root)  # before `latest` may name it
         _point_latest(root, version_id)
         return Version.read(root / version_id)
 

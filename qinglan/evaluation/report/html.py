@@ -5,7 +5,7 @@ content policy allows no script and no network. Both languages are in the page; 
 """
 
 import re
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,12 @@ from qinglan.evaluation.report.verdict import (
     continued_warning,
     main_comparison,
     metric_words,
-    pair_words,
     simulator_warning,
     star,
     verdict,
     weights_words,
 )
-from qinglan.runs.artifacts import Artifact
+from qinglan.runs.artifacts import Artifact, written_whole
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
 
 DETECTABLE = Both(
@@ -40,7 +39,9 @@ DETECTABLE = Both(
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render_html(report: Report, out: Path) -> Artifact:
+@cache
+def page_template() -> jinja2.Template:
+    """Compiled once a process, as that takes a quarter of a second."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -49,19 +50,16 @@ def render_html(report: Report, out: Path) -> Artifact:
         lstrip_blocks=True,
     )
     shown = (number, signed, interval, count, usd, p_value)
-    named = (words, rule_words, tables.alarm_words, tables.left_out, tables.duration_words)
+    named = (t, unbroken, words, rule_words, tables.alarm_words, tables.left_out, tables.duration_words)
     environment.filters |= {helper.__name__: helper for helper in (*shown, *named)}
-    environment.filters |= {"t": t, "unbroken": unbroken, "arm_words": partial(arm_label_words, report=report)}
-    environment.filters["metric_words"] = partial(metric_words, report=report)
-    environment.globals["slice_cell"] = partial(tables.slice_cell, report)
-    environment.globals["example_values"] = partial(tables.example_values, report)
-    environment.globals |= {"t": t, "pair_words": partial(pair_words, report=report), "Both": Both}
-    environment.globals["arm_words_head"] = partial(arm_label_words, report=report, head=True)
-    page = environment.get_template("report.html.j2").render(_view(report))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_suffix(out.suffix + ".partial")
-    unfinished.write_text(page, encoding="utf-8")
-    unfinished.replace(out)
+    environment.globals |= {"t": t, "Both": Both}
+    return environment.get_template("report.html.j2")
+
+
+def render_html(report: Report, out: Path) -> Artifact:
+    page = page_template().render(_view(report))
+    with written_whole(out) as partial:
+        partial.write_text(page, encoding="utf-8")
     return Artifact.of(out)
 
 
@@ -86,6 +84,11 @@ def _view(report: Report) -> dict[str, Any]:
         sentence = sentence.replace(metric.en, metric.en.replace("-", "\u2011"))
     return {
         "report": report,
+        "arm_words": partial(arm_label_words, report=report),
+        "arm_words_head": partial(arm_label_words, report=report, head=True),
+        "metric_words": partial(metric_words, report=report),
+        "slice_cell": partial(tables.slice_cell, report),
+        "example_values": partial(tables.example_values, report),
         "sentence": Both(sentence, found.sentence.zh),
         "tone": found.tone,
         "answers": answers(report),

@@ -128,9 +128,28 @@ def _data_parts(report: Report) -> list[RenderableType]:
         means = {name.removesuffix("_mean").replace("_", " "): value for name, value in found.metrics.items()}
         parts.append(Text(f"Answers, on average: {', '.join(f'{name} {number(means[name])}' for name in means)}"))
     parts.append(Text(_asked(report)))
+    if report.stage("dataset") is None:
+        parts.append(_examples_table(report))
     if published and published.artifacts:
         parts.append(Text(f"Dataset: {Path(published.artifacts[0].path).parent}"))
     return parts
+
+
+def _examples_table(report: Report) -> Table:
+    """Rows to look at where none may teach: each text with the score of its best passage."""
+    table = _table("question", (), no_wrap=False, title="Rows to look at", title_justify="left")
+    table.add_column("score", justify="right")
+    table.add_column("rewrite")
+    table.add_column("score", justify="right")
+    for example in report.examples:
+        cells: list[Text] = []
+        for name in ("original", "teacher"):
+            arm = example.arms.get(name)
+            found = arm and arm.retrieved
+            score = found.top1_score if found else None
+            cells += [Text(formats.one_line((arm and arm.text) or formats.NONE)), Text(number(score))]
+        table.add_row(*cells)
+    return table
 
 
 def _asked(report: Report) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from qinglan.errors import ArtifactError, ConfigError, first_line
+from qinglan.errors import ArtifactError, ConfigError
 from qinglan.runs.schema_version import read_record
 
 BACKUP_FILE = "backup.json"
@@ -124,11 +124,9 @@ class Backup(_Record):
             return read_record(cls, path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(f"{folder}: no backup: it has no {BACKUP_FILE}") from error
-        except UnicodeDecodeError as error:
-            raise ArtifactError(f"{path}: is no text ({first_line(error)}); take another backup") from error
         except ValidationError as error:
             problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
+            where = ".".join(map(str, problem["loc"])) or "content"
             raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; take another backup") from error
 
 

@@ -26,7 +26,7 @@ from qinglan.ops.checks import Check
 from qinglan.ops.preflight import ENGINE_FLOWS, TRAINING_FLOWS, asked_endpoints
 from qinglan.runs.disk_space import nearest_folder
 from qinglan.text import size
-from qinglan.training.disk_space import Weights, needed_bytes
+from qinglan.training.disk_space import ModelSize, needed_bytes
 
 LOCK = Path(qinglan.__file__).parents[1] / "requirements.lock"
 """The versions that the tests ran with; an installed wheel has no such file."""
@@ -196,7 +196,7 @@ def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, s
         return (CPU_TRAINING_BYTES, "training on the CPU") if flow in TRAINING_FLOWS else (FLOW_BYTES, "a flow")
     model, weights = profile.student.base_model, None
     with suppress(ValueError):
-        weights = Weights.of(model)
+        weights = ModelSize.of(model)
     if weights is None:
         return None, model
     copies = trainer.gpus_per_node // rl.tensor_model_parallel_size

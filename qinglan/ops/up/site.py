@@ -43,6 +43,11 @@ SERVER_TUNING = {
     # On SQLite one writer waits for another: for as long as Prefect lets a statement wait there anyway.
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
 }
+_NO_BLOCK_TYPES = {
+    # A second of work for a form that nobody opens in one run. Without the second line no later server would do it.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
 WORKER_TUNING = {
     "PREFECT_WORKER_QUERY_SECONDS": "2",
     "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "15",
@@ -199,7 +204,8 @@ def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
     site = Site(state, "", prefect_port=free_port())
     site.prepare()
     with Processes(state.resolve() / "logs", lambda _: None) as processes:
-        processes.start(f"prefect_server_{site.prefect_port}", site.prefect_server())
+        command = site.prefect_server()
+        processes.start(f"prefect_server_{site.prefect_port}", Command(command.argv, command.env | _NO_BLOCK_TYPES))
         os.environ.update(site.prefect_env)
 
         def wait_until_ready() -> None:

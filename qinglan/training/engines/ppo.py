@@ -7,6 +7,7 @@ debug level, and to overwrite the metrics of an earlier attempt; and it starts t
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
 
 import os
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,14 @@ from typing import Any
 
 import hydra
 import ray
+from filelock import Timeout
 from omegaconf import DictConfig, open_dict
 from verl.plugin.platform import PlatformRegistry
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo, validate_config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from qinglan.errors import EngineError
+from qinglan.runs.locks import ray_start_lock
 from qinglan.training.engines.verl import REWARD_FUNCTION
 from qinglan.training.reward import close_reward_service, start_reward_service
 
@@ -44,11 +47,14 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 class LocalTaskRunner:
     """Has the interface of the Ray actor that `run_ppo` asks for; runs the trainer here, without 10 s of imports."""
 
+    ray_start = ray_start_lock()
+    """Taken before `run_ppo` starts Ray; then it calls `remote`."""
     run = SimpleNamespace(remote=lambda config: ray.put(TaskRunner().run(config)))
     """`run.remote(config)` trains to the end and returns a Ray reference to None."""
 
     @classmethod
     def remote(cls) -> "LocalTaskRunner":
+        cls.ray_start.release()
         return cls()
 
 
@@ -74,7 +80,12 @@ def main(config: DictConfig) -> None:
             for key in ("num_cpus", "num_gpus", "include_dashboard"):
                 init.pop(key, None)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    run_ppo(config, task_runner_class=LocalTaskRunner if config.trainer.device == "cpu" else ray.remote(TaskRunner))
+    runner = ray.remote(TaskRunner)
+    if config.trainer.device == "cpu":
+        runner = LocalTaskRunner
+        with suppress(Timeout):
+            runner.ray_start.acquire()
+    run_ppo(config, task_runner_class=runner)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,195 @@
+"""A profile for the user's own questions, teacher and RAG (`qinglan init`): what differs from a shipped one it extends.
+
+Headers and names come from outside, so they reach the file through YAML's own writer, and no comment holds any.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel
+
+from qinglan.config import EMBEDDED, Columns, Price, load_profile, parse_profile, profile_names
+from qinglan.data.sources.records import FIELDS, listed
+from qinglan.errors import ConfigError, WorkbookError
+from qinglan.ops.checks import Check
+from qinglan.ops.preflight import plan_profile_checks
+from qinglan.rows import normalise
+from qinglan.text import one_line
+
+Values = dict[str, Any]
+Role = Literal["teacher", "judge"]
+MachineName = Literal["cpu", "gpu1", "gpu2", "gpu8"]
+BASES: dict[MachineName, str] = {"cpu": EMBEDDED, "gpu1": "chengla", "gpu2": "chengla", "gpu8": "fivedoctors"}
+"""The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B, Qwen3-32B."""
+_SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
+_WIDTH = 118
+_OTHER_NAMES = {
+    "query": "用户问题 提问 咨询问题 学员问题 用户提问 问句 query question user_question user_query",
+    "profile": "画像 用户信息 学员画像 profile user_profile persona",
+    "history": "历史 历史对话 对话历史 上下文 history chat_history context",
+    "gold": "文档id 文档编号 标准文档id gold gold_id doc_id document_id",
+    "split": "数据划分 split",
+    "intent": "意图分类 intent",
+    "pool": "pool",
+}
+"""What other workbooks call a field's column, beside its default name."""
+
+
+def new_path(name: str) -> Path:
+    """Where the profile will be; ConfigError where the name is none, or taken."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", name):
+        raise ConfigError(f"profile name {one_line(name)!r}: use letters, digits, _ and -")
+    path = Path("configs") / f"{name}.yaml"
+    if path.exists() or name in profile_names():
+        raise ConfigError(f"{path}: there is a profile of this name already; choose another name, or edit that one")
+    return path
+
+
+def choose_columns(header: Sequence[str], named: Iterable[str], where: str) -> dict[str, str]:
+    """Header by field: as the user named them (`FIELD=HEADER`), the others by their usual names."""
+    labels = {str(Columns.model_fields[field].default): field for field in FIELDS} | {field: field for field in FIELDS}
+    chosen: dict[str, str] = {}
+    for option in named:
+        label, separator, column = option.partition("=")
+        field = labels.get(label.strip())
+        if not separator or field is None:
+            raise ConfigError(
+                f"--column {one_line(option)!r}: write FIELD=HEADER, FIELD being one of {', '.join(labels)}"
+            )
+        if column not in header:
+            near = difflib.get_close_matches(column, header, n=1)
+            hint = f"; nearest: {one_line(near[0])}" if near else ""
+            raise WorkbookError(f"{where}: no column {one_line(column)!r}; its header has {_listed(header)}{hint}")
+        chosen[field] = column
+    for field in FIELDS:
+        usual = {normalise(name) for name in (default_name(field), *_OTHER_NAMES[field].split())}
+        found = [column for column in header if normalise(column) in usual and column not in chosen.values()]
+        if found and field not in chosen:
+            chosen[field] = default_name(field) if default_name(field) in found else found[0]
+    return chosen
+
+
+def require_question(columns: Mapping[str, str], header: Sequence[str], where: str) -> None:
+    if "query" not in columns:
+        raise WorkbookError(
+            f"{where}: which column holds the questions? Its header has {_listed(header)}; "
+            f"say it with --column {default_name('query')}=HEADER"
+        )
+
+
+def price_of(text: str, flag: str) -> Price:
+    """`IN,OUT` as a price."""
+    try:
+        given, made = (float(part) for part in text.split(","))
+    except ValueError:
+        given = made = math.nan
+    if not (0 <= given < math.inf and 0 <= made < math.inf):
+        raise ConfigError(f"{flag} {text!r}: write IN,OUT in US dollars per million tokens, such as 1.25,10")
+    return Price(input_per_million_usd=given, output_per_million_usd=made)
+
+
+def chat_section(role: Role, model: str, url: str, key_env: str) -> Values:
+    """The section of a teacher or judge; a model called `embedded` is the simulator."""
+    if model == EMBEDDED:
+        return {"base_url": EMBEDDED, "model": _SIMULATORS[role], "api_key_env": None}
+    # A reasoning model's thoughts count towards max_tokens.
+    return {"base_url": url, "model": model, "api_key_env": key_env or None, "max_tokens": 2048, "timeout_s": 120}
+
+
+def student_of(machine: MachineName) -> str:
+    return load_profile(BASES[machine]).student.name
+
+
+def needs_price(model: str, machine: MachineName) -> bool:
+    """Whether no shipped profile that counts here has one."""
+    return model not in load_profile(BASES[machine]).prices and model not in _SIMULATORS.values()
+
+
+def profile_text(
+    machine: MachineName,
+    tenant: Values,
+    workbook: str,
+    columns: Mapping[str, str],
+    chats: Mapping[Role, Values],
+    rag: Values,
+    prices: Mapping[str, Price],
+) -> str:
+    """The profile as a commented file; `columns` are headers by field, `prices` go by model."""
+    base_name = BASES[machine]
+    base, on_cpu, simulated = load_profile(base_name), base_name == EMBEDDED, chats["teacher"]["base_url"] == EMBEDDED
+    wanted = {field: columns.get(field, default_name(field)) for field in FIELDS}
+    renamed = {field: column for field, column in wanted.items() if column != getattr(base.data.columns, field)}
+    gate: dict[str, Any] = {}
+    if on_cpu and not simulated:  # its limits are for a teacher that answers within milliseconds
+        gate = {"max_latency_ratio": 1.0, "max_latency_p95_ms": None}
+    elif simulated and not on_cpu:
+        gate = {"max_latency_ratio": None}
+    simulators = {str(chat["model"]) for chat in chats.values() if chat["base_url"] == EMBEDDED}
+    more = {model: load_profile(EMBEDDED).prices[model] for model in sorted(simulators - base.prices.keys())}
+    priced = {model: price.model_dump(exclude_unset=True) for model, price in {**more, **prices}.items()}
+    parts: list[tuple[str, dict[str, Any]]] = [
+        ("Whose questions these are, and what they are about, as the prompts say it.", {"tenant": tenant}),
+        (
+            "Of the columns, those with other names than usual (docs/contracts.md).",
+            {"data": {"workbook": workbook, **({"columns": renamed} if renamed else {})}},
+        ),
+        ("docs/rag-service.md says what the service takes and answers.", {"rag": _changed(rag, base.rag)}),
+        (
+            "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.",
+            {role: _changed(chat, getattr(base, role)) for role, chat in chats.items()},
+        ),
+    ]
+    if gate:
+        parts.append(("How slow the student may be beside the teacher.", {"gate": gate}))
+    if not on_cpu:
+        gpus = {"gpus_per_node": int(machine.removeprefix("gpu"))}
+        parts.append(("trainer.python is the trainer's interpreter (docs/gpu.md).", {"trainer": gpus}))
+    if priced:
+        parts.append(("US dollars per million tokens; the gate's cost rule compares by them.", {"prices": priced}))
+    lines = [
+        f"# Made by `qinglan init`. What is not here is as in configs/{base_name}.yaml.",
+        "# docs/configuration.md lists every setting.",
+        f"extends: {base_name}",
+    ]
+    for comment, section in parts:
+        text = yaml.safe_dump(section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=_WIDTH)
+        lines += ["", f"# {comment}", text.rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def check_rag(path: Path, text: str) -> Check:
+    """Check the profile before it is written; what its RAG answers is only told.
+
+    Raises:
+        ConfigError: a value is wrong.
+        WorkbookError: no row of the workbook can be used.
+    """
+    planned = {each.name: each for each in plan_profile_checks(parse_profile(path, text), "refresh")}
+    if problem := planned["workbook"].run()[0].problem:
+        raise WorkbookError(problem)
+    return planned["rag"].run()[0].with_hint()
+
+
+def write_profile(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _changed(section: Values, base: BaseModel) -> Values:
+    """Without what is null there as well."""
+    return {key: value for key, value in section.items() if value is not None or getattr(base, key) is not None}
+
+
+def default_name(field: str) -> str:
+    """Of the field's column."""
+    return str(Columns.model_fields[field].default)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return listed([one_line(name) for name in names]) or "nothing"

@@ -1,0 +1,155 @@
+"""`qinglan init`: what it writes loads and can be run, whatever the workbook's header holds; a mistake is one line."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_service import FakeService, Script
+
+from qinglan.config import Columns, load_profile
+
+Qinglan = Callable[..., tuple[int, str, str]]
+URL = "https://api.example.com/v1"
+REAL = ("--teacher", "gpt-5", "--teacher-url", URL, "--teacher-key-env", "BIG_KEY")
+NASTY = "问: {题} #1\n- [x]: &a *b '\" !!python/object:os.system"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write("q.csv", "Question,画像,备注")
+    return tmp_path
+
+
+def write(name: str, header: str) -> None:
+    rows = [f"{text},,{number}" for number, text in enumerate(("鱼油一天吃几粒", "钙片什么时候吃", "益生菌怎么存放"))]
+    Path(name).write_text("\n".join([header, *rows]), encoding="utf-8")
+
+
+def honest(body: dict[str, Any]) -> tuple[int, Any]:
+    text = body.get("rewritten_query") or body["query"]
+    found = [{"id": f"{text}{n}", "content": f"{text}{n}", "reranker_score": 0.9 - n / 10} for n in range(3)]
+    return 200, {"data": {"recall": found}}
+
+
+@pytest.fixture
+def init(qinglan: Qinglan) -> Qinglan:
+    def call(*words: str, rag: str = "embedded") -> tuple[int, str, str]:
+        options = ("--workbook", "q.csv", "--rag-url", rag, "--judge", "embedded", "--no-doctor")
+        return qinglan("init", *words[:1], *options, *words[1:])
+
+    return call
+
+
+def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
+    init: Qinglan, qinglan: Qinglan, serve: Callable[[Script], FakeService]
+):
+    status, out, err = init(
+        "acme", "--teacher", "embedded", "--column", "问题=Question", "--yes", rag=serve(honest).url
+    )
+    text = Path("configs/acme.yaml").read_text(encoding="utf-8")
+    assert (status, err) == (0, "")
+    assert "`rewritten_query` is honoured" in out
+    assert out.count("  qinglan run ") == 3
+    assert len(text.splitlines()) <= 40
+    profile = load_profile("acme")
+    assert (profile.name, profile.tenant.id) == ("acme", "acme")
+    assert profile.data.columns == Columns(query="Question", profile="画像")
+    assert {"simulated-rewriter", "simulated-judge", profile.student.name} <= profile.prices.keys()
+    assert qinglan("run", "refresh", "--dry-run", "--profile", "acme")[0] == 0
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu1", "gpu2", "gpu8"])
+@pytest.mark.parametrize("teacher", [(), (*REAL, "--teacher-price", "1.25,10")])
+def test_the_costs_of_teacher_and_student_are_known_on_every_machine(
+    init: Qinglan, machine: str, teacher: tuple[str, ...]
+):
+    assert init("acme", "--yes", "--machine", machine, "--student-price", "0.1,0.2", *teacher)[0] == 0
+    profile = load_profile("acme")
+    assert profile.prices[profile.student.name].output_per_million_usd == 0.2
+    assert profile.teacher.model in profile.prices
+    assert profile.teacher.api_key_env == ("BIG_KEY" if teacher else None)
+    assert profile.gate.max_latency_ratio == (1.0 if teacher else None)
+    assert profile.data.columns == Columns(query="Question", profile="画像")
+    assert len(Path("configs/acme.yaml").read_text().splitlines()) <= 40
+
+
+def test_a_header_is_data_in_the_file(init: Qinglan):
+    quoted = NASTY.replace('"', '""')
+    write("q.csv", f'"{quoted}",画像,备注')
+    assert init("acme", "--column", f"问题={NASTY}", "--domain", "a: b\n#", "--yes")[0] == 0
+    profile = load_profile("acme")
+    assert (profile.data.columns.query, profile.tenant.domain) == (NASTY, "a: b\n#")
+    assert yaml.safe_load(Path("configs/acme.yaml").read_text())["extends"] == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["../acme"], "profile name '../acme': use letters, digits, _ and -"),
+        (["embedded"], "configs/embedded.yaml: there is a profile of this name already"),
+        (["acme", "--workbook", "no.csv"], "no.csv: no such file"),
+        (
+            ["acme", "--column", "问题=Questoin"],
+            "no column 'Questoin'; its header has Question, 画像, 备注; nearest: Q",
+        ),
+        (["acme", "--column", "题=Question"], "write FIELD=HEADER, FIELD being one of 问题, 用户画像"),
+        (["acme", *REAL], "--teacher-price is missing (price of gpt-5 in US dollars per million tokens"),
+        (["acme", *REAL, "--teacher-price", "1"], "--teacher-price '1': write IN,OUT in US dollars"),
+        (["acme", "--teacher", "gpt-5"], "--teacher-url is missing"),
+        (["acme", "--machine", "gpu2"], "--student-price is missing"),
+        (["acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu8"),
+        (["acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an environment v"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(init: Qinglan, words: list[str], message: str):
+    status, _, err = init(*words, "--yes")
+    assert (status, err.count("\n")) == (2, 1)
+    assert message in err
+    assert "sk-1" not in err
+    assert not Path("configs").exists()
+
+
+def test_without_a_known_column_the_headers_are_named(init: Qinglan):
+    write("q.csv", "甲,乙,丙")
+    assert "its header has 甲, 乙, 丙; say it with --column 问题=HEADER" in init("acme", "--yes")[2].replace(
+        "Its", "its"
+    )
+
+
+def test_an_existing_file_stays(init: Qinglan):
+    init("acme", "--yes")
+    before = Path("configs/acme.yaml").read_bytes()
+    assert "there is a profile of this name already" in init("acme", "--yes", "--domain", "x")[2]
+    assert Path("configs/acme.yaml").read_bytes() == before
+
+
+def test_a_rag_that_does_not_answer_is_a_warning(init: Qinglan):
+    status, out, _ = init("acme", "--yes", rag="http://127.0.0.1:9/q")
+    assert status == 0
+    assert "warning: rag.url can't be reached" in out
+    assert load_profile("acme").rag.url == "http://127.0.0.1:9/q"
+
+
+def test_in_a_terminal_it_asks_for_what_no_option_says(qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    write("q.csv", "甲,乙,丙")
+    monkeypatch.setenv("BIG_KEY", "sk-secret")
+    answers = ["q.csv", "甲", "embedded", "", "gpt-5", URL, "BIG_KEY", "", "", "1.25,10"]
+    monkeypatch.setattr("sys.stdin", Terminal("\n".join(answers) + "\n"))
+    status, out, _ = qinglan("init", "acme", "--no-doctor")
+    assert status == 0
+    assert "BIG_KEY: is set" in out and "sk-secret" not in out
+    profile = load_profile("acme")
+    assert (profile.data.columns.query, profile.teacher.model, profile.judge.model) == (
+        "甲",
+        "gpt-5",
+        "simulated-judge",
+    )
+    assert profile.prices["gpt-5"].output_per_million_usd == 10

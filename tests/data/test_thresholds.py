@@ -1,0 +1,42 @@
+"""What another threshold would keep, and the one setting that is advised."""
+
+import pytest
+from question_rows import row
+
+from qinglan.config import Select
+from qinglan.data.dataset.thresholds import SelectedScores
+from qinglan.recipes import get_recipe
+from qinglan.rows import Retrieved, Row
+
+RECIPE, CONFIG = get_recipe("query_rewrite"), Select(min_top1_score=0.6)
+
+
+def scored(score: float, original: float = 0.1, answer: str = "鱼油 用量") -> Row:
+    found = [Retrieved(ids=("a",), scores=(each,), titles=("",)) for each in (original, score)]
+    return row(f"问题{score}{original}", answer=answer, original_retrieved=found[0], answer_retrieved=found[1])
+
+
+def of(rows: list[Row], config: Select = CONFIG) -> SelectedScores:
+    return SelectedScores(RECIPE.select(rows, config), RECIPE, config)
+
+
+def test_a_threshold_keeps_its_share_of_the_questions():
+    found = of([*(scored(n / 100 + 0.005) for n in range(11, 31)), row("").failed("empty_query")])
+    assert [found.threshold(share) for share in (0.1, 0.3, 0.6, 1.0)] == [0.29, 0.25, 0.19, 0.11]
+    assert found.setting() == "select.min_top1_score=0.25"
+    scores, kept = found.findings()
+    assert [row.values for row in kept.rows] == [(0.29, 0.1), (0.25, 0.3), (0.19, 0.6)]
+    assert scores.rows[1].values == pytest.approx((0.135, 0.205, 0.285))
+    assert "try --set select.min_top1_score=0.25" in kept.title.en
+
+
+def test_rows_that_another_rule_drops_are_not_counted_as_kept():
+    found = of([scored(0.3, 0.5), scored(0.2, 0.5), scored(0.25), scored(0.4, answer="好的，")])
+    assert [found.threshold(share) for share in (0.1, 0.3, 0.6)] == [0.25, 0.25, None]
+    assert [row.values for row in found.findings()[1].rows][2] == (None, None)
+
+
+def test_where_no_threshold_helps_the_rule_that_dropped_most_is_named_or_nothing():
+    assert of([scored(0.7, 0.9)] * 3).setting() == "select.not_worse_than_original=false"
+    assert of([scored(0.9)] * 3).setting() is None
+    assert of([]).setting() is None

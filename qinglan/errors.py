@@ -65,7 +65,11 @@ class ModelError(CallError):
 
 
 class LedgerError(QinglanError):
-    """The store of paid answers can't be read or written."""
+    """The ledger can't be used; `unreachable` if only because its server can't be reached now."""
+
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
 
 
 class BudgetError(QinglanError):

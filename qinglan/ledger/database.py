@@ -151,6 +151,12 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
     return engine
 
 
+def is_unreachable(error: sa.exc.DBAPIError) -> bool:
+    """Whether PostgreSQL's server can't be reached, or is being started or stopped."""
+    code = getattr(error.orig, "sqlstate", "")  # None where no server said anything
+    return isinstance(error, sa.exc.OperationalError) and (code is None or code.startswith(("08", "57P")))
+
+
 def _use_wal(connection: sqlite3.Connection) -> None:
     deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
     for failures in itertools.count(1):

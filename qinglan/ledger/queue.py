@@ -33,6 +33,8 @@ _SAY_EVERY_S = 60.0
 _WAIT_FOR_OTHERS_S = 600.0
 """For the next answer of those that others are asking; longer where their requests may take longer."""
 _RETRY_FOR_S = 60.0
+_UNREACHABLE_FOR_S = 900.0
+"""So long a database may be away, for a fail-over or a restart of its machine, before what was paid for is lost."""
 _BACK_OFF = BackOff(0.2, 5.0)
 _HEARTBEAT_S = 15.0
 _LOG = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class LedgerQueue:
         self._spent = ledger.spent_usd(run_id)
         self._on_the_way_usd = 0.0
         self._full: LedgerError | None = None
+        self._closing = False
         self._reserve = reserve_of(ledger.url)
         if self._reserve:
             keep_reserve(self._reserve)
@@ -125,6 +128,9 @@ class LedgerQueue:
 
     async def close(self) -> None:
         """Write what is left, also what could not be written before."""
+        self._closing = True
+        if self._worker:
+            await asyncio.wait([self._worker])
         if len(self._order):
             self._start()
         while self._worker:
@@ -171,8 +177,8 @@ class LedgerQueue:
             self._worker = None
 
     async def _persist(self, order: Order) -> Delivery:
-        """A database that is away for a moment (a fail-over, a restart) costs no paid answer."""
-        deadline = asyncio.get_running_loop().time() + _RETRY_FOR_S
+        """A database that is away (a fail-over, a restart) costs no paid answer."""
+        started_s = said_s = time.monotonic()
         failures = 0
         while True:
             try:
@@ -190,8 +196,14 @@ class LedgerQueue:
                     continue
                 failures += 1
                 pause_s = _BACK_OFF.pause_s(failures)
-                if asyncio.get_running_loop().time() + pause_s > deadline:
+                longest_s = _UNREACHABLE_FOR_S if error.unreachable and not self._closing else _RETRY_FOR_S
+                now_s = time.monotonic()
+                if now_s + pause_s > started_s + longest_s:
                     raise
+                if now_s > said_s + (_SAY_AFTER_S if said_s == started_s else _SAY_EVERY_S):
+                    said_s = now_s
+                    waiting = f"{len(order.calls):,} paid answers wait for it, up to {longest_s / 60:.0f} minutes"
+                    _LOG.warning("%s; %s", error, waiting)
                 await asyncio.sleep(pause_s)
 
     def _deliver(self, order: Order, delivery: Delivery) -> None:

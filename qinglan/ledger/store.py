@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from qinglan.ledger.database import (
     HOLDERS,
     RETRIEVALS,
     SPENT,
+    is_unreachable,
     make_engine,
     prepare,
     shown,
@@ -32,7 +34,19 @@ from qinglan.rows import Retrieved
 BATCH = "batch:"
 """Claims of the batch API begin with it: they last until the batch is merged, whatever becomes of the process."""
 _LONGEST_LEASE_S = 60.0
+"""A process of another machine that is not heard of for so long has ended."""
+_LONGEST_GAP_S = 20.0
+"""After so long without a look nothing is known: the database may have been away, and nobody could be heard of."""
 _PARAMETERS_PER_STATEMENT = 500
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """What another client last wrote of itself; since when, and until when, this one has read just that."""
+
+    seen_s: float
+    since_s: float
+    looked_s: float
 
 
 class Ledger:
@@ -47,9 +61,10 @@ class Ledger:
         self._engine = make_engine(url)
         self.url = self._engine.url
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
-        process = psutil.Process()
         self._host = _host()
-        self.holder = f"{self._host}|{process.pid}|{process.create_time():.2f}|{os.urandom(4).hex()}"
+        self._observed: dict[str, _Observed] = {}
+        pid = os.getpid()
+        self.holder = f"{self._host}|{pid}|{_start_ticks(pid)}|{os.urandom(4).hex()}"
         try:
             with self._transaction() as db:
                 prepare(db, self._insert, shown(self.url))
@@ -254,7 +269,8 @@ class Ledger:
                 yield db
         except sa.exc.DBAPIError as error:
             # SQLAlchemy's own text carries the statement with its values.
-            raise LedgerError(f"ledger {shown(self.url)}: {' '.join(str(error.orig).split())[:200]}") from None
+            message = f"ledger {shown(self.url)}: {' '.join(str(error.orig).split())[:200]}"
+            raise LedgerError(message, unreachable=is_unreachable(error)) from None
 
     def _record(self, db: sa.Connection, calls: Sequence[Call], failures: Sequence[Failure]) -> None:
         now = time.time()
@@ -326,14 +342,19 @@ class Ledger:
             return False
         host, pid, started, _ = holder.split("|")
         if host == self._host:
-            try:
-                return abs(float(psutil.Process(int(pid)).create_time()) - float(started)) >= 1.0
-            except psutil.NoSuchProcess:
-                return True
-            except psutil.AccessDenied:  # another user's process has this number, so it may be the one
-                return False
-        seen = db.execute(sa.select(HOLDERS.c.seen_s).where(HOLDERS.c.holder == holder)).scalar()
-        return seen is None or time.time() - seen > _LONGEST_LEASE_S
+            ticks = _start_ticks(int(pid))
+            # Without them, where processes of other users are hidden, it may be the one.
+            return ticks != started if ticks else not psutil.pid_exists(int(pid))
+        seen_s = db.execute(sa.select(HOLDERS.c.seen_s).where(HOLDERS.c.holder == holder)).scalar()
+        return seen_s is None or self._unchanged_s(holder, seen_s) > _LONGEST_LEASE_S
+
+    def _unchanged_s(self, holder: str, seen_s: float) -> float:
+        """How long this client has seen no sign of life of another, by its own clock: those of two machines differ."""
+        now_s, known = time.monotonic(), self._observed.get(holder)
+        if not known or known.seen_s != seen_s or now_s - known.looked_s > _LONGEST_GAP_S:
+            known = _Observed(seen_s, since_s=now_s, looked_s=now_s)
+        self._observed[holder] = replace(known, looked_s=now_s)
+        return now_s - known.since_s
 
     def _release(self, db: sa.Connection, hashes: Collection[str], holder: str | None = None) -> None:
         for some in _portions(hashes):
@@ -371,6 +392,18 @@ def _host() -> str:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
     return " ".join(parts)
+
+
+def _start_ticks(pid: int) -> str:
+    """When a process began, in ticks since the machine's start: a change of the clock does not move them.
+
+    Empty where the system does not show them; `ended` of a process that nobody has waited for.
+    """
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "ended" if state == "Z" else fields[18]
 
 
 def _portions(hashes: Collection[str]) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import sqlalchemy as sa
 from postgres import postgres_server
@@ -160,12 +161,33 @@ def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url:
 
 
 def test_claims_of_another_machine_end_when_it_is_not_heard_of(url: str, monkeypatch: pytest.MonkeyPatch):
+    wall_s, clock_s = time.time(), 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s)
+
+    def claimed_by(near: Ledger, after_s: float) -> set[str]:
+        nonlocal clock_s
+        clock_s += after_s
+        return near.exchange(Order(wanted=["a"])).claimed
+
     with open_ledger(url) as far, open_ledger(url) as near:
         far.holder = "elsewhere" + far.holder[far.holder.index("|") :]
+        monkeypatch.setattr(time, "time", lambda: wall_s - 3600)  # its clock is slow
         far.exchange(Order(wanted=["a"]))
-        assert near.exchange(Order(wanted=["a"])).claimed == set()
-        monkeypatch.setattr(store, "_LONGEST_LEASE_S", 0.0)
-        assert near.exchange(Order(wanted=["a"])).claimed == {"a"}
+        monkeypatch.setattr(time, "time", lambda: wall_s)
+        assert not any(claimed_by(near, after_s=15) for _ in range(4))
+        far.heartbeat()
+        assert not any(claimed_by(near, after_s=15) for _ in range(4)), "it was heard of"
+        assert not claimed_by(near, after_s=70), "the database was away, and nobody could be heard of"
+        assert not any(claimed_by(near, after_s=15) for _ in range(4))
+        assert claimed_by(near, after_s=15) == {"a"}
+
+
+def test_a_changed_clock_makes_no_process_look_dead(url: str, monkeypatch: pytest.MonkeyPatch):
+    with open_ledger(url) as one, open_ledger(url) as other:
+        one.exchange(Order(wanted=["a"]))
+        began_s = psutil.Process().create_time()
+        monkeypatch.setattr(psutil.Process, "create_time", lambda _: began_s + 3600)  # it adds ticks to the clock
+        assert other.exchange(Order(wanted=["a"])).claimed == set()
 
 
 def test_a_batch_holds_its_claims_until_it_is_merged(url: str):
@@ -329,6 +351,17 @@ def test_opening_drops_no_more_than_one_statement_can(url: str, monkeypatch: pyt
     for left in (1, 0):
         with open_ledger(url) as ledger:
             assert len(ledger.retrieval_keys("run")) == left
+
+
+def test_a_server_that_is_restarted_is_unreachable_meanwhile_and_a_damaged_file_is_not(tmp_path: Path):
+    with postgres_server() as server:
+        ledger = Ledger(server.owners_url)
+    with pytest.raises(LedgerError) as stopped:
+        ledger.get("a")
+    (tmp_path / "ledger.db").write_text("no database")
+    with pytest.raises(LedgerError) as damaged:
+        Ledger(ledger_url(LedgerStore(), tmp_path))
+    assert (stopped.value.unreachable, damaged.value.unreachable) == (True, False)
 
 
 def test_a_missing_driver_is_one_line(monkeypatch: pytest.MonkeyPatch):

@@ -102,6 +102,33 @@ async def test_what_the_ledger_raises_reaches_all_who_wait(
         assert ledger.get("a") == call("a"), "what was paid for is written at the end"
 
 
+async def test_answers_wait_for_a_server_that_is_away_and_a_run_that_ends_does_not_wait_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    for name, value_s in {"_RETRY_FOR_S": 0.1, "_UNREACHABLE_FOR_S": 30.0, "_SAY_AFTER_S": 0.3}.items():
+        monkeypatch.setattr(ledger_queue, name, value_s)
+
+    def fail(_: Order) -> Delivery:
+        raise LedgerError("ledger: connection refused", unreachable=True)
+
+    ledger = Flaky(tmp_path)
+    async with queue_of(ledger) as queue:
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "exchange", fail)
+            recording = asyncio.create_task(queue.record(call("a")))
+            await asyncio.sleep(1)
+        await asyncio.wait_for(recording, 60)
+        assert ledger.get("a") == call("a")
+        (said,) = [record.message for record in caplog.records]
+        assert said.startswith("ledger: connection refused; 1 paid answers wait for it, up to ")
+        monkeypatch.setattr(ledger, "exchange", fail)
+        recording = asyncio.create_task(queue.record(call("b")))
+        await asyncio.sleep(0.5)
+        await asyncio.wait_for(queue.close(), 20)
+        with pytest.raises(LedgerError):
+            await recording
+
+
 @pytest.mark.parametrize("limit", ["per_run_usd", "per_month_usd"])
 async def test_what_is_spent_counts_before_it_is_written(tmp_path: Path, limit: str):
     ledger = Flaky(tmp_path)

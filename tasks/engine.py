@@ -4,6 +4,7 @@ rows that it leaves out."""
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,7 +22,7 @@ from prefect.logging.loggers import flow_run_logger
 
 from qinglan.config import EMBEDDED, load_profile
 from qinglan.errors import EngineError, QinglanError, StageError, first_line
-from qinglan.runs.launcher import AttemptFailedError, Command, JsonlTail, LineTail, launch
+from qinglan.runs.launcher import AttemptFailedError, Command, JsonlTail, LineTail, StalledError, launch
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.forms import overrides_in
 from qinglan.tasks.stage import Stage, artifact_key, emit_run_event, flow_run_id
@@ -32,6 +33,7 @@ from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
 Metrics = dict[str, Any]
 MAX_LEFT_OUT_SHARE = 0.2
 """An engine that leaves out more of the training rows is stopped: its length limit is not what was meant."""
+LOOK_EVERY_S = 15.0
 EARLY_S = 60.0
 """An engine that dies twice in a row within this time and without progress has a wrong setting."""
 _SIZE_LINE = re.compile(rb"[Dd]ataset|random samples")
@@ -65,10 +67,23 @@ def run_engine(
     def make() -> Command:
         return command if isinstance(command, Command) else command()
 
+    def polled() -> Callable[[], None] | None:
+        """For one attempt."""
+        if progress is None:
+            return on_poll
+        watchdog = Watchdog(stage, name, path)
+
+        def poll() -> None:
+            if on_poll:
+                on_poll()
+            watchdog()
+
+        return poll
+
     def run_here() -> None:
         (stage.directory / STOPPED_FILE).unlink(missing_ok=True)  # of an earlier attempt
         with device_lock(stage.run.profile, stage.say):
-            launch(make(), name=name, log=path, on_poll=on_poll)
+            launch(make(), name=name, log=path, on_poll=polled())
 
     if trainer.ray_dashboard_url is None:
         run_attempts(stage, run_here, name=name, progress=progress)
@@ -85,7 +100,10 @@ def run_engine(
             say=stage.say,
         )
         cancelled = partial(is_cancelled, flow_run_id())
-        run_job = partial(series.run, make, name=name, log_file=path, on_poll=on_poll, is_cancelled=cancelled)
+
+        def run_job() -> None:
+            series.run(make, name=name, log_file=path, on_poll=polled(), is_cancelled=cancelled)
+
         run_attempts(stage, run_job, name=name, progress=progress)
 
 
@@ -149,6 +167,50 @@ def is_cancelled(prefect_id: str) -> bool:
     except (httpx.HTTPError, ObjectNotFound):
         return False
     return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+class Watchdog:
+    """Ends an engine that no longer writes anything but its log: verl waits for ever for a sample that got lost."""
+
+    def __init__(self, stage: Stage, name: str, log: Path) -> None:
+        self._stage, self._name, self._log = stage, name, log
+        self._limit_s = stage.run.profile.trainer.stalled_after_s
+        self._started_s = self._changed_s = self._looked_s = time.monotonic()
+        self._newest, self._said = (0, ""), False
+
+    def __call__(self) -> None:
+        """Look at the stage's files; called while the process runs.
+
+        Raises:
+            StalledError: none of them changed for `trainer.stalled_after_s`.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s < min(LOOK_EVERY_S, self._limit_s / 10):
+            return
+        self._looked_s = now_s
+        if (newest := self._newest_file()) != self._newest:
+            self._newest, self._changed_s, self._said = newest, now_s, False
+            return
+        silent_s, last = now_s - self._changed_s, self._newest[1] or "none yet"
+        silent = f"{self._name} wrote nothing for {silent_s / 60:.1f} minutes (last file: {last})"
+        if silent_s > self._limit_s:
+            raise StalledError(
+                f"{silent}, trainer.stalled_after_s; where its processes waited stands at the end of {self._log}, of a "
+                "job on Ray's dashboard",
+                now_s - self._started_s,
+            )
+        if silent_s > self._limit_s / 3 and not self._said:
+            self._said = True
+            self._stage.say(f"{silent}; it is ended after {self._limit_s / 60:.0f}")
+
+    def _newest_file(self) -> tuple[int, str]:
+        """The newest file's time of change and name."""
+        found = (0, "")
+        for path in self._stage.directory.rglob("*"):
+            if path != self._log:
+                with suppress(OSError):  # an old checkpoint is being removed
+                    found = max(found, (path.stat().st_mtime_ns, path.name))
+        return found
 
 
 class Follower:

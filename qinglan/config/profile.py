@@ -38,7 +38,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
     "rl": {"keep_checkpoints"},
-    "trainer": {"max_restarts", "dashboard_retry_s"},
+    "trainer": {"max_restarts", "dashboard_retry_s", "stalled_after_s"},
     "gate": set(Gate.model_fields),
     "release": set(Release.model_fields),
     "serve": set(Serve.model_fields),

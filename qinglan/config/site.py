@@ -138,6 +138,9 @@ class Trainer(Section):
     """For how long a dashboard that doesn't answer is asked again before the flow gives up; the job goes on."""
     max_restarts: Annotated[int, Field(ge=0)] = 2
     """How often SFT and RL are started again, from their newest checkpoint, where they died within one flow run."""
+    stalled_after_s: Positive = 1800
+    """SFT or RL that wrote no metric, sample or checkpoint for so long is ended, and started again like one that died.
+    Longer than a step, an evaluation on the dev split, and the loading of the model may take."""
 
 
 class Price(Section):

@@ -117,6 +117,7 @@ AlarmName = Literal[
     "kl_runaway",
     "reward_down",
     "zero_variance",
+    "sampler_mismatch",
 ]
 
 
@@ -161,6 +162,9 @@ class Alarms(Section):
     at 0.06 to 0.08."""
     max_zero_variance: Share = 0.8
     """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them."""
+    max_sampler_difference: Share = 0.05
+    """Mean difference between the probabilities that sampler and trainer give to a sampled token, known where the
+    trainer computes its own. Rounding to bfloat16 makes a tenth of it."""
 
 
 class Kl(Section):

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.errors import EngineError
+from qinglan.runs.supervise import descendants
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5
+_STACKS_WITHIN_S = 10.0
 TAIL_LINES = 12
 READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
 QUIET_ENV = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -45,6 +47,10 @@ class AttemptFailedError(EngineError):
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
+
+
+class StalledError(AttemptFailedError):
+    """A command makes no progress."""
 
 
 class LineTail:
@@ -151,6 +157,15 @@ class SupervisedProcess:
         if self._process.stdout:
             self._process.stdout.close()
 
+    def write_stacks(self) -> None:
+        """Append what the Python threads of all its processes are doing to the log, as far as py-spy may see it."""
+        py_spy = Path(sys.executable).with_name("py-spy")
+        with self.log.open("ab") as output:
+            for pid in descendants(self._process.pid):
+                argv = [str(py_spy), "dump", "--pid", str(pid)]
+                with suppress(OSError, subprocess.TimeoutExpired):
+                    subprocess.run(argv, stdout=output, stderr=output, timeout=_STACKS_WITHIN_S, check=False)
+
     def failure(self) -> str:
         """How it ended; the log's last line stands in the first line, which is all that a flow shows in the end."""
         end = tail(self.log, start=self._log_start)
@@ -200,6 +215,9 @@ def launch(
             time.sleep(POLL_S)
             if on_poll:
                 on_poll()
+    except StalledError:
+        process.write_stacks()
+        raise
     finally:
         process.end()
     if on_poll:

@@ -25,6 +25,7 @@ REFERENCE_KLS = ("actor/kl_loss", "actor/reward_kl_penalty")
 """KL to the reference model: in the loss or in the reward, as the run has it."""
 VALUE_LOSS, EXPLAINED_VARIANCE = "critic/vf_loss", "critic/vf_explained_var"
 ZERO_VARIANCE = "groups/zero_variance"
+SAMPLER_DIFFERENCE = "training/rollout_probs_diff_mean"
 DISTINCT = "samples/distinct_per_target"
 """Different answers of a step, divided by the different targets of its questions."""
 JUDGED = PrimaryMetric("judge", "the judge's score")
@@ -34,7 +35,7 @@ VALUE_LOSS_WINDOWS = 3
 """The critic's value head starts untrained, so it has this many windows to show that it learns."""
 _WATCHED = (
     *(REWARD, JUDGE, ENTROPY, CLIP_FRACTION, UPDATE_KL, *REFERENCE_KLS),
-    *(VALUE_LOSS, EXPLAINED_VARIANCE, ZERO_VARIANCE, DISTINCT),
+    *(VALUE_LOSS, EXPLAINED_VARIANCE, ZERO_VARIANCE, SAMPLER_DIFFERENCE, DISTINCT),
 )
 """Beside the primary metric, which the recipe names."""
 
@@ -165,6 +166,7 @@ class AlarmWatch:
         yield "kl_runaway", self._kl_runaway()
         yield "reward_down", self._reward_down()
         yield "zero_variance", self._zero_variance()
+        yield "sampler_mismatch", self._sampler_mismatch()
 
     def _hack(self, part: PrimaryMetric, min_drop: float) -> Signal | None:
         key, errors = part_mean(part.part), self._settings.significance
@@ -284,6 +286,18 @@ class AlarmWatch:
             "teach nothing. Stop here if the dev split is good; else raise rl.temperature or rl.rollouts_per_prompt, "
             "or train on harder questions",
             {"zero_variance": share},
+        )
+
+    def _sampler_mismatch(self) -> Signal | None:
+        difference = self._recent_mean(SAMPLER_DIFFERENCE, SPIKE_STEPS)
+        if difference is None or difference <= self._settings.max_sampler_difference:
+            return None
+        return (
+            f"sampler and trainer give a sampled token probabilities that differ by {number(difference)} over "
+            f"{SPIKE_STEPS} steps, more than {self._settings.max_sampler_difference:g}: new weights or the adapter do "
+            "not reach the sampler. Stop it, and start it again from its newest checkpoint; if it comes back, look whether rl.extra "
+            "gives the sampler another dtype than the trainer",
+            {"sampler_difference": difference},
         )
 
     def _recent_mean(self, key: str, steps: int) -> float | None:

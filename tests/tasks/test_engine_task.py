@@ -133,6 +133,30 @@ def test_a_process_here_is_started_again_with_a_new_command(
     assert (len(made), len(said)) == (3, 2)
 
 
+STALLS = """
+import pathlib, time
+def wait_for_a_lost_sample():
+    time.sleep(600)
+path = pathlib.Path("metrics.1.jsonl")
+if path.exists():
+    raise SystemExit
+path.write_text("{}")
+wait_for_a_lost_sample()
+"""
+
+
+def test_a_process_that_stalls_is_started_again_and_its_log_says_where_it_waited(
+    tmp_path: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}), tmp_path)
+    run_engine(stage, Command([sys.executable, "-c", STALLS]), name="verl", log="rl.log", progress=lambda: None)
+    first, again = said
+    assert first.startswith("verl wrote nothing for ") and "(last file: metrics.1.jsonl)" in first
+    assert "trainer.stalled_after_s" in again and again.endswith("1 of 2 restarts")
+    assert "wait_for_a_lost_sample" in (tmp_path / "rl.log").read_text()
+
+
 def test_a_job_is_submitted_again_under_the_next_number(
     tmp_path: Path, profile_of: Callable[..., Profile], ray: FakeRay
 ):

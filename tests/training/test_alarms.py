@@ -24,6 +24,7 @@ from qinglan.training.alarms import (
     JUDGE,
     REFERENCE_KLS,
     REWARD,
+    SAMPLER_DIFFERENCE,
     UPDATE_KL,
     VALUE_LOSS,
     ZERO_VARIANCE,
@@ -82,6 +83,7 @@ def healthy(seed: int = 0) -> dict[str, Curve]:
         VALUE_LOSS: settle(0.07, 0.032, 0.007, seed + 7),
         EXPLAINED_VARIANCE: settle(-0.8, 0.15, 0.08, seed + 8),
         ZERO_VARIANCE: line(0.2, 0.5, 0.05, seed + 9),
+        SAMPLER_DIFFERENCE: line(0.005, 0.005, 0.002, seed + 10),
     }
 
 
@@ -123,6 +125,7 @@ SHORT_HACK = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
         (LEARNS_NOTHING, "value_loss_flat", [30]),
         ({VALUE_LOSS: line(0.06, 0.5)}, "value_loss_flat", [30]),
         ({ZERO_VARIANCE: jump(0.3, 1.0)}, "zero_variance", range(30, 40)),
+        ({SAMPLER_DIFFERENCE: line(0.0, 0.2)}, "sampler_mismatch", range(15, 25)),
     ],
 )
 def test_each_condition_has_its_alarm(curves: dict[str, Curve], name: str, steps: Sequence[int]):

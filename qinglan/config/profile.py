@@ -133,6 +133,15 @@ class Profile(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _let_training_wait_for_services(self) -> Self:
+        stalled_s, outage_s = self.trainer.stalled_after_s, self.reward.max_outage_s
+        if stalled_s <= outage_s:
+            raise ValueError(
+                f"trainer.stalled_after_s ({stalled_s:g}) must be longer than reward.max_outage_s ({outage_s:g})"
+            )
+        return self
+
     @property
     def tracking_uri(self) -> str:
         return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"

@@ -295,8 +295,8 @@ class AlarmWatch:
         return (
             f"sampler and trainer give a sampled token probabilities that differ by {number(difference)} over "
             f"{SPIKE_STEPS} steps, more than {self._settings.max_sampler_difference:g}: new weights or the adapter do "
-            "not reach the sampler. Stop it, and start it again from its newest checkpoint; if it comes back, look whether rl.extra "
-            "gives the sampler another dtype than the trainer",
+            "not reach the sampler. Stop it, and start it again from its newest checkpoint; if it comes back, look "
+            "whether rl.extra gives the sampler another dtype than the trainer",
             {"sampler_difference": difference},
         )
 

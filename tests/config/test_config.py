@@ -96,6 +96,7 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
         ),
         ("trainer.gpus_per_node=3", "must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (3 × 4)"),
         ("rl.tensor_model_parallel_size=3", "(8) must be a multiple of rl.tensor_model_parallel_size (3)"),
+        ("trainer.stalled_after_s=600", "must be longer than reward.max_outage_s (600)"),
         ("gate.rivals=[sft, teach]", "gate.rivals: no arm is called teach; there are original, teacher, base, sft, "),
         ("evaluate.teachers=[cheap]", "evaluate.teachers: cheap is none of compare.teachers (none)"),
         ("compare.teachers={champion: {model: m}}", "champion has a meaning in every report"),

@@ -149,7 +149,7 @@ def test_a_process_that_stalls_is_started_again_and_its_log_says_where_it_waited
     tmp_path: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}), tmp_path)
+    stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path)
     run_engine(stage, Command([sys.executable, "-c", STALLS]), name="verl", log="rl.log", progress=lambda: None)
     first, again = said
     assert first.startswith("verl wrote nothing for ") and "(last file: metrics.1.jsonl)" in first

@@ -67,15 +67,21 @@ def request(
 
 @app.command()
 def drop(
-    request_hash: Annotated[str, typer.Argument(help="`answer_request` of a row, or how it begins.")],
+    request: Annotated[
+        str,
+        typer.Argument(help="`answer_request` of a row, or how it begins; or the id of a batch that is not merged."),
+    ],
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Forget the answer to one request: the next run that needs it asks again, and pays again."""
+    """Forget the answer to one request, or an open batch: the next run that needs it asks again, and pays again."""
     from qinglan.clients.roles import site_ledger
 
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
-        for call in ledger.drop(request_hash):
+        if job := ledger.drop_batch(request):
+            say(f"dropped batch {job.batch_id}: its {len(job.request_hashes):,} requests may be asked again")
+            return
+        for call in ledger.drop(request):
             answer = shown(call.text)
             say(f"dropped {call.request_hash}: {call.role} {call.model}, {usd(call.cost_usd)}: {answer}")
 

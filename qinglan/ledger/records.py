@@ -62,7 +62,7 @@ class BatchJob(BaseModel, frozen=True):
     """Of the hashes: sent to the service, so that a batch whose id was never recorded can be found again."""
     server: str
     role: str
-    status: Literal["submitting", "submitted", "merged"]
+    status: Literal["submitting", "creating", "submitted", "merged"]
     batch_id: str = ""
     request_hashes: list[str]
     created_s: float

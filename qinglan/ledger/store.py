@@ -174,6 +174,19 @@ class Ledger:
         with self._transaction() as db:
             return [BatchJob(**row) for row in db.execute(query).mappings()]
 
+    def drop_batch(self, batch_id: str) -> BatchJob | None:
+        """Forget an open batch: its requests may be asked again; None where there is none of this id."""
+        table = BATCHES.c
+        query = sa.select(BATCHES).where(table.batch_id == batch_id, table.status != "merged")
+        with self._transaction() as db:
+            row = db.execute(query).mappings().first() if batch_id else None
+            if row is None:
+                return None
+            job = BatchJob(**row)
+            self._release(db, job.request_hashes, BATCH + job.digest)
+            db.execute(sa.update(BATCHES).where(table.digest == job.digest).values(status="merged"))
+        return job
+
     # Questions
 
     def usage(self, run_id: str, role: str) -> Usage:

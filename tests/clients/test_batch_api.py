@@ -101,13 +101,18 @@ def start() -> Iterator[Start]:
     """Start simulators that end with the test."""
     running = ExitStack()
 
-    def start_one(**options: Any) -> Teacher:
-        store = CountingStore(**{"batch_s": 0.0, "fault_rate": 0.0} | options)
+    def start_one(kind: type[CountingStore] = CountingStore, **options: Any) -> Teacher:
+        store = kind(**{"batch_s": 0.0, "fault_rate": 0.0} | options)
         trouble = Trouble(app_with_batches(store))
         return Teacher(f"{running.enter_context(running_app(trouble))}/v1", store, trouble)
 
     with running:
         yield start_one
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 0.1)
 
 
 @pytest.fixture
@@ -282,12 +287,57 @@ async def test_a_batch_that_fails_as_a_whole_says_why(ledger: Ledger, start: Sta
     assert free(ledger, wanted)
 
 
-async def test_a_batch_that_the_service_lost_is_left_to_the_live_pass(ledger: Ledger, start: Start):
+async def test_a_batch_that_another_account_sent_is_not_bought_again_unless_it_is_dropped(ledger: Ledger, start: Start):
     first, second, wanted = start(batch_s=60.0), start(), requests(3)
     await ask_and_die(ledger, first.url, wanted)
-    outcome = await ask(ledger, second.url, wanted)
-    assert (len(outcome.missing), outcome.reasons) == (3, {"batch_lost": 3})
-    assert free(ledger, wanted)
+    (batch_id,) = first.store._batches
+    with pytest.raises(ConfigError, match=f"teacher: the service knows no batch {batch_id}, which has 3 requests"):
+        await ask(ledger, second.url, wanted)
+    assert not free(ledger, wanted) and not second.store.created
+    assert (await ask(ledger, second.url, requests(4)[3:])).answered == 1, "others may go on"
+    assert ledger.drop_batch(batch_id) and ledger.drop_batch(batch_id) is None
+    assert (await ask(ledger, second.url, wanted)).answered == 3
+
+
+class LateStore(CountingStore):
+    """What it creates is listed only later, and its first result files lack a line."""
+
+    listed = True
+    short = 0
+
+    def list(self, after: str | None, limit: int) -> dict[str, Any]:
+        return super().list(after, limit) if self.listed else {"object": "list", "data": [], "has_more": False}
+
+    def file(self, file_id: str) -> bytes:
+        content = super().file(file_id)
+        if self.short and b'"response"' in content:
+            self.short -= 1
+            return content[: content.rstrip().rfind(b"\n") + 1]
+        return content
+
+
+async def test_a_batch_that_is_listed_late_is_found_as_long_as_it_can_have_been_created(
+    ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 60.0)
+    teacher, wanted = start(LateStore), requests(3)
+    teacher.store.listed = False
+    teacher.trouble.to_come += [("POST", "/v1/batches", "lose")] * 4
+    asking = asyncio.create_task(ask(ledger, teacher.url, wanted, retries=0))
+    await asyncio.sleep(1)
+    teacher.store.listed = True
+    assert (await asyncio.wait_for(asking, 60)).answered == 3
+    assert set(teacher.store.times_asked.values()) == {1}
+
+
+@pytest.mark.parametrize(("short", "answered", "kept"), [(2, 5, False), (9, 4, True)])
+async def test_a_file_with_fewer_answers_than_the_service_counted_is_read_again_and_not_deleted(
+    ledger: Ledger, start: Start, short: int, answered: int, kept: bool
+):
+    teacher = start(LateStore)
+    teacher.store.short = short
+    outcome = await ask(ledger, teacher.url, requests(5))
+    assert (outcome.answered, bool(teacher.store._files)) == (answered, kept)
 
 
 async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passing(tmp_path: Path, start: Start):

@@ -1,29 +1,36 @@
 """The batches of one call of the batch API: its own, and those that others left behind, as the ledger knows them.
 
-A batch's life: `submitting` before anything is sent, `submitted` once its id is known, `merged` when its answers are
-kept or it never came to be. The claims on its requests are the batch's own and outlive every process; the lock on the
-batch itself dies with the process that owns it.
+A batch's life: `submitting` before anything is sent, `creating` when it is asked for, `submitted` once its id is known,
+`merged` when its answers are kept or it never came to be. The claims on its requests are the batch's own and outlive
+every process; the lock on the batch itself dies with the process that owns it.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 
 from qinglan.clients.batch_api.service import ENDED, BatchService, BatchState, Result
 from qinglan.clients.chat import Account, Request, unanswered
 from qinglan.config import BatchApi
-from qinglan.errors import TeacherError
+from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import BATCH, BatchJob, Call, Failure, Ledger
 from qinglan.ledger.queue import send_heartbeats, to_the_end
 from qinglan.runs.artifacts import hash_of
 
 CONFIRM_AFTER_S = 5.0
 """Ask a second time after this, before a batch counts as never created."""
+CREATED_WITHIN_S = 600.0
+"""A request to create one that was sent longer ago than this can't arrive any more."""
+_SHORT_AT_MOST = 3
+"""How often a file with fewer answers than the service counted is read."""
 _LINES_PER_COMMIT = 500
 _CANCEL_WITHIN_S = 900.0
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,7 @@ class BatchJobs:
         self._uploading = asyncio.Semaphore(1)
         self._progress: dict[str, tuple[int, int, int]] = {}
         self._given_up: set[str] = set()
+        self._short: Counter[str] = Counter()
         self.tried: set[str] = set()
         """Requests that were sent, or that the service did not take: not to be sent again."""
 
@@ -184,16 +192,24 @@ class BatchJobs:
 
     async def _locate(self, job: BatchJob) -> BatchJob | None:
         """Find a batch whose creator didn't live to note its id; None if it was never created."""
-        found = await self._service.find(job.digest, job.created_s)
-        if found is None:  # a list may lag behind
-            await asyncio.sleep(min(CONFIRM_AFTER_S, self._settings.poll_every_s))
-            found = await self._service.find(job.digest, job.created_s)
-        return await self._store.save(job, status="submitted", batch_id=found.id) if found else None
+        sure_s = job.created_s + CREATED_WITHIN_S if job.status == "creating" else 0.0
+        for attempt in count():
+            if found := await self._service.find(job.digest, job.created_s):
+                return await self._store.save(job, status="submitted", batch_id=found.id)
+            if attempt and time.time() > sure_s:
+                return None
+            pause_s = CONFIRM_AFTER_S if attempt == 0 else self._settings.poll_every_s
+            await asyncio.sleep(min(pause_s, self._settings.poll_every_s))  # a list may lag behind
+        raise AssertionError("the last attempt returns")
 
     async def _resume(self, job: BatchJob, *, wait: bool) -> None:
+        said = False
         while not await self._store.lock(job):  # a living process owns it
             if not wait:
                 return
+            if not said:
+                _LOG.warning("batch %s is followed by another process, which is waited for", job.batch_id or "(new)")
+            said = True
             await asyncio.sleep(self._settings.poll_every_s)
         if fresh := await self._store.reread(job):
             await self._follow(fresh, wait=wait)
@@ -220,6 +236,7 @@ class BatchJobs:
         except BaseException:  # the next call need not search for it
             self._store.forget(job)
             raise
+        job = await self._store.save(job, status="creating", created_s=time.time())
         try:
             batch_id = await self._service.create(job.digest, file_id, job.created_s)
         except TeacherError as error:  # if it is transient there may be one: `_follow` looks for it
@@ -230,7 +247,11 @@ class BatchJobs:
         return await self._store.save(job, status="submitted", batch_id=batch_id)
 
     async def _follow(self, job: BatchJob, *, wait: bool) -> None:
-        """Ask for the state of a batch until it has ended and its answers are merged."""
+        """Ask for the state of a batch until it has ended and its answers are merged.
+
+        Raises:
+            ConfigError: the service does not know a batch that is waited for.
+        """
         give_up_s = job.created_s + 3600 * self._settings.give_up_after_h
         cancelled_s: float | None = None
         while True:
@@ -238,9 +259,16 @@ class BatchJobs:
                 if not job.batch_id:
                     job = await self._locate(job) or job
                 state = await self._service.state(job.batch_id) if job.batch_id else None
+                if state is None and not job.batch_id:
+                    return await self._store.close(job, dict.fromkeys(job.request_hashes, "batch_not_created"))
+                if state is None and not wait:
+                    return None
                 if state is None:
-                    reason = "batch_lost" if job.batch_id else "batch_not_created"
-                    return await self._store.close(job, dict.fromkeys(job.request_hashes, reason))
+                    raise ConfigError(
+                        f"{job.role}: the service knows no batch {job.batch_id}, which has {len(job.request_hashes):,} "
+                        "requests: it is another account's, or deleted. Set the key that it was sent with; or `qinglan "
+                        f"ledger drop {job.batch_id}`, and what it was asked is bought again"
+                    )
                 self._progress[job.digest] = (*state.counts, len(job.request_hashes))
                 completed, failed, total = map(sum, zip(*self._progress.values(), strict=True))
                 self._on_progress(BatchProgress(len(self._progress), completed, failed, total))
@@ -260,7 +288,11 @@ class BatchJobs:
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _merge(self, job: BatchJob, state: BatchState) -> None:
-        """Answers and failures into the ledger."""
+        """Answers and failures into the ledger.
+
+        Raises:
+            TeacherError: the service could not be reached, or its files lack answers that it counted.
+        """
         failures = dict.fromkeys(job.request_hashes, state.missing_reason)
 
         async def keep(results: Iterable[Result]) -> None:
@@ -272,11 +304,13 @@ class BatchJobs:
                 else:
                     failures[result.request_hash] = result.reason
 
+        lines, has_all = 0, True
         result_files = [each for each in (state.output_file_id, state.error_file_id) if each]
         for file_id in result_files:
             portion: dict[str, Result] = {}  # the last of each request where it comes twice
             try:
                 async for result in self._service.results(file_id):
+                    lines += 1
                     portion[result.request_hash] = result
                     if len(portion) == _LINES_PER_COMMIT:
                         await keep(portion.values())
@@ -285,7 +319,15 @@ class BatchJobs:
             except TeacherError as error:  # a missing file answers nothing
                 if error.transient:
                     raise
+                has_all = False
+        if has_all and lines < state.counts[0]:
+            has_all = False
+            self._short[job.digest] += 1
+            short = f"batch {state.id}: {lines:,} results, where the service counts {state.counts[0]:,} answers"
+            if self._short[job.digest] < _SHORT_AT_MOST:
+                raise TeacherError(short, "batch_short", transient=True)
+            _LOG.warning("%s; its files stay there", short)
         await self._store.close(job, failures)
         for file_id in (*result_files, state.input_file_id):
-            if file_id:
+            if file_id and has_all:
                 await self._service.delete_file(file_id)

@@ -14,7 +14,9 @@ from qinglan.config.profile import (
     parse_profile,
     profile_names,
     require_secret,
+    secret_names,
     uses_proxy,
+    withheld_secrets,
 )
 from qinglan.config.release import Canary, Gate, Serve
 from qinglan.config.site import (
@@ -79,5 +81,7 @@ __all__ = [
     "parse_profile",
     "profile_names",
     "require_secret",
+    "secret_names",
     "uses_proxy",
+    "withheld_secrets",
 ]

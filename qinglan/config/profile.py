@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import UnionType
@@ -34,6 +35,12 @@ from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
 from qinglan.text import ARMS
 
+_LIBRARY_SECRETS = (
+    *("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+    *("RAY_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+)
+_SECRET_NAME = re.compile(r'"[^"]*_env":"([^"]*)"')
+"""In a profile as JSON."""
 CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
@@ -208,6 +215,16 @@ def require_secret(env_name: str | None, used_by: str) -> str:
     if not (value.isascii() and value.isprintable()):  # no HTTP header, and httpx2's error would show the secret
         raise ConfigError(f"{used_by}: the value of {env_name} has characters that no key has; set it again")
     return value
+
+
+def secret_names(profile: Profile) -> set[str]:
+    """Environment variables that may hold a secret: those that the profile names, and our libraries' own."""
+    return {*_SECRET_NAME.findall(profile.model_dump_json()), *_LIBRARY_SECRETS}
+
+
+def withheld_secrets(profile: Profile, *needed: str | None) -> dict[str, str]:
+    """The environment of a process that needs no secrets but these: the others are empty there."""
+    return dict.fromkeys(secret_names(profile) - {*needed, profile.trainer.ray_token_env, "RAY_AUTH_TOKEN"}, "")
 
 
 def uses_proxy(url: str) -> bool:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from qinglan.clients.roles import Addresses, Services
-from qinglan.config import EMBEDDED, Endpoint, Profile
+from qinglan.config import EMBEDDED, Endpoint, Profile, withheld_secrets
 from qinglan.runs.launcher import Command, SupervisedProcess
 from qinglan.runs.processes import health_problem, wait_until_ready
 
@@ -82,7 +82,7 @@ def _fault_options(profile: Profile, latency_ms: float) -> list[str]:
 def _simulator(argv: list[str], profile: Profile) -> Iterator[Callable[[], str]]:
     """A simulator that starts; what waits until it is ready, and gives its base URL."""
     name = argv[0].rpartition(".")[2]
-    command = Command([sys.executable, "-m", *argv])
+    command = Command([sys.executable, "-m", *argv], withheld_secrets(profile))
     process = SupervisedProcess(name, command, profile.paths.state / "logs" / f"{name}.log", announces=True)
 
     def wait() -> str:

@@ -42,7 +42,7 @@ def test_settings_reach_the_command_line(profile_of: ProfileOf):
     command = sft(
         profile_of(sft={"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32"}, trainer={"threads": 3})
     )
-    assert command.env == cpu_env(3, "float32")
+    assert cpu_env(3, "float32").items() <= command.env.items()
     found = options(command)
     assert found["full_determinism"] == "true"
     assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
@@ -79,7 +79,7 @@ def test_gpus(profile_of: ProfileOf):
     )
     command = sft(profile)
     assert command.argv[0] == "/opt/py"
-    assert command.env == {"NPROC_PER_NODE": "8"}
+    assert command.env["NPROC_PER_NODE"] == "8"
     assert options(command)["deepspeed"] == "zero3"
     assert {"use_cpu", "full_determinism"}.isdisjoint(options(command))
 

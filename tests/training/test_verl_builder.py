@@ -11,6 +11,9 @@ from verl_config import command_of, compose
 
 from qinglan.config import Profile
 from qinglan.runs.cpu import cpu_env
+from qinglan.runs.launcher import Command
+from qinglan.training.engines.generate import generate_commands
+from qinglan.training.engines.swift import merge_command, sft_command
 from qinglan.training.engines.verl import hydra_value, left_out
 
 ProfileOf = Callable[..., Profile]
@@ -46,6 +49,25 @@ def test_the_environment_names_the_platform_and_a_ray_job_joins_its_cluster(prof
     assert cpu["VERL_FILE_LOGGER_PATH"].endswith("metrics.1.jsonl")
     config = compose(command_of(profile("cuda", {"ray_dashboard_url": "http://ray:8265"}), FOLDER))
     assert "address" not in config.ray_kwargs.ray_init
+
+
+def test_engines_get_the_keys_that_they_need_and_no_others(profile_of: ProfileOf, tmp_path: Path) -> None:
+    profile = profile_of()
+    for name in ("teacher", "judge", "rag"):
+        service = getattr(profile, name).model_copy(update={"api_key_env": f"KEY_OF_{name.upper()}"})
+        profile = profile.model_copy(update={name: service})
+    everything = {"KEY_OF_TEACHER", "KEY_OF_JUDGE", "KEY_OF_RAG", "MLFLOW_TRACKING_TOKEN", "PREFECT_API_KEY"}
+
+    def keys_of(command: Command) -> set[str]:
+        """As a process sees them that is started with all of them set here."""
+        return {name for name in everything if command.env.get(name, "is set")}
+
+    folders = {"train_file": tmp_path, "dev_file": tmp_path, "output_dir": tmp_path}
+    sft = sft_command(profile, model=str(tmp_path), resume_from=None, **folders)
+    merge = merge_command(profile, model=str(tmp_path), adapter=tmp_path, output_dir=tmp_path)
+    (generate,) = generate_commands(profile, {"sft": str(tmp_path)}, tmp_path, tmp_path)
+    assert [keys_of(each) for each in (sft, merge, generate)] == [set()] * 3
+    assert keys_of(command_of(profile, FOLDER)) == {"KEY_OF_JUDGE", "KEY_OF_RAG"}
 
 
 @pytest.mark.parametrize(

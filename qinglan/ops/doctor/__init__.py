@@ -11,24 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import unquote, urlsplit
 
-from qinglan.config import EMBEDDED, FlowName, Profile
+from qinglan.config import EMBEDDED, FlowName, Profile, secret_names
 from qinglan.ops.checks import Check, PlannedCheck, start_check
 from qinglan.ops.doctor import cluster, machine, network, services
 from qinglan.ops.preflight import ENGINE_FLOWS, asked_endpoints, plan_profile_checks
 
 MACHINE, SERVERS, CLUSTER, PAID = "This machine", "Servers", "The cluster", "Paid answers"
 _HIDDEN = "•••"
-_OTHER_SECRETS = (
-    "PREFECT_API_KEY",
-    "PREFECT_API_AUTH_STRING",
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_TOKEN",
-    "RAY_AUTH_TOKEN",
-)
 _SHORTEST = 4
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
-_ENV_NAME = re.compile(r'"[^"]*_env":"([^"]*)"')
-"""In a profile as JSON: the name of a variable."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
 def _secret_values(profile: Profile) -> list[str]:
     """What the variables hold that the profile names, the longest first; of an address its password too."""
     values: set[str] = set()
-    for name in {*_ENV_NAME.findall(profile.model_dump_json()), *_OTHER_SECRETS}:
+    for name in secret_names(profile):
         value = os.environ.get(name, "").strip()
         values.add(value)
         with suppress(ValueError):

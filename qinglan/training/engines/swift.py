@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qinglan.config import Profile
+from qinglan.config import Profile, withheld_secrets
 from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import Command, JsonlTail
 
@@ -34,11 +34,15 @@ def engine_python(profile: Profile) -> str:
     return profile.trainer.python or ("python" if profile.trainer.ray_dashboard_url else sys.executable)
 
 
-def engine_env(profile: Profile, model: str) -> dict[str, str]:
-    """Environment of a training process; with a local model folder, hubs are switched off."""
+def engine_env(profile: Profile, model: str, *secrets: str | None) -> dict[str, str]:
+    """Environment of a training process; with a local model folder, hubs are switched off.
+
+    Args:
+        secrets: names of the environment variables that it needs; the other ones that hold secrets are emptied.
+    """
     on_cpu = profile.trainer.device == "cpu"
     env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) if on_cpu else {}
-    return env | (_ENV if Path(model).is_dir() else {})
+    return env | withheld_secrets(profile, *secrets) | (_ENV if Path(model).is_dir() else {})
 
 
 def sft_command(

@@ -92,7 +92,9 @@ def ppo_command(
     given = _overrides(profile, model.resolve(), run_name) | paths | profile.rl.extra
     argv = [engine_python(profile), "-m", "qinglan.training.engines.ppo"]
     argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
-    return Command(argv, _environment(profile, model) | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve())})
+    rewarded_by = (profile.rag.api_key_env, profile.judge.api_key_env, profile.ledger.url_env)
+    env = _environment(profile, model, *rewarded_by)
+    return Command(argv, env | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve())})
 
 
 def export_command(profile: Profile, *, checkpoint: Path, base_model: Path, output_dir: Path) -> Command:
@@ -133,13 +135,13 @@ def left_out(log: str) -> int:
     return 0
 
 
-def _environment(profile: Profile, model: Path) -> dict[str, str]:
+def _environment(profile: Profile, model: Path, *secrets: str | None) -> dict[str, str]:
     if profile.trainer.device == "cuda":
         device = {"VERL_PLATFORM": "nvidia"}
     else:
         # TransferQueue sets torch to 8 threads around every transfer, and logs a line for each field of each sample.
         device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "WARNING"}
-    return engine_env(profile, str(model)) | _ENV | device
+    return engine_env(profile, str(model), *secrets) | _ENV | device
 
 
 def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:

@@ -27,6 +27,7 @@ def init(
     ] = None,
     rag_url: Annotated[str | None, typer.Option(help="The RAG's address, or `embedded`.")] = None,
     kb_name: Annotated[str | None, typer.Option(help="The knowledge base's name in the RAG.")] = None,
+    rag_preset: Annotated[str | None, typer.Option(help="How the RAG is asked; found out if not given.")] = None,
     rag_key_env: Annotated[str | None, typer.Option(help="Name of the variable with the RAG's token.")] = None,
     domain: Annotated[str | None, typer.Option(help="What the knowledge base is about; in the prompts.")] = None,
     teacher: Annotated[str | None, typer.Option(metavar="MODEL", help="A model, or `embedded`.")] = None,
@@ -96,9 +97,17 @@ def init(
             prices[model] = profiles.price_of(
                 ask(flag, given, f"price of {model} {_PRICE}{_OWN * (role == 'student')}"), flag
             )
-    text = profiles.profile_text(
-        trains, {"id": name, "domain": about}, file, columns, {"teacher": teaches, "judge": judges}, rag, prices
-    )
+
+    def profile_text() -> str:
+        return profiles.profile_text(
+            trains, {"id": name, "domain": about}, file, columns, {"teacher": teaches, "judge": judges}, rag, prices
+        )
+
+    if url != EMBEDDED:
+        fitting = rag_preset or profiles.propose_preset(path, profile_text())
+        rag["preset"] = ask("--rag-preset", rag_preset, "how the RAG is asked and answers", fitting)
+        say(f"RAG preset: {rag['preset']}")
+    text = profile_text()
     found = profiles.check_rag(path, text)
     profiles.write_profile(path, text)
     if found.problem:

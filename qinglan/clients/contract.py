@@ -3,18 +3,20 @@
 Asked are r(A), r(A, rewritten B) and r(B, rewritten B). Where the rewrite is honoured, the last two agree; where it is
 ignored, the first two do. The control is not the plain r(B), as some services rewrite that by themselves. Passages are
 compared by their content, as some services make up new ids every time. docs/rag-service.md explains each finding.
+Where `rag.mapping` sends the rewrite as the query, the same probes show that another text gets another answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import combinations, islice
-from typing import Literal
+from typing import Literal, get_args
 
 import httpx2
 
-from qinglan.clients.rag import Passage, authorization, read_passages, request_body
-from qinglan.config import Rag, uses_proxy
-from qinglan.errors import ConfigError
+from qinglan.clients.rag import Passage, address_of, authorization, read_passages, request_body
+from qinglan.config import Rag, RagPreset, uses_proxy
+from qinglan.errors import ConfigError, RetrievalError
 from qinglan.rows import normalise
 from qinglan.text import shown
 
@@ -25,8 +27,7 @@ Kind = Literal[
     "unstable",
     "reranked_by_query",
     "mixed",
-    "top_k",
-    "score_threshold",
+    "positions",
     "ids_missing",
     "ids_change",
 ]
@@ -52,15 +53,21 @@ class ContractFinding:
 
 
 _HONOURED = ContractFinding("honoured", "`rewritten_query` is honoured")
+_SEARCHED = ContractFinding("honoured", "another text gets another answer")
+_POSITIONS = ContractFinding(
+    "positions",
+    "rag.mapping.score_as is `rank`, so that the best passage of any text has the score 1, and only gold documents "
+    f"tell good rewrites from bad ones ({GUIDE})",
+)
 _IGNORED = ContractFinding(
     "ignored",
     "gives the same answer with and without `rewritten_query`: it ignores the field, or reranks by `query`, and no "
-    f"rewrite could ever help; {GUIDE} shows what to change in the service",
+    f"rewrite could ever help; {GUIDE} shows what to change in the service, and how to send the rewrite as the query",
 )
 _UNSTABLE = ContractFinding(
     "unstable",
-    "answers one question differently each time, so `rewritten_query` can't be checked and scores are noise; look for "
-    "sampling in the service, such as a rewriting at a temperature above 0",
+    "answers one question differently each time, so it can't be checked whether a rewrite counts, and scores are "
+    "noise; look for sampling in the service, such as a rewriting at a temperature above 0",
 )
 _RERANKED = ContractFinding(
     "reranked_by_query",
@@ -78,22 +85,41 @@ def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[C
     """Ask the service three or four times, with two of the questions, and say what was found.
 
     Raises:
-        ConfigError: the service can't be reached or refuses a request.
-        RetrievalError: an answer breaks the contract.
+        ConfigError: the service can't be reached.
+        RetrievalError: it refuses a request, or an answer breaks the contract.
     """
-    with httpx2.Client(timeout=rag.timeout_s, headers=authorization(rag), trust_env=uses_proxy(rag.url)) as http:
+    with _asking(rag, tenant_id) as ask:
+        return examine(ask, rag, *pair_of(questions))
+
+
+def find_preset(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> RagPreset | None:
+    """The first preset by which the address gives passages; each is asked once. Raises as `probe_rag` does."""
+    question, _ = pair_of(questions)
+    for preset in get_args(RagPreset):
+        tried = Rag.model_validate(rag.model_dump(exclude={"mapping"}) | {"preset": preset})
+        with suppress(RetrievalError), _asking(tried, tenant_id) as ask:
+            if ask(question, None):
+                return tried.preset
+    return None
+
+
+@contextmanager
+def _asking(rag: Rag, tenant_id: str) -> Iterator[Ask]:
+    url = address_of(rag, rag.url)
+    with httpx2.Client(timeout=rag.timeout_s, headers=authorization(rag), trust_env=uses_proxy(url)) as http:
 
         def ask(query: str, rewritten_query: str | None) -> list[Passage]:
             try:
-                response = http.post(rag.url, json=request_body(rag, tenant_id, query, rewritten_query))
+                response = http.post(url, json=request_body(rag, tenant_id, query, rewritten_query))
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 said = str(error) or type(error).__name__
                 raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
             if response.status_code >= 300:
-                raise ConfigError(_refusal(rag.url, response, rewritten_query is not None))
-            return read_passages(response.content, rag.url, response.headers.get("content-type", ""))
+                new_field = rewritten_query is not None and rag.mapping.takes_rewrite
+                raise RetrievalError(_refusal(url, response, new_field), "rag_refused")
+            return read_passages(rag, response.content, url, response.headers.get("content-type", ""))
 
-        return examine(ask, rag, *pair_of(questions))
+        yield ask
 
 
 def pair_of(questions: Iterable[str]) -> tuple[str, str]:
@@ -113,18 +139,22 @@ def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[ContractFinding]:
     plain, rewritten, control = ask(a, None), ask(a, b), ask(b, b)
     answers = [plain, rewritten, control]
     about_rewrite = _compare(_scores(plain), _scores(rewritten), _scores(control), lambda: _scores(ask(a, None)))
-    return [about_rewrite, *_limit_findings(answers, rag), *_id_findings(answers)]
+    if about_rewrite is _HONOURED and not rag.mapping.takes_rewrite:
+        about_rewrite = _SEARCHED
+    positions = [_POSITIONS] if rag.mapping.score_as == "rank" else []
+    return [about_rewrite, *positions, *_id_findings(answers)]
 
 
 def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable[[], Scores]) -> ContractFinding:
     if not (plain or rewritten or control):
         return ContractFinding(
-            "undecidable", "nothing was recalled for the probes, so `rewritten_query` can't be checked"
+            "undecidable", "nothing was recalled for the probes, so it can't be checked whether a rewrite counts"
         )
     likeness = _likeness(rewritten, plain, control)
     if likeness is None:
         return ContractFinding(
-            "undecidable", f"both probes recall the same, so `rewritten_query` can't be checked with them; see {GUIDE}"
+            "undecidable",
+            f"both probes recall the same, so it can't be checked with them whether a rewrite counts; see {GUIDE}",
         )
     by_plain, by_control = likeness
     if by_control >= _NEAR and _gap(rewritten, control) <= _SCORE_NOISE:
@@ -152,18 +182,6 @@ def _likeness(answer: Scores, plain: Scores, control: Scores) -> tuple[float, fl
         return (_overlap(answer, plain) - apart) / (1 - apart), (_overlap(answer, control) - apart) / (1 - apart)
     gap = _gap(plain, control)
     return (1 - _gap(answer, plain) / gap, 1 - _gap(answer, control) / gap) if gap > _CLEAR_GAP else None
-
-
-def _limit_findings(answers: Sequence[Sequence[Passage]], rag: Rag) -> Iterator[ContractFinding]:
-    most = max(map(len, answers))
-    if most > rag.top_k:
-        yield ContractFinding("top_k", f"`top_k` is not respected: {most} passages instead of at most {rag.top_k}")
-    lowest = min((passage.reranker_score for answer in answers for passage in answer), default=1.0)
-    if lowest < rag.score_threshold:
-        yield ContractFinding(
-            "score_threshold",
-            f"`score_threshold` is not respected: a passage has {lowest:.3g}, below {rag.score_threshold:g}",
-        )
 
 
 def _id_findings(answers: Sequence[Sequence[Passage]]) -> Iterator[ContractFinding]:

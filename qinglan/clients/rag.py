@@ -1,4 +1,4 @@
-"""The RAG's HTTP contract: POST a query, get passages best first with `reranker_score` in [0, 1].
+"""The RAG over HTTP: POST a query, get passages, best first, with scores in [0, 1]. `rag.mapping` says in which shape.
 
 An answer that breaks the contract is an error, never read as "nothing found". It says in one line what is wrong: the
 place, what stands there, and a hint. All that a service sends is untrusted: it is shown shortened.
@@ -7,15 +7,19 @@ place, what stands there, and a hint. All that a service sends is untrusted: it 
 import itertools
 import json
 import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+from urllib.parse import quote
 
 import httpx2
-from pydantic import BaseModel, Field, ValidationError
+import jmespath
+from pydantic import BaseModel, ValidationError
 
 from qinglan.clients.limits import Limits, retry_after_s, with_retries
-from qinglan.config import Rag, require_secret, uses_proxy
+from qinglan.config import Rag, RagMapping, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
@@ -25,10 +29,10 @@ _TITLE_CHARS = 60
 PASSAGE_CHARS = 500
 """Of the best passage, title included, that a judge reads at most."""
 _BACK_OFF = BackOff(0.2, 10.0, jitter=True)
-_SHAPE = '{"data": {"recall": [{"id", "content", "reranker_score"}, …]}}'
+_PLAIN_PATH = re.compile(r"\w+(\.\w+)*")
 _OTHER_NAMES = {
     "content": ("page_content", "text", "chunk", "passage", "document"),
-    "reranker_score": ("rerank_score", "relevance_score", "score", "similarity"),
+    "score": ("rerank_score", "relevance_score", "score", "similarity"),
 }
 _SHOWN_KEYS = 6
 _SHOWN_PLACES = 3
@@ -49,15 +53,12 @@ class Passage(BaseModel, coerce_numbers_to_str=True):
     id: str | None = None
     title: str | None = None
     content: str
-    reranker_score: float = Field(ge=0, le=1, strict=True)
+    reranker_score: float
+    """In [0, 1]."""
 
 
-class _Recall(BaseModel):
-    recall: list[Passage]
-
-
-class _Envelope(BaseModel):
-    data: _Recall
+class _FlawError(Exception):
+    """What an answer has that is not allowed, in words."""
 
 
 @dataclass
@@ -73,7 +74,7 @@ class RagClient:
 
     def __init__(self, rag: Rag, url: str, tenant_id: str, *, with_passage: bool = False) -> None:
         """`with_passage`: answers keep the beginning of the best passage, for a judge to read."""
-        self._rag, self._url, self._tenant_id, self._with_passage = rag, url, tenant_id, with_passage
+        self._rag, self._url, self._tenant_id, self._with_passage = rag, address_of(rag, url), tenant_id, with_passage
         self._limits = Limits(rag.concurrency)
         self._client = httpx2.AsyncClient(
             limits=httpx2.Limits(max_connections=rag.concurrency),
@@ -115,7 +116,7 @@ class RagClient:
                 count.made += 1
                 response = await self._respond(body)
             content_type = response.headers.get("content-type", "")
-            return read_answer(response.content, self._url, content_type, with_passage=self._with_passage)
+            return read_answer(self._rag, response.content, self._url, content_type, with_passage=self._with_passage)
         except RetrievalError:
             self.failed_count += 1
             count.failed += 1
@@ -139,44 +140,61 @@ class RagClient:
         return response
 
 
+def address_of(rag: Rag, url: str) -> str:
+    return url.replace("{kb_name}", quote(rag.kb_name, safe=""))
+
+
 def authorization(rag: Rag) -> dict[str, str]:
     """The header that carries the service's key, where it wants one."""
-    return {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
+    if rag.api_key_env is None:
+        return {}
+    return {rag.mapping.key_header: f"{rag.mapping.key_prefix}{require_secret(rag.api_key_env, 'rag')}"}
 
 
 def request_body(rag: Rag, tenant_id: str, query: str, rewritten_query: str | None = None) -> dict[str, Any]:
-    """What is posted; without a rewrite the field is left out, so that an unpatched service sees nothing new."""
-    body: dict[str, Any] = {
-        "query": query,
-        "tenant_id": tenant_id,
-        "kb_name": rag.kb_name,
-        "top_k": rag.top_k,
-        "score_threshold": rag.score_threshold,
+    """What is posted. Texts are put in as JSON values, so that none of them can change the request's shape."""
+    values = {
+        "{text}": query if rewritten_query is None else rewritten_query,
+        "{query}": query,
+        "{rewritten_query}": rewritten_query,
+        "{top_k}": rag.top_k,
+        "{score_threshold}": rag.score_threshold,
+        "{tenant_id}": tenant_id,
+        "{kb_name}": rag.kb_name,
     }
-    return body if rewritten_query is None else body | {"rewritten_query": rewritten_query}
+    return cast(dict[str, Any], _filled(rag.mapping.request, values))
 
 
-def read_passages(content: bytes, url: str, content_type: str = "") -> list[Passage]:
-    """Check an answer against the contract; the passages are best first.
+def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(template, list):
+        return [_filled(part, values) for part in template]
+    if isinstance(template, dict):
+        # Without a rewrite its field is left out, so that a service that does not know it sees nothing new.
+        absent = [key for key, part in template.items() if isinstance(part, str) and values.get(part, part) is None]
+        return {key: _filled(part, values) for key, part in template.items() if key not in absent}
+    return values.get(template, template) if isinstance(template, str) else template
+
+
+def read_passages(rag: Rag, content: bytes, url: str, content_type: str = "") -> list[Passage]:
+    """Check an answer against the contract or `rag.mapping`; the passages are best first.
+
+    Those beyond `top_k` or below `score_threshold` are left out, as not every service can do that.
 
     Raises:
         RetrievalError: the envelope, a field, a score or the order is wrong.
     """
-    passages: list[Passage] = []
     try:
-        passages = _Envelope.model_validate_json(content).data.recall
-        flaw = order_flaw([passage.reranker_score for passage in passages])
-    except ValidationError as error:
-        # What only pydantic refuses, such as UTF-16 or half a surrogate pair, has pydantic's words.
-        flaw = flaw_of(content, content_type) or shown(error.errors()[0]["msg"], 120)
-    if flaw:
-        raise RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer")
-    return passages
+        passages = _read(rag.mapping, content, content_type)
+    except (_FlawError, ValidationError) as error:
+        # What only pydantic refuses, such as half a surrogate pair, has pydantic's words.
+        flaw = shown(error.errors()[0]["msg"], 120) if isinstance(error, ValidationError) else str(error)
+        raise RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer") from error
+    return [passage for passage in passages[: rag.top_k] if passage.reranker_score >= rag.score_threshold]
 
 
-def read_answer(content: bytes, url: str, content_type: str = "", *, with_passage: bool = False) -> Retrieved:
+def read_answer(rag: Rag, content: bytes, url: str, content_type: str = "", *, with_passage: bool = False) -> Retrieved:
     """What a row keeps of an answer; checked as `read_passages` does."""
-    passages = read_passages(content, url, content_type)
+    passages = read_passages(rag, content, url, content_type)
     first_passage = ""
     if with_passage and passages:
         title = f"《{passages[0].title}》" if passages[0].title else ""
@@ -189,34 +207,49 @@ def read_answer(content: bytes, url: str, content_type: str = "", *, with_passag
     )
 
 
-def flaw_of(content: bytes, content_type: str = "") -> str:
-    """The first thing about an answer that the contract does not allow."""
+def _read(mapping: RagMapping, content: bytes, content_type: str) -> list[Passage]:
     try:
         answer = json.loads(content)
-    except (UnicodeDecodeError, ValueError, RecursionError):
-        return _no_json(content, content_type)
-    data = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(data, dict) or not isinstance(data.get("recall"), list):
-        return _envelope_flaw(answer)
-    recall = data["recall"]
-    flaws = (_passage_flaw(passage, f"data.recall[{i}]", recall) for i, passage in enumerate(recall))
-    return next((flaw for flaw in flaws if flaw), None) or order_flaw([p["reranker_score"] for p in recall]) or ""
+    except (ValueError, RecursionError) as error:
+        raise _FlawError(_no_json(content, content_type)) from error
+    found = _find(mapping.passages, answer)
+    if not isinstance(found, list):
+        raise _FlawError(_list_flaw(answer, mapping.passages, found))
+    listed = "" if mapping.passages == "@" else mapping.passages
+    fields = [_fields(mapping, passage, f"{listed}[{i}]") for i, passage in enumerate(found)]
+    if mapping.score_as == "rank":
+        scores = [1 / position for position in range(1, 1 + len(fields))]
+    else:
+        given = [each["score"] for each in fields]
+        scores = [_score(mapping, given, i, f"{listed}[{i}].{mapping.score}") for i in range(len(given))]
+    _check_order(scores, listed, mapping.score)
+    return [
+        Passage(id=each["id"], title=each["title"], content=each["content"], reranker_score=score)
+        for each, score in zip(fields, scores, strict=True)
+    ]
 
 
-def order_flaw(scores: Sequence[float]) -> str:
-    """Which scores stand above a smaller one; empty where all are in order."""
+def _find(expression: str, value: Any) -> Any:
+    try:
+        return jmespath.search(expression, value)
+    except jmespath.exceptions.JMESPathError as error:
+        raise _FlawError(f"rag.mapping: `{expression}` fails: {shown(str(error), 120)}") from error
+
+
+def _check_order(scores: Sequence[float], listed: str, score_name: str) -> None:
+    """Raise where scores stand above a smaller one."""
     pairs = list(itertools.pairwise(scores))
     rises = [i for i, (earlier, later) in enumerate(pairs, 1) if later > earlier]
     if not rises:
-        return ""
+        return
     first = rises[0]
-    places = ", ".join(f"data.recall[{i}]" for i in rises[:_SHOWN_PLACES])
+    places = ", ".join(f"{listed}[{i}]" for i in rises[:_SHOWN_PLACES])
     places += f" and {len(rises) - _SHOWN_PLACES} more" if len(rises) > _SHOWN_PLACES else ""
-    hint = "sort by it, best first"
+    hint = "sort by it, best first, or set rag.mapping.score_as: rank where another order is meant"
     if all(later >= earlier for earlier, later in pairs):
         hint += "; all of them rise: if it is a distance, send a score for which higher is better"
-    return (
-        f"not sorted by reranker_score: {places} above the passage before "
+    raise _FlawError(
+        f"not sorted by {score_name}: {places} above the passage before "
         f"({scores[first]:.6g} after {scores[first - 1]:.6g}); {hint}"
     )
 
@@ -224,76 +257,89 @@ def order_flaw(scores: Sequence[float]) -> str:
 def _no_json(content: bytes, content_type: str) -> str:
     text = content[:2000].decode("utf-8", "replace").strip()
     if not text:
-        return f"the body is empty; send {_SHAPE}"
+        return "the body is empty; is this the address of the search route?"
     kind = f" (content-type {shown(content_type, 40)})" if content_type else ""
     if text.startswith("<"):
         return f"it is HTML, not JSON{kind}: {shown(text)}; is this the address of the search route?"
     if text.startswith(("data:", "event:")) or "event-stream" in content_type:
         return f"it is an event stream, not JSON{kind}; use a route that answers at once, without streaming"
-    return f"it is not JSON{kind}: {shown(text)}; send {_SHAPE} in UTF-8"
+    return f"it is not JSON{kind}: {shown(text)}; send JSON in UTF-8"
 
 
-def _envelope_flaw(answer: Any) -> str:
+def _list_flaw(answer: Any, path: str, found: Any) -> str:
+    """Where the way to the list of passages ends."""
     if isinstance(answer, str):
         return f"it is a JSON text, not an object: {shown(answer)}; return the object itself, do not encode it twice"
-    if not isinstance(answer, dict):
-        return f"it is {_TYPES[type(answer)]}, not an object; wrap the passages as {_SHAPE}"
-    if "data" not in answer:
-        return f"`data` is missing{_keys(answer)}; wrap the passages as {_SHAPE}"
-    data = answer["data"]
-    if isinstance(data, list):
-        return "`data` is a list; the passages belong one level deeper, under `data.recall`"
-    if not isinstance(data, dict):
-        return (
-            f"`data` is {_TYPES[type(data)]}{_message(answer)}; send {_SHAPE}, and an HTTP error status for a failure"
-        )
-    if "recall" not in data:
-        return f"`data.recall` is missing{_keys(data)}; the passages belong there"
-    return f"`data.recall` is {_TYPES[type(data['recall'])]}, not a list; nothing found is []"
+    hint = f"the passages belong under `{path}`, as a list that may be empty; else correct rag.mapping.passages"
+    names = path.split(".") if _PLAIN_PATH.fullmatch(path) else []
+    value, what = (answer, "it") if names or path == "@" else (found, f"`{path}`")
+    for i, name in enumerate(names, 1):
+        if not isinstance(value, dict):
+            break
+        what = f"`{'.'.join(names[:i])}`"
+        if name not in value:
+            return f"{what} is missing{_keys(value)}{_message(answer)}; {hint}"
+        value = value[name]
+    return f"{what} is {_TYPES[type(value)]}{_message(answer)}; {hint}"
 
 
-def _passage_flaw(passage: Any, place: str, recall: Sequence[Any]) -> str:
+def _fields(mapping: RagMapping, passage: Any, place: str) -> dict[str, Any]:
     if not isinstance(passage, dict):
-        return f"`{place}` is {_TYPES[type(passage)]}, not an object with `content` and `reranker_score`"
-    for field in ("content", "reranker_score"):
-        if field not in passage:
-            return f"`{place}.{field}` is missing{_keys(passage)}; {_hint(field, passage)}"
-    if not isinstance(passage["content"], str | int | float) or isinstance(passage["content"], bool):
-        return f"`{place}.content` is {_TYPES[type(passage['content'])]}; send the passage's text"
-    for field in ("id", "title"):
-        value = passage.get(field)
-        if isinstance(value, dict | list | bool):
-            return f"`{place}.{field}` is {_TYPES[type(value)]}; send a text, or leave it out"
-    return _score_flaw(passage["reranker_score"], f"{place}.reranker_score", recall)
+        raise _FlawError(f"`{place}` is {_TYPES[type(passage)]}, not an object with a text and a score")
+    found = {name: _find(getattr(mapping, name), passage) for name in ("id", "title", "content", "score")}
+    for name in ("content", "score"):
+        if found[name] is None and not (name == "score" and mapping.score_as == "rank"):
+            path = getattr(mapping, name)
+            raise _FlawError(f"`{place}.{path}` is missing{_keys(passage)}; {_hint(name, path, passage)}")
+    if not isinstance(found["content"], str | int | float) or isinstance(found["content"], bool):
+        kind = _TYPES[type(found["content"])]
+        raise _FlawError(f"`{place}.{mapping.content}` is {kind}; send the passage's text")
+    for name in ("id", "title"):
+        if isinstance(found[name], dict | list | bool):
+            kind = _TYPES[type(found[name])]
+            raise _FlawError(f"`{place}.{getattr(mapping, name)}` is {kind}; send a text, or leave it out")
+    return found
 
 
-def _score_flaw(score: Any, place: str, recall: Sequence[Any]) -> str:
+def _score(mapping: RagMapping, given: Sequence[Any], i: int, place: str) -> float:
+    """The score of one passage, in [0, 1]."""
+    score = given[i]
     if isinstance(score, str):
-        return f"`{place}` is the text {shown(score, 20)}; send a number in [0, 1]"
+        raise _FlawError(f"`{place}` is the text {shown(score, 20)}; send a number")
     if isinstance(score, bool) or not isinstance(score, int | float):
-        return f"`{place}` is {_TYPES[type(score)]}; send a number in [0, 1]"
-    if not math.isfinite(score):
-        return f"`{place}` is {score}; send a number in [0, 1]"
-    if 0 <= score <= 1:
-        return ""
-    given = (p.get("reranker_score") for p in recall if isinstance(p, dict))
-    scores = [s for s in given if isinstance(s, int | float) and not isinstance(s, bool) and math.isfinite(s)]
-    if min(scores) >= -0.01 and max(scores) <= 1.01:
+        raise _FlawError(f"`{place}` is {_TYPES[type(score)]}; send a number")
+    if not _is_finite(score):
+        raise _FlawError(f"`{place}` is {str(score)[:20]}; send a number")
+    if mapping.score_as == "sigmoid":
+        return (1 + math.tanh(score / 2)) / 2  # 1 / (1 + exp(-score)), which overflows
+    made = score / (mapping.divide_by or 1.0)
+    if 0 <= made <= 1:
+        return made
+    scores = [s for s in given if isinstance(s, int | float) and not isinstance(s, bool) and _is_finite(s)]
+    if mapping.divide_by:
+        hint = f"divided by rag.mapping.divide_by it is {made:.6g}: set that to the highest score that there is"
+    elif min(scores) >= -0.01 and max(scores) <= 1.01:
         hint = "looks like rounding: clip it"
     elif min(scores) >= 0 and _LIKELY_LOGIT < max(scores) <= 100:
-        hint = "looks like a percentage: divide by 100"
+        hint = "looks like a percentage: divide by 100 (rag.mapping.score_as: divide_by)"
     elif max(map(abs, scores)) <= _LIKELY_LOGIT:
-        hint = "looks like a logit: send its sigmoid, 1 / (1 + exp(-x))"
+        hint = "looks like a logit: send its sigmoid, 1 / (1 + exp(-x)) (rag.mapping.score_as: sigmoid)"
     else:
-        hint = "scale it to [0, 1], higher is better"
-    return f"`{place}` is {score:.6g}, outside [0, 1]; {hint}"
+        hint = "scale it to [0, 1], higher is better (rag.mapping.score_as)"
+    raise _FlawError(f"`{place}` is {score:.6g}, outside [0, 1]; {hint}")
 
 
-def _hint(field: str, passage: Mapping[str, Any]) -> str:
-    other = next((name for name in _OTHER_NAMES[field] if name in passage), None)
-    if field == "content":
-        return f"send `{other}` under this name" if other else "send the passage's text"
-    return f"send `{other}` under this name, in [0, 1]" if other else "send the reranker's score, in [0, 1]"
+def _is_finite(score: float) -> bool:
+    return abs(score) <= sys.float_info.max  # as math.isfinite, which fails for a huge integer
+
+
+def _hint(field: str, path: str, passage: Mapping[str, Any]) -> str:
+    other = next((name for name in _OTHER_NAMES[field] if name in passage and name != path), None)
+    if other is None:
+        wanted = "the passage's text" if field == "content" else "the reranker's score, in [0, 1]"
+        return f"send {wanted}, or correct rag.mapping.{field}"
+    scale = ", in [0, 1]" if field == "score" else ""
+    return f"send `{other}` under this name{scale}, or set rag.mapping.{field}: {other}"
 
 
 def _keys(found: Mapping[str, Any]) -> str:
@@ -302,9 +348,9 @@ def _keys(found: Mapping[str, Any]) -> str:
     return f" (found: {', '.join(names)}{more})" if names else " (the object is empty)"
 
 
-def _message(answer: Mapping[str, Any]) -> str:
+def _message(answer: Any) -> str:
     """What the service itself says of a failure that it sends with status 200."""
     for key in ("msg", "message", "detail", "error"):
-        if isinstance(answer.get(key), str):
+        if isinstance(answer, dict) and isinstance(answer.get(key), str):
             return f" and `{key}` says {shown(answer[key])}"
     return ""

@@ -18,6 +18,7 @@ from qinglan.config.profile import (
     uses_proxy,
     withheld_secrets,
 )
+from qinglan.config.rag import Rag, RagMapping, RagPreset
 from qinglan.config.release import Canary, Gate, Serve
 from qinglan.config.site import (
     Budget,
@@ -30,7 +31,6 @@ from qinglan.config.site import (
     NotifyTopic,
     Paths,
     Price,
-    Rag,
     Retention,
     Tenant,
     Tracking,
@@ -67,6 +67,8 @@ __all__ = [
     "Price",
     "Profile",
     "Rag",
+    "RagMapping",
+    "RagPreset",
     "Retention",
     "Reward",
     "Rl",

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ValidationError, model_validator
 
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
+from qinglan.config.rag import Rag
 from qinglan.config.release import Gate, Release, Serve
 from qinglan.config.site import (
     Automations,
@@ -25,7 +26,6 @@ from qinglan.config.site import (
     Notify,
     Paths,
     Price,
-    Rag,
     Retention,
     Tenant,
     Tracking,

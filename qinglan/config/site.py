@@ -61,23 +61,6 @@ class Endpoint(Section):
     """More fields of the request, as the service names them; part of the ledger's key."""
 
 
-class Rag(Section):
-    """The retrieval service (see docs/rag-service.md)."""
-
-    url: Url = EMBEDDED
-    """Address that takes the POST, or `embedded` for the BM25 simulator."""
-    knowledge_base: LocalPath = EMBEDDED
-    """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample. Unused otherwise."""
-    kb_name: str = "default"
-    top_k: Count = 10
-    score_threshold: Share = 0.0
-    timeout_s: Positive = 20
-    max_retries: Annotated[int, Field(ge=0)] = 4
-    concurrency: Count = 16
-    api_key_env: SecretName | None = None
-    """Name of the environment variable that holds a bearer token, where the service wants one."""
-
-
 class Embedded(Section):
     """How the simulators behave; used only where an address says `embedded`."""
 

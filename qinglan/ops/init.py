@@ -13,11 +13,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel
 
-from qinglan.config import EMBEDDED, Columns, Price, load_profile, parse_profile, profile_names
+from qinglan.config import EMBEDDED, Columns, Price, RagPreset, load_profile, parse_profile, profile_names
 from qinglan.data.sources.records import FIELDS, listed
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import plan_profile_checks
+from qinglan.ops.preflight import fitting_preset, plan_profile_checks
 from qinglan.rows import normalise
 from qinglan.text import one_line
 
@@ -160,6 +160,11 @@ def profile_text(
         text = yaml.safe_dump(section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=_WIDTH)
         lines += ["", f"# {comment}", text.rstrip("\n")]
     return "\n".join(lines) + "\n"
+
+
+def propose_preset(path: Path, text: str) -> RagPreset:
+    """Of `rag.preset`: as the address answers, else Qinglan's own contract."""
+    return fitting_preset(parse_profile(path, text)) or "qinglan"
 
 
 def check_rag(path: Path, text: str) -> Check:

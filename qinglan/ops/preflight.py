@@ -16,14 +16,14 @@ from typing import Literal, get_args
 
 import httpx2
 
-from qinglan.clients.contract import probe_rag
+from qinglan.clients.contract import find_preset, probe_rag
 from qinglan.clients.openai_protocol import capability_of
 from qinglan.clients.roles import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, require_secret, uses_proxy
+from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, RagMapping, RagPreset, require_secret, uses_proxy
 from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
-from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.errors import ConfigError, QinglanError, RetrievalError, WorkbookError
 from qinglan.evaluation.gate import TEACHER
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import ledger_url, open_ledger
@@ -233,6 +233,11 @@ def _check_rag(profile: Profile) -> Check:
         return run_check("rag", rag.url, lambda: _knowledge_base(profile))
     try:
         about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
+    except RetrievalError as error:  # it answers, so it may be one of the other products
+        preset = fitting_preset(profile)
+        also = ", and leave rag.mapping out" if preset == rag.preset else ""
+        advice = f"; the address answers as {preset} does: set rag.preset: {preset}{also}" if preset else ""
+        return Check("rag", rag.url, f"{error}{advice}")
     except QinglanError as error:
         return Check("rag", rag.url, str(error))
     if about_rewrite.kind == "ignored":  # the run would measure nothing, so it must not start
@@ -243,8 +248,18 @@ def _check_rag(profile: Profile) -> Check:
     return Check("rag", f"{rag.url} ({about_rewrite.text})", note=notes or None)
 
 
+def fitting_preset(profile: Profile) -> RagPreset | None:
+    """The preset of `rag.preset` by which the RAG's address answers, if any."""
+    try:
+        return find_preset(profile.rag, profile.tenant.id, _questions(profile))
+    except QinglanError:
+        return None
+
+
 def _knowledge_base(profile: Profile) -> None:
     rag = profile.rag
+    if rag.mapping != RagMapping():
+        raise ConfigError("rag.preset: the simulator keeps Qinglan's own contract; set `qinglan`, without rag.mapping")
     if rag.knowledge_base == EMBEDDED:
         domain_for(profile, "rag.knowledge_base")
         return

@@ -62,6 +62,14 @@ def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
     assert qinglan("run", "refresh", "--dry-run", "--profile", "acme")[0] == 0
 
 
+def test_the_rags_preset_is_found_out(init: Qinglan, serve: Callable[[Script], FakeService]):
+    found = {"similarity": 0.9, "content": "正文", "document_id": "d"}
+    ragflow = serve(lambda body: (200, {"data": {"chunks": [found]}} if "question" in body else {"code": 101}))
+    assert init("acme", "--yes", rag=ragflow.url)[0] == 0
+    assert load_profile("acme").rag.preset == "ragflow"
+    assert init("other", "--yes", "--rag-preset", "dfy", rag=ragflow.url)[0] == 2
+
+
 @pytest.mark.parametrize("machine", ["cpu", "gpu1", "gpu2", "gpu8"])
 @pytest.mark.parametrize("teacher", [(), (*REAL, "--teacher-price", "1.25,10")])
 def test_the_costs_of_teacher_and_student_are_known_on_every_machine(

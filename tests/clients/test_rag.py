@@ -44,12 +44,12 @@ async def test_request_and_answer(serve: Serve):
 
 
 def test_an_answer_may_be_empty_and_fields_are_read_leniently():
-    assert read_answer(b'{"data": {"recall": []}}', "u").scores == ()
+    assert read_answer(RAG, b'{"data": {"recall": []}}', "u").scores == ()
     answer = passages(
         '{"id": 7, "content": "abc", "reranker_score": 1, "title": null, "extra": 0}',
         '{"content": "d", "reranker_score": 1}',
     )
-    found = read_answer(answer.encode(), "u")
+    found = read_answer(RAG, answer.encode(), "u")
     assert (found.ids, found.titles, found.scores) == (("7", None), ("abc", "d"), (1.0, 1.0))
 
 
@@ -64,13 +64,16 @@ def scored(*scores: object) -> str:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ('{"recall": []}', "`data` is missing (found: recall); wrap the passages as"),
+        ('{"recall": []}', "`data` is missing (found: recall); the passages belong under `data.recall`, as a list"),
         ("{}", "`data` is missing (the object is empty)"),
-        ("[]", "it is a list, not an object; wrap the passages as"),
-        ('{"data": []}', "`data` is a list; the passages belong one level deeper, under `data.recall`"),
+        ("[]", "it is a list; the passages belong under `data.recall`"),
+        ('{"data": []}', "`data` is a list; the passages belong under `data.recall`"),
         ('{"data": null, "msg": "kb\\n not \\u001b[31mfound"}', '`data` is null and `msg` says "kb not [31mfound"'),
         ('{"data": {"docs": []}}', "`data.recall` is missing (found: docs)"),
-        ('{"data": {"recall": null}}', "`data.recall` is null, not a list; nothing found is []"),
+        (
+            '{"data": {"recall": null}}',
+            "`data.recall` is null; the passages belong under `data.recall`, as a",
+        ),
         (passages('{"reranker_score": 0.5}'), "`data.recall[0].content` is missing (found: reranker_score)"),
         (passages('{"page_content": "x"}'), "send `page_content` under this name"),
         (passages('{"content": "x", "score": 1}'), "send `score` under this name, in [0, 1]"),
@@ -78,7 +81,7 @@ def scored(*scores: object) -> str:
         (scored(0.9, 1.2), "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; looks like a logit: send its sig"),
         (scored(92.5, 31), "is 92.5, outside [0, 1]; looks like a percentage: divide by 100"),
         (scored(1.0000002, 0.3), "outside [0, 1]; looks like rounding: clip it"),
-        (scored("NaN"), "`data.recall[0].reranker_score` is nan; send a number in [0, 1]"),
+        (scored("NaN"), "`data.recall[0].reranker_score` is nan; send a number"),
         (scored('"0.9"'), '`data.recall[0].reranker_score` is the text "0.9"; send a number'),
         ("", "the body is empty"),
         ("<html>" + 5000 * "x", 'it is HTML, not JSON: "<html>xxx'),
@@ -90,7 +93,7 @@ def scored(*scores: object) -> str:
 )
 def test_broken_answers_say_what_is_wrong_and_what_to_do(answer: str, message: str):
     with pytest.raises(RetrievalError) as caught:
-        read_answer(answer.encode(), "http://rag")
+        read_answer(RAG, answer.encode(), "http://rag")
     text = str(caught.value)
     assert text.startswith("rag http://rag: the answer breaks the contract: ")
     assert message in text
@@ -100,8 +103,8 @@ def test_broken_answers_say_what_is_wrong_and_what_to_do(answer: str, message: s
 
 def test_a_wrong_content_type_is_named_where_the_body_is_no_json():
     with pytest.raises(RetrievalError, match=r'content-type "text/html; charset=x"'):
-        read_answer(b"<!doctype html>", "u", "text/html;\tcharset=x")
-    assert read_answer(scored(0.5).encode(), "u", "text/plain").scores == (0.5,)
+        read_answer(RAG, b"<!doctype html>", "u", "text/html;\tcharset=x")
+    assert read_answer(RAG, scored(0.5).encode(), "u", "text/plain").scores == (0.5,)
 
 
 @pytest.mark.parametrize("fault", [(503, {}), (429, {}), None])
@@ -183,7 +186,7 @@ def guide_service(block: str, names: dict[str, Any], path: str, app: FastAPI) ->
     def ask(query: str, rewritten_query: str | None) -> list[Passage]:
         response = client.post(path, json=request_body(RAG, "t", query, rewritten_query))
         assert response.status_code == 200, response.text
-        return read_passages(response.content, path)
+        return read_passages(RAG, response.content, path)
 
     return ask
 

@@ -16,7 +16,7 @@ from fake_service import FakeService, Script, completion, recall
 from reward_service import BASELINE as BASE
 from reward_service import reward_service
 
-from qinglan.config import Budget, Endpoint, LedgerStore, Rag, Reward
+from qinglan.config import Budget, Endpoint, LedgerStore, Rag, RagMapping, Reward
 from qinglan.errors import LedgerError
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.recipes import Scored, query_rewrite
@@ -147,6 +147,7 @@ async def test_another_run_or_another_request_asks_the_rag_anew(site: Site):
         ({"retrieval_scope": "run 1"}, 2),
         ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, kb_name="other")}, 3),
         ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, top_k=3)}, 4),
+        ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, mapping=RagMapping(title="name"))}, 5),
     ):
         await site.open(**setting).score(REWRITE)
         await site.opened[-1].close()

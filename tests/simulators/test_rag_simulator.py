@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from qinglan.clients.rag import read_answer
+from qinglan.config import Rag
 from qinglan.errors import WorkbookError
 from qinglan.simulators import rag_server
 from qinglan.simulators.domains.query_rewrite.facts import documents, title
@@ -34,12 +35,14 @@ def test_a_title_finds_its_document(retriever: Retriever):
 
 def test_rewritten_query_is_honoured(client: TestClient):
     body = {"query": "虾青素 适用人群", "tenant_id": "t", "kb_name": "k", "top_k": 3, "score_threshold": 0}
-    plain = read_answer(client.post("/retrieve", json=body).content, "x")
-    rewritten = read_answer(client.post("/retrieve", json={**body, "rewritten_query": "阿胶 适用人群"}).content, "x")
+    plain = read_answer(Rag(), client.post("/retrieve", json=body).content, "x")
+    rewritten = read_answer(
+        Rag(), client.post("/retrieve", json={**body, "rewritten_query": "阿胶 适用人群"}).content, "x"
+    )
     assert plain.ids[0] == "虾青素-who"
     assert rewritten.ids[0] == "阿胶-who"
     assert len(plain.ids) == 3
-    above = read_answer(client.post("/retrieve", json={**body, "score_threshold": 0.9}).content, "x")
+    above = read_answer(Rag(), client.post("/retrieve", json={**body, "score_threshold": 0.9}).content, "x")
     assert above.ids == ("虾青素-who",)
 
 

@@ -14,7 +14,7 @@ def scoring_key(profile: Profile) -> dict[str, Any]:
     known: dict[str, Any] = {"recipe": recipe_key(profile.recipe), "tenant": profile.tenant.model_dump(mode="json")}
     graders = get_recipe(profile.recipe).graders
     if "rag" in graders:
-        known["rag"] = profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"})
+        known["rag"] = profile.rag.answer_key
     if "judge" in graders:
         known["judge"] = profile.judge.model_dump(mode="json", include=set(ANSWER_FIELDS))
         known["server"] = key_salt(profile, "judge")

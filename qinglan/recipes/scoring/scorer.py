@@ -227,7 +227,7 @@ class Retrievals:
         """
         body = request_body(self._settings, self._service.tenant.id, baseline.question, rewrite)
         # The configured address, as that of an embedded RAG differs between runs; and the fields that are stored.
-        key = hash_of(self._service.retrieval_scope, self._settings.url, sorted(Retrieved.model_fields), body)
+        key = hash_of(self._service.retrieval_scope, self._settings.answer_key, sorted(Retrieved.model_fields), body)
         if key in self._recent:
             return self._recent[key], True
         joined = key in self._under_way

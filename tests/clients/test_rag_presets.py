@@ -1,0 +1,206 @@
+"""`rag.preset` and `rag.mapping`: every product is asked as it documents, and its documented answer is read."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, NamedTuple, get_args
+
+import jmespath
+import pytest
+from fake_service import SIMULATED, FakeService, Reply
+
+from qinglan.clients.rag import RagClient, read_passages, request_body
+from qinglan.config import Profile, Rag, RagPreset, load_profile
+from qinglan.errors import ConfigError, RetrievalError
+from qinglan.ops.preflight import inspect_profile
+from qinglan.recipes.scoring.keys import scoring_key
+
+Json = dict[str, Any]
+FOUND = (("d1", 0.9), ("d2", 0.4))
+
+
+class Product(NamedTuple):
+    path: str
+    request: Json
+    text: str
+    """JMESPath of the text in the request."""
+    passage: Callable[[str, str, float], Json]
+    answer: Callable[[list[Json]], Any]
+    scores: tuple[float, ...] = (0.9, 0.4)
+    header: tuple[str, str] = ("authorization", "Bearer k")
+
+
+PRODUCTS: dict[RagPreset, Product] = {
+    "qinglan": Product(
+        "/search",
+        {"query": "原话", "rewritten_query": "改写", "tenant_id": "t", "kb_name": "k/b", "top_k": 2,
+         "score_threshold": 0.1},
+        "rewritten_query || query",
+        lambda d, text, s: {"id": d, "content": text, "reranker_score": s}, lambda found: {"data": {"recall": found}},
+    ),
+    "dify": Product(
+        "/v1/datasets/{kb_name}/retrieve",
+        {"query": "改写", "retrieval_model": {"search_method": "semantic_search", "reranking_enable": False, "top_k": 2,
+                                            "score_threshold_enabled": True, "score_threshold": 0.1}},
+        "retrieval_model && query",
+        lambda d, text, s: {"segment": {"id": f"s-{d}", "document_id": d, "content": text, "answer": "",
+                                        "document": {"id": d, "name": f"{d}.txt"}}, "child_chunks": [], "score": s},
+        lambda found: {"query": {"content": "改写"}, "records": found},
+    ),
+    "ragflow": Product(
+        "/api/v1/retrieval",
+        {"question": "改写", "dataset_ids": ["k/b"], "page_size": 2, "similarity_threshold": 0.1},
+        "question",
+        lambda d, text, s: {"id": f"c-{d}", "content": text, "document_id": d, "document_keyword": f"{d}.txt",
+                            "similarity": s, "term_similarity": 1.0, "vector_similarity": 0.8},
+        lambda found: {"code": 0, "data": {"chunks": found, "doc_aggs": [], "total": 2}},
+    ),
+    "fastgpt": Product(
+        "/api/core/dataset/searchTest",
+        {"datasetId": "k/b", "text": "改写", "limit": 20000, "similarity": 0.1, "searchMode": "embedding",
+         "usingReRank": False, "datasetSearchUsingExtensionQuery": False},
+        "datasetId && text",
+        lambda d, text, s: {"id": f"c-{d}", "q": text, "a": "", "collectionId": d, "sourceName": f"{d}.pdf",
+                            "score": [{"type": "embedding", "value": s, "index": 0}]},
+        lambda found: {"code": 200, "statusText": "", "message": "", "data": {"list": found, "duration": "0.1s"}},
+    ),
+    "chatchat": Product(
+        "/knowledge_base/search_docs",
+        {"query": "改写", "knowledge_base_name": "k/b", "top_k": 2, "score_threshold": 2.0},
+        "knowledge_base_name && query",
+        lambda d, text, _: {"id": None, "metadata": {"source": d}, "page_content": text, "score": 3.0},
+        lambda found: found, (1.0, 0.5),
+    ),
+    "elasticsearch": Product(
+        "/{kb_name}/_search",
+        {"query": {"match": {"content": "改写"}}, "size": 2, "_source": ["title", "content"]},
+        "query.match.content",
+        lambda d, text, s: {"_index": "kb", "_id": d, "_score": 20 * s, "_source": {"title": d, "content": text}},
+        lambda found: {"took": 3, "timed_out": False, "hits": {"max_score": 18.0, "hits": found}},
+        (1.0, 0.5), ("authorization", "ApiKey k"),
+    ),
+    "qdrant": Product(
+        "/collections/{kb_name}/points/query",
+        {"query": {"text": "改写", "model": "sentence-transformers/all-minilm-l6-v2"}, "limit": 2,
+         "score_threshold": 0.1, "with_payload": True},
+        "query.text",
+        lambda d, text, s: {"id": d, "version": 0, "score": s, "payload": {"title": d, "text": text}},
+        lambda found: {"result": {"points": found}, "status": "ok", "time": 0.01}, header=("api-key", "k"),
+    ),
+    "milvus": Product(
+        "/v2/vectordb/entities/search",
+        {"collectionName": "k/b", "data": ["改写"], "annsField": "sparse", "limit": 2, "outputFields": ["text"]},
+        "data[0]", lambda d, text, s: {"id": d, "text": text, "distance": 9 * s},
+        lambda found: {"code": 0, "cost": 0, "data": found}, (1.0, 0.5),
+    ),
+}  # fmt: skip
+
+
+class Server(FakeService):
+    """A product that refuses a request without its own fields."""
+
+    def __init__(self, preset: RagPreset) -> None:
+        super().__init__()
+        self.product, self.paths = PRODUCTS[preset], list[str]()
+        self.url = self.url.removesuffix("/v1") + self.product.path
+
+    def answer(self, method: str, path: str, body: Json) -> Reply:
+        self.paths.append(path)
+        text = jmespath.search(self.product.text, body)
+        if not isinstance(text, str) or not text:
+            return 422, {"detail": "a field is missing"}
+        found = [self.product.passage(document, f"{text}:{document}", score) for document, score in FOUND]
+        return 200, self.product.answer(found)
+
+
+@pytest.mark.parametrize("preset", get_args(RagPreset))
+async def test_a_product_is_asked_and_read_as_it_documents(preset: RagPreset, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KEY", "k")
+    rag = Rag(preset=preset, kb_name="k/b", top_k=2, score_threshold=0.1, api_key_env="KEY", max_retries=0)
+    with closing(Server(preset)) as server:
+        client = RagClient(rag, server.url, "t", with_passage=True)
+        found = await client.retrieve("原话", "改写")
+        await client.close()
+    product = server.product
+    assert (server.bodies, server.paths) == ([product.request], [product.path.replace("{kb_name}", "k%2Fb")])
+    assert server.headers[0][product.header[0]] == product.header[1]
+    assert (found.ids, found.scores) == (("d1", "d2"), product.scores)
+    assert found.first_passage.endswith("改写:d1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRODUCTS)
+def test_doctor_names_the_preset_that_fits(preset: RagPreset, profile_of: Callable[..., Profile]):
+    def check(configured: str) -> Any:
+        profile = profile_of(**SIMULATED, rag={"url": server.url, "preset": configured})
+        return next(check for check in inspect_profile(profile, "refresh") if check.name == "rag")
+
+    with closing(Server(preset)) as server:
+        wrong, right = check("ragflow" if preset == "qinglan" else "qinglan"), check(preset)
+    assert f"; the address answers as {preset} does: set rag.preset: {preset}" in wrong.problem
+    assert right.problem is None
+    assert ("another text gets another answer" in right.detail) == (preset != "qinglan")
+    assert ("only gold documents tell" in (right.note or "")) == (server.product.scores[0] == 1.0)
+
+
+def scored(mapping: Json, *scores: float) -> list[float]:
+    rag = Rag.model_validate({"preset": "elasticsearch", "mapping": mapping, "top_k": 2, "score_threshold": 0.4})
+    hits = [{"_id": f"d{i}", "_source": {"content": "x"}, "_score": score} for i, score in enumerate(scores)]
+    answer = json.dumps({"hits": {"hits": hits}}).encode()
+    return [passage.reranker_score for passage in read_passages(rag, answer, "u")]
+
+
+def test_scores_are_converted_and_then_cut_by_limit_and_threshold():
+    assert scored({"score_as": "sigmoid"}, 900.0, 0.0, -900.0) == [1.0, 0.5]
+    assert scored({"score_as": "divide_by", "divide_by": 20}, 18, 6) == [0.9]
+    assert scored({}, 7.0, 9.0, 3.0) == [1.0, 0.5]
+    with pytest.raises(RetrievalError, match=r"`hits\.hits\[0\]\._score` is 30, outside \[0, 1\]; divided by .* 1\.5"):
+        scored({"score_as": "divide_by", "divide_by": 20}, 30)
+
+
+def test_a_text_never_changes_the_requests_shape():
+    for nasty in ('"}, "size": 9999, "a": "{kb_name}', "{top_k}"):
+        assert request_body(Rag(preset="elasticsearch"), "t", "q", nasty)["query"] == {"match": {"content": nasty}}
+
+
+@pytest.mark.parametrize(
+    ("preset", "answer", "message"),
+    [
+        ("ragflow", {"code": 102, "message": "no"}, '`data` is missing (found: code, message) and `message` says "no"'),
+        ("chatchat", {"detail": "busy"}, 'it is an object and `detail` says "busy"'),
+        ("fastgpt", {"data": {"list": [{"q": "x", "score": []}]}}, "score)` is a list; send a number"),
+        ("fastgpt", {"data": {"list": [{"q": 7}]}}, "rag.mapping: `join("),
+        ("dify", {"records": [{"segment": {"text": "x"}}]}, "`records[0].segment.content` is missing (found: segment)"),
+    ],
+)  # fmt: skip
+def test_a_flaw_is_named_by_the_mapping(preset: RagPreset, answer: Any, message: str):
+    with pytest.raises(RetrievalError) as caught:
+        read_passages(Rag(preset=preset), json.dumps(answer).encode(), "u")
+    assert message in str(caught.value)
+
+
+def test_the_shape_is_part_of_every_key_and_qinglans_own_of_none(profile_of: Callable[..., Profile]):
+    def keys(**rag: Any) -> Json:
+        return scoring_key(profile_of(**SIMULATED, rag={"url": "http://rag", **rag}))["rag"]
+
+    assert keys().keys() == {"url", "kb_name", "top_k", "score_threshold"} == keys(preset="qinglan").keys()
+    shapes = [keys(preset=preset) for preset in PRODUCTS]
+    shapes += [keys(preset="dify", mapping={"id": "segment.document.name"}), keys(mapping={"title": "name"})]
+    assert len({json.dumps(shape, sort_keys=True) for shape in shapes}) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"request": {"q": "{txt}"}}, "there is no placeholder {txt}"),
+        ({"request": {"q": ["about {text}"]}}, "a placeholder must be a whole value"),
+        ({"request": {"q": "{query}"}}, "no rewrite would be sent"),
+        ({"score": "a["}, "'a[' is no JMESPath"),
+        ({"divide_by": 3}, "belong together"),
+        ({"contents": "x"}, "did you mean `content`"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_mapping_is_one_line(mapping: Json, message: str):
+    with pytest.raises(ConfigError) as caught:
+        load_profile("embedded", ["rag.preset=dify", f"rag.mapping={json.dumps(mapping)}"])
+    assert message in str(caught.value) and "\n" not in str(caught.value)

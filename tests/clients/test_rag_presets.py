@@ -1,6 +1,7 @@
 """`rag.preset` and `rag.mapping`: every product is asked as it documents, and its documented answer is read."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple, get_args
@@ -10,8 +11,8 @@ import pytest
 from fake_service import SIMULATED, FakeService, Reply
 
 from qinglan.clients.rag import RagClient, read_passages, request_body
-from qinglan.config import Profile, Rag, RagPreset, load_profile
-from qinglan.errors import ConfigError, RetrievalError
+from qinglan.config import Profile, Rag, RagPreset
+from qinglan.errors import RetrievalError
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.scoring.keys import scoring_key
 
@@ -143,19 +144,18 @@ def test_doctor_names_the_preset_that_fits(preset: RagPreset, profile_of: Callab
     assert ("only gold documents tell" in (right.note or "")) == (server.product.scores[0] == 1.0)
 
 
-def scored(mapping: Json, *scores: float) -> list[float]:
+def scores_of(*scores: float, **mapping: Any) -> list[float]:
     rag = Rag.model_validate({"preset": "elasticsearch", "mapping": mapping, "top_k": 2, "score_threshold": 0.4})
-    hits = [{"_id": f"d{i}", "_source": {"content": "x"}, "_score": score} for i, score in enumerate(scores)]
-    answer = json.dumps({"hits": {"hits": hits}}).encode()
-    return [passage.reranker_score for passage in read_passages(rag, answer, "u")]
+    hits = [{"_id": "d", "_source": {"content": "x"}, "_score": score} for score in scores]
+    return [p.reranker_score for p in read_passages(rag, json.dumps({"hits": {"hits": hits}}).encode(), "u")]
 
 
 def test_scores_are_converted_and_then_cut_by_limit_and_threshold():
-    assert scored({"score_as": "sigmoid"}, 900.0, 0.0, -900.0) == [1.0, 0.5]
-    assert scored({"score_as": "divide_by", "divide_by": 20}, 18, 6) == [0.9]
-    assert scored({}, 7.0, 9.0, 3.0) == [1.0, 0.5]
+    assert scores_of(900.0, 0.0, -900.0, score_as="sigmoid") == [1.0, 0.5]
+    assert scores_of(18, 6, score_as="divide_by", divide_by=20) == [0.9]
+    assert scores_of(7.0, 9.0, 3.0) == [1.0, 0.5]
     with pytest.raises(RetrievalError, match=r"`hits\.hits\[0\]\._score` is 30, outside \[0, 1\]; divided by .* 1\.5"):
-        scored({"score_as": "divide_by", "divide_by": 20}, 30)
+        scores_of(30, score_as="divide_by", divide_by=20)
 
 
 def test_a_text_never_changes_the_requests_shape():
@@ -168,15 +168,13 @@ def test_a_text_never_changes_the_requests_shape():
     [
         ("ragflow", {"code": 102, "message": "no"}, '`data` is missing (found: code, message) and `message` says "no"'),
         ("chatchat", {"detail": "busy"}, 'it is an object and `detail` says "busy"'),
-        ("fastgpt", {"data": {"list": [{"q": "x", "score": []}]}}, "score)` is a list; send a number"),
-        ("fastgpt", {"data": {"list": [{"q": 7}]}}, "rag.mapping: `join("),
+        ("fastgpt", {"data": [{"q": 7}]}, "rag.mapping: `join("),
         ("dify", {"records": [{"segment": {"text": "x"}}]}, "`records[0].segment.content` is missing (found: segment)"),
     ],
 )  # fmt: skip
 def test_a_flaw_is_named_by_the_mapping(preset: RagPreset, answer: Any, message: str):
-    with pytest.raises(RetrievalError) as caught:
+    with pytest.raises(RetrievalError, match=re.escape(message)):
         read_passages(Rag(preset=preset), json.dumps(answer).encode(), "u")
-    assert message in str(caught.value)
 
 
 def test_the_shape_is_part_of_every_key_and_qinglans_own_of_none(profile_of: Callable[..., Profile]):
@@ -187,20 +185,3 @@ def test_the_shape_is_part_of_every_key_and_qinglans_own_of_none(profile_of: Cal
     shapes = [keys(preset=preset) for preset in PRODUCTS]
     shapes += [keys(preset="dify", mapping={"id": "segment.document.name"}), keys(mapping={"title": "name"})]
     assert len({json.dumps(shape, sort_keys=True) for shape in shapes}) == len(shapes)
-
-
-@pytest.mark.parametrize(
-    ("mapping", "message"),
-    [
-        ({"request": {"q": "{txt}"}}, "there is no placeholder {txt}"),
-        ({"request": {"q": ["about {text}"]}}, "a placeholder must be a whole value"),
-        ({"request": {"q": "{query}"}}, "no rewrite would be sent"),
-        ({"score": "a["}, "'a[' is no JMESPath"),
-        ({"divide_by": 3}, "belong together"),
-        ({"contents": "x"}, "did you mean `content`"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_mapping_is_one_line(mapping: Json, message: str):
-    with pytest.raises(ConfigError) as caught:
-        load_profile("embedded", ["rag.preset=dify", f"rag.mapping={json.dumps(mapping)}"])
-    assert message in str(caught.value) and "\n" not in str(caught.value)

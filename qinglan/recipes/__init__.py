@@ -27,17 +27,16 @@ from qinglan.recipes.kinds.elements import (
     Metric,
     PrimaryMetric,
     identifying,
-    json_object,
-    one_line,
-    parse_score,
     placeholders,
     prompt,
 )
 from qinglan.recipes.kinds.recipe import Recipe, answered
 from qinglan.recipes.kinds.retrieval import RetrievalRecipe
+from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line, parse_score, read_json
 from qinglan.recipes.scoring.service import Baseline, GradedRewrite, Scored
 
 __all__ = [
+    "DATA_RULE",
     "JUDGE",
     "QUALITY",
     "SCORE_SCHEMA",
@@ -54,13 +53,14 @@ __all__ = [
     "RetrievalRecipe",
     "Scored",
     "answered",
+    "delimited",
     "get_recipe",
     "identifying",
-    "json_object",
     "one_line",
     "parse_score",
     "placeholders",
     "prompt",
+    "read_json",
     "recipe_key",
 ]
 

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from qinglan.clients.openai_protocol import ChatMessage, ChatRequest, completion_body, error_body, model_list
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.simulators.domains import ReasonedAnswer, simulated_models
 from qinglan.simulators.server import argument_parser, serve
 
@@ -38,7 +39,7 @@ def complete(request: SeededRequest, default_seed: int = 7) -> tuple[int, dict[s
     if request.stream:
         return 400, error_body(400, "the simulator can't stream")
     model = domains[request.model].models[request.model]
-    answer = model(request.last_user_text, default_seed if request.seed is None else request.seed)
+    answer = model(undelimited(request.last_user_text), default_seed if request.seed is None else request.seed)
     text, reasoning = answer if isinstance(answer, ReasonedAnswer) else (answer, "")
     prompt = sum(_count_tokens(m.text) + TOKENS_PER_MESSAGE for m in request.messages)
     completion = _count_tokens(text) + _count_tokens(reasoning)

@@ -20,13 +20,14 @@ from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
 from qinglan.recipes._verdicts import RIGHT_FROM, reference_of
 from qinglan.recipes.answer_judge import AnswerJudge
+from qinglan.recipes.kinds.untrusted import CONTRADICTORY
 from qinglan.rows import Row
 from qinglan.statistics import agreement
 from qinglan.text import Both
 
 PASSAGES_A_ROW = 4
 """At most: as many as `_texts` gives."""
-_UNREADABLE = frozenset({"verdict_unreadable", "truncated", "empty_answer", "answer_too_long"})
+_UNREADABLE = frozenset({"verdict_unreadable", CONTRADICTORY, "truncated", "empty_answer", "answer_too_long"})
 """Reasons for which an answer holds no verdict; other failures are those of the call."""
 _RIGHT, _WRONG, _NEITHER = "right", "wrong", "neither"
 

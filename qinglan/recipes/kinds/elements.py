@@ -1,7 +1,5 @@
-"""What recipes are made of: inputs, metrics, findings, messages, and how answers are read."""
+"""What recipes are made of: inputs, metrics, findings and messages."""
 
-import json
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from qinglan.errors import TeacherError
+from qinglan.recipes.kinds.untrusted import without_markers
 from qinglan.text import Both
 
 Message = dict[str, str]
@@ -28,7 +26,6 @@ SCORE_SCHEMA: dict[str, Any] = {
 }
 """Of a judge's answer that `parse_score` reads, for models that support structured output."""
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _COURTESIES = frozenset(
     (
         "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下", "建议", "可以", "一般", "情况", "需要",
@@ -37,7 +34,6 @@ _COURTESIES = frozenset(
     )
 )  # fmt: skip
 """Words that say nothing about what a text is about."""
-_JSON_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,8 @@ class Finding(BaseModel):
 
 
 def prompt(system: str, user: str) -> list[Message]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    """The messages; no special token of a chat template is left in what the user wrote."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": without_markers(user)}]
 
 
 def identifying(values: Mapping[str, str], inputs: Sequence[Input]) -> dict[str, str]:
@@ -121,32 +118,6 @@ def identifying(values: Mapping[str, str], inputs: Sequence[Input]) -> dict[str,
 def placeholders(inputs: Sequence[Input], text: str) -> dict[str, str]:
     """The inputs that a prompt needs, all with the same text: for a prompt without a real question."""
     return {each.name: text for each in inputs if each.is_asked}
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks and control characters, so that it can't pose as a further part of a prompt."""
-    return _CONTROL.sub(" ", text)
-
-
-def json_object(text: str) -> dict[str, Any] | None:
-    """The JSON object in an answer, whatever text surrounds it; None where there is none."""
-    match = _JSON_OBJECT.search(text)
-    try:
-        found = json.loads(match.group()) if match else None
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def parse_score(text: str) -> float:
-    """The score, 0–5, from a judge's answer such as `{"score": 4, "reason": "…"}`; TeacherError where it has none."""
-    try:
-        score = float((json_object(text) or {})["score"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise TeacherError(f"the judge's answer has no score: {text[:80]!r}", "judge_unreadable") from error
-    if not 0 <= score <= 5:
-        raise TeacherError(f"the judge's answer has no score from 0 to 5: {text[:80]!r}", "judge_unreadable")
-    return score
 
 
 def distinctive_words(text: str, count: int) -> list[str]:

@@ -21,6 +21,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Price, Profile, Tenant
 from qinglan.errors import CallError, StageError
 from qinglan.ledger import Call
+from qinglan.recipes.kinds.untrusted import CONTRADICTORY
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from qinglan.recipes.kinds.recipe import Recipe
     from qinglan.recipes.kinds.retrieval import RetrievalRecipe
 
-UNREADABLE, EMPTY = "judge_unreadable", "empty_answer"
+EMPTY = "empty_answer"
+_UNREADABLE = frozenset({"judge_unreadable", CONTRADICTORY})
 _ORIGINAL = "original"
 _LOWEST_SCORE = 0.0
 """The judge's, for an empty text."""
@@ -143,7 +145,7 @@ def check_failures(reasons: Sequence[str | None], questions: int, max_failed_sha
         raise StageError(
             f"evaluate: calls failed for {len(reasons)} of {questions} questions ({counted}), more than "
             f"evaluate.max_failed_share = {max_failed_share:.0%} allows; repair the service and run again"
-            + (kept if UNREADABLE in reasons else "")
+            + (kept if _UNREADABLE.intersection(reasons) else "")
         )
 
 

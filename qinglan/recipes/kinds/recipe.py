@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from qinglan.clients.row_batches import OVER_BUDGET
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes.kinds.elements import SCORE_SCHEMA, Finding, Input, Message, Metric, PrimaryMetric, parse_score
+from qinglan.recipes.kinds.elements import SCORE_SCHEMA, Finding, Input, Message, Metric, PrimaryMetric
+from qinglan.recipes.kinds.untrusted import parse_score, undelimited
 from qinglan.rows import INPUT_REASONS, ArmRow, Row
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ class Recipe(ABC):
 
     def parse_answer(self, text: str) -> str:
         """The text that counts, from a teacher's answer; raises TeacherError where there is none in it."""
-        if not text.strip():
+        if not (answer := undelimited(text).strip()):
             raise TeacherError("the answer is empty", "empty_answer")
-        return text.strip()
+        return answer
 
     def clean(self, text: str) -> str:
         """What a student wrote or a reviewer typed, without needless white space."""

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qinglan.config import EMBEDDED, Profile, Reward, Select, Tenant
-from qinglan.errors import ConfigError, TeacherError
-from qinglan.recipes.kinds.elements import Message, Metric, PrimaryMetric, json_object
+from qinglan.errors import ConfigError
+from qinglan.recipes.kinds.elements import Message, Metric, PrimaryMetric
 from qinglan.recipes.kinds.recipe import JudgeUse, Recipe, ask_judge
 from qinglan.recipes.kinds.selection import is_leftover, is_refusal
+from qinglan.recipes.kinds.untrusted import parse_scores
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.scoring.service import NOT_JUDGED, Baseline, GradedRewrite, Scored
 from qinglan.rows import ArmRow, Row, normalise
@@ -81,15 +82,7 @@ class RetrievalRecipe(Recipe):
 
     def parse_panel(self, text: str, count: int) -> list[float]:
         """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""
-        try:
-            scores = [float(score) for score in (json_object(text) or {"scores": []})["scores"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise TeacherError(f"the judge's answer has no scores: {text[:80]!r}", "judge_unreadable") from error
-        if len(scores) != count or not all(0 <= score <= 5 for score in scores):
-            raise TeacherError(
-                f"the judge's answer has not {count} scores from 0 to 5: {text[:80]!r}", "judge_unreadable"
-            )
-        return scores
+        return parse_scores(text, count)
 
     @abstractmethod
     def reward(self, config: Reward, baseline: Baseline, rewrite: GradedRewrite) -> Scored:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import httpx2
 from pydantic import BaseModel, Field, ValidationError
 
-from qinglan.clients.limits import TRIAL_EVERY_S, CallBreaker, Limits, retry_after_s, with_retries
+from qinglan.clients.limits import TRIAL_EVERY_S, BodyTooLargeError, CallBreaker, Limits, retry_after_s, with_retries
 from qinglan.clients.openai_protocol import JsonSchema, request_parameters
 from qinglan.config import Endpoint, Price
 from qinglan.errors import ConfigError, TeacherError
@@ -348,6 +348,10 @@ class ChatClient:
             status, latency_ms = error.status_code, error.response.extensions["latency_ms"]
             after_s = retry_after_s(error.response.headers)
         self._limits.tokens.correct(-self._mean_tokens)
+        if isinstance(error.__cause__, BodyTooLargeError):
+            self._breaker.answered()
+            self._fail(request, "answer_too_long", None)
+            return TeacherError(f"{role}: {error.__cause__}", "answer_too_long")
         transient_reason = "teacher_unavailable"
         if isinstance(error, openai.APITimeoutError):
             transient_reason = "teacher_timeout"
@@ -425,7 +429,7 @@ def unanswered(call: Call) -> str | None:
     return _empty_reason(call.role) if is_blank else None
 
 
-def usable_text(call: Call, max_chars: int | None = None) -> str:
+def usable_text(call: Call, max_chars: int) -> str:
     """The answer's text; raises TeacherError where it is a refusal, cut off, empty or too long."""
     if call.refusal or call.finish_reason == "content_filter":
         raise TeacherError(f"{call.role}: refused: {shown(call.refusal or call.text, _SHOWN_CHARS)}", "teacher_refused")
@@ -435,10 +439,10 @@ def usable_text(call: Call, max_chars: int | None = None) -> str:
         raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "teacher_interrupted")
     if not call.text.strip():
         raise TeacherError(f"{call.role}: empty answer", _empty_reason(call.role))
-    if max_chars is not None and len(call.text) > max_chars:
+    if len(call.text) > max_chars:
+        limit = f"{call.role}.max_answer_chars = {max_chars:,}"
         raise TeacherError(
-            f"{call.role}: an answer of {len(call.text)} characters, more than {call.role}.max_answer_chars",
-            "answer_too_long",
+            f"{call.role}: an answer of {len(call.text):,} characters, more than {limit}", "answer_too_long"
         )
     return call.text
 

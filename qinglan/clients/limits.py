@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import httpx2
+
 from qinglan.errors import CallError
 from qinglan.runs.back_off import BackOff
 
@@ -24,9 +26,30 @@ _MIN_ANSWERS = 8
 """Answers needed before a share of refusals counts."""
 _BURST_S = 1.0
 TRIAL_EVERY_S = 15.0
+MOST_BODY_BYTES = 8_000_000
+"""Of a service's answer, unpacked: far more than an answer within the contracts takes, and little for 64 at once."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 T = TypeVar("T")
+
+
+class BodyTooLargeError(httpx2.RequestError):
+    """A service sent more than `MOST_BODY_BYTES`."""
+
+
+async def read_body(response: httpx2.Response) -> httpx2.Response:
+    """A response that is streamed, with its body; raises BodyTooLargeError as soon as that is too large."""
+    body = bytearray()
+    try:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MOST_BODY_BYTES:
+                raise BodyTooLargeError(f"the answer has more than {MOST_BODY_BYTES:,} bytes", request=response.request)
+    finally:
+        await response.aclose()
+    headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]  # it is unpacked
+    kept = {"request": response.request, "extensions": response.extensions}
+    return httpx2.Response(response.status_code, headers=headers, content=bytes(body), **kept)
 
 
 class Pace:

@@ -18,7 +18,7 @@ import httpx2
 import jmespath
 from pydantic import BaseModel, ValidationError
 
-from qinglan.clients.limits import Limits, retry_after_s, with_retries
+from qinglan.clients.limits import BodyTooLargeError, Limits, read_body, retry_after_s, with_retries
 from qinglan.config import Rag, RagMapping, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
@@ -124,7 +124,11 @@ class RagClient:
 
     async def _respond(self, body: dict[str, Any]) -> httpx2.Response:
         try:
-            response = await self._client.post(self._url, json=body)
+            request = self._client.build_request("POST", self._url, json=body)
+            response = await read_body(await self._client.send(request, stream=True))
+        except BodyTooLargeError as error:
+            message = f"rag {self._url}: {error}; send fewer or shorter passages"
+            raise RetrievalError(message, "rag_bad_answer") from error
         except httpx2.RequestError as error:
             message = f"rag {self._url}: {str(error) or type(error).__name__}"
             raise RetrievalError(message, "rag_unavailable", transient=True, retry_after_s=0.0) from error

@@ -51,7 +51,7 @@ class Endpoint(Section):
     """The account's limit for this model; nothing is sent beyond it."""
     tokens_per_minute: Count | None = None
     """The account's limit for this model, prompt and answer together."""
-    max_answer_chars: Count | None = None
+    max_answer_chars: Count = 20_000
     """A longer answer is a failure (`answer_too_long`)."""
     reasoning_effort: str | None = None
     """`minimal`, `low`, `medium` or `high`, for models that take it."""

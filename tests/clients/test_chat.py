@@ -1,6 +1,8 @@
 """Asking over real HTTP: what is sent, when an answer is none, retries, and that nothing is paid for twice."""
 
 import asyncio
+import gzip
+import json
 import re
 import threading
 import time
@@ -14,6 +16,7 @@ import pytest
 from fake_service import FakeService, Script, completion, script_of
 
 from qinglan.clients import chat as chat_module
+from qinglan.clients import limits
 from qinglan.clients.chat import Account, ChatClient, request_of
 from qinglan.clients.openai_protocol import request_parameters
 from qinglan.config import Budget, Endpoint, LedgerStore, Price
@@ -25,6 +28,7 @@ from qinglan.runs.back_off import BackOff
 MESSAGES = [{"role": "user", "content": "虾青素咋吃"}]
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 TIMEOUT = "no answer"
+GZIPPED = {"content-encoding": "gzip"}
 CUT = (200, completion("虾青", "insufficient_system_resource"))
 Serve = Callable[[Script], FakeService]
 
@@ -132,6 +136,17 @@ async def test_an_unusable_answer_is_a_failure_and_paid_once(
         assert (error.reason, error.transient) == (reason, False)
     assert len(service.bodies) == 1
     assert usage(tmp_path, role) == (1, 0)
+
+
+async def test_a_body_without_end_is_not_read(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MOST_BODY_BYTES", 1000)
+    service = serve(script_of((200, gzip.compress(json.dumps(completion("x" * 1000)).encode()), GZIPPED)))
+    error = await failure(tmp_path, service.url)
+    assert (error.reason, error.transient, len(service.bodies)) == ("answer_too_long", False, 1)
+    assert "more than 1,000 bytes" in str(error) and usage(tmp_path) == (1, 1)
+    monkeypatch.setattr(limits, "MOST_BODY_BYTES", 2000)
+    async with client(tmp_path, service.url) as chat:
+        assert (await chat.ask(MESSAGES, len)).value == 1000
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, Field
 
+from qinglan.clients import limits
 from qinglan.clients.contract import Ask, examine
 from qinglan.clients.rag import CallCount, Passage, RagClient, read_answer, read_passages, request_body
 from qinglan.config import Rag
@@ -137,6 +138,15 @@ async def test_nobody_there_and_garbled_bodies(serve: Serve):
         async with client(url, max_retries=0) as rag:
             with pytest.raises(RetrievalError, match="rag http"):
                 await rag.retrieve("q")
+
+
+async def test_a_body_without_end_is_not_read(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MOST_BODY_BYTES", 100)
+    service = serve(script_of((200, recall(("x" * 100, 0.5))), FOUND))
+    async with client(service.url) as rag:
+        with pytest.raises(RetrievalError, match="more than 100 bytes; send fewer or shorter passages") as caught:
+            await rag.retrieve("q")
+    assert (caught.value.reason, len(service.bodies)) == ("rag_bad_answer", 1)
 
 
 async def test_the_token_is_sent_but_in_no_error(serve: Serve, monkeypatch: pytest.MonkeyPatch):

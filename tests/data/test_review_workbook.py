@@ -13,6 +13,7 @@ from qinglan.data.review import add_reviews, load_reviews
 from qinglan.data.review.export import ReviewExport, VerdictCounts, count_verdicts, export_reviews
 from qinglan.data.review.workbook import ControlResult, read_sheet
 from qinglan.errors import QinglanError, WorkbookError
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.medical import RECIPE
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
@@ -354,5 +355,5 @@ def test_an_advisers_verdicts_and_correction_change_what_teaches(profile_of: Pro
     assert taught == {q: a for q, a in ANSWERS.items() if q != rejected.query} | {mended.query: MENDED}
     assert rejected.reason == "rejected_by_reviewer"
     messages = RECIPE.judge_messages(mended, ANSWERS[mended.query], profile.tenant)
-    assert f"资料中的回答：{MENDED}" in messages[1]["content"]
+    assert f"资料中的回答：{MENDED}" in undelimited(messages[1]["content"])
     assert RECIPE.parts(mended, MENDED)["keywords"] == 1, "解热镇痛药 was struck out by the adviser"

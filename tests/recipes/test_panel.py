@@ -12,6 +12,7 @@ from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation.figures import arm_scores, summarise
 from qinglan.recipes.kinds.measuring import Panel, ballot, consistency
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 
@@ -27,7 +28,7 @@ class Judge:
         self.failing, self.prompts = failing, list[str]()
 
     async def ask(self, messages: Any, parse: Any, schema: Any) -> Answer[list[float]]:
-        prompt = messages[-1]["content"]
+        prompt = undelimited(messages[-1]["content"])
         self.prompts.append(prompt)
         if len(self.prompts) in self.failing:
             raise TeacherError("no scores", "judge_unreadable")

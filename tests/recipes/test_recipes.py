@@ -23,6 +23,7 @@ from qinglan.recipes import (
     recipe_key,
 )
 from qinglan.recipes.kinds.distillation import distill_requests, require_teacher_alone, teacher_requests
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.rows import Retrieved, Row
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -178,7 +179,8 @@ async def test_validating_retrieves_twice_and_asks_the_judge():
     asked = clients()
     done = await REWRITER.validate(ANSWERED, asked, Tenant(), judge=True)
     assert (done.original_retrieved, done.answer_retrieved, done.judge_score) == (BAD, GOOD, 4.0)
-    assert asked.judge.asked[0][1]["content"].endswith("当前问题：它咋吃\n改写：虾青素 服用方法")  # type: ignore[attr-defined]
+    message = undelimited(asked.judge.asked[0][1]["content"])  # type: ignore[attr-defined]
+    assert message.endswith("当前问题：它咋吃\n改写：虾青素 服用方法")
     unjudged = await REWRITER.validate(ANSWERED, asked, Tenant(), judge=False)
     assert (unjudged.judge_score, len(asked.judge.asked)) == (None, 1)  # type: ignore[attr-defined]
 

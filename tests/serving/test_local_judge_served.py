@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from fake_service import PRICE, FakeService, Script, completion, recall
+from fake_service import PRICE, FakeService, Script, asked, completion, recall
 from prefect import flow
 from registered import Models
 from reward_service import BASELINE, reward_service
@@ -46,7 +46,7 @@ def found(body: dict[str, Any]) -> Any:
 
 def judged(body: dict[str, Any]) -> Any:
     """References are right, and of the other passages those of every third question."""
-    passage = body["messages"][-1]["content"].rpartition("正文")[2]
+    passage = asked(body).rpartition("正文")[2]
     right = passage == "g" or int(passage.removeprefix("p")) % 3 == 0
     return 200, completion('{"score": 5}' if right else '{"score": 1}')
 

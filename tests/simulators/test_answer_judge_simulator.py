@@ -9,6 +9,7 @@ import pytest
 
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes.answer_judge import FLAWS, RECIPE
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.rows import Row, Split
 from qinglan.simulators.domains.answer_judge import DOMAIN, JudgeSampleRow, build_rows
 from qinglan.simulators.domains.answer_judge.facts import SLOTS, facts_of, judge, pairs
@@ -47,7 +48,7 @@ def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list
     for sample in (row for row in rows if row.truth):
         inputs = {"reference": sample.reference, "candidate": sample.candidate}
         row = Row(id="x", tenant="t", query=sample.query, inputs=inputs, source="x")
-        said = reason(RECIPE.teacher_messages(row, Tenant())[-1]["content"], 7)
+        said = reason(undelimited(RECIPE.teacher_messages(row, Tenant())[-1]["content"]), 7)
         assert said.reasoning and sample.truth
         right.setdefault(sample.truth.flaw, []).append(f"{sample.truth.main}，" in said.answer)
     share = {flaw: sum(found) / len(found) for flaw, found in right.items()}

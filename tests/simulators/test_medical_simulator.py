@@ -7,6 +7,7 @@ from typing import get_args
 
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.medical import RULES
 from qinglan.rows import Row, Split
 from qinglan.simulators.domains.medical import build_sample, corpus, judge
@@ -25,7 +26,7 @@ def questions(each: int = 6) -> list[domain.MedicalQuestion]:
 def score(question: domain.MedicalQuestion, answer: str) -> float:
     row = Row(id="1", tenant="t", query=question.text, source="s", inputs={"answer": domain.full_answer(question)})
     asked = get_recipe("medical").judge_messages(row, answer, Tenant())  # type: ignore[attr-defined]
-    return float(json.loads(judge.judge_json(asked[1]["content"], seed=1))["score"])
+    return float(json.loads(judge.judge_json(undelimited(asked[1]["content"]), seed=1))["score"])
 
 
 def test_the_rules_see_the_danger_in_every_dangerous_question_and_in_no_other() -> None:

@@ -13,6 +13,7 @@ from openpyxl import load_workbook
 from benchmarks.describe_sample import MISMATCHED, SampleFigures, describe
 from qinglan.config import Embedded, Tenant
 from qinglan.errors import ConfigError
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Split, row_id
 from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample, corpus, trigrams, write_sample
@@ -178,11 +179,11 @@ TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 �
 
 
 def panel(*texts: str, seed: int = 7) -> list[float]:
-    return judge_panel(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"], seed)
+    return judge_panel(undelimited(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"]), seed)
 
 
 def alone(text: str) -> float:
-    return judge(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"]).score
+    return judge(undelimited(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"])).score
 
 
 def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():

@@ -85,6 +85,13 @@ class FakeService:
         self._thread.join()
 
 
+def asked(body: dict[str, Any]) -> str:
+    """The user's message in a chat request, as a model reads it that keeps to the delimiters."""
+    from qinglan.recipes.kinds.untrusted import undelimited  # the services of other processes start without it
+
+    return undelimited(body["messages"][-1]["content"])
+
+
 def completion(text: str | None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
     """A chat completion as OpenAI sends it."""
     choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": text, **message}}

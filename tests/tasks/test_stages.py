@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
-from fake_service import PRICE, FakeService, Script, completion, recall
+from fake_service import PRICE, FakeService, Script, asked, completion, recall
 from prefect import flow
 
 from qinglan.clients.roles import Addresses, site_ledger
@@ -76,7 +76,7 @@ def changed(profile: Profile, **sections: dict[str, Any]) -> Profile:
 
 
 def rewritten(body: dict[str, Any]) -> Any:
-    return 200, completion(body["messages"][-1]["content"].replace("咋吃", " 服用方法"))
+    return 200, completion(asked(body).replace("咋吃", " 服用方法"))
 
 
 def retrieved(body: dict[str, Any]) -> Any:
@@ -105,7 +105,7 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: Callable[..., Site]):
     faults = {f"虾青素{n}咋吃" for n in (3, 13, 14)}
 
     def teacher(body: dict[str, Any]) -> Any:
-        question = body["messages"][-1]["content"]
+        question = asked(body)
         if question in faults:
             faults.remove(question)
             return 503, {}
@@ -144,7 +144,7 @@ def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Cal
     down, paid = True, []
 
     def teacher(body: dict[str, Any]) -> Any:
-        question = body["messages"][-1]["content"]
+        question = asked(body)
         if down and "1" in question:
             return 500, {}
         paid.append(question)
@@ -229,7 +229,7 @@ def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: Callable[..., Site])
 
 
 def refusing_half(body: dict[str, Any]) -> Any:
-    question = body["messages"][-1]["content"]
+    question = asked(body)
     if sum(map(ord, question)) % 2:
         return 200, completion(None, refusal="I can't")
     return rewritten(body)

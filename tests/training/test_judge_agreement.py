@@ -11,6 +11,7 @@ from qinglan.clients.chat import Answer
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.training.judge_agreement import (
@@ -54,7 +55,7 @@ class Chat:
         self.answers, self.asked = answers, list[str]()
 
     async def ask(self, messages: list[dict[str, str]], parse: Any, schema: Any = None) -> Answer[Any]:
-        self.asked.append(messages[-1]["content"])
+        self.asked.append(undelimited(messages[-1]["content"]))
         said = next(answer for end, answer in self.answers.items() if self.asked[-1].endswith(end))
         if said == "down":
             raise TeacherError("judge", "teacher_timeout", transient=True)

@@ -76,7 +76,7 @@ def read_json(text: str, key: str) -> Any:
             return None  # nobody knows what the whole object would say
         values += [value for name, value in pairs if name == key]
         place = text.find("{", place)
-    if any(value != values[0] for value in values):
+    if any(value != values[0] for value in values[1:]):
         raise TeacherError(f"the judge's answer has more than one {key}: {text[:80]!r}", CONTRADICTORY)
     return values[0] if values else None
 

@@ -48,8 +48,8 @@ async def read_body(response: httpx2.Response) -> httpx2.Response:
     finally:
         await response.aclose()
     headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]  # it is unpacked
-    kept = {"request": response.request, "extensions": response.extensions}
-    return httpx2.Response(response.status_code, headers=headers, content=bytes(body), **kept)
+    status, request, extensions = response.status_code, response.request, response.extensions
+    return httpx2.Response(status, headers=headers, content=bytes(body), request=request, extensions=extensions)
 
 
 class Pace:

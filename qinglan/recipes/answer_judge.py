@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import (
-    DATA_RULE,
-    AnswerRecipe,
-    Finding,
-    FindingRow,
-    Input,
-    Message,
-    Metric,
-    answered,
-    delimited,
-    one_line,
-    prompt,
-)
-from qinglan.recipes.kinds.untrusted import CONTRADICTORY, undelimited
+from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, prompt
+from qinglan.recipes.kinds.untrusted import CONTRADICTORY, DATA_RULE, delimited, one_line, undelimited
 from qinglan.rows import Row
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
 from qinglan.text import ARMS, Both

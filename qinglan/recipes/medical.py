@@ -22,19 +22,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qinglan.config import Tenant
-from qinglan.recipes import (
-    DATA_RULE,
-    AnswerRecipe,
-    Finding,
-    FindingRow,
-    Input,
-    Message,
-    Metric,
-    delimited,
-    one_line,
-    prompt,
-)
+from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, prompt
 from qinglan.recipes.kinds.elements import distinctive_words
+from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line
 from qinglan.rows import Row
 from qinglan.runs.artifacts import hash_of
 from qinglan.text import ARMS, Both

@@ -9,18 +9,9 @@ import re
 from collections.abc import Sequence
 
 from qinglan.config import Reward, Tenant
-from qinglan.recipes import (
-    DATA_RULE,
-    Baseline,
-    GradedRewrite,
-    Message,
-    RetrievalRecipe,
-    Scored,
-    delimited,
-    one_line,
-    prompt,
-)
+from qinglan.recipes import Baseline, GradedRewrite, Message, RetrievalRecipe, Scored, prompt
 from qinglan.recipes.kinds.selection import is_boilerplate
+from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line
 from qinglan.rows import Row
 
 STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检索关键词。"

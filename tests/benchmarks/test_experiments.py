@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rl_experiments import command, findings, matrix, rivals, tables
-from benchmarks.rl_experiments.results import Difference, Point, Result, Results, Site, difference, verl_curve
+from benchmarks.rl_experiments.results import Difference, Result, Site, difference, verl_curve
 from qinglan.config import load_profile
 from qinglan.errors import EngineError, StageError
 from qinglan.runs.artifacts import hash_of
@@ -27,17 +27,6 @@ def result(experiment: str = "default", seed: int = 1, *, rl: str = GOOD, **chan
         "summary": {"reward_first": 0.0, "reward_last": 0.1, "dev_value": 0.9, "chosen_step": 45},
     }  # fmt: skip
     return Result(**known | changes)
-
-
-def of(*found: Result) -> Results:
-    results: Results = {}
-    for one in found:
-        results.setdefault(one.experiment, {})[one.seed] = one
-    return results
-
-
-def table_line(table: str, title: str) -> str:
-    return next(line for line in table.splitlines() if line.startswith(f"| {title} |"))
 
 
 @pytest.mark.parametrize("experiment", matrix.EXPERIMENTS.values(), ids=lambda experiment: experiment.name)
@@ -68,29 +57,6 @@ def test_a_difference_averages_seeds_and_its_interval_covers_them(
     assert found.ci95 == (expected[1] and pytest.approx(expected[1], abs=0.01))
     assert (found.n, found.groups, found.left_out) == expected[2:]
     assert difference(ours, "rl", {3: result(seed=3)}, "rl", GROUPS) is None, "no seed in common"
-
-
-def test_a_line_has_the_numbers_and_names_the_missing_seed() -> None:
-    found = of(result(seed=1, rl=GOOD), result(seed=3, rl=HALF, alarms=["reward_down @ 31"]))
-    table = tables.comparison_table(matrix.COMPARISONS[0], found, GROUPS)
-    line = table_line(table, matrix.EXPERIMENTS["default"].title)
-    assert "| 1, 3; missing: 2 | 0.500 | 0.500 | 0.750 (1.000, 0.500) | +0.250 [0.000, 0.500] |" in line
-    assert "| 4.50 | 0.000 → +0.100 | 0.900 | seed 3: reward_down @ 31 | 45/45 | 60 |" in line
-    assert "not measured" in table_line(table, matrix.EXPERIMENTS["grpo"].title)
-
-
-def test_faults_and_rivals_are_set_beside_verl_by_samples_and_time() -> None:
-    curve = [Point(samples=64 * step, seconds=2.0 * step, reward=0.01 * step) for step in range(1, 11)]
-    slow = [point.model_copy(update={"seconds": point.seconds * 2}) for point in curve]
-    faulty = result("faults", curve=slow, summary={"samples": 640, "samples_invalid": 3})
-    text = "\n".join(tables.faults(of(result(curve=curve), result(seed=2, curve=slow), faulty)))
-    assert "10% of the calls fail: 3 of 640 samples without a score." in text
-    assert "| Samples (seeds: 1) |" in text
-    assert "| 1 to 128 | +0.015 at 4.0 s | +0.015 at 8.0 s |" in text
-    text = "\n".join(tables.rivals(of(result("grpo", curve=curve), result("trl", rl=HALF, curve=curve)), GROUPS))
-    assert "−0.500 [−0.500, −0.500] | 2.00 | 20 | 60 |" in table_line(text, matrix.EXPERIMENTS["trl"].title)
-    assert "| 1 to 128 | +0.015 at 4.0 s | +0.015 at 4.0 s |" in text
-    assert "not measured" in table_line(text, matrix.EXPERIMENTS["swift"].title)
 
 
 @pytest.mark.parametrize(

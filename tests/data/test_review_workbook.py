@@ -1,6 +1,6 @@
 """A review workbook is exported, filled in and imported as verdicts on the right rows; every bad cell gets a line."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.medical import RECIPE
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
-from qinglan.runs.run import open_run, save_stage
+from qinglan.runs.run import Run, open_run, save_stage
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("d", "e"), scores=(0.9, 0.8), titles=("首条", "第二条"))
@@ -31,12 +31,16 @@ def row(query: str = "怎么吃", rewrite: str | None = "服用 方法", **chang
     return Row.model_validate(values)
 
 
-def finish(profile: Profile, *rows: Row, stage: str = "dataset", flow: str = "refresh") -> Path:
-    """A new run with one finished stage."""
-    with open_run(profile, flow, fresh=True) as run:
-        artifact = write_jsonl(run.stage_directory(stage) / "rows.jsonl", rows)
-        save_stage(run, StageResult(stage=stage, key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}))
+def finish(run: Run, stage: str, *rows: Row) -> Path:
+    artifact = write_jsonl(run.stage_directory(stage) / "rows.jsonl", rows)
+    save_stage(run, StageResult(stage=stage, key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}))
     return artifact.path
+
+
+def refresh(profile: Profile, *rows: Row) -> Path:
+    """A new run with its dataset stage finished."""
+    with open_run(profile, "refresh", fresh=True) as run:
+        return finish(run, "dataset", *rows)
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def export(profile: Profile, path: Path, *rows: Row) -> ReviewExport:
-    finish(profile, *rows)
+    refresh(profile, *rows)
     return export_reviews(profile, "latest", path, 50)
 
 
@@ -108,18 +112,14 @@ def test_the_verdict_is_chosen_from_a_list_and_a_guide_says_what_was_drawn(profi
     assert (guide["B1"].value, guide["B1"].data_type) == ("=1+1", "s")
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "@SUM(A1)", "#N/A"])
-def test_no_text_becomes_a_formula_and_all_come_back(profile: Profile, path: Path, text: str):
-    asked = row(f"{text} 怎么吃", text, profile=text, history=text)
+def test_no_text_becomes_a_formula_and_all_come_back(profile: Profile, path: Path):
+    asked = row("=1+1", "+1", profile="@SUM(A1)", history="#N/A")
     export(profile, path, asked)
-    assert {cell.data_type for cells in openpyxl.load_workbook(path)["审核"].iter_rows() for cell in cells} <= {
-        "s",
-        "n",
-    }
+    types = {cell.data_type for cells in openpyxl.load_workbook(path)["审核"].iter_rows() for cell in cells}
+    assert types <= {"s", "n"}
     fill_in(path, asked.query, 结论="通过")
     sheet = read_sheet(path, profile)
-    assert sheet.problems == []
-    assert [(r.row, r.answer) for r in sheet.reviews] == [(asked.id, text)]
+    assert (sheet.problems, [(r.row, r.answer) for r in sheet.reviews]) == ([], [(asked.id, "+1")])
 
 
 def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile: Profile, path: Path, tmp_path: Path):
@@ -136,9 +136,8 @@ def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile
 
 def test_the_newest_finished_data_stage_is_taken(profile: Profile, path: Path):
     with open_run(profile, "refresh") as run:
-        for stage, query in (("validate", "一"), ("select", "二")):
-            artifact = write_jsonl(run.stage_directory(stage) / "rows.jsonl", [row(query)])
-            save_stage(run, StageResult(stage=stage, key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}))
+        finish(run, "validate", row("一"))
+        finish(run, "select", row("二"))
         write_jsonl(run.stage_directory("dataset") / "rows.jsonl", [row("三")])  # not finished: no manifest
     assert export_reviews(profile, "latest", path, 5).stage == "select"
     assert shown(path).keys() == {"二"}
@@ -155,9 +154,9 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
         return str(caught.value)
 
     assert "run `latest`: not found" in error()
-    finish(profile, row(answer=None).failed("teacher_timeout"))
+    refresh(profile, row(answer=None).failed("teacher_timeout"))
     assert error().endswith("its dataset stage has nothing to review")
-    rows = finish(profile, row())
+    rows = refresh(profile, row())
     assert "let its name end in that" in error(out=path.with_suffix(".csv"))
     assert "rows of tenant `default`, but profile `test` is of tenant `b`" in error(profile_of(tenant={"id": "b"}))
     assert not path.exists()
@@ -186,7 +185,7 @@ def test_round_trip(profile: Profile, path: Path):
     assert [(r.review, r.target) for r in after] == [
         ("accept", "服用 方法"), ("reject", "服用 方法"), ("correct", "购买 渠道"), (None, "服用 方法"),
     ]  # fmt: skip
-    later = finish(profile, row("怎么吃"), row("多少钱", "新", profile="老人")).parents[1].name
+    later = refresh(profile, row("怎么吃"), row("多少钱", "新", profile="老人")).parents[1].name
     assert count_verdicts(profile, "latest") == VerdictCounts(later, hold=1, changed=1, absent=1)
 
 
@@ -312,48 +311,22 @@ def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, p
 
 # A recipe whose answers teach by pools and rules
 
-MENDED = "布洛芬用于退烧。请遵医嘱，不要自行加量。"
-ANSWERS = {
-    "布洛芬一次吃几片": "疼得厉害可加倍吃。",
-    "华法林一次吃几片": "华法林属抗凝药。请遵医嘱，不要自行加量。",
-    "孕妇能吃布洛芬吗": "布洛芬属解热镇痛药。",
-    "感冒吃什么好": "感冒可吃小米粥、雪梨。",
-}
 
-
-def graded(query: str, answer: str) -> Row:
+def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(profile_of: ProfileOf, path: Path):
+    profile = profile_of(recipe="medical", tenant={"id": "t"})
+    query, answer, mended = "布洛芬一次吃几片", "疼得厉害可加倍吃。", "布洛芬用于退烧。请遵医嘱，不要自行加量。"
     inputs = {"answer": answer, "keywords": "解热镇痛药、退烧"}
     asked = Row(id=row_id("t", query), tenant="t", query=query, source="q.csv:2", answer=answer, inputs=inputs)
-    pooled = asked.model_copy(update={"pool": RECIPE.pool_of(asked), "judge_score": 2.0})
-    return pooled.model_copy(update={"parts": RECIPE.parts(pooled, answer)})
-
-
-def selected(rows: Iterable[Row]) -> dict[str, Row]:
-    return {row.query: row for row in RECIPE.select(rows, Select())}
-
-
-def test_an_advisers_verdicts_and_correction_change_what_teaches(profile_of: ProfileOf, path: Path):
-    profile = profile_of(recipe="medical", tenant={"id": "t"})
-    answers = [graded(query, answer) for query, answer in ANSWERS.items()]
-    export(profile, path, *selected(answers).values())
-    seen = shown(path)
-    assert seen.keys() == ANSWERS.keys()
-    assert {"规则淘汰", "专门数据池"} <= {*seen["布洛芬一次吃几片"]["抽样原因"].split("；")}
-    fill_in(path, "感冒吃什么好", 结论="修改", 修改后的回答="<think>该怎么说呢")
+    graded = asked.model_copy(update={"pool": "red_team", "parts": RECIPE.parts(asked, answer)})
+    export(profile, path, *RECIPE.select([graded], Select()))
+    assert {"规则淘汰", "专门数据池"} <= {*shown(path)[query]["抽样原因"].split("；")}
+    fill_in(path, query, 结论="修改", 修改后的回答="<think>该怎么说呢")
     assert "is not what the recipe can read as an answer: the answer is empty" in problem(path, profile)
 
-    fill_in(path, "感冒吃什么好", 结论=None, 修改后的回答=None)
-    fill_in(path, "布洛芬一次吃几片", 结论="修改", 修改后的回答=MENDED)
-    fill_in(path, "华法林一次吃几片", 结论="通过")
-    fill_in(path, "孕妇能吃布洛芬吗", 结论="拒绝")
-    sheet = read_sheet(path, profile)
-    assert sheet.problems == []
-    add_reviews(profile, sheet.reviews)
-    rows = selected(load_reviews(profile).apply(answers))
-    taught = {query: row.target for query, row in rows.items() if row.status == "ok"}
-    rejected, mended = rows["孕妇能吃布洛芬吗"], rows["布洛芬一次吃几片"]
-    assert taught == {q: a for q, a in ANSWERS.items() if q != rejected.query} | {mended.query: MENDED}
-    assert rejected.reason == "rejected_by_reviewer"
-    messages = RECIPE.judge_messages(mended, ANSWERS[mended.query], profile.tenant)
-    assert f"资料中的回答：{MENDED}" in undelimited(messages[1]["content"])
-    assert RECIPE.parts(mended, MENDED)["keywords"] == 1, "解热镇痛药 was struck out by the adviser"
+    fill_in(path, query, 修改后的回答=mended)
+    add_reviews(profile, read_sheet(path, profile).reviews)
+    (taught,) = RECIPE.select(load_reviews(profile).apply([graded]), Select())
+    assert (taught.status, taught.target) == ("ok", mended)
+    messages = RECIPE.judge_messages(taught, answer, profile.tenant)
+    assert f"资料中的回答：{mended}" in undelimited(messages[1]["content"])
+    assert RECIPE.parts(taught, mended)["keywords"] == 1, "解热镇痛药 was struck out by the adviser"

@@ -103,10 +103,9 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert heads(html) == ["Teacher against RL", *SECTIONS]
     text = english(html)
     assert text.count("gold first") == 10 and "failed: the answer is empty" in text
-    assert "SFT learns 109 training questions with noise (emoji 61, a story before it 48), and RL asks 0." in text
+    assert "109 training questions with noise (emoji 61, a story before it 48)" in text
     assert "score below the threshold" in text and "20261103-0210-55aa" in text
-    assert "What the rewrites gain" not in text
-    assert "The teacher, the judge, the RAG, the base model and the workbook were simulated." in text
+    assert "What the rewrites gain" not in text and "workbook were simulated" in text
     html = page(tmp_path, full(simulated=[]))
     first = ["Teacher against RL", "May it be released?", *SECTIONS[:2], "Slices", "Red team", *SECTIONS[2:]]
     assert Parsed(html).open == [] and heads(html) == first
@@ -116,13 +115,18 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
 def test_the_first_screen_answers_three_questions(tmp_path: Path) -> None:
     answers = re.search(r'(?s)<dl class="answers">(.*?)</dl>', page(tmp_path, full()))
     text = english(answers.group(1) if answers else "")
-    assert "Did it work? Yes*" in text and "9% of the teacher*" in text
-    assert "$0.051 [$0.049, $0.053] per 1,000 questions" in text
-    assert "37 ms [30, 41] (one question at a time on cpu)" in text and "(up to 16 at once, live API)" in text
-    assert "No, says the gate" in text and "Of 4 rules, 1 failed: latency; 1 could not be decided" in text
-    assert "Latency: it takes 3.4 times as long as the teacher." in text
-    assert "Evaluations of other models on this test split before this one: 2." in text
-    assert "Red team: 2 of 4 cases passed, 1 failed (1 of them must pass), 1 could not be checked." in text
+    expected = [
+        "Yes*",
+        "9% of the teacher*",
+        "$0.051 [$0.049, $0.053]",
+        "37 ms [30, 41] (one question at a time on cpu)",
+    ]
+    expected += ["No, says the gate", "1 failed: latency; 1 could not be decided", "3.4 times as long as the teacher"]
+    expected += [
+        "on this test split before this one: 2.",
+        "2 of 4 cases passed, 1 failed (1 of them must pass), 1 could",
+    ]
+    assert not [each for each in expected if each not in text]
     assert "Yes, says the gate" in english(page(tmp_path, full(decision=decision("promote"))))
 
 
@@ -194,19 +198,15 @@ def evil_release() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_data_only_report_renders(tmp_path: Path) -> None:
-    arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
-    found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
-    small = {"run_id": "r", "profile": "p", "recipe": "query_rewrite", "arms": arms, "comparisons": [found]}
-    html = page(tmp_path, Report.model_validate(small | {"metrics": METRICS}))
-    assert heads(html) == ["Original against Teacher", "Arms", "Comparisons", "Calls and cost", "Where this comes from"]
-    assert "mean top-1 score by arm" in english(html) and "No gate was asked in this run" in english(html)
-
-
 def test_reports_with_little_in_them_render(tmp_path: Path) -> None:
-    html = page(tmp_path, Report(run_id="r", profile="p", recipe="query_rewrite"))
+    empty = Report(run_id="r", profile="p", recipe="query_rewrite", metrics=METRICS)
+    html = page(tmp_path, empty)
     assert Parsed(html).open == [] and heads(html) == ["Calls and cost", "Where this comes from"]
     assert "Nothing was compared in this run." in english(html)
+    data = {name: {"n": 5, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
+    found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
+    html = page(tmp_path, report(arms=data, comparisons=[found]))
+    assert "mean top-1 score by arm" in english(html) and "No gate was asked in this run" in english(html)
     arms = {"teacher": {"n": 3, **scores(top1=0.5)}, "rl": {"n": 4, **scores(top1=1.0), "failed": 1, "empty": 2}}
     bare = report(arms=arms, comparisons=[comparison("rl", "teacher", 0.5, None, detectable_diff=None, p_value=None)])
     text = english(page(tmp_path, bare))
@@ -216,26 +216,15 @@ def test_reports_with_little_in_them_render(tmp_path: Path) -> None:
     assert "Failed, left out of the means: RL student 1" in terminal and "wrong: RL student 2" in terminal
 
 
-def validated(rows: int) -> RetrievalStatistics:
-    """Rewrites that gain 0.3, except every fifth, which changes nothing, and every tenth, which loses 0.1."""
-    findings = RetrievalStatistics()
-    for i in range(rows):
-        original = 0.2 + 0.4 * (i % 37) / 37
-        better = original + (-0.1 if i % 10 == 1 else 0.0 if i % 5 == 0 else 0.3)
-        findings.add(
-            Row(
-                id=str(i), tenant="t", query="q", source="f!A1", answer="w",
-                original_retrieved=Retrieved(ids=("d",), scores=(original,)),
-                answer_retrieved=Retrieved(ids=("d",), scores=(better,)),
-            )
-        )  # fmt: skip
-    return findings
-
-
 def test_the_gain_of_the_rewrites_is_drawn_and_told(tmp_path: Path) -> None:
-    html = page(tmp_path, report(distributions=validated(1000).histograms()))
+    validated = RetrievalStatistics()
+    for gain in (*[0.3] * 7, 0.0, 0.0, -0.1):
+        asked = Row(id="1", tenant="t", query="q", source="f!A1", answer="w")
+        original, rewritten = (Retrieved(ids=("d",), scores=(score,)) for score in (0.4, 0.4 + gain))
+        validated.add(asked.model_copy(update={"original_retrieved": original, "answer_retrieved": rewritten}))
+    html = page(tmp_path, report(distributions=validated.histograms()))
     text = english(html)
-    assert "Of 1,000 rows, 70% score higher with the rewrite, 20% the same (within 0.01) and 10% lower." in text
+    assert "Of 10 rows, 70% score higher with the rewrite, 20% the same (within 0.01) and 10% lower." in text
     assert "rewrite − original, median +0.30" in text
     assert re.search(r"original question, median 0\.\d\d .*rewrite, median", text) and Parsed(html).open == []
 

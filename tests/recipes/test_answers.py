@@ -139,6 +139,8 @@ def test_answers_that_all_have_a_flaw_stop_the_run():
         ({"parts": {"format": 0.0}}, "bad_format"),
         ({"parts": {"share": 0.0}}, None),
         ({"parts": None}, "not_validated"),
+        ({"parts": {"format": 0.0}, "review": "accept"}, None),
+        ({"parts": {"format": 1.0}, "review": "reject"}, "rejected_by_reviewer"),
     ],
 )
 def test_selection(changes: dict[str, Any], reason: str | None):

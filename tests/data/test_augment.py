@@ -1,22 +1,17 @@
 """Training questions with noise: which rows get them, what they carry, and that no held-out question trains."""
 
-import json
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow.parquet as pq
 import pytest
-from question_rows import random_rows, row
+from question_rows import lines, random_rows, row
 
 from qinglan.config import Data, Dataset, NoiseKind, Profile, load_profile
 from qinglan.data.dataset import BuiltDataset, build
 from qinglan.data.dataset.augment import noisy_copies
-from qinglan.data.workbook import read_rows
-from qinglan.evaluation.red_team import cases_of, row_of
-from qinglan.recipes import get_recipe
-from qinglan.rows import Retrieved, Row, Split, normalise, row_id
+from qinglan.rows import Retrieved, Row, Split, normalise
 from qinglan.runs.artifacts import write_jsonl
-from qinglan.simulators.domains import domain_of, red_team_questions
 
 EMBEDDED = load_profile("embedded")
 FOUND = Retrieved(ids=("a",), scores=(0.9,), titles=("",))
@@ -37,10 +32,6 @@ ROWS = [row for n, split in enumerate(("train", "dev", "test")) for row in answe
 def built(folder: Path, rows: list[Row] = ROWS, red_team: tuple[Row, ...] = (), **dataset: Any) -> BuiltDataset:
     write_jsonl(folder / "in.jsonl", rows)
     return build(folder / "in.jsonl", folder / "out", profile_with(**dataset), red_team=red_team)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def taught(result: BuiltDataset) -> list[tuple[str, str | None, str]]:
@@ -115,24 +106,3 @@ def test_a_copy_is_no_longer_than_a_question_may_be() -> None:
     profile = profile_with(Data(max_query_chars=60), augment={"story": 1.0})
     texts = [copy.query for each in ROWS for _, copy in noisy_copies(each, profile)]
     assert 0 < len(texts) < len(ROWS) and max(map(len, texts)) <= 60
-
-
-def test_the_sample_teaches_no_question_of_its_test_split_or_its_red_team(tmp_path: Path) -> None:
-    profile = EMBEDDED
-    book = domain_of("query_rewrite").write_sample(tmp_path, profile.embedded).workbook
-    rows = [
-        each.model_copy(update={"answer": "改写", "answer_retrieved": FOUND})
-        for each in read_rows(book, profile.data, profile.tenant)
-    ]
-    write_jsonl(tmp_path / "in.jsonl", rows)
-    red_team = [row_of(case, profile.tenant) for case in cases_of(profile)]
-    result = build(tmp_path / "in.jsonl", tmp_path / "out", profile, red_team=red_team)
-    learnt = taught(result)
-    assert {noise for _, noise, _ in learnt} == {None, *profile.dataset.augment}
-    asks = get_recipe(profile.recipe).question_text
-    tests = [each for each in rows if each.split == "test"]
-    held_out = {normalise(asks(each)) for each in tests} | {*red_team_questions("query_rewrite")}
-    texts = [normalise(text) for *_, text in learnt]
-    assert not [text for text in texts if any(question in text for question in held_out)]
-    ids = {row_id(profile.tenant.id, each.query, each.profile, each.history) for each in red_team}
-    assert not {learnt_id for learnt_id, *_ in learnt} & (ids | {each.id for each in tests})

@@ -87,14 +87,6 @@ def test_groups_are_those_of_comparing_every_pair(seed: int, jaccard: float) -> 
     assert groups_of(rows, jaccard) == by_brute_force(rows, jaccard)
 
 
-def test_large_buckets_group_as_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "_SMALL_BUCKET", 2)
-    monkeypatch.setattr(duplicates, "_CROWDED", 3)
-    for seed in range(4):
-        rows = variants(300, seed)
-        assert groups_of(rows, 0.7) == by_brute_force(rows, 0.7)
-
-
 @pytest.mark.parametrize("kind", ["template", "copies", "context", "bare"])
 def test_a_thousand_of_a_kind_are_not_compared_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = random.Random(1)

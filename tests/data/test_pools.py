@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from fake_service import SIMULATED
 from letters import __file__ as letters_path
 from question_rows import random_rows
 
@@ -80,9 +81,8 @@ def test_only_training_rows_that_passed_are_drawn(tmp_path: Path):
     rows += pool(None, 10, 4, split="train")
     rows += (row.failed("bad_format") for row in pool("red", 5, 5, split="train"))
     write_jsonl(tmp_path / "in.jsonl", rows)
-    price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
-    sections = {"teacher": {"model": "m"}, "judge": {"model": "m"}, "prices": {"m": price}, "recipe": letters_path}
-    profile = Profile.model_validate({"name": "t", **sections, "dataset": {"rl_shares": {"red": 0.5}}})
+    sections = {"name": "t", "recipe": letters_path, "dataset": {"rl_shares": {"red": 0.5}}}
+    profile = Profile.model_validate(SIMULATED | sections)
     built = build(tmp_path / "in.jsonl", tmp_path / "out", profile)
     asked = pq.read_table(built.artifacts["rl_train"].path).to_pylist()
     drawn = [Row.model_validate_json(each["extra_info"]["row"]) for each in asked]

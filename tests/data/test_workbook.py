@@ -263,6 +263,9 @@ def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
         (["胃疼", None, None, None, "validation"], "bad_split"),
         (["胃疼"], None),
         ([ArrayFormula("A11", "=B1:B2")], "formula_cell"),
+        (["多少钱", "", "钙片"], None),
+        (["多少钱", "", "鱼油"], None),  # another context, another question
+        (["多少钱", "", "钙片"], "duplicate"),
     ]
     path = xlsx(tmp_path / "q.xlsx", HEADER, *(row for row, _ in rows))
     assert reasons(path, max_query_chars=20) == [reason for _, reason in rows]
@@ -271,13 +274,6 @@ def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
 def test_cells_under_a_merge_are_refused(tmp_path: Path) -> None:
     rows = (HEADER, ["头疼", "老人"], ["失眠", "青年", "x"], ["胃疼"])
     assert reasons(xlsx(tmp_path / "q.xlsx", *rows, merged="B2:B3")) == [None, "merged_cell", None]
-
-
-def test_context_tells_questions_apart_and_ids_are_unique(tmp_path: Path) -> None:
-    questions = [["多少钱", "", history] for history in ("钙片", "鱼油", "钙片", "钙片")]
-    rows = read(xlsx(tmp_path / "q.xlsx", HEADER, *questions, [None], [1], [None, "x"]))
-    assert [row.reason for row in rows[:4]] == [None, None, "duplicate", "duplicate"]
-    assert len({row.id for row in rows}) == len(rows)
 
 
 def test_csv_line_with_an_unquoted_comma_is_refused(tmp_path: Path) -> None:

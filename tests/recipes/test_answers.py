@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import letters
 import pytest
-from fake_service import FakeService, Script, completion
+from fake_service import SIMULATED, FakeService, Script, completion
 from letters import JudgedLetters, Letters
 from reward_service import reward_service
 
@@ -48,9 +48,7 @@ def clients(**scores: float) -> Clients:
 
 
 def profile_with(**sections: Any) -> Profile:
-    endpoint = {"model": "m"}
-    price = {"m": {"input_per_million_usd": 1, "output_per_million_usd": 1}}
-    return Profile.model_validate({"name": "t", "teacher": endpoint, "judge": endpoint, "prices": price} | sections)
+    return Profile.model_validate({"name": "t"} | SIMULATED | sections)
 
 
 async def validated(recipe: AnswerRecipe, row: Row, **scores: float) -> Row:

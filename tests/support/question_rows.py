@@ -1,6 +1,8 @@
-"""Rows for tests of duplicates, splits and datasets."""
+"""Rows for tests of duplicates, splits and datasets, and the lines that are written of them."""
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 from qinglan.rows import Row, row_id
@@ -19,3 +21,7 @@ def random_rows(count: int, seed: int = 0, **fields: Any) -> list[Row]:
     source = random.Random(seed)
     letters = [chr(0x4E00 + i) for i in range(3000)]
     return [row("".join(source.sample(letters, 12)), **fields) for _ in range(count)]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

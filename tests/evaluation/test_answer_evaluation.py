@@ -18,7 +18,6 @@ from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
 from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
-from qinglan.recipes.kinds.measuring import student_rows, teacher_rows
 from qinglan.rows import ArmRow, Row
 from qinglan.serving.registry.approval import rows_to_review, write_approval_workbook
 from qinglan.text import Both
@@ -95,13 +94,6 @@ def test_the_recipes_metrics_are_the_arms():
     assert metrics_of(found)["rl/quality"] == 4.0 and metrics_of(found)["sft/share"] == pytest.approx(0.5)
     mcnemar = {c.metric: c.p_mcnemar is not None for c in found.comparisons}
     assert mcnemar == {"pure": True, "share": False, "quality": False}, "a test for what is 0 or 1"
-
-
-def test_a_students_lines_and_a_teachers_parts_become_arms():
-    line = '{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'
-    assert student_rows([line], None, RECIPE)[0].text == "a\nb"
-    graded = ROWS[0].model_copy(update={"answer": "a", "parts": {"share": 1.0}})
-    assert teacher_rows([graded, ROWS[1].failed("teacher_refused")])[0].measured
 
 
 def test_pools_are_slices_and_an_example_shows_what_its_row_brings_and_what_its_answer_is_worth():

@@ -3,7 +3,6 @@
 What the stages found is put together: a refresh's arms, and what is shown of them.
 """
 
-import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -11,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_service import SIMULATED
 
 from qinglan.clients.chat import Answer
-from qinglan.clients.roles import Clients, Services, open_clients, site_ledger
+from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Profile, Tenant
-from qinglan.data.workbook import read_rows
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation.figures import (
     arm_scores,
@@ -34,14 +31,12 @@ from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
 from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.ledger import Call
-from qinglan.recipes.kinds.measuring import Panel, original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
+from qinglan.recipes.kinds.measuring import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
-from qinglan.runs.run import Run, open_run
-from qinglan.simulators.domains.query_rewrite import write_sample
-from qinglan.simulators.services import embedded_services
+from qinglan.runs.run import open_run
 
 FEW = {"bootstrap_resamples": 200}
 CONFIG = Evaluate(**FEW)
@@ -316,17 +311,23 @@ def test_the_table_of_a_refresh_says_what_became_of_the_rows():
     assert "| Arm |" not in text
 
 
+def stage(name: str, **more: Any) -> StageResult:
+    return StageResult(stage=name, key="k", run_id="r", seconds=1, **more)
+
+
+def evaluated(folder: Path, rows: list[Row], profile: Profile) -> StageResult:
+    path = folder / "evaluation.json"
+    path.write_text(evaluate_baselines(rows, profile).model_dump_json(), encoding="utf-8")
+    return stage("evaluate", artifacts={"evaluation": Artifact.of(path)})
+
+
 def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., Profile], tmp_path: Path):
     rows = [row.model_copy(update={"gold_id": row.id}) for row in TAUGHT]
     rows[::2] = [row.model_copy(update={"answer_retrieved": MISS}) for row in rows[::2]]
-    path = tmp_path / "evaluation.json"
-    path.write_text(evaluate_baselines(rows, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8")
-    needed = []
+    done, needed = evaluated(tmp_path, rows, profile_of(evaluate=FEW)), []
     for gain in (0.03, 0.06):
         with open_run(profile_of(gate={"smallest_gain": gain}), "evaluate") as run:
-            artifacts = {"evaluation": Artifact.of(path)}
-            stage = StageResult(stage="evaluate", key="k", run_id=run.id, seconds=1, artifacts=artifacts)
-            found = {each.metric: each.rows_needed for each in build_report(run, [stage]).comparisons}
+            found = {each.metric: each.rows_needed for each in build_report(run, [done]).comparisons}
         needed.append(found["mean_top1_score"])
         assert found["mrr10"] is None
     assert needed[0] == pytest.approx(4 * needed[1], abs=4)
@@ -335,12 +336,8 @@ def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., 
 def test_a_reports_rivals_are_those_of_the_model_that_was_decided_on(
     profile_of: Callable[..., Profile], tmp_path: Path
 ):
-    path = tmp_path / "evaluation.json"
-    path.write_text(evaluate_baselines(TAUGHT, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8")
     decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(mode="json")
-    known = {"key": "k", "run_id": "r", "seconds": 1}
-    stages = [StageResult(stage="evaluate", artifacts={"evaluation": Artifact.of(path)}, **known)]
-    stages.append(StageResult(stage="gate", details={"decision": decision}, **known))
+    stages = [evaluated(tmp_path, TAUGHT, profile_of(evaluate=FEW)), stage("gate", details={"decision": decision})]
     with open_run(profile_of(gate={"rivals": ["sft"], "fallback": "sft"}), "evaluate") as run:
         assert build_report(run, stages).rivals == ["base"]
 
@@ -350,47 +347,8 @@ def test_a_report_takes_the_distributions_from_validation(profile_of: Callable[.
     for row in TAUGHT:
         findings.add(row)
     details = json.loads(json.dumps({"histograms": findings.histograms()}))  # as the manifest keeps them
+    done = stage("validate", details=details, artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)})
     with open_run(profile_of(evaluate=FEW), "refresh") as run:
-        stage = StageResult(
-            stage="validate", key="k", run_id=run.id, seconds=1.0, details=details,
-            artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)},
-        )  # fmt: skip
-        report = build_report(run, [stage])
-        older = build_report(run, [stage.model_copy(update={"details": {}})])
+        report, older = (build_report(run, [each]) for each in (done, done.model_copy(update={"details": {}})))
     assert [sum(part.counts) for part in report.distributions["top1_score"]] == [20, 20]
     assert older.distributions == {}
-
-
-@pytest.mark.slow
-def test_two_calls_a_question_kept_in_the_ledger_and_never_paid_again(
-    tmp_path: Path, profile_of: Callable[..., Profile]
-):
-    asked = 30
-    sizes = {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": asked}
-    profile = profile_of(**SIMULATED, embedded=sizes | {"fault_rate": 0.05})
-    sample = write_sample(tmp_path, profile.embedded)
-    rows = [row for row in read_rows(sample.workbook, profile.data, profile.tenant) if row.split == "test"]
-
-    async def judge(services: Services, name: str) -> tuple[dict[str, list[ArmRow]], dict[str, int]]:
-        """A teacher and the bare question: asked, retrieved with, judged; and what of it the ledger knew."""
-        run = Run(id=name, flow="evaluate", profile=profile, directory=tmp_path)
-        async with open_clients(run, services, ("teacher", "judge", "rag")) as clients:
-            arms = {
-                "original": [ArmRow(row_id=row.id, text=row.query) for row in rows],
-                "teacher": await ask_teacher(rows, RECIPE, clients, profile.tenant, 0.05),
-            }
-            found = await retrieve_all(arms, rows, clients, 0.05)
-            judged, unjudged = await Panel(RECIPE, clients, profile.tenant).judge(found, rows)
-            assert unjudged == {}
-            return judged, clients.call_counts()["judge"]
-
-    with embedded_services(profile, sample.knowledge_base) as services:
-        arms, _ = asyncio.run(judge(services, "first"))
-        again, counts = asyncio.run(judge(services, "second"))
-    with site_ledger(profile) as ledger:
-        assert ledger.usage("first", "judge").calls - ledger.usage("first", "judge").failed == 2 * asked
-        assert ledger.usage("second", "judge").calls == 0
-        calls = ledger.get_many({key for arm in arms.values() for entry in arm for key in entry.requests})
-    assert counts == {"cached": 2 * asked}
-    assert {call.role for call in calls.values()} == {"teacher", "judge"} and len(calls) == 3 * asked
-    assert [entry.judge_scores for entry in again["teacher"]] == [entry.judge_scores for entry in arms["teacher"]]

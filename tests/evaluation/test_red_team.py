@@ -40,20 +40,16 @@ def case(query: str = "鱼油怎么吃", **checks: Any) -> Case:
     return Case(id="c", name="一条用例", kind="injection", query=query, checks=Checks(**OF_EVERY_REWRITE | checks))
 
 
-def flaw(made: Case, rewrite: str | None, retrieved: Retrieved | None = None) -> str:
-    result = check(made, rewrite, retrieved)
+def flaw(
+    made: Case, text: str | None, retrieved: Retrieved | None = None, parts: dict[str, float] | None = None
+) -> str:
+    result = check(made, text, retrieved, parts or {})
     assert result.passed is not None and result.passed == (result.reason is None)
     return result.reason.render() if result.reason else ""
 
 
 def failed_ids(rewrite_of: Any) -> set[str]:
     return {case.id for case in NEEDED if not check(case, rewrite_of(case), None).passed}
-
-
-def failed_counts(answer: str | None) -> tuple[int, int]:
-    """Of the cases that must pass, and of the others, where this is the answer to all; None: the question itself."""
-    failed = [c for c in CASES.values() if not check(c, c.query if answer is None else answer, None).passed]
-    return sum(c.must_pass for c in failed), sum(not c.must_pass for c in failed)
 
 
 def own(tmp_path: Path, text: str, name: str = "own.jsonl") -> Profile:
@@ -101,13 +97,9 @@ def found(*ids: str) -> Retrieved:
 
 def test_the_gold_document_must_come_first_or_among_three():
     first, third = case(gold_top1="g"), case(gold_in_top3="g")
-    assert flaw(first, "鱼油 用法", found("g", "x")) == ""
+    assert flaw(first, "鱼油 用法", found("g", "x")) == flaw(third, "鱼油 用法", found("x", "y", "g")) == ""
     assert flaw(first, "鱼油 用法", found("x", "g")) == "document 'g' is at place 2; it must be first"
-    assert flaw(third, "鱼油 用法", found("x", "y", "g")) == ""
-    assert (
-        flaw(third, "鱼油 用法", found("x", "y", "z", "g"))
-        == "document 'g' is at place 4; it must be among the first 3"
-    )
+    assert "at place 4" in flaw(third, "鱼油 用法", found("x", "y", "z", "g"))
     assert "not found" in flaw(first, "鱼油 用法", found())
     unknown = check(first, "鱼油 用法", None)
     assert (unknown.passed, unknown.reason) == (None, reason("rag_no_answer"))
@@ -117,13 +109,10 @@ def test_the_gold_document_must_come_first_or_among_three():
 
 def test_the_recipes_own_parts_are_reached_where_there_is_a_text():
     graded = case(parts={"harmless": 1.0})
-    assert check(graded, "多喝水。", None, {"harmless": 1.0}).passed is True
-    assert check(graded, "加倍吃。", None, {"harmless": 0.0}).reason == reason(
-        "part_too_low", part="harmless", value=0.0, least=1.0
-    )
-    assert check(graded, "多喝水。", None).reason == reason("part_without_value", part="harmless", least=1.0)
+    assert flaw(graded, "多喝水。", parts={"harmless": 1.0}) == ""
+    assert flaw(graded, "加倍吃。", parts={"harmless": 0.0}) and flaw(graded, "多喝水。", parts={})
     silent = case(parts={"harmless": 1.0}, non_empty=False)
-    assert check(silent, "", None, {"harmless": 0.0}).passed is True, "no answer is the right one"
+    assert flaw(silent, "", parts={"harmless": 0.0}) == "", "no answer is the right one"
 
 
 @pytest.mark.parametrize(
@@ -169,8 +158,10 @@ def test_a_small_model_that_does_the_right_thing_passes_all_that_must_pass():
 def test_cheap_tricks_fail():
     """No answer, the question, the whole prompt, a refusal, one answer for everything."""
     assert failed_ids(lambda case: "") == {case.id for case in NEEDED if case.checks.non_empty}
-    counts = {trick: failed_counts(trick) for trick in (None, "", "深海鱼油 食用建议 每日摄入量")}
-    assert counts == {None: (23, 18), "": (34, 19), "深海鱼油 食用建议 每日摄入量": (11, 6)}, "docs/red-team.md"
+    counts = [
+        len(failed_ids(trick)) for trick in (lambda case: case.query, lambda case: "深海鱼油 食用建议 每日摄入量")
+    ]
+    assert counts == [23, 11], "docs/red-team.md"
     contextual = {case.id for case in NEEDED if case.profile or case.history}
     assert contextual and contextual <= failed_ids(lambda case: RECIPE.question_text(row_of(case, PROFILE.tenant)))
     system = STUDENT_SYSTEM.format(domain=PROFILE.tenant.domain)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 ENGINES = ["torch", "transformers", "ray", "swift", "vllm", "verl", "peft", "trl"]
 
@@ -28,3 +30,18 @@ def test_the_orchestrators_process_loads_no_engine():
 
 def test_the_command_line_loads_neither_engine_nor_prefect():
     assert loaded("import qinglan.cli, qinglan.training.reward, qinglan.clients.roles", *ENGINES, "prefect") == "[]"
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import qinglan.training.reward", ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"]),
+        ("import qinglan.recipes.scoring.scorer", ["qinglan.evaluation"]),
+        (
+            "from qinglan.simulators.domains import simulated_models; simulated_models()",
+            ["jieba", "bm25s", "fastapi", "torch", "transformers", "prefect", "mlflow"],
+        ),
+    ],
+)
+def test_the_trainers_processes_load_nothing_that_they_lack_or_do_not_need(statement: str, absent: list[str]):
+    assert loaded(statement, *absent) == "[]"

@@ -293,16 +293,20 @@ async def test_known_parts_and_the_judge_weigh_as_the_profile_says(score: Score)
     assert (scored["score"], scored["judge_asked"]) == (1.0, 0), "a judge that can't matter is not asked"
 
 
-@pytest.mark.parametrize(("text", "share", "worth"), [("?a", 1.0, 0.0), ("ab", 0.0, 0.0), ("<|im_end|>", 1.0, -1.0)])
-async def test_without_the_judge_the_rules_decide(score: Score, text: str, share: float, worth: float):
+@pytest.mark.parametrize(
+    ("text", "share", "worth", "judge"),
+    [
+        ("?a", 1.0, 0.0, math.nan),
+        ("ab", 0.0, 0.0, math.nan),
+        ("<|im_end|>", 1.0, -1.0, 0.0),  # an empty answer is known to be worth nothing
+        ("<|im_end|>", 0.0, -1.0, math.nan),
+    ],
+)
+async def test_where_the_judge_is_not_asked_the_rules_decide(
+    score: Score, text: str, share: float, worth: float, judge: float
+):
     scored = await score(text, JUDGED, FOUR_OF_FIVE, reward=Reward(judge_share=share))
     assert (scored["score"], scored["judge_asked"], scored["invalid"]) == (worth, 0, 0.0)
-
-
-@pytest.mark.parametrize(("share", "judge"), [(1.0, 0.0), (0.0, math.nan)])
-async def test_an_empty_answer_counts_for_dev_as_for_the_test_without_a_call(score: Score, share: float, judge: float):
-    scored = await score("<|im_end|>", JUDGED, FOUR_OF_FIVE, reward=Reward(judge_share=share))
-    assert (scored["score"], scored["judge_asked"]) == (-1.0, 0)
     assert scored["judge"] == pytest.approx(judge, nan_ok=True)
 
 

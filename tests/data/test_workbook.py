@@ -336,10 +336,7 @@ def test_text_files_that_cannot_be_used(tmp_path: Path, name: str, text: str, me
             "Sheet1, row 1: no column `问题` (found: 用户问题, 画像; nearest: 用户问题); "
             "rename it or run with --set data.columns.query=用户问题",
         ),
-        (
-            [["问题", "备注", "备注", " 问题"], ["头疼"]],
-            "column `问题` is in the header twice (A and D); rename one",
-        ),
+        ([["问题", "备注", "备注", " 问题"], ["头疼"]], "column `问题` is in the header twice (A and D); rename one"),
     ],
 )
 def test_sheets_that_cannot_be_used(tmp_path: Path, rows: list[list[Any]], message: str) -> None:

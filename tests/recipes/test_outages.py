@@ -147,8 +147,7 @@ async def test_after_giving_up_no_call_waits_until_the_service_answers():
 
 
 @pytest.mark.parametrize(
-    "error",
-    [RetrievalError("HTTP 400", "rag_refused"), BudgetError("spent"), ZeroDivisionError("a bug")],
+    "error", [RetrievalError("HTTP 400", "rag_refused"), BudgetError("spent"), ZeroDivisionError("a bug")]
 )
 async def test_errors_that_waiting_can_not_repair_are_raised_at_once(error: Exception):
     site = Site()

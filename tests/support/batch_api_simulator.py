@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
+from math import inf
 from random import Random
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
@@ -26,8 +27,8 @@ from qinglan.clients.openai_protocol import error_body
 from qinglan.simulators.chat_server import SeededRequest, complete, create_app
 from qinglan.simulators.domains import simulated_models
 
-_VALIDATED, _ANSWERED = 0.05, 0.95
-"""Shares of a batch's time after which it is validated, and all of its lines are answered."""
+_CANCELLING = 0.05
+"""Share of a batch's time that it takes to cancel it."""
 Stored = TypeVar("Stored")
 
 
@@ -57,8 +58,6 @@ class BatchRequest(BaseModel):
 
 @dataclass
 class SimulatedBatch:
-    """A batch and the times at which its status changes."""
-
     request: BatchRequest
     lines: list[_InputLine]
     errors: list[dict[str, Any]]
@@ -72,44 +71,30 @@ class SimulatedBatch:
     error_file_id: str | None = None
     id: str = field(default_factory=lambda: f"batch_{uuid4().hex}")
 
-    @property
-    def moments(self) -> dict[str, float]:
-        """When each status begins, in seconds of the clock; statuses that are never reached are left out."""
-        validated, answered, done = (self.created_s + share * self.takes_s for share in (_VALIDATED, _ANSWERED, 1.0))
+    def progress(self, now: float) -> tuple[str, int]:
+        """Its status, and how many lines are answered, with or without an error, in the order of the file."""
         if self.errors:
-            return {"failed": validated}
-        moments = {"in_progress": validated, "finalizing": answered, "completed": done}
-        expires = self.created_s + self.window_s
-        if expires < done:
-            moments = {name: at for name, at in moments.items() if at < expires} | {"expired": expires}
-        if self.cancelling_s is not None:
-            moments = {name: at for name, at in moments.items() if at <= self.cancelling_s}
-            moments |= {"cancelling": self.cancelling_s}
-            moments |= {"cancelled": self.cancelling_s + (1 - _ANSWERED) * self.takes_s}
-        return moments
-
-    def status(self, now: float) -> str:
-        reached = [name for name, at in self.moments.items() if at <= now]
-        return reached[-1] if reached else "validating"
-
-    def lines_done(self, now: float) -> int:
-        """How many lines are answered, with or without an error, in the order of the file."""
-        if "in_progress" not in self.moments or now < (start := self.moments["in_progress"]):
-            return 0
-        stopped = min(self.moments.get(name, now) for name in ("cancelling", "expired"))
-        answering_s = (_ANSWERED - _VALIDATED) * self.takes_s
-        share = (min(now, stopped) - start) / answering_s if answering_s else 1.0
-        return int(len(self.lines) * min(1.0, share))
+            return "failed", 0
+        cancelled = inf if self.cancelling_s is None else self.cancelling_s - self.created_s
+        ends = {
+            self.takes_s: "completed",
+            self.window_s: "expired",
+            cancelled + _CANCELLING * self.takes_s: "cancelled",
+        }
+        age, end = now - self.created_s, min(ends)
+        status = ends[end] if age >= end else "cancelling" if age >= cancelled else "in_progress"
+        worked = min(age, end, cancelled)
+        return status, int(len(self.lines) * (worked / self.takes_s if self.takes_s else 1.0))
 
     def as_object(self, now: float) -> dict[str, Any]:
-        done = self.lines_done(now)
+        status, done = self.progress(now)
         failed = sum(index < done for index in self.faulty)
         known = self.request.model_dump() | {
             "id": self.id,
             "object": "batch",
             "created_at": int(self.created_s),
-            "status": self.status(now),
-            "errors": {"object": "list", "data": self.errors} if self.status(now) == "failed" else None,
+            "status": status,
+            "errors": {"object": "list", "data": self.errors} if status == "failed" else None,
             "request_counts": {"total": len(self.lines), "completed": done - failed, "failed": failed},
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,
@@ -138,35 +123,46 @@ class SimulatedBatchStore:
         self._files: dict[str, bytes] = {}
         self._batches: dict[str, SimulatedBatch] = {}
 
-    def add_file(self, content: bytes) -> str:
+    def _add_file(self, content: bytes) -> str:
         file_id = f"file-{uuid4().hex}"
         self._files[file_id] = content
         return file_id
 
+    async def upload(self, request: Request) -> dict[str, Any]:
+        # The standard library's mail parser reads a multipart form.
+        head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
+        form = message_from_bytes(head + await request.body())
+        (content,) = (part.get_payload(decode=True) for part in form.walk() if part.get_filename())
+        return {"id": self._add_file(content), "object": "file"}
+
     def file(self, file_id: str) -> bytes:
         return _found(self._files, file_id, "File")
 
-    def delete_file(self, file_id: str) -> None:
+    def content(self, file_id: str) -> Response:
+        return Response(self.file(file_id), media_type="application/octet-stream")
+
+    def delete_file(self, file_id: str) -> dict[str, Any]:
         with self._lock:
             self.file(file_id)
             del self._files[file_id]
+        return {"id": file_id, "object": "file", "deleted": True}
 
     def create(self, request: BatchRequest) -> dict[str, Any]:
         """Start a batch; unknown models give it the status `failed`."""
         content = self.file(request.input_file_id)
         with self._lock:
             lines = [_InputLine.model_validate_json(text) for text in content.splitlines()]
-            errors = unknown_models(lines)
             faulty = {index for index in range(len(lines)) if self._rng.random() < self._fault_rate}
-            batch = SimulatedBatch(request, lines, errors, faulty, self._clock(), self._batch_s, self._window_s)
+            errors, now = unknown_models(lines), self._clock()
+            batch = SimulatedBatch(request, lines, errors, faulty, now, self._batch_s, self._window_s)
             self._batches[batch.id] = batch
-            return batch.as_object(self._clock())
+            return batch.as_object(now)
 
     def retrieve(self, batch_id: str) -> dict[str, Any]:
         """A batch as it is now; its files are there as soon as it has ended."""
         with self._lock:
             batch, now = _found(self._batches, batch_id, "Batch"), self._clock()
-            if batch.status(now) in ("completed", "expired", "cancelled"):
+            if batch.progress(now)[0] in ("completed", "expired", "cancelled"):
                 self._write_results(batch, now)
             return batch.as_object(now)
 
@@ -178,36 +174,33 @@ class SimulatedBatchStore:
                 batch.cancelling_s = now
             return batch.as_object(now)
 
-    def list(self, after: str | None, limit: int) -> dict[str, Any]:
+    def list(self, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
         with self._lock:
             newest = list(reversed(self._batches))
             start = newest.index(_found(self._batches, after, "Batch").id) + 1 if after else 0
-            page = newest[start : start + limit]
-            data = [self.retrieve(batch_id) for batch_id in page]
+            data = [self.retrieve(batch_id) for batch_id in newest[start : start + limit]]
             return {"object": "list", "data": data, "has_more": start + limit < len(newest)}
 
     def _write_results(self, batch: SimulatedBatch, now: float) -> None:
         if batch.output_file_id or batch.error_file_id:
             return
-        good: list[dict[str, Any]] = []
-        bad: list[dict[str, Any]] = []
-        done = batch.lines_done(now)
+        status, done = batch.progress(now)
+        good, bad = [], []
         for index, line in enumerate(batch.lines):
-            result = self._result(batch, index, line, batch.status(now) if index >= done else None)
+            result = self._result(line, status if index >= done else None, is_faulty=index in batch.faulty)
             (good if (result["response"] or {}).get("status_code") == 200 else bad).append(result)
         Random(batch.id).shuffle(good)  # OpenAI promises no order
         for name, results in (("output", good), ("error", bad)):
             if results:
                 content = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results).encode()
-                setattr(batch, f"{name}_file_id", self.add_file(content))
+                setattr(batch, f"{name}_file_id", self._add_file(content))
 
-    def _result(self, batch: SimulatedBatch, index: int, line: _InputLine, ended: str | None) -> dict[str, Any]:
+    def _result(self, line: _InputLine, ended: str | None, *, is_faulty: bool) -> dict[str, Any]:
         result = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.custom_id, "response": None, "error": None}
         if ended:
             return result | {"error": {"code": f"batch_{ended}", "message": f"This request was not executed: {ended}."}}
-        faulty = index in batch.faulty
         request = SeededRequest.model_validate(line.body)
-        status, body = (500, error_body(500, "injected failure")) if faulty else complete(request)
+        status, body = (500, error_body(500, "injected failure")) if is_faulty else complete(request)
         return result | {"response": {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}}
 
 
@@ -220,40 +213,13 @@ def _found(kept: Mapping[str, Stored], key: str, kind: str) -> Stored:
 def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
     """The chat server with files and batches."""
     app = create_app()
-
-    @app.post("/v1/files")
-    async def upload(request: Request) -> dict[str, Any]:
-        # The standard library's mail parser reads a multipart form.
-        head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
-        form = message_from_bytes(head + await request.body())
-        (content,) = (part.get_payload(decode=True) for part in form.walk() if part.get_filename())
-        return {"id": store.add_file(content), "object": "file"}
-
-    @app.get("/v1/files/{file_id}/content")
-    def content(file_id: str) -> Response:
-        return Response(store.file(file_id), media_type="application/octet-stream")
-
-    @app.delete("/v1/files/{file_id}")
-    def delete(file_id: str) -> dict[str, Any]:
-        store.delete_file(file_id)
-        return {"id": file_id, "object": "file", "deleted": True}
-
-    @app.post("/v1/batches")
-    def create(request: BatchRequest) -> dict[str, Any]:
-        return store.create(request)
-
-    @app.get("/v1/batches")
-    def batches(after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
-        return store.list(after, limit)
-
-    @app.get("/v1/batches/{batch_id}")
-    def batch(batch_id: str) -> dict[str, Any]:
-        return store.retrieve(batch_id)
-
-    @app.post("/v1/batches/{batch_id}/cancel")
-    def cancel(batch_id: str) -> dict[str, Any]:
-        return store.cancel(batch_id)
-
+    app.post("/v1/files")(store.upload)
+    app.get("/v1/files/{file_id}/content")(store.content)
+    app.delete("/v1/files/{file_id}")(store.delete_file)
+    app.post("/v1/batches")(store.create)
+    app.get("/v1/batches")(store.list)
+    app.get("/v1/batches/{batch_id}")(store.retrieve)
+    app.post("/v1/batches/{batch_id}/cancel")(store.cancel)
     return app
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_model import FakeModel, FakeRag
 
-from qinglan.clients.chat import Answer
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Profile, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
@@ -57,33 +57,20 @@ def arm(*found: Retrieved | None, **update: Any) -> list[ArmRow]:
     return [ArmRow(row_id=f"{n:03}", text="改写", retrieved=r, **update) for n, r in enumerate(found)]
 
 
-class Library:
-    def __init__(self, failing: int = 0) -> None:
-        self.failing, self.asked = failing, []
-
-    async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved:
-        self.asked.append((query, rewritten_query))
-        if len(self.asked) <= self.failing:
-            raise RetrievalError("down", "rag_unavailable", transient=True)
-        return HIT
+def library(failing: int = 0) -> FakeRag:
+    """Is down for the first questions."""
+    down = iter([RetrievalError("down", "rag_unavailable", transient=True)] * failing)
+    return FakeRag(lambda *_: next(down, HIT))
 
 
-class Teacher:
+def teacher(down: int) -> FakeModel:
     """Refuses the first question; its service is down for the next ones."""
-
-    def __init__(self, down: int = 0) -> None:
-        self.down, self.asked = down, 0
-
-    async def ask(self, messages: Any, parse: Any) -> Answer[str]:
-        self.asked += 1
-        if self.asked == 1:
-            raise TeacherError("no", "teacher_refused")
-        if self.asked <= 1 + self.down:
-            raise TeacherError("down", "teacher_unavailable", transient=True)
-        return Answer("新", "key", False, 0.1, 5.0)
+    outage = [TeacherError("down", "teacher_unavailable", transient=True)] * down
+    errors = iter([TeacherError("no", "teacher_refused"), *outage])
+    return FakeModel(lambda _: next(errors, "新"))
 
 
-async def retrieved(rag: Library, **arms: list[ArmRow]) -> dict[str, list[ArmRow]]:
+async def retrieved(rag: FakeRag, **arms: list[ArmRow]) -> dict[str, list[ArmRow]]:
     return await retrieve_all(arms, ROWS, Clients(rag=rag), max_failed_share=0.05)  # type: ignore[arg-type]
 
 
@@ -99,7 +86,7 @@ def test_teacher_and_original_from_the_data_stages():
 
 
 async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
-    rag, nothing = Library(), ArmRow(row_id="002", reason="teacher_refused")
+    rag, nothing = library(), ArmRow(row_id="002", reason="teacher_refused")
     done = await retrieved(
         rag,
         original=[ArmRow(row_id="000", text="问题0")],
@@ -115,7 +102,7 @@ async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
 
 async def test_an_empty_rewrite_is_wrong_and_one_that_no_call_gave_is_missing():
     line = '{"id": "000", "text": " \\n", "prompt_tokens": 9, "completion_tokens": 2}'
-    refused, rag = ArmRow(row_id="001", reason="teacher_refused"), Library()
+    refused, rag = ArmRow(row_id="001", reason="teacher_refused"), library()
     arms = {"rl": [*student_rows([line], None, RECIPE), *arm(*[HIT] * 40)[1:]], "teacher": arm(*[HIT] * 40)}
     arms["teacher"][:2] = [ArmRow(row_id="000", reason="empty_answer"), refused]
     done = await retrieved(rag, **arms)
@@ -127,23 +114,23 @@ async def test_an_empty_rewrite_is_wrong_and_one_that_no_call_gave_is_missing():
 
 
 async def test_a_failed_retrieval_is_no_score():
-    (done,) = (await retrieved(Library(failing=2), rl=arm(*[None] * 40))).values()
+    (done,) = (await retrieved(library(failing=2), rl=arm(*[None] * 40))).values()
     summary = summarise(done, ROWS, CONFIG, RECIPE)
     assert (summary.n, summary.failed, summary.mean("top1")) == (40, 2, 1.0)
     assert done[0].reason == "rag_unavailable"
     with pytest.raises(StageError, match="calls failed for 3 of 40 questions"):
-        await retrieved(Library(failing=3), rl=arm(*[None] * 40))
+        await retrieved(library(failing=3), rl=arm(*[None] * 40))
 
 
 async def test_a_further_teachers_refusal_is_a_finding_and_its_outage_is_none():
     rows = [row(n, answer="das andere", answer_retrieved=HIT, judge_score=5.0) for n in range(40)]
-    clients = Clients({"teacher": Teacher(down=2)})  # type: ignore[arg-type]
+    clients = Clients({"teacher": teacher(down=2)})  # type: ignore[arg-type]
     refused, down, _, answered, *_ = await ask_teacher(rows, RECIPE, clients, Tenant(), max_failed_share=0.05)
     assert (refused.text, refused.reason, down.reason) == (None, "teacher_refused", "teacher_unavailable")
-    assert (answered.text, answered.requests, answered.retrieved) == ("新", ("key",), None)
-    assert (answered.latency_ms, answered.judge_score) == (5.0, None)
+    assert (answered.text, answered.requests, answered.retrieved) == ("新", ("hash of 新",), None)
+    assert (answered.latency_ms, answered.judge_score) == (12.0, None)
     with pytest.raises(StageError, match="teacher_unavailable 3"):
-        await ask_teacher(ROWS, RECIPE, Clients({"teacher": Teacher(down=3)}), Tenant(), 0.05)  # type: ignore[arg-type]
+        await ask_teacher(ROWS, RECIPE, Clients({"teacher": teacher(down=3)}), Tenant(), 0.05)  # type: ignore[arg-type]
 
 
 def test_scores_of_one_arm():

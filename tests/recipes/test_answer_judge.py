@@ -41,7 +41,7 @@ def test_the_weak_model_is_asked_only_where_the_row_brings_no_answer():
     bare = row().model_copy(update={"inputs": {"reference": "每日一次。"}})
     answerer = FakeModel("一天\n吃一回")
     done = distilled(bare, FakeModel(RIGHT, "想过"), answerer)
-    assert [messages[-1]["content"] for messages in answerer.asked] == ["叶黄素一天吃几次？"]
+    assert answerer.questions == ["叶黄素一天吃几次？"]
     assert done.inputs["candidate"] == "一天 吃一回"
     assert set(RECIPE.distill_messages(bare, Tenant())) == {"answerer", "teacher"}
     assert set(RECIPE.distill_messages(row(), Tenant())) == {"teacher"}

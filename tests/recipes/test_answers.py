@@ -2,18 +2,18 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import letters
 import pytest
+from fake_model import FakeModel
 from fake_service import SIMULATED, FakeService, Script, completion
 from letters import JudgedLetters, Letters
 from reward_service import reward_service
 
-from qinglan.clients.chat import Answer
 from qinglan.clients.roles import Addresses, Clients
 from qinglan.config import Endpoint, Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError, StageError, TeacherError
@@ -30,21 +30,16 @@ ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, a
 PLAIN, JUDGED = Letters(), JudgedLetters()
 
 
-class Judge:
-    """Stands in for the judge's client: an answer by what it is asked, an error if there is none."""
-
-    def __init__(self, scores: Mapping[str, float]) -> None:
-        self.scores, self.asked = scores, list[str]()
-
-    async def ask(self, messages: Any, parse: Any, schema: Any = None) -> Answer[Any]:
-        self.asked.append(messages[-1]["content"])
-        if self.asked[-1] not in self.scores:
-            raise TeacherError("no", "teacher_unavailable", transient=True)
-        return Answer(self.scores[self.asked[-1]], f"hash of {self.asked[-1]}", False, 0.5, 12.0)
-
-
 def clients(**scores: float) -> Clients:
-    return Clients({"judge": Judge({f"q {text}": score for text, score in scores.items()})})  # type: ignore[arg-type]
+    """With a judge that knows these texts, and fails at others."""
+
+    def answer(asked: str) -> str | Exception:
+        score = scores.get(asked.removeprefix("q "))
+        if score is None:
+            return TeacherError("no", "teacher_unavailable", transient=True)
+        return f'{{"score": {score}}}'
+
+    return Clients({"judge": FakeModel(answer)})  # type: ignore[arg-type]
 
 
 def profile_with(**sections: Any) -> Profile:
@@ -183,9 +178,9 @@ async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
         ({"format": 1.0, "share": 1.0}, 5.0),
         ({"format": 1.0, "share": 0.5}, 2.0),
     ]
-    assert found.arms["sft"][0].requests == ("r", "hash of q aa")
+    assert found.arms["sft"][0].requests == ("r", 'hash of {"score": 5.0}')
     assert [row.judge_score for row in found.arms["rl"]] == [5.0, 0.0]
-    assert sorted(asked.judge.asked) == ["q aa", "q ab", "q b"]  # type: ignore[attr-defined]
+    assert sorted(asked.judge.questions) == ["q aa", "q ab", "q b"]  # type: ignore[attr-defined]
     assert found.unjudged == {}
 
 
@@ -204,7 +199,7 @@ async def test_an_empty_answer_has_the_judges_lowest_score_unless_the_question_i
     arms, judge = {"sft": arm(None, None, reason="empty_answer"), "rl": arm("aa", "b")}, clients(aa=5.0)
     found = await JUDGED.measure(arms, ROWS, judge, profile_with(evaluate={"max_failed_share": 0.5}))
     assert [(entry.judge_score, entry.requests) for entry in found.arms["sft"]] == [(0.0, ()), (None, ())]
-    assert judge.judge.asked == ["q aa", "q b"]  # type: ignore[attr-defined]
+    assert judge.judge.questions == ["q aa", "q b"]  # type: ignore[attr-defined]
 
 
 async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():

@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
+from fake_model import FakeModel
 
-from qinglan.clients.chat import Answer
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation.figures import arm_scores, summarise
 from qinglan.recipes.kinds.measuring import Panel, ballot, consistency
-from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 
@@ -21,20 +21,21 @@ CONFIG = Evaluate(bootstrap_resamples=200)
 WORTH = {"好": 5.0, "中": 3.0, "坏": 1.0}
 
 
-class Judge:
-    """Knows what each text is worth, and favours the first by half a point."""
+def favouring_judge(*failing: int) -> FakeModel:
+    """Knows what each text is worth, and favours the first by half a point; some of its calls fail."""
+    calls = count(1)
 
-    def __init__(self, failing: Sequence[int] = ()) -> None:
-        self.failing, self.prompts = failing, list[str]()
+    def answer(prompt: str) -> str | Exception:
+        if next(calls) in failing:
+            return TeacherError("no scores", "judge_unreadable")
+        first, *others = (WORTH[text] for text in texts_in(prompt))
+        return f'{{"scores": {[first - 0.5, *others]}}}'
 
-    async def ask(self, messages: Any, parse: Any, schema: Any) -> Answer[list[float]]:
-        prompt = undelimited(messages[-1]["content"])
-        self.prompts.append(prompt)
-        if len(self.prompts) in self.failing:
-            raise TeacherError("no scores", "judge_unreadable")
-        scores = [WORTH[text] for text in re.findall("改写[0-9]+：(.*)", prompt)]
-        scores[0] -= 0.5
-        return Answer(parse(f'{{"scores": {scores}}}'), f"key{len(self.prompts)}", False, 0.1, 1.0)
+    return FakeModel(answer)
+
+
+def texts_in(prompt: str) -> list[str]:
+    return re.findall("改写[0-9]+：(.*)", prompt)
 
 
 def rows(count: int = 1) -> list[Row]:
@@ -45,14 +46,14 @@ def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
     return [ArmRow(row_id=f"{n:03}", text=text, retrieved=HIT, **more) for n in range(count)]
 
 
-def panel(judge: Judge) -> Panel:
+def panel(judge: FakeModel) -> Panel:
     return Panel(RECIPE, Clients({"judge": judge}), Tenant())  # type: ignore[arg-type]
 
 
 async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():
-    judge = Judge()
+    judge = favouring_judge()
     done, _ = await panel(judge).judge({"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}, rows())
-    first, second = (re.findall("改写[0-9]+：(.*)", prompt) for prompt in judge.prompts)
+    first, second = map(texts_in, judge.questions)
     assert sorted(first) == ["中", "好"] and second == first[::-1]
     assert done.pop("base") == done["sft"], "the same text is the same score"
     assert {name: (entries[0].judge_score, sorted(entries[0].judge_scores)) for name, entries in done.items()} == {
@@ -60,13 +61,13 @@ async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean
         "rl": (2.75, [2.5, 3.0]),
     }
     assert consistency(done["rl"]) == 0.5
-    assert done["rl"][0].requests == ("t", "key1", "key2")
+    assert done["rl"][0].requests[0] == "t" and len(done["rl"][0].requests) == 3
 
 
 async def test_one_text_alone_is_read_once_and_none_is_not():
-    judge = Judge()
+    judge = favouring_judge()
     done, _ = await panel(judge).judge({"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}, rows())
-    assert (len(judge.prompts), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (1, 4.5, (4.5,))
+    assert (len(judge.asked), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (1, 4.5, (4.5,))
     assert done["base"][0].judge_score is None
     assert consistency(done["rl"]) is None
 
@@ -75,17 +76,17 @@ async def test_one_text_alone_is_read_once_and_none_is_not():
 async def test_an_empty_text_has_the_lowest_score_unless_the_question_is_unjudged(
     failing: Sequence[int], score: float | None
 ):
-    arms, judge = {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)}, Judge(failing)
+    arms, judge = {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)}, favouring_judge(*failing)
     done, _ = await panel(judge).judge(arms, rows(40))
     assert [entry.judge_score for entry in done["rl"]] == [score, *[0.0] * 39]
-    assert {entry.reason for entry in done["rl"]} == {"empty_answer"} and len(judge.prompts) == 40
+    assert {entry.reason for entry in done["rl"]} == {"empty_answer"} and len(judge.asked) == 40
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
     arms = {"teacher": arm("中", 40, judge_score=4.0), "rl": arm("好", 40)}
     # The fake answers at once, so that the first two calls are the first question's two passes.
-    done, unjudged = await panel(Judge(failing=[failing])).judge(arms, rows(40))
+    done, unjudged = await panel(favouring_judge(failing)).judge(arms, rows(40))
     assert unjudged == {"judge_unreadable": 1}
     lost = [{e.row_id for e in entries if e.judge_score is None} for entries in done.values()]
     assert lost[0] == lost[1] and len(lost[0]) == 1
@@ -96,12 +97,12 @@ async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
 async def test_too_many_failures_are_no_evaluation_and_the_error_says_what_to_change():
     message = r"3 of 40 questions \(judge_unreadable 3\).* judge\.model or evaluate\.seed must change"
     with pytest.raises(StageError, match=message):
-        await panel(Judge(failing=[1, 2, 3])).judge({"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
+        await panel(favouring_judge(1, 2, 3)).judge({"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
 
 
 async def test_a_text_that_was_not_retrieved_with_has_no_quality():
     lost = [ArmRow(row_id="000", text="好", reason="rag_unavailable")]
-    done, _ = await panel(Judge()).judge({"rl": lost, "sft": arm("中")}, rows())
+    done, _ = await panel(favouring_judge()).judge({"rl": lost, "sft": arm("中")}, rows())
     assert arm_scores("rl", done["rl"], rows(), RECIPE).scores["quality"] == {"000": None}
 
 

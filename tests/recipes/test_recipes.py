@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_model import FakeModel
+from fake_model import FakeModel, FakeRag
 
 from qinglan.clients.roles import Clients, key_salt
 from qinglan.config import Profile, Reward, Tenant
@@ -116,21 +116,9 @@ REWRITER = query_rewrite.RECIPE
 GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 
 
-class FakeRag:
-    """`BAD` for questions, another answer for rewrites."""
-
-    def __init__(self, rewritten: Retrieved | Exception) -> None:
-        self.rewritten = rewritten
-
-    async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved:
-        found = BAD if rewritten_query is None else self.rewritten
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-
 def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOOD) -> Clients:
-    return Clients({"teacher": FakeModel(teacher), "judge": FakeModel(judge)}, FakeRag(rewritten))  # type: ignore[arg-type]
+    rag = FakeRag(lambda _, rewrite: rewritten if rewrite else BAD)
+    return Clients({"teacher": FakeModel(teacher), "judge": FakeModel(judge)}, rag)  # type: ignore[arg-type]
 
 
 async def test_distilling_keeps_what_it_cost():

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_model import FakeModel, FakeRag
 
-from qinglan.clients.chat import Answer
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.recipes._verdicts import verdict_recipe
-from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.training.judge_agreement import (
@@ -35,35 +34,31 @@ def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> R
     return Row(id=f"r{number:02}", answer=answer, **known)
 
 
-class Rag:
+def rag(**found: str) -> FakeRag:
     """Finds by the text: the question itself finds 丙."""
+    passages = {"虾青素 服用方法": "甲", "服用方法": "乙"} | found
 
-    def __init__(self, **found: str) -> None:
-        self.found = {"虾青素 服用方法": "甲", "服用方法": "乙"} | found
-
-    async def retrieve(self, query: str, text: str | None = None) -> Retrieved:
-        passage = self.found.get(text or "", "丙")
+    def find(_: str, text: str | None) -> Retrieved | Exception:
+        passage = passages.get(text or "", "丙")
         if passage == "down":
-            raise RetrievalError("rag", "rag_unavailable", transient=True)
+            return RetrievalError("rag", "rag_unavailable", transient=True)
         return Retrieved(ids=("g",), scores=(0.9,), first_passage=passage)
 
+    return FakeRag(find)
 
-class Chat:
+
+def chat(**answers: str) -> FakeModel:
     """Answers by the last words of what it is asked."""
 
-    def __init__(self, **answers: str) -> None:
-        self.answers, self.asked = answers, list[str]()
+    def answer(asked: str) -> str | Exception:
+        said = next(answer for end, answer in answers.items() if asked.endswith(end))
+        return TeacherError("judge", "teacher_timeout", transient=True) if said == "down" else said
 
-    async def ask(self, messages: list[dict[str, str]], parse: Any, schema: Any = None) -> Answer[Any]:
-        self.asked.append(undelimited(messages[-1]["content"]))
-        said = next(answer for end, answer in self.answers.items() if self.asked[-1].endswith(end))
-        if said == "down":
-            raise TeacherError("judge", "teacher_timeout", transient=True)
-        return Answer(parse(said), "key", False, 0.0, 1.0)
+    return FakeModel(answer)
 
 
-def compare(profile: Profile, rag: Rag, local: Chat, judge: Chat, *rows: Row) -> list[JudgedPassage]:
-    judges = JudgeComparison(profile, RECIPE, verdict_recipe("answer_judge"), local, judge, rag)  # type: ignore[arg-type]
+def compare(profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row) -> list[JudgedPassage]:
+    judges = JudgeComparison(profile, RECIPE, verdict_recipe("answer_judge"), local, judge, found)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
@@ -71,17 +66,17 @@ GOOD, BAD = "<think>无</think><output>正确，不完整</output>", "<think>无
 
 
 def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(profile_of: ProfileOf):
-    local, judge = Chat(乙=GOOD, 丙=BAD), Chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
-    pairs = compare(profile_of(), Rag(), local, judge, row(1))
+    local, judge = chat(乙=GOOD, 丙=BAD), chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
+    pairs = compare(profile_of(), rag(), local, judge, row(1))
     assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [("甲", None, 5), ("丙", 0, 1), ("乙", 4, 4)]
-    assert len(local.asked) == 2 and all("标准答案：甲" in text for text in local.asked)
+    assert len(local.asked) == 2 and all("标准答案：甲" in text for text in local.questions)
     found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.share, found.kappa, found.references, found.reference_right) == (2, 1, 1, 1, 1)
 
 
 def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(profile_of: ProfileOf):
-    local, judge = Chat(乙="随便", 丙="down"), Chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
-    pairs = compare(profile_of(), Rag(), local, judge, row(1))
+    local, judge = chat(乙="随便", 丙="down"), chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
+    pairs = compare(profile_of(), rag(), local, judge, row(1))
     found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.failed, found.unreadable, found.share) == (1, 1, 1, 0)
     assert count_retryable(pairs) == 1
@@ -90,13 +85,13 @@ def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(pr
 
 
 def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
-    pair, *others = compare(profile_of(), Rag(服用方法="down"), Chat(), Chat(), row(1))
+    pair, *others = compare(profile_of(), rag(服用方法="down"), chat(), chat(), row(1))
     assert others and all(each.failed == pair.failed for each in others), "as many as it would have had"
     assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
 
 
 def test_a_passage_that_a_label_refuses_is_no_reference_so_nobody_is_asked(profile_of: ProfileOf):
-    assert compare(profile_of(), Rag(), Chat(), Chat(), row(1, gold_id="other")) == []
+    assert compare(profile_of(), rag(), chat(), chat(), row(1, gold_id="other")) == []
 
 
 def test_dev_rows_are_drawn_by_their_ids():

@@ -109,6 +109,7 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     html = page(tmp_path, full(simulated=[]))
     first = ["Teacher against RL", "May it be released?", *SECTIONS[:2], "Slices", "Red team", *SECTIONS[2:]]
     assert Parsed(html).open == [] and heads(html) == first
+    assert "<code>clip_fraction</code>" in html
     assert "simulated" not in english(html) and "*" not in english(html), "of a real run"
 
 

@@ -4,11 +4,13 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
+from fake_service import SIMULATED
 from waiting import wait_until
 
 from qinglan.config import Profile
@@ -18,24 +20,12 @@ from qinglan.simulators.services import embedded_services
 
 pytestmark = pytest.mark.slow
 
-PRICE = {"input_per_million_usd": 1, "output_per_million_usd": 1}
+FEW = {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": 1}
+ProfileOf = Callable[..., Profile]
 
 
-def profile(state: Path, **sections: object) -> Profile:
-    values = {
-        "name": "test",
-        "teacher": {"model": "simulated-rewriter"},
-        "judge": {"model": "simulated-judge"},
-        "prices": {"simulated-rewriter": PRICE, "simulated-judge": PRICE},
-        "paths": {"state": str(state)},
-        "embedded": {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": 1},
-        **sections,
-    }
-    return Profile.model_validate(values)
-
-
-def test_start_serve_and_stop(tmp_path: Path):
-    settings = profile(tmp_path)
+def test_start_serve_and_stop(profile_of: ProfileOf, tmp_path: Path):
+    settings = profile_of(**SIMULATED, embedded=FEW)
     knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
     with embedded_services(settings, knowledge_base) as services, httpx2.Client(trust_env=False, timeout=120) as client:
         assert not psutil.Process().children()  # a run that reuses every stage asks for no address
@@ -50,17 +40,9 @@ def test_start_serve_and_stop(tmp_path: Path):
     assert not any(child.is_running() for child in children)
 
 
-def test_a_users_own_services_are_left_alone(tmp_path: Path):
-    own = {"model": "simulated-judge", "base_url": "http://judge/v1"}
-    settings = profile(tmp_path, judge=own, teacher={**own, "model": "simulated-rewriter"}, rag={"url": "http://rag/q"})
-    with embedded_services(settings, tmp_path / "unused") as services:
-        assert (services().teacher_url, services().rag_url) == ("http://judge/v1", "http://rag/q")
-    assert not (tmp_path / "logs").exists()
-
-
-def test_failure_shows_the_log(tmp_path: Path):
-    settings = profile(tmp_path, teacher={"model": "simulated-rewriter", "base_url": "http://own/v1"})
-    settings = settings.model_copy(update={"judge": settings.teacher})
+def test_failure_shows_the_log(profile_of: ProfileOf, tmp_path: Path):
+    own = {"model": "simulated-rewriter", "base_url": "http://own/v1"}
+    settings = profile_of(**SIMULATED | {"teacher": own, "judge": own})
     with (
         pytest.raises(EngineError, match=r"rag_server ended with status 2: .*missing\.jsonl: can't be read.*; full"),
         embedded_services(settings, tmp_path / "missing.jsonl") as services,
@@ -81,8 +63,8 @@ with embedded_services(Profile.model_validate_json(sys.argv[1]), Path(sys.argv[2
 """
 
 
-def test_killed_parent_leaves_no_orphans(tmp_path: Path):
-    settings = profile(tmp_path)
+def test_killed_parent_leaves_no_orphans(profile_of: ProfileOf, tmp_path: Path):
+    settings = profile_of(**SIMULATED, embedded=FEW)
     knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
     argv = [sys.executable, "-c", PARENT, json.dumps(settings.model_dump(mode="json")), str(knowledge_base)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:

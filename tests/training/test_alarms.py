@@ -1,6 +1,5 @@
 """Alarms on series made for them. Noise is drawn from a fixed seed."""
 
-import io
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,12 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
-from rich.console import Console
 
 from qinglan.config import Alarms
-from qinglan.evaluation.models import Report
-from qinglan.evaluation.report.html import render_html
-from qinglan.evaluation.report.terminal import print_table
 from qinglan.recipes import PrimaryMetric
 from qinglan.training.alarms import (
     CLIP_FRACTION,
@@ -226,16 +221,3 @@ def test_an_alarm_says_what_changed_its_line_reads_back_and_half_a_line_is_skipp
     half = '{"step": 4, "message": "since steps 1–'.encode()[:-1]  # within a character
     path.write_bytes(f"{alarm.model_dump_json()}\n".encode() + half)
     assert read_alarms(path) == [alarm]
-
-
-def test_the_report_shows_what_was_alarming(tmp_path: Path):
-    found = watch(Alarms(default_action="stop"), **{CLIP_FRACTION: jump(0.1, 0.6)})
-    report = Report(run_id="r", profile="p", recipe="query_rewrite", alarms=found)
-    report.write(tmp_path / "report.json")
-    assert Report.read(tmp_path / "report.json").alarms == found
-    page = render_html(report, tmp_path / "report.html").path.read_text(encoding="utf-8")
-    assert "RL training raised alarms: clip_fraction (step 31)" in page
-    assert "<code>clip_fraction</code>" in page and ", training ended</span>" in page and found[0].message in page
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(print_table(report))
-    assert "clip_fraction (step 31)" in console.export_text()

@@ -72,11 +72,3 @@ def test_the_images_lock_has_what_is_asked_for_at_the_versions_of_our_own_enviro
         assert of_image[name] in Requirement(requirement).specifier, requirement
     assert "prefect" not in of_image
     assert {"nvidia-cublas", "nvidia-nccl-cu13"} <= of_image.keys() and "+cpu" not in LOCK
-
-
-def test_a_node_without_containers_is_given_what_the_image_has() -> None:
-    image = (ROOT / "docker" / "trainer.Dockerfile").read_text(encoding="utf-8")
-    guide = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    installs = re.findall(r"/opt/trainer/bin/pip install .+?(?=\s*\\?$)", image, flags=re.MULTILINE)
-    assert len(installs) == 2
-    assert re.findall(r"/opt/trainer/bin/pip install .+", guide) == installs

@@ -148,41 +148,6 @@ def test_algorithm_trains_where_samples_are_missing(
     assert sum(step["reward_extra/invalid"] for step in steps.values()) > 0
 
 
-LOSSES = ("vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "sapo")
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
-@pytest.mark.filterwarnings("ignore")
-def test_rows_that_fill_up_a_batch_leave_every_gradient_finite(estimator: str, loss: str) -> None:
-    import numpy as np
-    import torch
-    from verl.trainer.config import AlgoConfig
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-    from verl.workers.config import FSDPActorConfig
-
-    torch.manual_seed(0)
-    mask = torch.ones(10, 6)
-    mask[3, 4:] = mask[-2:] = 0.0  # the last two rows fill up, as one group
-    rewards = torch.rand(10, 6) * mask
-    groups = np.array([*"aaaabbbb", "pad", "pad"], dtype=object)
-    algorithm = AlgoConfig(gamma=1.0)
-    advantages, _ = get_adv_estimator_fn(estimator)(
-        token_level_rewards=rewards, response_mask=mask, index=groups, config=algorithm
-    )
-    log_prob = (torch.randn(10, 6) - 2).requires_grad_()
-    value, _ = get_policy_loss_fn(loss)(
-        old_log_prob=log_prob.detach() + 0.05 * torch.randn(10, 6),
-        log_prob=log_prob * 1.0,
-        advantages=advantages,
-        response_mask=mask.bool(),
-        config=FSDPActorConfig(strategy="fsdp2", rollout_n=4, ppo_micro_batch_size_per_gpu=1),
-    )
-    value.backward()
-    assert value.isfinite() and log_prob.grad is not None and log_prob.grad.isfinite().all()
-    assert log_prob.grad[:8].abs().sum() > 0 and log_prob.grad[8:].abs().sum() == 0
-
-
 def test_ppo_with_adapters_and_a_smaller_critic_resumes_and_exports(tmp_path: Path, model_folder: Path) -> None:
     critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
     settings = {"lora_rank": 4, "critic_model": str(critic), "kl": {"mode": "reward", "target_kl": 0.05}}

@@ -35,7 +35,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
     def work(query: str, *inputs: Input, **data: Any) -> list[Row]:
-        settings = Data(sql=Sql(url_env="LOG_DB", query=query), **data)
+        settings = data_of(query, **data)
         write_jsonl(tmp_path / "run" / "source.jsonl", query_database(settings, inputs))
         return list(read_rows(tmp_path / "run" / "source.jsonl", settings, Tenant(), inputs=inputs))
 
@@ -51,8 +51,8 @@ def error_of(work: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def data_of(query: str = "SELECT 问题 FROM log") -> Data:
-    return Data(sql=Sql(url_env="LOG_DB", query=query))
+def data_of(query: str = "SELECT 问题 FROM log", **data: Any) -> Data:
+    return Data(sql=Sql(url_env="LOG_DB", query=query), **data)
 
 
 def test_rows_of_a_query(database: Path, ask: Ask) -> None:
@@ -68,19 +68,13 @@ def test_the_snapshot_holds_the_used_columns_only(database: Path, ask: Ask, tmp_
     assert row.inputs == {"hint": "塞纳河"}
 
 
-@pytest.mark.parametrize(
-    ("query", "first"),
-    [
-        (
-            "WITH x AS (SELECT 问题 AS q FROM log WHERE 问题 LIKE '100%' OR 问题 = 'a:b ;') SELECT q FROM x; -- end",
-            "100%怎么办",
-        ),
-        (
-            "SELECT replace(问题, 'drop', '; DELETE') AS q, updated AS \"insert\" FROM log WHERE id = 1 -- UPDATE",
-            "头疼",
-        ),
-    ],
-)
+QUERIES = {
+    "WITH x AS (SELECT 问题 AS q FROM log WHERE 问题 LIKE '100%' OR 问题 = 'a:b ;') SELECT q FROM x; -- x": "100%怎么办",
+    "SELECT replace(问题, 'drop', '; DELETE') AS q, updated AS \"insert\" FROM log WHERE id = 1 -- UPDATE": "头疼",
+}
+
+
+@pytest.mark.parametrize(("query", "first"), QUERIES.items())
 def test_the_query_is_sent_as_it_is(database: Path, ask: Ask, query: str, first: str) -> None:
     assert [row.query for row in ask(query, columns=Columns(query="q"))] == [first]
 
@@ -109,15 +103,14 @@ def test_the_database_itself_forbids_writing(database: Path, ask: Ask) -> None:
 def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask, tmp_path: Path) -> None:
     assert "integer overflow" in error_of(lambda: ask("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))
     assert not (tmp_path / "run" / "source.jsonl").exists()
-    assert error_of(lambda: ask("SELECT 问题 FROM no_log")) == (
-        "data.sql: no such table: no_log; check LOG_DB and the query"
+    assert (
+        error_of(lambda: ask("SELECT 问题 FROM no_log"))
+        == "data.sql: no such table: no_log; check LOG_DB and the query"
     )
     assert "no column `问题` (found: id" in error_of(lambda: ask("SELECT id FROM log"))
     assert "returns no rows" in error_of(lambda: ask("SELECT 问题 FROM log WHERE id = 0"))
     database.write_bytes(b"no database at all" * 100)
-    assert error_of(lambda: next(query_database(data_of()))) == (
-        "data.sql: file is not a database; check LOG_DB and the query"
-    )
+    assert "file is not a database; check LOG_DB" in error_of(lambda: next(query_database(data_of())))
 
 
 @pytest.mark.parametrize(

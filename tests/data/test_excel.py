@@ -106,11 +106,9 @@ def test_both_ways_give_the_same_rows(tmp_path: Path) -> None:
     path = book_of(tmp_path / "q.xlsx", plain)
     rows = fast(path)
     assert rows == exact(path)
-    assert [(row.source, row.reason) for row in rows[:3]] == [
-        ("q.xlsx!Sheet!E2", None),
-        ("q.xlsx!Sheet!E3", None),
-        ("q.xlsx!Sheet!E4", "empty_query"),
-    ]
+    assert [(row.source, row.reason) for row in rows[1:3]] == [
+        ("q.xlsx!Sheet!E3", None), ("q.xlsx!Sheet!E4", "empty_query"),
+    ]  # fmt: skip
     assert (len(rows), rows[1].profile, rows[1].gold_id, rows[5].gold_id) == (9, "35", "35.5", "123456789012345")
 
 
@@ -177,16 +175,12 @@ def test_what_others_write_in_another_way_goes_the_exact_way(tmp_path: Path, edi
     assert "35.5" in {row.gold_id for row in read_rows(path, FULL, Tenant())}
 
 
-def test_what_excel_writes_is_plain(tmp_path: Path) -> None:
-    path = book_of(tmp_path / "q.xlsx", plain)
+def test_what_excel_writes_is_plain_and_a_chart_sheet_no_sheet(tmp_path: Path) -> None:
+    path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), sheet.parent.create_chartsheet("图", 0)))
+    assert fast(path)[0].source == "q.xlsx!Sheet!E2"
     assert scan(path, None).dated == {2}  # dates in a column that nothing reads
     head = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n'
     assert is_fast(edited(path, lambda text: head + text))
-
-
-def test_a_chart_sheet_is_no_sheet(tmp_path: Path) -> None:
-    path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), sheet.parent.create_chartsheet("图", 0)))
-    assert fast(path)[0].source == "q.xlsx!Sheet!E2"
 
 
 def test_cells_may_be_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

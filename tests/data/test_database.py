@@ -69,7 +69,7 @@ def test_the_snapshot_holds_the_used_columns_only(database: Path, ask: Ask, tmp_
 
 
 QUERIES = {
-    "WITH x AS (SELECT 问题 AS q FROM log WHERE 问题 LIKE '100%' OR 问题 = 'a:b ;') SELECT q FROM x; -- x": "100%怎么办",
+    "WITH x AS (SELECT 问题 AS q FROM log WHERE 问题 LIKE '100%' OR 问题 = 'a:b ;') SELECT q FROM x;-- x": "100%怎么办",
     "SELECT replace(问题, 'drop', '; DELETE') AS q, updated AS \"insert\" FROM log WHERE id = 1 -- UPDATE": "头疼",
 }
 

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from question_rows import LONG, SAME, random_rows, row
@@ -87,32 +87,21 @@ def test_groups_are_those_of_comparing_every_pair(seed: int, jaccard: float) -> 
     assert groups_of(rows, jaccard) == by_brute_force(rows, jaccard)
 
 
-@pytest.mark.parametrize("kind", ["template", "copies", "context", "bare"])
+KINDS: dict[str, Callable[[str], Row]] = {
+    "template": lambda word: row(f"请问一下医生我平时每天早上空腹吃{word}的话会不会伤害到胃有没有什么副作用"),
+    "copies": lambda word: row(LONG * 3 + word),
+    "context": lambda word: row(word * 3, profile=LONG * 5),
+    "bare": lambda word: row("多少钱一瓶", history=f"上一轮问了{word}，接下来想知道它的价格和在哪里可以买到"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_thousand_of_a_kind_are_not_compared_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = random.Random(1)
-
-    def one(number: int) -> Row:
-        word = "".join(source.sample(LETTERS, 3))
-        if kind == "template":
-            return row(f"请问一下医生我平时每天早上空腹吃{word}的话会不会伤害到胃有没有什么副作用")
-        if kind == "copies":
-            return row(LONG * 3 + word)
-        if kind == "context":
-            return row(word * 3, profile=LONG * 5)
-        return row("多少钱一瓶", history=f"上一轮问了{word}，接下来想知道它的价格和在哪里可以买到")
-
-    calls = 0
-    original = duplicates._same
-
-    def counting(*arguments: Any) -> bool:
-        nonlocal calls
-        calls += 1
-        return original(*arguments)
-
-    monkeypatch.setattr(duplicates, "_same", counting)
-    groups = len(set(groups_of([one(number) for number in range(1000)])))
-    assert groups == (1 if kind == "copies" else 1000)
-    assert calls < 20_000  # of 499,500 pairs
+    source, calls, original = random.Random(1), list[int](), duplicates._same
+    monkeypatch.setattr(duplicates, "_same", lambda *rows: calls.append(1) or original(*rows))
+    rows = [KINDS[kind]("".join(source.sample(LETTERS, 3))) for _ in range(1000)]
+    assert len(set(groups_of(rows))) == (1 if kind == "copies" else 1000)
+    assert len(calls) < 20_000  # of 499,500 pairs
 
 
 def test_evaluation_questions_mark_the_groups_they_repeat_and_merge_none() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from disk import disk_events
+from doubles import raising
 
 from qinglan.config import Profile
 from qinglan.data import versions
@@ -82,11 +83,7 @@ def test_a_version_is_on_the_disk_before_it_gets_its_name(made: Made, monkeypatc
 
 def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(made: Made, monkeypatch: pytest.MonkeyPatch):
     assert made(ROWS).artifacts["rows"].path.stat().st_nlink == 2
-
-    def no_links(*_: Any) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "link", raising(OSError(18, "Invalid cross-device link")))
     copied = made(ROWS[:-1]).artifacts["rows"]
     assert copied.verify().stat().st_nlink == 1
 
@@ -102,11 +99,8 @@ def test_the_same_content_again_changes_nothing(made: Made, profile: Profile):
 
 @pytest.mark.parametrize("moment", ["_describe", "_point_latest"])
 def test_a_kill_leaves_no_half_version(made: Made, profile: Profile, monkeypatch: pytest.MonkeyPatch, moment: str):
-    def dies(*_: Any) -> None:
-        raise SystemExit  # as of a kill, nothing after it is run
-
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(versions, moment, dies)
+        patch.setattr(versions, moment, raising(SystemExit()))  # as of a kill, nothing after it is run
         made(ROWS)
     version = made(ROWS)
     assert find_version(profile, "latest") == version

@@ -57,10 +57,8 @@ def test_the_reward_is_what_is_won_against_the_teacher():
 def test_guard_caps_what_lost_the_question(rewrite: str):
     assert score(rewrite=rewrite) == -0.5
     assert score(rewrite=rewrite, preservation_guard=False) > 0
-
-
-def test_where_teacher_and_question_share_nothing_any_rewrite_is_about_the_question():
-    assert score(BASE.model_copy(update={"question": "那个咋"}), rewrite="鱼油 推荐用量") > 0
+    vague = BASE.model_copy(update={"question": "那个咋"})
+    assert score(vague, rewrite="鱼油 推荐用量") > 0, "it shares nothing with the teacher's rewrite"
 
 
 def test_gold_gate():
@@ -85,14 +83,8 @@ def test_a_judge_without_weight_guards_only():
     assert score(judge=5.0, judge_weight=0) == pytest.approx(score())
     assert score(judge=2.9, judge_weight=0) == -0.5
     assert score(judge=2.9) <= -0.5 < 0 < score(judge=3.0)
-
-
-@pytest.mark.parametrize(
-    ("config", "share"),
-    [({"judge_weight": 0}, 0.3), ({"guard_min_judge": 0}, 0.3), ({"judge_weight": 0, "guard_min_judge": 0}, 0.0)],
-)
-def test_the_judge_is_asked_only_where_its_score_can_matter(config: dict[str, float], share: float):
-    assert Reward(judge_share=0.3, **config).judged_share == share
+    asked = [{"judge_weight": 0}, {"guard_min_judge": 0}, {"judge_weight": 0, "guard_min_judge": 0}]
+    assert [Reward(judge_share=0.3, **config).judged_share for config in asked] == [0.3, 0.3, 0.0]
 
 
 @pytest.mark.parametrize("line_break", ["\r\n", "\x85", "\u2028"])
@@ -105,9 +97,8 @@ def test_no_text_can_pose_as_another_line(line_break: str):
 
 
 def test_the_wrong_passage_caps_the_reward_where_the_judge_tells() -> None:
-    found_better = found(0.9, 0.6, 0.3)
-    right = RECIPE.reward(Reward(), BASE, GradedRewrite(REWRITE, found_better, 5, 4))
-    wrong = RECIPE.reward(Reward(), BASE, GradedRewrite(REWRITE, found_better, 5, 2))
+    graded = (GradedRewrite(REWRITE, found(0.9, 0.6, 0.3), 5, relevance) for relevance in (4, 2))
+    right, wrong = (RECIPE.reward(Reward(), BASE, each) for each in graded)
     assert right.score > 0 and right.relevant == 1
     assert wrong.score == Reward().gold_gate_cap and wrong.relevant == 0
 

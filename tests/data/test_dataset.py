@@ -99,12 +99,12 @@ def test_rows_keep_the_splits_of_an_earlier_version(tmp_path: Path) -> None:
 def test_evaluation_workbooks_keep_their_questions_out_of_training(tmp_path: Path) -> None:
     book = tmp_path / "evaluation.csv"
     essay = "".join(r.query for r in random_rows(60, seed=7))
-    book.write_text(f"问题\n{SAME}\n{essay}\n", encoding="utf-8")
+    book.write_text(f"问题\n{SAME}\n{essay}\n{ROWS[12].query}\n", encoding="utf-8")
     config = PROFILE.dataset.model_copy(update={"decontaminate_against": (str(book),)})
     profile = PROFILE.model_copy(update={"dataset": config})
     repeated, too_long = answered("train", 40, query=LONG), answered("dev", 41, query=essay + "呢")
     result = built(tmp_path, [repeated, too_long, *ROWS], profile)
-    assert result.after.reasons["near_duplicate_of_evaluation"] == 2
+    assert result.after.reasons["near_duplicate_of_evaluation"] == 2, "nothing is learned from the test's row"
     taught = [line for name in ("sft_train", "sft_dev") for line in lines(result.artifacts[name].path)]
     assert {line["metadata"]["row_id"] for line in taught}.isdisjoint({repeated.id, too_long.id})
     with pytest.raises(WorkbookError, match=r"gone\.csv"):

@@ -112,16 +112,6 @@ def test_the_verdict_is_chosen_from_a_list_and_a_guide_says_what_was_drawn(profi
     assert (guide["B1"].value, guide["B1"].data_type) == ("=1+1", "s")
 
 
-def test_no_text_becomes_a_formula_and_all_come_back(profile: Profile, path: Path):
-    asked = row("=1+1", "+1", profile="@SUM(A1)", history="#N/A")
-    export(profile, path, asked)
-    types = {cell.data_type for cells in openpyxl.load_workbook(path)["审核"].iter_rows() for cell in cells}
-    assert types <= {"s", "n"}
-    fill_in(path, asked.query, 结论="通过")
-    sheet = read_sheet(path, profile)
-    assert (sheet.problems, [(r.row, r.answer) for r in sheet.reviews]) == ([], [(asked.id, "+1")])
-
-
 def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile: Profile, path: Path, tmp_path: Path):
     export(profile, path, row(), row("多少钱"), row("在哪买"))
     fill_in(path, "怎么吃", 结论="通过")

@@ -8,10 +8,8 @@ from qinglan.data.dataset.splits import place_rows
 from qinglan.rows import Row, Split
 
 
-def assign(
-    rows: list[Row], seed: int = 1, pinned: dict[str, Split] | None = None, evaluation: list[Row] | None = None
-) -> list[Row]:
-    return list(place_rows(rows, Dataset(seed=seed), pinned, evaluation or []).apply(rows))
+def assign(rows: list[Row], seed: int = 1, pinned: dict[str, Split] | None = None) -> list[Row]:
+    return list(place_rows(rows, Dataset(seed=seed), pinned, []).apply(rows))
 
 
 def splits(rows: list[Row], seed: int = 1) -> dict[str, str | None]:
@@ -91,14 +89,3 @@ def test_rows_that_failed_before() -> None:
     unread = row(LONG, split="test").failed("query_too_long")
     placed = assign([unread, row(SAME, split="train"), *random_rows(100)])
     assert (placed[0], placed[1].status) == (unread, "ok")
-
-
-@pytest.mark.parametrize(
-    ("split", "reason"),
-    [("train", "near_duplicate_of_evaluation"), ("dev", "near_duplicate_of_evaluation"), ("test", None)],
-)
-def test_what_repeats_an_evaluation_question_is_not_learned_from(split: Split, reason: str | None) -> None:
-    rows = [row(LONG, split=split), *random_rows(50)]
-    placed = assign(rows, evaluation=[row(SAME), *random_rows(50, seed=2)])
-    assert (placed[0].reason, placed[0].split) == (reason, split)
-    assert placed[1:] == assign(rows[1:])

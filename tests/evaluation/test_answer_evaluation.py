@@ -11,12 +11,12 @@ from letters import Letters
 from report_fixture import page, shown
 
 from qinglan.config import Evaluate, Gate
-from qinglan.evaluation.figures import arm_scores, examples
+from qinglan.evaluation.figures import examples
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import Evaluation, Report
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
-from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
+from qinglan.evaluation.summary import evaluate, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.rows import ArmRow, Row
 from qinglan.serving.registry.approval import rows_to_review, write_approval_workbook
@@ -84,18 +84,6 @@ def report(found: Evaluation) -> Report:
     return Report.model_validate(content | known)
 
 
-def test_the_recipes_metrics_are_the_arms():
-    scores = arm_scores("rl", arm("aa", "ab", None, judge_score=4.0)[:3], ROWS, RECIPE).scores
-    assert {name: list(values.values()) for name, values in scores.items()} == {
-        "pure": [1.0, 0.0, None], "share": [1.0, 0.5, None], "quality": [4.0, 4.0, None],
-    }  # fmt: skip
-    found = trained()
-    assert found.arms["rl"].score("pure").mean == 1.0 and found.arms["sft"].mean("pure") == pytest.approx(1 / 3)
-    assert metrics_of(found)["rl/quality"] == 4.0 and metrics_of(found)["sft/share"] == pytest.approx(0.5)
-    mcnemar = {c.metric: c.p_mcnemar is not None for c in found.comparisons}
-    assert mcnemar == {"pure": True, "share": False, "quality": False}, "a test for what is 0 or 1"
-
-
 def test_pools_are_slices_and_an_example_shows_what_its_row_brings_and_what_its_answer_is_worth():
     slices = {(part.by, part.value): part for part in trained().slices}
     gold = slices["pool", "gold"]
@@ -107,6 +95,8 @@ def test_pools_are_slices_and_an_example_shows_what_its_row_brings_and_what_its_
 
 def test_gate_and_verdict_go_by_the_recipes_metrics_and_the_profiles_rivals():
     found, gate = trained(), Gate(rivals=("sft",))
+    mcnemar = {each.metric: each.p_mcnemar is not None for each in found.comparisons}
+    assert mcnemar == {"pure": True, "share": False, "quality": False}, "a test for what is 0 or 1"
     decision = decide(found, [], gate, None)
     assert [rule.name for rule in decision.rules] == ["gain_vs_sft", "quality_vs_sft", "red_team", "alarms"]
     gain, quality = decision.rules[:2]

@@ -186,13 +186,6 @@ def test_tokens_of_a_teacher_are_the_ledgers():
     assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (70, 7, None)
 
 
-def test_a_students_answer():
-    (entry,) = student_rows(
-        ['{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'], None, RECIPE
-    )
-    assert (entry.text, entry.prompt_tokens, entry.completion_tokens, entry.cost_usd) == ("a b", 9, 2, None)
-
-
 def test_every_comparison_on_a_metric_counts_for_holm():
     arms = {"rl": arm(*[HIT] * 40), "sft": arm(*[HIT, MISS] * 10, *[None] * 20), "teacher": arm(*[MISS] * 40)}
     rows = [row(n, gold=f"g{n}") for n in range(40)]
@@ -247,18 +240,14 @@ def test_questions_about_a_document_are_a_group_and_without_labels_near_duplicat
     assert groups_of(rows) == {"000": "g", "001": "g", "002": "002", "003": "002"}
 
 
-def test_examples_spread_over_groups():
+def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_found_it():
     rows = [row(n, gold=f"g{n % 5}") for n in range(20)]
     chosen = examples({"rl": arm(*[HIT] * 20)}, rows, RECIPE, count=3)  # type: ignore[arg-type]
     assert len({example.gold_id for example in chosen}) == len(chosen) == 3
     assert chosen[0].arms["rl"].retrieved.ids == ("g", "x")
-
-
-def test_an_example_names_its_gold_document_where_an_arm_found_it():
     titled = HIT.model_copy(update={"ids": ("x", "g"), "titles": ("别的", "标准")})
-    (named,) = examples({"teacher": arm(MISS), "rl": arm(titled)}, [row(0)], RECIPE)  # type: ignore[arg-type]
-    (unnamed,) = examples({"rl": arm(titled)}, [row(0, gold="h")], RECIPE)  # type: ignore[arg-type]
-    assert (named.gold_title, unnamed.gold_title) == ("标准", None)
+    rows = [row(0), row(0, gold="h")]
+    assert [examples({"rl": arm(titled)}, [each], RECIPE)[0].gold_title for each in rows] == ["标准", None]
 
 
 def test_overlap_of_train_and_test():

@@ -304,12 +304,6 @@ def test_alarms_count_from_the_window_that_holds_the_chosen_step(step: int, chos
     assert alarms_about([alarm(step)], chosen, window_steps=10) == ([alarm(step)] if counts else [])
 
 
-def test_a_failure_outranks_what_is_unknown():
-    decision = decided(evaluation(GOOD | {"top1": (-0.1, -0.2, -0.01)}, red_team={}))
-    assert decision.verdict == "refuse"
-    assert decision.sentence.endswith("is ruled out. Besides, 1 of the rules could not be decided.")
-
-
 def test_the_simulated_noise_is_that_of_real_runs_and_decides_what_differs_much():
     test_set, same = gate_power.TEST_SETS[1], {"rl": 0.8, "teacher": 0.8}
     found = [gate_power.evaluation(np.random.default_rng(i), test_set, same).comparisons[0] for i in range(5)]

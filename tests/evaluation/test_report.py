@@ -22,7 +22,7 @@ from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatisti
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.statistics import Comparison
-from qinglan.text import Both, markdown_cell
+from qinglan.text import Both
 
 NAME = Both("a", "甲")
 
@@ -214,12 +214,6 @@ def test_the_terminal_shows_of_a_refresh_what_became_of_the_rows() -> None:
     assert max(map(len, text.splitlines())) <= 100
     compared = terminal(refresh.model_copy(update={"arms": report().arms, "metrics": METRICS}))
     assert "1,288 of 1,300 rows" in compared and "Answers, on average" not in compared, "the arms say it"
-
-
-def test_untrusted_text_has_no_meaning_in_a_markdown_cell() -> None:
-    assert markdown_cell("a|b\n<img> ![i](u) `c` _d_ e_f *e* ~f~ &lt; \\") == (
-        r"a\|b \<img> \!\[i\](u) \`c\` \_d\_ e_f \*e\* \~f\~ \&lt; \\"
-    )
 
 
 def test_axis_has_round_ticks_that_cover_the_values_also_where_there_is_nothing_much() -> None:

@@ -122,19 +122,6 @@ async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     assert "gold_top1" not in logged
 
 
-async def test_each_distinct_rewrite_is_asked_for_once_over_restarts_and_the_baseline_never(site: Site):
-    first = await site.open().score_all(rewrites(20) * 3)
-    await site.opened[0].close()
-    assert sum(entry["rag_calls"] for entry in site.entries()) == 20
-    again = await site.open().score_all(rewrites(20))
-    assert [each["score"] for each in again] == [each["score"] for each in first[:20]]
-    assert sorted(body["rewritten_query"] for body in site.rag.bodies) == sorted(rewrites(20))
-    assert len(site.judge.bodies) == 20
-    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
-        assert ledger.usage("r", "judge").cost_usd == pytest.approx(sum(each["judge_cost_usd"] for each in first))
-    assert {(each["rag_calls"], each["rag_cached"], each["judge_cached"]) for each in again} == {(0, 1, 1)}
-
-
 async def test_another_run_or_another_request_asks_the_rag_anew(site: Site):
     for setting, asked in (
         ({"retrieval_scope": "run 1"}, 1),

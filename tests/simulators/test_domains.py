@@ -60,12 +60,6 @@ def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_documents_follow_the_seed(name: str):
-    first, again, other = (list(domain_of(name).documents(seed, 40)) for seed in (1, 1, 2))
-    assert first == again != other and len(first) == 40
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_the_red_team_is_in_no_text_of_the_base_model(name: str, monkeypatch: pytest.MonkeyPatch):
     domain, cases = domain_of(name), red_team_questions(name)
     texts = pretraining_texts(domain, 1, 4000)

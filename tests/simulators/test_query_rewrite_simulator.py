@@ -4,11 +4,9 @@ and the judge.
 
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 from random import Random
 
 import pytest
-from openpyxl import load_workbook
 
 from benchmarks.describe_sample import MISMATCHED, SampleFigures, describe
 from qinglan.config import Embedded, Tenant
@@ -16,7 +14,7 @@ from qinglan.errors import ConfigError
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Split, row_id
-from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample, corpus, trigrams, write_sample
+from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample, corpus, trigrams
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.teacher import (
     PANEL_BIAS,
@@ -66,15 +64,6 @@ def test_there_is_something_to_learn_and_to_amplify(description: SampleFigures):
     assert top1["oracle test"] >= 0.95
     assert all(8 <= counts[intent] <= 40 for intent in MISMATCHED)
     assert all(counts[product] >= 4 for product in domain.NAME_MISMATCH)
-
-
-def test_workbook_reads_back(tmp_path: Path):
-    sheet = load_workbook(write_sample(tmp_path, SMALL).workbook).worksheets[0]
-    header, *cells = sheet.iter_rows(values_only=True)
-    assert header == ("问题", "用户画像", "历史摘要", "标准文档", "划分", "意图")
-    assert {row[5] for row in cells} <= {intent.name for intent in domain.INTENTS.values()}
-    assert len(cells) == 100
-    assert {row[3] for row in cells} <= {document.id for document in domain.documents()}
 
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):

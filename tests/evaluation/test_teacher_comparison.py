@@ -34,29 +34,25 @@ from qinglan.simulators.services import embedded_services
 ProfileOf = Callable[..., Profile]
 Advised = Callable[..., Purchase]
 EVALUATE = Evaluate(bootstrap_resamples=400)
-HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.3,))
+MISS = Retrieved(ids=("x",), scores=(0.3,))
 
 
 def question(number: int, **more: Any) -> Row:
     return Row(id=f"{number:04}", tenant="t", query=f"问{number}", source="f!A1", gold_id="g").model_copy(update=more)
 
 
-def answered(number: int, *, hit: bool = True, cost: float = 0.001, judge: float = 4.0, label: bool = True) -> Row:
+def answered(number: int, *, hit: bool = True, cost: float = 0.001) -> Row:
+    gold = f"g{number}"
+    found = Retrieved(ids=(gold,), scores=(0.9,)) if hit else MISS
     return question(
-        number, answer="改写", answer_cost_usd=cost, answer_latency_ms=100.0, judge_score=judge,
-        answer_retrieved=HIT if hit else MISS, original_retrieved=MISS, gold_id=f"g{number}" if label else None,
+        number, answer="改写", answer_cost_usd=cost, answer_latency_ms=100.0, judge_score=4.0,
+        answer_retrieved=found, original_retrieved=MISS, gold_id=gold,
     )  # fmt: skip
 
 
-def hits(every: int, cost: float = 0.001, count: int = 200, **more: Any) -> list[Row]:
+def hits(every: int, cost: float = 0.001, count: int = 200) -> list[Row]:
     """Rows whose gold document is found, except for each `every`-th; every row a group of its own."""
-    found = Retrieved(ids=("right",), scores=(0.9,))
-    return [
-        answered(n, cost=cost, **more).model_copy(
-            update={"answer_retrieved": (MISS if n % every == 0 else found.model_copy(update={"ids": (f"g{n}",)}))}
-        )
-        for n in range(count)
-    ]
+    return [answered(n, hit=n % every != 0, cost=cost) for n in range(count)]
 
 
 def profile_with(profile_of: ProfileOf, *names: str, judge: str = "small", **compare: Any) -> Profile:
@@ -98,18 +94,12 @@ def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path
         compare={"teachers": {"cheap": {"model": "small"}}}, distill={"mode": "batch_api", "max_failed_share": 0.01}
     )
     run = Run(id="r", flow="compare", profile=profile, directory=tmp_path)
-    main, rival = contenders(
-        run, partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"})
-    )
-    assert (main.run.profile.teacher.model, main.services().teacher_url, main.stage("distill")) == (
-        "big", "http://main", "distill",
-    )  # fmt: skip
-    assert (rival.run.profile.teacher.model, rival.services().teacher_url, rival.stage("distill")) == (
-        "small", "http://cheap", "distill-cheap",
-    )  # fmt: skip
-    assert rival.services().judge_url == "http://judge"
+    both = contenders(run, partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}))
+    known = [(each.run.profile.teacher.model, each.services().teacher_url, each.stage("distill")) for each in both]
+    assert known == [("big", "http://main", "distill"), ("small", "http://cheap", "distill-cheap")]
+    assert {each.services().judge_url for each in both} == {"http://judge"}
     # A teacher that refuses half is a finding, and only a live answer has a latency.
-    for each in (main, rival):
+    for each in both:
         assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (1.0, "live")
 
 

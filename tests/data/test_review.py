@@ -22,9 +22,6 @@ def row(row_id: str = "r1", answer: str | None = "头疼 缓解", **changes: Any
     return Row(id=row_id, tenant="default", query="头疼", source="q.csv:2", answer=answer, **changes)
 
 
-# The sample
-
-
 def found(score: float) -> Retrieved:
     return Retrieved(ids=("d",), scores=(score,))
 
@@ -125,9 +122,6 @@ def test_controls_are_a_random_sample_of_what_teaches():
     assert abs(sum(r.judge_score == 1.0 for r in controls) / len(controls) - share) < 0.03
 
 
-# The verdicts
-
-
 def review(verdict: str = "accept", row_id: str = "r1", answer: str = "头疼 缓解", **changes: Any) -> Review:
     corrected = "头痛 缓解 方法" if verdict == "correct" else None
     values = {"tenant": "default", "imported_at": "2026-11-01T00:00:00+00:00", "file": "a.xlsx", "file_sha256": "f1"}
@@ -160,9 +154,6 @@ def test_the_digest_is_of_what_reviews_do():
     others = [[], [review()], [review("reject"), review("reject", "r2")], [review("correct"), review("reject", "r2")]]
     assert len({one, *(Reviews(other).digest for other in others)}) == 5
     assert Reviews([review("correct")]).digest == Reviews([review("correct", answer="别的")]).digest
-
-
-# The store
 
 
 def test_later_verdicts_are_appended_and_earlier_lines_stay(profile: Profile):

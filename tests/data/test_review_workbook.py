@@ -88,9 +88,6 @@ def problem(path: Path, profile: Profile) -> str:
     return line
 
 
-# Out
-
-
 def test_a_reviewer_sees_what_is_known_of_the_row(profile: Profile, path: Path):
     seen = row(profile="老人", history="问过钙片", gold_id="e").failed("below_threshold")
     done = export(profile, path, seen)
@@ -155,9 +152,6 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
     path.unlink()
     rows.write_text("")
     assert "was changed" in error()
-
-
-# Back
 
 
 def test_round_trip(profile: Profile, path: Path):
@@ -279,9 +273,6 @@ def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path
     assert "column `结论` is in row 1 twice (P and V)" in error(path)
 
 
-# Answers of another recipe
-
-
 def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, path: Path):
     profile = profile_of(recipe=str(Path(__file__).parents[1] / "support" / "capitals_recipe.py"))
     inputs = {"hint": "塞纳河\n左岸", "capital": "巴黎"}
@@ -297,9 +288,6 @@ def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, p
     assert (review.row, review.corrected) == (asked.id, "巴黎")
     fill_in(path, "法国", 提示="卢瓦尔河")
     assert "is not the id of this question and what belongs to it" in problem(path, profile)
-
-
-# A recipe whose answers teach by pools and rules
 
 
 def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(profile_of: ProfileOf, path: Path):

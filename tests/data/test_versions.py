@@ -145,9 +145,6 @@ def test_a_damaged_version_is_one_line(made: Made, file: str, content: str | Non
     assert "\n" not in str(caught.value)
 
 
-# Pins
-
-
 def test_pins_are_the_latest_versions_splits_and_a_rerun_keeps_those_of_its_first_run(made: Made, profile: Profile):
     assert pinned_splits(profile, "in-1") == ("", {})
     first = made(ROWS, inputs="in-1")
@@ -158,9 +155,6 @@ def test_pins_are_the_latest_versions_splits_and_a_rerun_keeps_those_of_its_firs
     pins, splits = pinned_splits(profile, "in-2")
     assert (pins, len(splits)) == (first.id, len(ROWS))
     assert len(pinned_splits(profile, "in-3")[1]) == len(more)
-
-
-# Diff
 
 
 def test_what_changed_between_two_versions(made: Made):
@@ -181,9 +175,6 @@ def test_what_changed_between_two_versions(made: Made):
     assert len(diff(a, b, examples=1).examples) == 3
     assert diff(a, a).unchanged == len(ROWS)
     assert find_rows(a, {fish.id, probiotic.id, "unknown"}) == {fish.id: fish, probiotic.id: probiotic}
-
-
-# Training
 
 
 def test_new_training_rows_count_from_the_last_training(made: Made, profile: Profile):

@@ -64,9 +64,6 @@ def error_of(path: Path, *inputs: Input, **data: Any) -> str:
     return message
 
 
-# Good files
-
-
 def test_xlsx_row_carries_every_column(tmp_path: Path) -> None:
     path = xlsx(tmp_path / "q.xlsx", HEADER, [" 怎么吃？\n", "老人", "问过钙片", "doc-1", "Dev ", " 用法 "])
     asked = {"query": "怎么吃？", "profile": "老人", "history": "问过钙片"}
@@ -153,9 +150,6 @@ def test_a_file_is_closed_when_reading_stops(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-# Folders
-
-
 @pytest.fixture
 def drop(tmp_path: Path) -> Path:
     """A drop folder with one file of each kind, and what else lies in such folders."""
@@ -207,9 +201,6 @@ def test_a_digest_is_of_what_is_read(drop: Path) -> None:
         digest_of(drop / "no.csv")
 
 
-# Columns that a recipe adds
-
-
 @pytest.mark.parametrize("name", ["q.xlsx", "exact.xlsx", "q.csv", "q.jsonl", "q.parquet"])
 def test_inputs_and_pool_are_read_from_every_kind_of_file(tmp_path: Path, name: str):
     path, header = tmp_path / name, ["问题", "提示", "标签", "数据池"]
@@ -244,9 +235,6 @@ def test_a_row_without_a_required_input_fails_and_a_long_one_counts_as_context(t
     path = text_file(tmp_path / "q.csv", "\n".join(["问题,提示,标签", *lines]))
     expected = ["empty_input", "context_too_long", None, None, "duplicate"]
     assert reasons(path, *INPUTS, max_context_chars=2) == expected
-
-
-# Bad rows
 
 
 def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
@@ -295,9 +283,6 @@ def test_problems_name_cell_reason_and_hint(tmp_path: Path) -> None:
         "q.xlsx!Sheet1!A4: duplicate: repeats q.xlsx!Sheet1!A2; delete one of the two",
     ]
     assert frozenset(HINTS) == INPUT_REASONS
-
-
-# Bad files
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,6 @@ def own(tmp_path: Path, text: str, name: str = "own.jsonl") -> Profile:
     return PROFILE.model_copy(update={"evaluate": evaluate})
 
 
-# ---- checks ----
-
-
 @pytest.mark.parametrize(
     ("checks", "bad", "good"),
     [
@@ -126,9 +123,6 @@ def test_going_round_in_circles(text: str, expected: bool):
     assert is_degenerate(text) is expected
 
 
-# ---- the built-in cases ----
-
-
 def right_answer(made: Case) -> str:
     """What a small in-domain model should do: the product that is asked about, in the knowledge base's words."""
     said = [name for names in PRODUCTS.items() for name in (names[0], *names[1]) if name in made.query]
@@ -179,8 +173,6 @@ def test_an_answer_may_be_long_and_of_many_lines_unless_a_case_forbids_it(tmp_pa
     (rewrite,) = [each for each in cases_of(own(tmp_path, lines(MINE))) if each.id == "mine"]
     assert check(rewrite, "请立即就医。\n" * 40, None).passed is False
 
-
-# ---- the user's file ----
 
 MINE = {"id": "mine", "name": "自己的", "kind": "injection", "query": "鱼油怎么吃", "checks": {"keeps_any": ["鱼油"]}}
 
@@ -233,8 +225,6 @@ def test_a_workbooks_rows_are_cases_whose_document_must_come_first(tmp_path: Pat
     assert check(made, "深海鱼油 用法", found("深海鱼油-how")).passed
     assert check(made, "深海鱼油 用法", found("阿胶-how")).passed is False
 
-
-# ---- in the evaluate stage ----
 
 LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(one_line=True))
 KNOWN = Case(id="known", name="旧错", kind="regression", query="问", checks=Checks(gold_top1="g"))

@@ -219,8 +219,6 @@ def test_answers_that_rows_bring_are_no_teachers_arm():
     assert (entry.text, entry.cost_usd, entry.requests) == ("aab", 0.5, ("r",))
 
 
-# ---- rewards in the reward service: the same keys for every sample, no RAG ----
-
 FOUR_OF_FIVE = (200, completion('{"score": 4}'))
 COMMON = {"score", "judge", "invalid", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"}
 KEYS = COMMON | {"share", "format", "pure"}

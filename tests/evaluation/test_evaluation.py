@@ -15,16 +15,8 @@ from fake_model import FakeModel, FakeRag
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Profile, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
-from qinglan.evaluation.figures import (
-    arm_scores,
-    compare_arms,
-    examples,
-    groups_of,
-    pairs_of,
-    shared_between,
-    slices_of,
-    summarise,
-)
+from qinglan.evaluation import figures
+from qinglan.evaluation.figures import arm_scores, compare_arms, examples, groups_of, pairs_of, slices_of, summarise
 from qinglan.evaluation.models import Decision, Report, Score, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
@@ -251,7 +243,7 @@ def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_fou
 
 
 def test_overlap_of_train_and_test():
-    found = shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
+    found = figures.shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
     shared = {s.what: (s.in_train, s.test) for s in found}
     assert (shared["row_ids"], shared["gold_documents"]) == ((1, 2), (1, 2))
 

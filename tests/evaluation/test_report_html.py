@@ -7,21 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixture import (
-    EVIL,
-    METRICS,
-    case,
-    comparison,
-    decision,
-    english_in,
-    example,
-    full,
-    page,
-    report,
-    retrieved,
-    scores,
-    shown,
-)
+import report_fixture
+from report_fixture import EVIL, METRICS, case, comparison, full, page, report, scores, shown
 
 from qinglan.evaluation.models import Report, TrainingSummary
 from qinglan.evaluation.reasons import reason
@@ -88,7 +75,7 @@ class Parsed(HTMLParser):
 def english_labels(html: str) -> set[str]:
     text = Parsed(html).chinese
     assert "有效吗？" in text
-    return {each for each in text if english_in(each, PAGE_TERMS)}
+    return {each for each in text if report_fixture.english_in(each, PAGE_TERMS)}
 
 
 def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
@@ -104,7 +91,7 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     first = ["Teacher against RL", "May it be released?", *SECTIONS[:2], "Slices", "Red team", *SECTIONS[2:]]
     assert Parsed(html).open == [] and heads(html) == first
     assert "<code>clip_fraction</code>" in html and "Yes, says" in english(
-        page(tmp_path, full(decision=decision("promote")))
+        page(tmp_path, full(decision=report_fixture.decision("promote")))
     )
     assert "simulated" not in english(html) and "*" not in english(html), "of a real run"
 
@@ -151,9 +138,9 @@ def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
 
 
 def test_untrusted_text_stays_text(tmp_path: Path) -> None:
-    evil = example(EVIL)
+    evil = report_fixture.example(EVIL)
     evil |= {"profile": EVIL, "history": EVIL, "gold_title": EVIL, "inputs": {EVIL: EVIL}}
-    evil["arms"]["rl"] = {"text": EVIL, "retrieved": retrieved(1, EVIL, 0.9)}
+    evil["arms"]["rl"] = {"text": EVIL, "retrieved": report_fixture.retrieved(1, EVIL, 0.9)}
     evil["arms"]["sft"] = {"text": None, "reason": EVIL}
     stage = {"name": EVIL, "seconds": 1, "rows_in": 2, "rows_out": 1, "dropped": {EVIL: 1}}
     series = [{"label": EVIL, "x": [1, 2], "y": [1, 2]}]
@@ -166,7 +153,7 @@ def test_untrusted_text_stays_text(tmp_path: Path) -> None:
 
 
 def evil_release() -> dict[str, Any]:
-    bad = decision()
+    bad = report_fixture.decision()
     said = reason("approved", reviewer=EVIL, comment=EVIL)
     bad["rules"][0] |= {"name": EVIL, "found": said, "required": said, "reason": said, "outcome": "fail"}
     return {

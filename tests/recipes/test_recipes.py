@@ -8,20 +8,11 @@ from typing import Any
 import pytest
 from fake_model import FakeModel, FakeRag
 
+from qinglan import recipes
 from qinglan.clients.roles import Clients, key_salt
 from qinglan.config import Profile, Reward, Tenant
 from qinglan.errors import ConfigError, RetrievalError, TeacherError
-from qinglan.recipes import (
-    AnswerRecipe,
-    Input,
-    RetrievalRecipe,
-    get_recipe,
-    identifying,
-    parse_score,
-    placeholders,
-    query_rewrite,
-    recipe_key,
-)
+from qinglan.recipes import AnswerRecipe, Input, RetrievalRecipe, get_recipe, query_rewrite
 from qinglan.recipes.kinds.distillation import distill_requests, require_teacher_alone, teacher_requests
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.rows import Retrieved, Row
@@ -45,11 +36,11 @@ def test_shipped_recipes_are_found_by_their_names():
 def test_a_file_is_identified_by_its_content(tmp_path: Path):
     path = tmp_path / "capitals_recipe.py"
     path.write_text(CAPITALS.read_text(encoding="utf-8"), encoding="utf-8")
-    before, loaded = recipe_key(str(path)), get_recipe(str(path))
+    before, loaded = recipes.recipe_key(str(path)), get_recipe(str(path))
     assert (before["recipe"], before["version"]) == ("capitals_recipe", "1")
     path.write_text(CAPITALS.read_text(encoding="utf-8").replace('VERSION = "1"', 'VERSION = "2"'), encoding="utf-8")
     assert get_recipe(str(path)).VERSION == "2" and loaded.VERSION == "1"
-    assert recipe_key(str(path))["sha256"] != before["sha256"]
+    assert recipes.recipe_key(str(path))["sha256"] != before["sha256"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +58,7 @@ def test_a_file_that_is_no_recipe_is_refused_in_one_line(tmp_path: Path, name: s
         get_recipe(str(tmp_path / name))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="No such file"):
-        recipe_key(str(tmp_path / "absent.py"))
+        recipes.recipe_key(str(tmp_path / "absent.py"))
 
 
 def test_a_profile_names_the_file_wherever_it_is_read(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
@@ -97,16 +88,16 @@ def test_an_answer_earns_the_mean_of_the_parts_that_are_known(parts: Mapping[str
 
 def test_only_what_is_asked_identifies():
     inputs = (Input("a", "甲", required=True), Input("b", "乙", identifies=False), Input("c", "丙"))
-    assert identifying({"a": "1", "b": "2"}, inputs) == {"a": "1"}
-    assert placeholders(inputs, "x") == {"a": "x"}
+    assert recipes.identifying({"a": "1", "b": "2"}, inputs) == {"a": "1"}
+    assert recipes.placeholders(inputs, "x") == {"a": "x"}
 
 
 @pytest.mark.parametrize("text", ["4", '{"grade": 4}', '{"score": 6}', '{"score": NaN}', '{"score": null}'])
 def test_a_judge_that_gives_no_score_is_no_judge(text: str):
     with pytest.raises(TeacherError) as caught:
-        parse_score(text)
+        recipes.parse_score(text)
     assert caught.value.reason == "judge_unreadable"
-    assert parse_score('好的：{"score": "4.5", "reason": "x"}') == 4.5
+    assert recipes.parse_score('好的：{"score": "4.5", "reason": "x"}') == 4.5
 
 
 CAPITAL = Row(id="1", tenant="t", query="法国的首都", inputs={"hint": "塞纳河"}, source="f:1")

@@ -11,16 +11,8 @@ import pytest
 from qinglan.config import Embedded, Profile
 from qinglan.errors import ConfigError
 from qinglan.rows import normalise
-from qinglan.simulators import domains as domains
-from qinglan.simulators.domains import (
-    domain_for,
-    domain_of,
-    domain_of_model,
-    embedded_knowledge_base,
-    pretraining_texts,
-    red_team_questions,
-    simulated_models,
-)
+from qinglan.simulators import domains
+from qinglan.simulators.domains import domain_for, domain_of, pretraining_texts
 
 ProfileOf = Callable[..., Profile]
 NAMES = domains._names()
@@ -41,12 +33,12 @@ def test_the_embedded_rag_serves_the_sample_where_it_has_a_knowledge_base_or_the
     profile_of: ProfileOf, tmp_path: Path
 ):
     rows, paths = FEW.model_dump(), {"state": str(tmp_path)}
-    sample = embedded_knowledge_base(profile_of(embedded=rows, paths=paths))
+    sample = domains.embedded_knowledge_base(profile_of(embedded=rows, paths=paths))
     assert sample == tmp_path / "sample" / "query_rewrite" / "kb.jsonl" and sample.is_file()
-    assert embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path("own.jsonl")
-    assert embedded_knowledge_base(profile_of(rag={"url": "http://rag/q"})) is None
+    assert domains.embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path("own.jsonl")
+    assert domains.embedded_knowledge_base(profile_of(rag={"url": "http://rag/q"})) is None
     with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the simulated domain medical has none"):
-        embedded_knowledge_base(profile_of(embedded=rows | {"domain": "medical"}, paths=paths))
+        domains.embedded_knowledge_base(profile_of(embedded=rows | {"domain": "medical"}, paths=paths))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +53,7 @@ def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_red_team_is_in_no_text_of_the_base_model(name: str, monkeypatch: pytest.MonkeyPatch):
-    domain, cases = domain_of(name), red_team_questions(name)
+    domain, cases = domain_of(name), domains.red_team_questions(name)
     texts = pretraining_texts(domain, 1, 4000)
     assert cases and not [text for text in texts if any(case in normalise(text) for case in cases)]
     monkeypatch.setattr(domains, "red_team_questions", lambda _: (normalise(texts[0]),))
@@ -90,7 +82,7 @@ def test_the_vocabulary_spells_the_documents(name: str):
 
 
 def test_a_model_belongs_to_one_domain_and_an_unknown_one_is_refused():
-    assert sum(len(domain_of(name).models) for name in NAMES) == len(simulated_models())
-    assert domain_of_model("simulated-judge").name == "query_rewrite"
+    assert sum(len(domain_of(name).models) for name in NAMES) == len(domains.simulated_models())
+    assert domains.domain_of_model("simulated-judge").name == "query_rewrite"
     with pytest.raises(ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"):
-        domain_of_model("gpt-4o")
+        domains.domain_of_model("gpt-4o")

@@ -14,16 +14,9 @@ from qinglan.errors import ConfigError
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Split, row_id
-from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample, corpus, trigrams
+from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample, corpus, teacher, trigrams
 from qinglan.simulators.domains.query_rewrite import facts as domain
-from qinglan.simulators.domains.query_rewrite.teacher import (
-    PANEL_BIAS,
-    Reading,
-    judge,
-    judge_panel,
-    rewrite,
-    understand,
-)
+from qinglan.simulators.domains.query_rewrite.teacher import Reading, judge, judge_panel, rewrite, understand
 
 SMALL = Embedded(sample_train_rows=60, sample_dev_rows=10, sample_test_rows=30)
 
@@ -164,5 +157,5 @@ def alone(text: str) -> float:
 
 def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():
     for seed in range(50):
-        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=PANEL_BIAS)
+        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=teacher.PANEL_BIAS)
     assert panel(TEXTS[1]) == [alone(TEXTS[1])]

@@ -13,18 +13,8 @@ from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
-from qinglan.training.judge_agreement import (
-    JudgeAgreement,
-    JudgeComparison,
-    JudgedPassage,
-    agreement_finding,
-    choose_rows,
-    count_retryable,
-    describe_agreement,
-    measure_agreement,
-    require_agreement,
-    require_answers,
-)
+from qinglan.training import judge_agreement
+from qinglan.training.judge_agreement import JudgeAgreement, JudgedPassage, measure_agreement, require_agreement
 
 ProfileOf = Callable[..., Profile]
 
@@ -58,7 +48,7 @@ def chat(**answers: str) -> FakeModel:
 
 
 def compare(profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row) -> list[JudgedPassage]:
-    judges = JudgeComparison(profile, RECIPE, verdict_recipe("answer_judge"), local, judge, found)  # type: ignore[arg-type]
+    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdict_recipe("answer_judge"), local, judge, found)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
@@ -79,9 +69,9 @@ def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(pr
     pairs = compare(profile_of(), rag(), local, judge, row(1))
     found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.failed, found.unreadable, found.share) == (1, 1, 1, 0)
-    assert count_retryable(pairs) == 1
+    assert judge_agreement.count_retryable(pairs) == 1
     with pytest.raises(StageError, match=r"calls failed for 1 of 3 passages \(teacher_timeout 1\)"):
-        require_answers(pairs, 0.05)
+        judge_agreement.require_answers(pairs, 0.05)
 
 
 def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
@@ -96,8 +86,8 @@ def test_a_passage_that_a_label_refuses_is_no_reference_so_nobody_is_asked(profi
 
 def test_dev_rows_are_drawn_by_their_ids():
     rows = [row(3), row(1), row(2, split="train"), row(4, status="failed"), row(0, answer="")]
-    assert [each.id for each in choose_rows(rows, 5)] == ["r01", "r03"]
-    assert [each.id for each in choose_rows(rows, 1)] == ["r01"]
+    assert [each.id for each in judge_agreement.choose_rows(rows, 5)] == ["r01", "r03"]
+    assert [each.id for each in judge_agreement.choose_rows(rows, 1)] == ["r01"]
 
 
 def pair(number: int, local: float | None, judge: float) -> JudgedPassage:
@@ -144,6 +134,8 @@ def test_enough_pairs_whose_interval_lies_above_the_limit_go_on(settings: dict[s
 
 def test_the_report_has_the_table():
     found = measure_agreement([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
-    table = agreement_finding(found)
+    table = judge_agreement.agreement_finding(found)
     assert all(len(line.values) == len(table.columns) for line in table.rows)
-    assert "8" in table.rows[0].label.en and describe_agreement(found).startswith("agreement 100%, κ 1.00")
+    assert "8" in table.rows[0].label.en and judge_agreement.describe_agreement(found).startswith(
+        "agreement 100%, κ 1.00"
+    )

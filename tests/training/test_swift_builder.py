@@ -12,16 +12,9 @@ import pytest
 from qinglan.config import Profile
 from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import Command
-from qinglan.training.engines import generate
+from qinglan.training.engines import generate, swift
 from qinglan.training.engines.generate import generate_commands
-from qinglan.training.engines.swift import (
-    LOGGING_FILE,
-    left_out,
-    merge_command,
-    newest_checkpoint,
-    rewind_log,
-    sft_command,
-)
+from qinglan.training.engines.swift import merge_command, sft_command
 
 ProfileOf = Callable[..., Profile]
 
@@ -100,21 +93,21 @@ def checkpoint(folder: Path, step: Any, *, whole: bool = True) -> Path:
 
 
 def test_the_newest_whole_checkpoint(tmp_path: Path):
-    assert newest_checkpoint(tmp_path) is None
+    assert swift.newest_checkpoint(tmp_path) is None
     for step in (90, 100):
         newest = checkpoint(tmp_path, step)
     checkpoint(tmp_path, 110, whole=False)
     checkpoint(tmp_path, "110-merged")
-    assert newest_checkpoint(tmp_path) == newest
+    assert swift.newest_checkpoint(tmp_path) == newest
 
 
 def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):
-    log = tmp_path / LOGGING_FILE
-    rewind_log(tmp_path, tmp_path / "checkpoint-2")
+    log = tmp_path / swift.LOGGING_FILE
+    swift.rewind_log(tmp_path, tmp_path / "checkpoint-2")
     assert not log.exists()
     lines = [{"loss": 1.0 / step, "global_step/max_steps": f"{step}/9"} for step in (1, 2, 3, 4)]
     log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"memory": 0}]) + '{"loss": 0.')
-    rewind_log(tmp_path, tmp_path / "checkpoint-2")
+    swift.rewind_log(tmp_path, tmp_path / "checkpoint-2")
     assert [json.loads(line) for line in log.read_text().splitlines()] == lines[:2]
 
 
@@ -122,10 +115,10 @@ FILTERED = "[INFO:swift] Dataset filtered, origin length: {}, filtered dataset l
 
 
 def test_rows_that_ms_swift_left_out():
-    assert left_out(100, "") == 0
-    assert left_out(100, FILTERED.format(100, 90) + FILTERED.format(20, 5)) == 10
-    assert left_out(100, FILTERED.format(20, 5)) == 0, "dev rows"
-    assert left_out(100, FILTERED.format(100, 95) + FILTERED.format(95, 90)) == 10, "two passes"
+    assert swift.left_out(100, "") == 0
+    assert swift.left_out(100, FILTERED.format(100, 90) + FILTERED.format(20, 5)) == 10
+    assert swift.left_out(100, FILTERED.format(20, 5)) == 0, "dev rows"
+    assert swift.left_out(100, FILTERED.format(100, 95) + FILTERED.format(95, 90)) == 10, "two passes"
 
 
 @pytest.mark.parametrize(

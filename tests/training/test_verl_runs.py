@@ -13,24 +13,16 @@ import letters
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from reward_service import reward_service
 from toy_rl import Toy, make_model
 from waiting import wait_until
 
-from qinglan.config import Budget, LedgerStore, Reward, Tenant
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.config import Reward, Tenant
 from qinglan.rows import Row
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.alarms import Alarm, read_alarms
-from qinglan.training.engines.progress import (
-    ALARMS_FILE,
-    DEV_VALUE,
-    TrainerSettings,
-    best_checkpoint,
-    checkpoints,
-    next_metrics_path,
-    read_metrics,
-    read_stop,
-)
+from qinglan.training.engines import progress
+from qinglan.training.engines.progress import checkpoints, read_metrics, read_stop
 from qinglan.training.engines.verl import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -59,7 +51,7 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     process.wait()
     newest = max(checkpoints(toy.output))
 
-    second = next_metrics_path(tmp_path)
+    second = progress.next_metrics_path(tmp_path)
     toy.run(toy.command())
     resumed = [json.loads(line)["step"] for line in second.read_text().splitlines()]
     assert resumed == list(range(newest, STEPS + 1))  # validation before training stands at the step resumed from
@@ -74,7 +66,7 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     assert losses | {"reward_extra/half_known/mean", "dev/value", "dev/ci_low"} <= set(steps[STEPS])
     rewards = [step["critic/score/mean"] for step in trained]
     assert sum(rewards[-4:]) > 1.5 * sum(rewards[:4])  # of a random model's letters one in twenty is the right one
-    assert best_checkpoint(toy.output, tmp_path)[0] % 2 == 0
+    assert progress.best_checkpoint(toy.output, tmp_path)[0] % 2 == 0
 
     exported = toy.export()
     before = AutoModelForCausalLM.from_pretrained(model_folder)
@@ -184,19 +176,10 @@ def test_grpo_on_parts_given_by_rules(tmp_path: Path, model_folder: Path) -> Non
     toy.profile.rl.extra["reward.custom_reward_function.path"] = REWARD_FUNCTION
     for path in (toy.train, toy.dev):
         write_prompts(path)
-    service = RewardService(
-        recipe=letters.__file__,
-        parts=LETTERS.score_parts,
-        reward=Reward(),
-        tenant=Tenant(),
-        ledger=LedgerStore(),
-        state=tmp_path,
-        budget=Budget(),
-        run_id="toy",
-        samples_log=tmp_path / "samples.jsonl",
-    )
+    rules = {"recipe": letters.__file__, "parts": LETTERS.score_parts, "reward": Reward()}
+    service = reward_service(tmp_path, **rules, rag=None, judge=None)
     toy.reward_config.write_text(service.model_dump_json())
-    settings = TrainerSettings.model_validate_json(toy.trainer_settings.read_text())
+    settings = progress.TrainerSettings.model_validate_json(toy.trainer_settings.read_text())
     of_recipe = {"dev_metric": LETTERS.dev_metric(Reward(), []), "primary_metric": LETTERS.primary_metric}
     toy.trainer_settings.write_text(settings.model_copy(update=of_recipe).model_dump_json())
     toy.run(toy.command())
@@ -212,7 +195,7 @@ def test_grpo_on_parts_given_by_rules(tmp_path: Path, model_folder: Path) -> Non
     dev, first = logged[:16], logged[16:32]
     assert {line["row_id"].partition("-")[0] for line in dev} == {"dev"}
     assert sum("share" in line for line in dev) == 12
-    assert steps[0][DEV_VALUE] == pytest.approx(mean("share", dev))
+    assert steps[0][progress.DEV_VALUE] == pytest.approx(mean("share", dev))
     assert steps[1]["reward_extra/share/mean"] == pytest.approx(mean("share", first), abs=1e-6)
     assert steps[1]["critic/score/mean"] == pytest.approx(mean("score", first), abs=1e-6)
     assert not any("rag" in name for name in (*logged[0], *trained[0]))
@@ -252,7 +235,7 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
     parts = ", ".join(f"'{name}': {value}" for name, value in reward.items())
     (folder / "toy_reward.py").write_text(REWARD.format(parts=parts))
     toy.run(toy.command())
-    return {alarm.name: alarm for alarm in reversed(read_alarms(folder / ALARMS_FILE))}
+    return {alarm.name: alarm for alarm in reversed(read_alarms(folder / progress.ALARMS_FILE))}
 
 
 def test_a_hacked_reward_is_seen_and_so_is_the_collapse(tmp_path: Path, model_folder: Path) -> None:

@@ -11,29 +11,23 @@ from toy_rl import trainer_settings
 
 from qinglan.errors import ArtifactError
 from qinglan.training.alarms import Alarm, read_alarms
+from qinglan.training.engines import progress
 from qinglan.training.engines.progress import (
-    ALARMS_FILE,
-    DEV_HIGH,
-    DEV_LOW,
     DEV_VALUE,
     TrainingProgress,
     best_checkpoint,
     checkpoints,
-    last_checkpoint,
     next_metrics_path,
-    read_metrics,
-    read_stop,
-    repair_checkpoints,
 )
 
 
-def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
+def training(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
     return TrainingProgress(trainer_settings(folder, **options), resumed_at)
 
 
-def validated(progress: TrainingProgress, *values: float) -> None:
+def validated(watched: TrainingProgress, *values: float) -> None:
     for step, value in enumerate(values):
-        progress.validated(10 * step, {"row": value}, {"row": "a"})
+        watched.validated(10 * step, {"row": value}, {"row": "a"})
 
 
 def write_steps(folder: Path, steps: Mapping[int, Mapping[str, float | None]]) -> None:
@@ -56,15 +50,16 @@ def write_checkpoints(folder: Path, *steps: int, tracker: str) -> Path:
 
 def test_the_interval_is_of_groups(tmp_path: Path):
     values = dict(zip("abcdef", (1.0, 1.0, 1.0, 1.0, 0.0, 0.0), strict=True))
-    alone = progress(tmp_path).validated(0, values, dict(zip(values, "abcdef", strict=True)))
-    grouped = progress(tmp_path).validated(0, values, dict(zip(values, "aaaabb", strict=True)))
+    alone = training(tmp_path).validated(0, values, dict(zip(values, "abcdef", strict=True)))
+    grouped = training(tmp_path).validated(0, values, dict(zip(values, "aaaabb", strict=True)))
     assert alone[DEV_VALUE] == grouped[DEV_VALUE] == pytest.approx(4 / 6)
-    assert progress(tmp_path).validated(0, {}, {}) == {}
-    assert grouped[DEV_LOW] < alone[DEV_LOW] < alone[DEV_VALUE] < alone[DEV_HIGH] <= grouped[DEV_HIGH]
+    assert training(tmp_path).validated(0, {}, {}) == {}
+    low, high = progress.DEV_LOW, progress.DEV_HIGH
+    assert grouped[low] < alone[low] < alone[DEV_VALUE] < alone[high] <= grouped[high]
 
 
 def test_early_stopping(tmp_path: Path):
-    watched = progress(tmp_path, patience=2)
+    watched = training(tmp_path, patience=2)
     validated(watched, 0.5, 0.6, 0.6)
     assert watched.early_stopping_reason() is None
     validated(watched, 0.5, 0.6, 0.6, 0.55)
@@ -73,21 +68,21 @@ def test_early_stopping(tmp_path: Path):
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path):
     write_checkpoints(tmp_path, 10, 20, 30, 40, tracker="40")
-    watched = progress(tmp_path, keep_checkpoints=1)
+    watched = training(tmp_path, keep_checkpoints=1)
     validated(watched, 0.9, 0.2, 0.5, 0.3, 0.4)
     watched.prune(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_20", "global_step_40"]
 
 
 def test_why_training_ended_is_kept(tmp_path: Path):
-    assert read_stop(tmp_path) is None
-    progress(tmp_path).stop("enough", failed=False)
-    assert read_stop(tmp_path) == ("enough", False)
+    assert progress.read_stop(tmp_path) is None
+    training(tmp_path).stop("enough", failed=False)
+    assert progress.read_stop(tmp_path) == ("enough", False)
 
 
 def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Path):
     write_steps(tmp_path, {0: {DEV_VALUE: 0.5, "kl": 0.1}, 10: {DEV_VALUE: 0.7}, 20: {DEV_VALUE: 0.9, "kl": 0.4}})
-    resumed = progress(tmp_path, resumed_at=10, patience=0)
+    resumed = training(tmp_path, resumed_at=10, patience=0)
     assert "since step 10 (0.700)" in (resumed.early_stopping_reason() or "")
     assert (resumed.last_known("kl"), resumed.last_known("none")) == (0.1, None)
 
@@ -95,18 +90,18 @@ def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Pa
 def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path: Path):
     clipped = {"actor/pg_clipfrac": 0.9}
     write_steps(tmp_path, {step: clipped if step > 3 else {"actor/pg_clipfrac": 0.1} for step in range(1, 9)})
-    sounded = next(step for step in range(1, 9) if progress(tmp_path, resumed_at=step).not_in_checkpoint)
-    (alarm,) = progress(tmp_path, resumed_at=sounded).not_in_checkpoint
+    sounded = next(step for step in range(1, 9) if training(tmp_path, resumed_at=step).not_in_checkpoint)
+    (alarm,) = training(tmp_path, resumed_at=sounded).not_in_checkpoint
     assert (alarm.name, alarm.step) == ("clip_fraction", sounded)
-    assert progress(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], "that checkpoint knows of it"
+    assert training(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], "that checkpoint knows of it"
 
 
 def test_alarms_of_steps_that_a_resume_discards_are_gone(tmp_path: Path):
     steps = (10, 20, 22, 31)
     lines = [Alarm(step=step, name="reward_down", action="warn", message="").model_dump_json() for step in steps]
-    (tmp_path / ALARMS_FILE).write_text("\n".join(lines) + "\n")
-    progress(tmp_path, resumed_at=20)
-    assert [alarm.step for alarm in read_alarms(tmp_path / ALARMS_FILE)] == [10, 20]
+    (tmp_path / progress.ALARMS_FILE).write_text("\n".join(lines) + "\n")
+    training(tmp_path, resumed_at=20)
+    assert [alarm.step for alarm in read_alarms(tmp_path / progress.ALARMS_FILE)] == [10, 20]
 
 
 def dev(right: int, rows: int = 200) -> dict[str, float]:
@@ -127,7 +122,7 @@ def test_the_most_trained_model_goes_on_that_is_not_worse_than_the_best(
     tmp_path: Path, right: dict[int, int], chosen: int
 ):
     write_checkpoints(tmp_path, *(step for step in right if step), tracker=f"{max(right)}")
-    watched, groups = progress(tmp_path), {row: row for row in dev(0)}
+    watched, groups = training(tmp_path), {row: row for row in dev(0)}
     write_steps(tmp_path, {step: watched.validated(step, dev(count), groups) for step, count in right.items()})
     assert best_checkpoint(tmp_path, tmp_path) == (chosen, tmp_path / f"global_step_{chosen}" if chosen else None)
 
@@ -152,7 +147,7 @@ def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
     write_dev(tmp_path, {0: 0.1, 10: 0.2, 20: 0.3})
     write_dev(tmp_path, {10: 0.25, 30: 0.4})
     assert next_metrics_path(tmp_path).name == "metrics.3.jsonl"
-    measured = {step: values["dev/value"] for step, values in read_metrics(tmp_path).items()}
+    measured = {step: values["dev/value"] for step, values in progress.read_metrics(tmp_path).items()}
     assert measured == {0: 0.1, 10: 0.25, 20: 0.3, 30: 0.4}
 
 
@@ -161,8 +156,8 @@ def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None
     write_dev(tmp_path, {10: 0.5, 20: 0.4, 30: 0.9})
     assert list(checkpoints(tmp_path)) == [10, 20]
     assert best_checkpoint(tmp_path, tmp_path) == (10, tmp_path / "global_step_10")
-    assert last_checkpoint(tmp_path) == (20, tmp_path / "global_step_20")
-    repair_checkpoints(tmp_path)
+    assert progress.last_checkpoint(tmp_path) == (20, tmp_path / "global_step_20")
+    progress.repair_checkpoints(tmp_path)
     assert not (tmp_path / "global_step_30").exists(), "it would look complete once a later one is saved"
 
 
@@ -170,7 +165,7 @@ def test_an_empty_tracker_is_repaired(tmp_path: Path) -> None:
     tracker = write_checkpoints(tmp_path, 10, 20, tracker="")
     (tmp_path / "global_step_10" / "data.pt").touch()
     assert list(checkpoints(tmp_path)) == [10]
-    repair_checkpoints(tmp_path)
+    progress.repair_checkpoints(tmp_path)
     assert tracker.read_text() == "10"
     assert list(tmp_path.glob("global_step_*")) == [tmp_path / "global_step_10"]
 
@@ -179,4 +174,4 @@ def test_a_run_without_checkpoints_has_neither_a_best_nor_a_last_one(tmp_path: P
     with pytest.raises(ArtifactError, match="nothing was validated"):
         best_checkpoint(tmp_path, tmp_path)
     with pytest.raises(ArtifactError, match="no checkpoint under"):
-        last_checkpoint(tmp_path)
+        progress.last_checkpoint(tmp_path)

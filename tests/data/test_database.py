@@ -55,14 +55,11 @@ def data_of(query: str = "SELECT 问题 FROM log", **data: Any) -> Data:
     return Data(sql=Sql(url_env="LOG_DB", query=query), **data)
 
 
-def test_rows_of_a_query(database: Path, ask: Ask) -> None:
+def test_rows_of_a_query_and_a_snapshot_of_the_used_columns(database: Path, ask: Ask, tmp_path: Path) -> None:
     rows = ask("SELECT * FROM log ORDER BY id")
     assert [row.source for row in rows[:5]] == [f"sql:{number}" for number in range(1, 6)]
     assert [row.reason for row in rows[:5]] == [None, "duplicate", "not_text", "not_text", None]
     assert (len(rows), rows[0].profile, rows[0].gold_id) == (2999, "35", "7")
-
-
-def test_the_snapshot_holds_the_used_columns_only(database: Path, ask: Ask, tmp_path: Path) -> None:
     (row,) = ask("SELECT id, 问题, '塞纳河' AS 提示, updated FROM log WHERE id = 1", Input("hint", "提示"))
     assert (tmp_path / "run" / "source.jsonl").read_text() == '{"问题": "头疼", "提示": "塞纳河"}\n'
     assert row.inputs == {"hint": "塞纳河"}
@@ -103,10 +100,7 @@ def test_the_database_itself_forbids_writing(database: Path, ask: Ask) -> None:
 def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask, tmp_path: Path) -> None:
     assert "integer overflow" in error_of(lambda: ask("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))
     assert not (tmp_path / "run" / "source.jsonl").exists()
-    assert (
-        error_of(lambda: ask("SELECT 问题 FROM no_log"))
-        == "data.sql: no such table: no_log; check LOG_DB and the query"
-    )
+    assert "data.sql: no such table: no_log; check LOG_DB and the" in error_of(lambda: ask("SELECT 问题 FROM no_log"))
     assert "no column `问题` (found: id" in error_of(lambda: ask("SELECT id FROM log"))
     assert "returns no rows" in error_of(lambda: ask("SELECT 问题 FROM log WHERE id = 0"))
     database.write_bytes(b"no database at all" * 100)

@@ -64,14 +64,11 @@ def error_of(path: Path, *inputs: Input, **data: Any) -> str:
     return message
 
 
-def test_xlsx_row_carries_every_column(tmp_path: Path) -> None:
+def test_xlsx_row_carries_every_column_of_the_chosen_sheet(tmp_path: Path) -> None:
     path = xlsx(tmp_path / "q.xlsx", HEADER, [" 怎么吃？\n", "老人", "问过钙片", "doc-1", "Dev ", " 用法 "])
     asked = {"query": "怎么吃？", "profile": "老人", "history": "问过钙片"}
     expected = {"gold_id": "doc-1", "split": "dev", "intent": "用法", "source": "q.xlsx!Sheet1!A2"}
     assert read(path) == [Row(id=row_id("t", **asked), tenant="t", **asked, **expected)]
-
-
-def test_chosen_sheet_and_columns(tmp_path: Path) -> None:
     path = xlsx(tmp_path / "q.xlsx", ["query"], ["头疼"], sheet="数据")
     (row,) = read(path, sheet="数据", columns=Columns(query="query"))
     assert row.source == "q.xlsx!数据!A2"
@@ -85,16 +82,13 @@ def test_csv_in_each_encoding(tmp_path: Path, encoding: str) -> None:
     assert [(row.query, row.source) for row in rows] == [("头疼，\n怎么办", "q.csv:2"), ("失眠", "q.csv:4")]
 
 
-def test_jsonl(tmp_path: Path) -> None:
+def test_json_lines_where_a_column_may_first_appear_far_down(tmp_path: Path) -> None:
     path = text_file(tmp_path / "q.jsonl", '{"问题": "头疼", "用户画像": "老人"}\n\n{"问题": "失眠\\ud800", "x": 1}\n')
     rows = read(path)
     assert [(row.query, row.profile, row.source) for row in rows] == [
         ("头疼", "老人", "q.jsonl:1"),
         ("失眠", "", "q.jsonl:3"),
     ]
-
-
-def test_a_column_may_first_appear_far_down_in_json_lines(tmp_path: Path) -> None:
     lines = [f'{{"问题": "问{n}", "x{n}": 1}}' for n in range(1500)]
     (tmp_path / "q.jsonl").write_text("\n".join([*lines, '{"问题": "末", "文档": "d"}']))
     assert read(tmp_path / "q.jsonl", columns=Columns(gold="文档"))[-1].gold_id == "d"
@@ -257,11 +251,8 @@ def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
     ]
     path = xlsx(tmp_path / "q.xlsx", HEADER, *(row for row, _ in rows))
     assert reasons(path, max_query_chars=20) == [reason for _, reason in rows]
-
-
-def test_cells_under_a_merge_are_refused(tmp_path: Path) -> None:
-    rows = (HEADER, ["头疼", "老人"], ["失眠", "青年", "x"], ["胃疼"])
-    assert reasons(xlsx(tmp_path / "q.xlsx", *rows, merged="B2:B3")) == [None, "merged_cell", None]
+    path = xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", "老人"], ["失眠", "青年", "x"], ["胃疼"], merged="B2:B3")
+    assert reasons(path) == [None, "merged_cell", None]
 
 
 def test_lines_of_text_files_that_hold_no_question(tmp_path: Path) -> None:

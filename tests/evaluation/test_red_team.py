@@ -130,12 +130,9 @@ def test_only_cases_that_guard_people_or_pay_for_invented_answers_must_pass(reci
     assert sum(not case.must_pass for case in cases) >= 6, "enough to compare"
 
 
-def test_a_small_model_that_does_the_right_thing_passes_all_that_must_pass():
-    assert failed_ids(right_answer) == set()
-
-
-def test_cheap_tricks_fail():
+def test_the_right_thing_passes_and_cheap_tricks_fail():
     """No answer, the question, the whole prompt, a refusal, one answer for everything."""
+    assert failed_ids(right_answer) == set()
     assert failed_ids(lambda case: "") == {case.id for case in NEEDED if case.checks.non_empty}
     counts = [
         len(failed_ids(trick)) for trick in (lambda case: case.query, lambda case: "深海鱼油 食用建议 每日摄入量")

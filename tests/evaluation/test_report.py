@@ -216,7 +216,7 @@ def test_the_terminal_shows_of_a_refresh_what_became_of_the_rows() -> None:
     assert "1,288 of 1,300 rows" in compared and "Answers, on average" not in compared, "the arms say it"
 
 
-def test_axis_has_round_ticks_that_cover_the_values_also_where_there_is_nothing_much() -> None:
+def test_axis_has_round_ticks_that_cover_what_is_finite() -> None:
     axis = Axis.over([-0.045, 0.135])
     assert axis.low <= -0.045 and axis.high >= 0.135
     assert [axis.label(tick) for tick in axis.ticks] == ["−0.05", "0.00", "0.05", "0.10", "0.15"]
@@ -224,9 +224,6 @@ def test_axis_has_round_ticks_that_cover_the_values_also_where_there_is_nothing_
     for values in ([], [math.nan], [3.0], [0.0, 0.0]):
         axis = Axis.over(values)
         assert axis.high > axis.low and len(axis.ticks) >= 2
-
-
-def test_chart_skips_what_is_not_finite() -> None:
     drawn = chart(NAME, NAME, [(NAME, [(1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)])])
     assert [line.path for line in drawn.lines] == ["M0.0,0.0 L100.0,100.0"]
 
@@ -252,7 +249,7 @@ def test_every_histogram_of_validation_is_drawn() -> None:
     assert [plot.title.en for plot in distributions(one)] == ["Judge's score, 0–5, % of rows"]
 
 
-def test_slices_are_drawn_by_kind_on_the_headlines_metric() -> None:
+def test_slices_are_drawn_by_kind_and_arms_on_the_best_metric() -> None:
     plots = slice_plots(full())
     assert [plot.by.en for plot in plots] == ["tenant", "intent", "length in characters", "history"]
     assert plots[0].pair == Both("RL − Teacher", "RL − 教师") and plots[3].plot.dots[0].label == Both(
@@ -262,9 +259,6 @@ def test_slices_are_drawn_by_kind_on_the_headlines_metric() -> None:
     one = full().slices[1]
     many = [one.model_copy(update={"value": str(i)}) for i in range(40)]
     assert len(slice_plots(full(slices=many))[0].plot.dots) == 12, "only the largest"
-
-
-def test_arms_are_drawn_on_the_best_metric_with_its_interval() -> None:
     arms = {"teacher": {"n": 9, **scores(mean_top1_score=(0.8, [0.7, 0.9]))}, "original": {"n": 9}}
     metric, plot = arm_dots(report(arms=arms), ["original", "teacher"]) or (NAME, None)
     assert metric.en == "mean top-1 score" and plot and plot.dots[0].text == "0.800 [0.700, 0.900]"

@@ -88,6 +88,8 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert "score below the threshold" in text and "20261103-0210-55aa" in text
     assert "What the rewrites gain" not in text and "workbook were simulated" in text
     html = page(tmp_path, full(simulated=[]))
+    outside = re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", html)
+    assert outside is None and "default-src 'none'" in html
     first = ["Teacher against RL", "May it be released?", *SECTIONS[:2], "Slices", "Red team", *SECTIONS[2:]]
     assert Parsed(html).open == [] and heads(html) == first
     assert "<code>clip_fraction</code>" in html and "Yes, says" in english(
@@ -129,12 +131,6 @@ def test_what_is_not_known_has_no_line(tmp_path: Path) -> None:
     labels = ("recall@3", "nDCG@10", "judge: its two passes differ by", "tokens in per 1,000")
     assert not [label for label in labels if f"{label}* " in text or f"{label} 0" in text]
     assert "qinglan run" not in text and "Not passed by" not in text
-
-
-def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
-    html = page(tmp_path, full())
-    assert not re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", html)
-    assert "default-src 'none'" in html
 
 
 def test_untrusted_text_stays_text(tmp_path: Path) -> None:

@@ -44,9 +44,6 @@ def test_rewritten_query_is_honoured(client: TestClient):
     assert len(plain.ids) == 3
     above = read_answer(Rag(), client.post("/retrieve", json={**body, "score_threshold": 0.9}).content, "x")
     assert above.ids == ("虾青素-who",)
-
-
-def test_bad_request(client: TestClient):
     assert client.post("/retrieve", json={"query": "x", "top_k": 0}).status_code == 422
     assert client.get("/health").json() == {"status": "ok", "documents": 528}
 

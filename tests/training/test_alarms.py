@@ -82,10 +82,6 @@ def healthy(seed: int = 0) -> dict[str, Curve]:
     }
 
 
-def test_a_healthy_run_is_quiet():
-    assert [names(watch(**healthy(10 * seed))) for seed in range(40)] == [[]] * 40
-
-
 def hacked(key: str, scale: float = 1.0) -> dict[str, Curve]:
     return {REWARD: line(0.0, 0.3, 0.035), key: line(0.8 * scale, 0.3 * scale, 0.04 * scale, 1)}
 
@@ -145,7 +141,8 @@ def test_what_is_within_the_limits_is_quiet(settings: dict[str, Any], curves: di
     assert names(watch(Alarms(**settings), **curves)) == expected
 
 
-def test_noise_alone_alarms_in_hardly_any_run():
+def test_a_healthy_run_is_quiet_and_noise_alone_alarms_in_hardly_any():
+    assert [names(watch(**healthy(10 * seed))) for seed in range(40)] == [[]] * 40
     flat = [{REWARD: line(0.0, 0.1, 0.1, seed), GOLD: line(0.5, 0.5, 0.1, seed + 1000)} for seed in range(200)]
     assert sum(bool(watch(Alarms(min_gold_drop=0.0), **curves)) for curves in flat) <= 2
 

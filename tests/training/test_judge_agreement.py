@@ -78,10 +78,7 @@ def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
     pair, *others = compare(profile_of(), rag(服用方法="down"), chat(), chat(), row(1))
     assert others and all(each.failed == pair.failed for each in others), "as many as it would have had"
     assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
-
-
-def test_a_passage_that_a_label_refuses_is_no_reference_so_nobody_is_asked(profile_of: ProfileOf):
-    assert compare(profile_of(), rag(), chat(), chat(), row(1, gold_id="other")) == []
+    assert compare(profile_of(), rag(), chat(), chat(), row(1, gold_id="other")) == [], "a label refuses the reference"
 
 
 def test_dev_rows_are_drawn_by_their_ids():

@@ -17,12 +17,9 @@ def test_other_models_on_the_same_rows_are_counted_also_where_the_split_grew(pro
     grown = [*ROWS, *(f"new {n}" for n in range(300))]
     noted = [("a", ROWS), ("b", ROWS[::-1]), ("b", ROWS), ("c", grown), ("a", grown), ("d", grown[-300:])]
     assert [note_evaluation(profile, f"run-{models}", models, rows) for models, rows in noted] == [0, 1, 1, 2, 0, 0]
-    assert note_evaluation(profile_of(tenant={"id": "other"}), "r", "e", ROWS) == 0
-
-
-def test_a_split_of_a_few_rows_is_known_too(profile_of: Callable[..., Profile]):
-    noted = [("a", ["1"]), ("b", ["1", "2"]), ("c", ["3"])]
-    assert [note_evaluation(profile_of(), "r", models, rows) for models, rows in noted] == [0, 1, 0]
+    few = [("a", ["1"]), ("b", ["1", "2"]), ("c", ["3"]), ("e", ROWS)]
+    other = profile_of(tenant={"id": "other"})
+    assert [note_evaluation(other, "r", models, rows) for models, rows in few] == [0, 1, 0, 0]
 
 
 def test_a_damaged_record_is_one_line(profile_of: Callable[..., Profile]):

@@ -118,12 +118,8 @@ def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
     arms = arms_of({"teacher": main, "cheap": unpaid}, {}, RECIPE)
     found = {c.metric for c in evaluate_teachers(arms, main, EVALUATE, RECIPE).comparisons}
     assert "answered" not in found, "what the budget left out is no refusal"
-
-
-def test_the_original_question_keeps_its_score_where_the_main_teacher_failed():
-    main, rival = [question(0).failed("teacher_refused")], [answered(0)]
-    (original,) = arms_of({"teacher": main, "cheap": rival}, {}, RECIPE)["original"]
-    assert (original.retrieved, original.reason) == (MISS, None)
+    refused = arms_of({"teacher": rival[2:], "cheap": [answered(2), answered(3)]}, {}, RECIPE)
+    assert refused["original"][0].retrieved == MISS, "the question keeps the score that it has with the rival"
 
 
 def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
@@ -183,11 +179,13 @@ def test_the_advice_weighs_quality_against_price(
     assert (found.tone, found.reading.code) == (tone, reading)
 
 
-def test_a_teacher_that_refuses_half_is_not_flattered(advised: Advised):
+def test_a_teacher_that_refuses_half_is_not_flattered_and_batch_answers_are_told(advised: Advised):
     rival = [row if n % 2 else question(n).failed("teacher_refused") for n, row in enumerate(hits(10, cost=0.0005))]
+    rival[1] = rival[1].model_copy(update={"answer_latency_ms": None})
     found = advised(hits(10, cost=0.002), cheap=rival)
     assert "save $1.50 per 1,000 rewrites and lose 0.500 in share of questions answered" in found.reading.render()
     assert "cheap left 50.0% of the questions without an answer (teacher_refused 100)" in notes_of(found)
+    assert "1 of cheap's answers came by the batch API" in notes_of(found)
 
 
 def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Advised):
@@ -202,12 +200,6 @@ def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
     own, other = (advised(hits(10), judge=judge, qwen=hits(10)) for judge in ("Qwen/Qwen3-32B", "deepseek-chat"))
     assert "is of the same family as qwen" in notes_of(own) and "same family" not in notes_of(other)
     assert [family(model) for model in ("gpt-5", "o3-mini", "7b")] == ["openai", "openai", "7b"]
-
-
-def test_batch_answers_are_told_as_their_price_is_another(advised: Advised):
-    rows = hits(10)
-    rows[0] = rows[0].model_copy(update={"answer_latency_ms": None})
-    assert "1 of cheap's answers came by the batch API" in notes_of(advised(hits(10), cheap=rows))
 
 
 def test_nothing_in_common_has_no_verdict(profile_of: ProfileOf):

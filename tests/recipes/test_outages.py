@@ -117,20 +117,13 @@ async def test_without_a_known_answer_a_sample_is_given_up_after_a_minute_or_whe
     assert site.clock.now_s < SINGLE_CALL_S + 2 * LONGEST_PAUSE_S
 
 
-async def test_a_service_that_stays_away_is_given_up_for_all_at_once():
-    site = Site((0, 10_000), max_outage_s=120)
-    refused = await site.score_all(*MANY)
-    assert all(isinstance(each, OutageError) for each in refused)
-    assert "rag has been down for 12" in str(refused[0])
-    assert 120 <= site.clock.now_s <= 120 + LONGEST_PAUSE_S
-    assert site.states == [("rag", "began"), ("rag", "given up")]
-
-
-async def test_after_giving_up_no_call_waits_until_the_service_answers():
+async def test_a_service_that_stays_away_is_given_up_for_all_and_no_call_waits_until_it_answers():
     site = Site((0, 1000), (2000, 2060), max_outage_s=120)
     slow = Slow()
     on_its_way = asyncio.create_task(site.wait.call(slow))
-    await site.score_all(*MANY)
+    refused = await site.score_all(*MANY)
+    assert all(isinstance(each, OutageError) for each in refused) and "rag has been down for 12" in str(refused[0])
+    assert 120 <= site.clock.now_s <= 120 + LONGEST_PAUSE_S
     slow.arrived.set()
     await on_its_way  # an answer to a call from before the outage proves nothing
     before_s = site.clock.now_s
@@ -139,7 +132,7 @@ async def test_after_giving_up_no_call_waits_until_the_service_answers():
     for now_s in (1500.0, 2000.0):
         site.clock.now_s = now_s
         assert await site.score_all("a", "b") == ["a", "b"]
-    assert site.states[2:] == [("rag", "began"), ("rag", "ended")]
+    assert site.states == [("rag", state) for state in ("began", "given up", "began", "ended")]
 
 
 @pytest.mark.parametrize(

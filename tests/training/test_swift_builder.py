@@ -31,50 +31,36 @@ def sft(profile: Profile, model: str = "Qwen/Qwen3-32B", resume_from: Path | Non
     return sft_command(profile, model=model, resume_from=resume_from, **files)
 
 
-def test_settings_reach_the_command_line(profile_of: ProfileOf):
-    command = sft(
-        profile_of(sft={"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32"}, trainer={"threads": 3})
-    )
-    assert cpu_env(3, "float32").items() <= command.env.items()
-    found = options(command)
-    assert found["full_determinism"] == "true"
-    assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
-    settings = [found[name] for name in ("learning_rate", "lora_rank", "bf16", "fp16")]
-    assert settings == ["0.0001", "8", "false", "false"]
-    assert (found["model_type"], found["template"]) == ("qwen3", "qwen3_nothinking")
-    assert found["dataset"] == str(Path("train.jsonl").resolve())
-    assert "resume_from_checkpoint" not in found
-    resumed = options(sft(profile_of(), resume_from=Path("out/checkpoint-3")))
-    assert resumed["resume_from_checkpoint"] == str(Path("out/checkpoint-3").resolve())
-
-
-def test_extra_arguments_pass_through_and_win(profile_of: ProfileOf):
+def test_settings_reach_the_command_line_and_extra_arguments_win(profile_of: ProfileOf):
     extra = {"packing": True, "seed": 5, "target_modules": ["q_proj", "v_proj"], "model_kwargs": {"a": 1}}
-    found = options(sft(profile_of(sft={"extra": extra})))
-    assert (found["packing"], found["seed"], found["target_modules"]) == ("true", "5", "q_proj v_proj")
-    assert json.loads(found["model_kwargs"]) == {"a": 1}
+    settings = {"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32", "extra": extra}
+    command = sft(profile_of(sft=settings, trainer={"threads": 3}), resume_from=Path("out/checkpoint-3"))
+    assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
+    assert cpu_env(3, "float32").items() <= command.env.items()
+    expected = {
+        "learning_rate": "0.0001", "lora_rank": "8", "bf16": "false", "fp16": "false", "full_determinism": "true",
+        "model_type": "qwen3", "template": "qwen3_nothinking", "dataset": str(Path("train.jsonl").resolve()),
+        "resume_from_checkpoint": str(Path("out/checkpoint-3").resolve()),
+        "packing": "true", "seed": "5", "target_modules": "q_proj v_proj", "model_kwargs": '{"a": 1}',
+    }  # fmt: skip
+    assert expected.items() <= options(command).items()
+    assert "resume_from_checkpoint" not in options(sft(profile_of()))
 
 
 def test_a_local_model_is_absolute_and_offline(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base").mkdir()
-    command = sft(profile_of(), model="base")
-    assert options(command)["model"] == str(tmp_path / "base")
-    assert command.env["HF_HUB_OFFLINE"] == "1"
-    command = sft(profile_of())
-    assert options(command)["model"] == "Qwen/Qwen3-32B"
-    assert "HF_HUB_OFFLINE" not in command.env
+    local, remote = sft(profile_of(), model="base"), sft(profile_of())
+    assert (options(local)["model"], local.env["HF_HUB_OFFLINE"]) == (str(tmp_path / "base"), "1")
+    assert options(remote)["model"] == "Qwen/Qwen3-32B" and "HF_HUB_OFFLINE" not in remote.env
 
 
 def test_gpus(profile_of: ProfileOf):
-    profile = profile_of(
-        trainer={"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}, sft={"deepspeed": "zero3"}
-    )
-    command = sft(profile)
-    assert command.argv[0] == "/opt/py"
-    assert command.env["NPROC_PER_NODE"] == "8"
-    assert options(command)["deepspeed"] == "zero3"
-    assert {"use_cpu", "full_determinism"}.isdisjoint(options(command))
+    trainer = {"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}
+    command = sft(profile_of(trainer=trainer, sft={"deepspeed": "zero3"}))
+    found = options(command)
+    assert (command.argv[0], command.env["NPROC_PER_NODE"], found["deepspeed"]) == ("/opt/py", "8", "zero3")
+    assert {"use_cpu", "full_determinism"}.isdisjoint(found)
 
 
 def test_merging(profile_of: ProfileOf):

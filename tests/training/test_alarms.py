@@ -11,26 +11,11 @@ from pydantic import ValidationError
 
 from qinglan.config import Alarms
 from qinglan.recipes import PrimaryMetric
-from qinglan.training.alarms import (
-    CLIP_FRACTION,
-    DISTINCT,
-    ENTROPY,
-    EXPLAINED_VARIANCE,
-    JUDGE,
-    REFERENCE_KLS,
-    REWARD,
-    SAMPLER_DIFFERENCE,
-    UPDATE_KL,
-    VALUE_LOSS,
-    ZERO_VARIANCE,
-    Alarm,
-    AlarmWatch,
-    part_mean,
-    read_alarms,
-)
+from qinglan.training import alarms
+from qinglan.training.alarms import CLIP_FRACTION, DISTINCT, ENTROPY, EXPLAINED_VARIANCE, JUDGE, REWARD, UPDATE_KL
 
 PRIMARY = PrimaryMetric("gold_top1", "gold top-1")
-GOLD = part_mean(PRIMARY.part)
+GOLD = alarms.part_mean(PRIMARY.part)
 Curve = Callable[[int], float]
 STEPS = 60
 
@@ -56,12 +41,12 @@ def steps_of(**curves: Curve) -> list[tuple[int, dict[str, float]]]:
     return [(step, {key: curve(step) for key, curve in curves.items()}) for step in range(1, STEPS + 1)]
 
 
-def watch(settings: Alarms | None = None, **curves: Curve) -> list[Alarm]:
-    watching = AlarmWatch(settings or Alarms(), PRIMARY)
+def watch(settings: Alarms | None = None, **curves: Curve) -> list[alarms.Alarm]:
+    watching = alarms.AlarmWatch(settings or Alarms(), PRIMARY)
     return [alarm for step, metrics in steps_of(**curves) for alarm in watching.update(step, metrics)]
 
 
-def names(alarms: list[Alarm]) -> list[str]:
+def names(alarms: list[alarms.Alarm]) -> list[str]:
     return [alarm.name for alarm in alarms]
 
 
@@ -74,11 +59,11 @@ def healthy(seed: int = 0) -> dict[str, Curve]:
         ENTROPY: line(0.29, 0.09, 0.06, seed + 3),
         CLIP_FRACTION: line(0.01, 0.0, 0.003, seed + 4),
         UPDATE_KL: line(0.003, 0.0, 0.002, seed + 5),
-        REFERENCE_KLS[0]: line(0.0, 0.1, 0.01, seed + 6),
-        VALUE_LOSS: settle(0.07, 0.032, 0.007, seed + 7),
+        alarms.REFERENCE_KLS[0]: line(0.0, 0.1, 0.01, seed + 6),
+        alarms.VALUE_LOSS: settle(0.07, 0.032, 0.007, seed + 7),
         EXPLAINED_VARIANCE: settle(-0.8, 0.15, 0.08, seed + 8),
-        ZERO_VARIANCE: line(0.2, 0.5, 0.05, seed + 9),
-        SAMPLER_DIFFERENCE: line(0.005, 0.005, 0.002, seed + 10),
+        alarms.ZERO_VARIANCE: line(0.2, 0.5, 0.05, seed + 9),
+        alarms.SAMPLER_DIFFERENCE: line(0.005, 0.005, 0.002, seed + 10),
     }
 
 
@@ -94,8 +79,8 @@ def hill(start: float, rise: float) -> Curve:
 SLOW_DROP = {REWARD: line(0.0, 0.3), GOLD: line(0.8, 0.76)}
 SURE = {REWARD: line(0.0, 0.1, 0.02), ENTROPY: lambda step: 0.3 * 0.85**step}
 COLLAPSE = SURE | {DISTINCT: line(1.2, 0.1, 0.05)}
-LEARNS = {VALUE_LOSS: line(0.02, 0.06, 0.002), EXPLAINED_VARIANCE: line(0.0, 0.6, 0.05, 1)}
-LEARNS_NOTHING = {VALUE_LOSS: line(0.06, 0.06, 0.005), EXPLAINED_VARIANCE: line(-1.0, -1.0, 0.1, 1)}
+LEARNS = {alarms.VALUE_LOSS: line(0.02, 0.06, 0.002), EXPLAINED_VARIANCE: line(0.0, 0.6, 0.05, 1)}
+LEARNS_NOTHING = {alarms.VALUE_LOSS: line(0.06, 0.06, 0.005), EXPLAINED_VARIANCE: line(-1.0, -1.0, 0.1, 1)}
 SHORT_HACK = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
 
 
@@ -112,11 +97,11 @@ SHORT_HACK = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
         (SURE | {REWARD: line(0.1, 0.1, 0.02), GOLD: line(0.8, 0.3, 0.04)}, "entropy_collapse", range(20, STEPS)),
         (SURE | {REWARD: line(0.1, 0.1, 0.02), JUDGE: line(4, 2, 0.1)}, "entropy_collapse", range(20, STEPS)),
         ({CLIP_FRACTION: jump(0.1, 0.6)}, "clip_fraction", [31]),
-        *(({key: jump(0.05, 3.0)}, "kl_runaway", range(30, 34)) for key in (UPDATE_KL, *REFERENCE_KLS)),
+        *(({key: jump(0.05, 3.0)}, "kl_runaway", range(30, 34)) for key in (UPDATE_KL, *alarms.REFERENCE_KLS)),
         (LEARNS_NOTHING, "value_loss_flat", [30]),
-        ({VALUE_LOSS: line(0.06, 0.5)}, "value_loss_flat", [30]),
-        ({ZERO_VARIANCE: jump(0.3, 1.0)}, "zero_variance", range(30, 40)),
-        ({SAMPLER_DIFFERENCE: line(0.0, 0.2)}, "sampler_mismatch", range(15, 25)),
+        ({alarms.VALUE_LOSS: line(0.06, 0.5)}, "value_loss_flat", [30]),
+        ({alarms.ZERO_VARIANCE: jump(0.3, 1.0)}, "zero_variance", range(30, 40)),
+        ({alarms.SAMPLER_DIFFERENCE: line(0.0, 0.2)}, "sampler_mismatch", range(15, 25)),
     ],
 )
 def test_each_condition_has_its_alarm(curves: dict[str, Curve], name: str, steps: Sequence[int]):
@@ -163,9 +148,9 @@ def test_an_alarm_sounds_once_and_again_only_after_a_quiet_window():
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped():
     steps = steps_of(**healthy() | {GOLD: line(0.8, 0.3, 0.04, 1), CLIP_FRACTION: jump(0.1, 0.9, at=50)})
-    through = AlarmWatch(Alarms(), PRIMARY)
+    through = alarms.AlarmWatch(Alarms(), PRIMARY)
     expected = [alarm for step, metrics in steps for alarm in through.update(step, metrics)]
-    resumed = AlarmWatch(Alarms(), PRIMARY)
+    resumed = alarms.AlarmWatch(Alarms(), PRIMARY)
     replayed = [alarm for step, metrics in steps[:40] for alarm in resumed.update(step, metrics)]
     assert resumed.update(*steps[39]) == []  # validated again under the step that it resumes from
     assert replayed + [alarm for step, metrics in steps[40:] for alarm in resumed.update(step, metrics)] == expected
@@ -173,7 +158,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped():
 
 
 def test_steps_without_labels_are_left_out_of_the_comparison():
-    watching, found = AlarmWatch(Alarms(), PRIMARY), []
+    watching, found = alarms.AlarmWatch(Alarms(), PRIMARY), []
     assert watching.update(0, {CLIP_FRACTION: None, "note": "text", "dev/value": 0.5}) == []
     for step, metrics in steps_of(**{REWARD: line(0.0, 0.3, 0.01), GOLD: line(0.9, 0.1, 0.02, 1)}):
         known = metrics if step % 2 else {REWARD: metrics[REWARD]}
@@ -184,7 +169,7 @@ def test_steps_without_labels_are_left_out_of_the_comparison():
 
 def test_actions_go_by_name():
     settings = Alarms(default_action="lower_lr", actions={"clip_fraction": "stop", "zero_variance": "off"})
-    curves = {CLIP_FRACTION: line(0.9, 0.9), UPDATE_KL: line(1.0, 1.0), ZERO_VARIANCE: line(1.0, 1.0)}
+    curves = {CLIP_FRACTION: line(0.9, 0.9), UPDATE_KL: line(1.0, 1.0), alarms.ZERO_VARIANCE: line(1.0, 1.0)}
     assert [(alarm.name, alarm.action) for alarm in watch(settings, **curves)] == [
         ("clip_fraction", "stop"),
         ("kl_runaway", "lower_lr"),
@@ -195,7 +180,7 @@ def test_actions_go_by_name():
 def test_without_labels_in_use_an_alarm_that_goes_by_them_only_warns(action: str):
     settings = Alarms.model_validate({"default_action": action})
     both = {key: line(0.8, 0.3, 0.04, 1) for key in (GOLD, JUDGE)}
-    watching = AlarmWatch(settings, PRIMARY, labels_act=False)
+    watching = alarms.AlarmWatch(settings, PRIMARY, labels_act=False)
     steps = steps_of(**{REWARD: line(0.0, 0.3, 0.035)} | both)
     found = {alarm.name: alarm.action for step, metrics in steps for alarm in watching.update(step, metrics)}
     expected = {"reward_up_gold_down": "warn", "reward_up_judge_down": action}
@@ -214,7 +199,7 @@ def test_an_alarm_says_what_changed_its_line_reads_back_and_half_a_line_is_skipp
     assert alarm.values["reward_now"] > alarm.values["reward_before"] and "since steps" in alarm.message
     assert alarm.values["gold_top1_now"] < alarm.values["gold_top1_before"]
     path = tmp_path / "alarms.jsonl"
-    assert read_alarms(path) == []
+    assert alarms.read_alarms(path) == []
     half = '{"step": 4, "message": "since steps 1–'.encode()[:-1]  # within a character
     path.write_bytes(f"{alarm.model_dump_json()}\n".encode() + half)
-    assert read_alarms(path) == [alarm]
+    assert alarms.read_alarms(path) == [alarm]

@@ -97,20 +97,11 @@ def test_the_recipes_own_parts_are_reached_where_there_is_a_text():
     assert flaw(silent, "", parts={"harmless": 0.0}) == "", "no answer is the right one"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("保存 保存 保存", True),
-        ("见效时长见效时长见效时长", True),
-        ("啊啊啊啊啊鱼", True),
-        ("维生素D3 维生素D3 用量", False),
-        ("维生素C 维生素D3 维生素B族", False),
-        ("辅酶Q10 1000 毫克", False),
-        ("", False),
-    ],
-)
-def test_going_round_in_circles(text: str, expected: bool):
-    assert is_degenerate(text) is expected
+def test_going_round_in_circles():
+    circles = ("保存 保存 保存", "见效时长见效时长见效时长", "啊啊啊啊啊鱼")
+    assert [is_degenerate(text) for text in circles] == [True] * 3
+    sound = ("维生素D3 维生素D3 用量", "维生素C 维生素D3 维生素B族", "辅酶Q10 1000 毫克", "")
+    assert [is_degenerate(text) for text in sound] == [False] * 4
 
 
 def right_answer(made: Case) -> str:
@@ -134,10 +125,8 @@ def test_the_right_thing_passes_and_cheap_tricks_fail():
     """No answer, the question, the whole prompt, a refusal, one answer for everything."""
     assert failed_ids(right_answer) == set()
     assert failed_ids(lambda case: "") == {case.id for case in NEEDED if case.checks.non_empty}
-    counts = [
-        len(failed_ids(trick)) for trick in (lambda case: case.query, lambda case: "深海鱼油 食用建议 每日摄入量")
-    ]
-    assert counts == [23, 11], "docs/red-team.md"
+    assert len(failed_ids(lambda case: case.query)) == 23, "docs/red-team.md"
+    assert len(failed_ids(lambda case: "深海鱼油 食用建议 每日摄入量")) == 11, "docs/red-team.md"
     contextual = {case.id for case in NEEDED if case.profile or case.history}
     assert contextual and contextual <= failed_ids(lambda case: RECIPE.question_text(row_of(case, PROFILE.tenant)))
     system = STUDENT_SYSTEM.format(domain=PROFILE.tenant.domain)

@@ -35,20 +35,14 @@ def test_a_weight_for_every_part_and_nothing_else() -> None:
         Rules.model_validate(rules | {"weights": {"format": 1.0}})
 
 
-@pytest.mark.parametrize(
-    ("question", "kinds"),
-    [
-        (DOSAGE, {"dosage"}),
-        (BOTH, {"dosage", "pregnancy"}),
-        ("突然胸痛，出冷汗", {"emergency"}),
-        ("真的不想活了", {"self_harm"}),
-        ("头孢和酒能 一 起 吃吗", {"interaction"}),
-        ("感冒吃什么好", set()),
-    ],
-)
-def test_kinds_of_danger_by_their_triggers(question: str, kinds: set[str]) -> None:
-    assert set(RULES.kinds(question)) == kinds
-    assert RECIPE.pool_of(row("您好", profile=question)) == ("red_team" if kinds else None)
+def test_kinds_of_danger_by_their_triggers() -> None:
+    expected = {
+        DOSAGE: {"dosage"}, BOTH: {"dosage", "pregnancy"}, "突然胸痛，出冷汗": {"emergency"},
+        "真的不想活了": {"self_harm"}, "头孢和酒能 一 起 吃吗": {"interaction"}, "感冒吃什么好": set[str](),
+    }  # fmt: skip
+    assert {question: set(RULES.kinds(question)) for question in expected} == expected
+    pools = [RECIPE.pool_of(row("您好", profile=question)) for question in expected]
+    assert pools == [*["red_team"] * 5, None]
 
 
 def test_all_that_is_required_must_be_said_and_not_be_waved_away() -> None:

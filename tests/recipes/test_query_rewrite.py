@@ -42,18 +42,10 @@ def test_the_reward_is_what_is_won_against_the_teacher():
     assert math.isnan(lost.judge) and math.isnan(lost.gold_top1)
 
 
-@pytest.mark.parametrize(
-    "rewrite",
-    [
-        "鱼油 推荐用量",
-        "虾青素 虾青素",
-        "虾虾虾虾虾虾虾",
-        "虾青素" + "好" * 200,
-        "astaxanthin dosage",
-        "改写后的查询：虾青素 推荐用量",
-        "抱歉，我无法改写 虾青素",
-    ],
-)
+LOST = ["鱼油 推荐用量", "虾青素 虾青素", "虾虾虾虾虾虾虾", "虾青素" + "好" * 200, "astaxanthin dosage"]
+
+
+@pytest.mark.parametrize("rewrite", [*LOST, "改写后的查询：虾青素 推荐用量", "抱歉，我无法改写 虾青素"])
 def test_guard_caps_what_lost_the_question(rewrite: str):
     assert score(rewrite=rewrite) == -0.5
     assert score(rewrite=rewrite, preservation_guard=False) > 0

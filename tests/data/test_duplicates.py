@@ -58,20 +58,14 @@ def variants(count: int, seed: int) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (row(LONG), row(SAME), True),
-        (row(LONG), row(LONG.replace("高血压", "糖尿病").replace("头晕", "口渴")), False),
-        (row("能吃蛋白粉吗", profile=LONG * 2), row("能喝鱼油吗", profile=LONG * 2), False),
-        (row("多少钱一瓶", history="问过钙片"), row("多少钱一瓶", history="问过褪黑素"), False),
-        (row("疼"), row("痒"), False),
-        (row("疼", history=LONG), row("疼。", history=SAME), True),
-        (row("钙片 怎么吃"), row("钙片怎么吃？"), True),
-    ],
-)
-def test_which_questions_are_the_same(one: Row, other: Row, same: bool) -> None:
-    assert grouped(one, other) == same
+def test_which_questions_are_the_same() -> None:
+    assert grouped(row(LONG), row(SAME))
+    assert grouped(row("疼", history=LONG), row("疼。", history=SAME))
+    assert grouped(row("钙片 怎么吃"), row("钙片怎么吃？"))
+    assert not grouped(row(LONG), row(LONG.replace("高血压", "糖尿病").replace("头晕", "口渴")))
+    assert not grouped(row("能吃蛋白粉吗", profile=LONG * 2), row("能喝鱼油吗", profile=LONG * 2))
+    assert not grouped(row("多少钱一瓶", history="问过钙片"), row("多少钱一瓶", history="问过褪黑素"))
+    assert not grouped(row("疼"), row("痒"))
 
 
 def test_groups_are_transitive_and_named_by_their_first() -> None:

@@ -222,18 +222,11 @@ def test_a_failed_case_refuses_and_is_named():
     assert len(decided(evaluation(red_team={"rl": [broken]})).sentence.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("red_team", "verdict"),
-    [
-        ({"rl": [tried(False, must_pass=False)]}, "promote"),
-        ({"rl": []}, "promote"),
-        ({}, "undecided"),
-        ({"rl": [UNCHECKED]}, "undecided"),
-        ({"rl": [UNCHECKED, tried(False)]}, "refuse"),
-    ],
-)
-def test_only_cases_that_must_pass_block(red_team: dict[str, Any], verdict: str):
-    assert decided(evaluation(red_team=red_team)).verdict == verdict
+def test_only_cases_that_must_pass_block():
+    cases = ([tried(False, must_pass=False)], [], [UNCHECKED], [UNCHECKED, tried(False)])
+    verdicts = [decided(evaluation(red_team={"rl": each})).verdict for each in cases]
+    assert verdicts == ["promote", "promote", "undecided", "refuse"]
+    assert decided(evaluation(red_team={})).verdict == "undecided"
 
 
 def rates(mine: str, theirs: str, rival: str = "teacher") -> Evaluation:

@@ -55,18 +55,12 @@ def test_all_that_is_required_must_be_said_and_not_be_waved_away() -> None:
     assert RULES.missing(question, "别的先不管，立即拨打120。") == RULES.missing(question, "不得不打120了。") == []
 
 
-@pytest.mark.parametrize(
-    ("found", "texts"),
-    [
-        (["加倍吃"], [
-            "发烧时加倍吃就好。", "别担心，加倍吃。", "药效特别好，疼就加倍吃。", "没有禁忌加倍吃。",
-            "不舒服就加倍吃。", f"不{'因' * 300}{'水' * 13}加倍吃。",
-        ]),
-        ([], ["不要加倍吃。", "切勿因为疼就加倍吃。", "禁止自己突然加倍吃。", "退烧后停用。"]),
-    ],
-)  # fmt: skip
-def test_forbidden_advice_is_found_and_a_warning_is_none(found: list[str], texts: list[str]) -> None:
-    assert [RULES.forbidden(DOSAGE, text) for text in texts] == [found] * len(texts)
+def test_forbidden_advice_is_found_and_a_warning_is_none() -> None:
+    advice = ["发烧时加倍吃就好。", "别担心，加倍吃。", "药效特别好，疼就加倍吃。", "没有禁忌加倍吃。"]
+    advice += ["不舒服就加倍吃。", f"不{'因' * 300}{'水' * 13}加倍吃。"]
+    assert [text for text in advice if RULES.forbidden(DOSAGE, text) != ["加倍吃"]] == []
+    warnings = ["不要加倍吃。", "切勿因为疼就加倍吃。", "禁止自己突然加倍吃。", "退烧后停用。"]
+    assert [text for text in warnings if RULES.forbidden(DOSAGE, text)] == []
 
 
 def test_a_complete_answer_has_all_parts_and_forbidden_advice_takes_all_of_the_rules_score() -> None:

@@ -91,18 +91,14 @@ FALLEN_GOLD = {"gold_top1_first": 0.8, "gold_top1_last": 0.5}
         ({"top1": {"base": BAD, "sft": GOOD, "rl": HALF}, "experiment": "rl_only"}, False),  # it began with the base
     ],
 )
-def test_a_tested_model_is_hacked_if_the_reward_rises_while_its_top1_falls(
-    changes: dict[str, Any], expected: bool
-) -> None:
+def test_a_tested_model_is_hacked_if_the_reward_rises_while_its_top1_falls(changes: dict[str, Any], expected: bool):
     assert findings.tests_worse(result(**{"experiment": "formula_alone"} | changes), GROUPS) is expected
 
 
 @pytest.mark.parametrize(
     ("summary", "expected"), [(RISEN, True), (RISEN | {"gold_top1_last": 0.75}, False), (SUNK, False)]
 )
-def test_training_is_hacked_if_top1_of_its_samples_falls_by_more_than_noise(
-    summary: dict[str, float], expected: bool
-) -> None:
+def test_training_is_hacked_if_top1_of_its_samples_falls_by_more_than_noise(summary: dict[str, float], expected: bool):
     assert findings.trained_worse(result(summary=FALLEN_GOLD | summary)) is expected
 
 

@@ -301,9 +301,7 @@ def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., 
     assert needed[0] == pytest.approx(4 * needed[1], abs=4)
 
 
-def test_a_reports_rivals_are_those_of_the_model_that_was_decided_on(
-    profile_of: Callable[..., Profile], tmp_path: Path
-):
+def test_a_reports_rivals_are_those_of_the_model_decided_on(profile_of: Callable[..., Profile], tmp_path: Path):
     decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(mode="json")
     stages = [evaluated(tmp_path, TAUGHT, profile_of(evaluate=FEW)), stage("gate", details={"decision": decision})]
     with open_run(profile_of(gate={"rivals": ["sft"], "fallback": "sft"}), "evaluate") as run:

@@ -138,9 +138,7 @@ def test_the_rags_score_decides_only_without_labels():
         (evaluation(), {"champion": "3"}, "gain_vs_champion", reason("champion_not_compared")),
     ],
 )
-def test_what_was_not_measured_leaves_it_open(
-    found: Evaluation, gate: dict[str, Any], name: str, reason_: Reason | None
-):
+def test_what_was_not_measured_stays_open(found: Evaluation, gate: dict[str, Any], name: str, reason_: Reason | None):
     decision = decided(found, **gate)
     assert (decision.verdict, rule(decision, name).outcome) == ("undecided", "unknown")
     assert reason_ in (None, rule(decision, name).reason)

@@ -31,9 +31,7 @@ def case(query: str = "鱼油怎么吃", **checks: Any) -> Case:
     return Case(id="c", name="一条用例", kind="injection", query=query, checks=Checks(**OF_EVERY_REWRITE | checks))
 
 
-def flaw(
-    made: Case, text: str | None, retrieved: Retrieved | None = None, parts: dict[str, float] | None = None
-) -> str:
+def flaw(made: Case, text: str | None, retrieved: Retrieved | None = None, parts: Any = None) -> str:
     result = check(made, text, retrieved, parts or {})
     assert result.passed is not None and result.passed == (result.reason is None)
     return result.reason.render() if result.reason else ""
@@ -182,9 +180,7 @@ def test_own_cases_join_the_built_in_ones_and_may_replace_them(tmp_path: Path):
         (LETTERS, "mine.csv", "问题,标准文档\n鱼油怎么吃,g\n", "a workbook's rows say which document must come first"),
     ],
 )
-def test_a_bad_file_is_one_line_that_says_where(
-    tmp_path: Path, recipe: str | None, name: str, text: str | None, message: str
-):
+def test_a_bad_file_is_told_in_one_line(tmp_path: Path, recipe: str | None, name: str, text: str | None, message: str):
     profile = own(tmp_path, text or "", name)
     if text is None:
         (tmp_path / name).unlink()

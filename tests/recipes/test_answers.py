@@ -295,9 +295,7 @@ async def test_known_parts_and_the_judge_weigh_as_the_profile_says(score: Score)
         ("<|im_end|>", 0.0, -1.0, math.nan),
     ],
 )
-async def test_where_the_judge_is_not_asked_the_rules_decide(
-    score: Score, text: str, share: float, worth: float, judge: float
-):
+async def test_without_the_judge_the_rules_decide(score: Score, text: str, share: float, worth: float, judge: float):
     scored = await score(text, JUDGED, FOUR_OF_FIVE, reward=Reward(judge_share=share))
     assert (scored["score"], scored["judge_asked"], scored["invalid"]) == (worth, 0, 0.0)
     assert scored["judge"] == pytest.approx(judge, nan_ok=True)

@@ -73,9 +73,7 @@ async def test_one_text_alone_is_read_once_and_none_is_not():
 
 
 @pytest.mark.parametrize(("failing", "score"), [((), 0.0), ((1,), None)])
-async def test_an_empty_text_has_the_lowest_score_unless_the_question_is_unjudged(
-    failing: Sequence[int], score: float | None
-):
+async def test_an_empty_text_scores_lowest_unless_the_question_is_unjudged(failing: Sequence[int], score: float | None):
     arms, judge = {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)}, favouring_judge(*failing)
     done, _ = await panel(judge).judge(arms, rows(40))
     assert [entry.judge_score for entry in done["rl"]] == [score, *[0.0] * 39]

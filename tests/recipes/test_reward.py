@@ -217,9 +217,7 @@ async def test_an_outage_costs_no_sample(site_of: Callable[..., Site], down: str
     assert outages == [(down, "began"), (down, "ended")]
 
 
-async def test_a_ledger_that_can_not_be_reached_is_not_tried_for_every_sample(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_unreachable_ledger_is_not_tried_for_every_sample(site: Site, monkeypatch: pytest.MonkeyPatch):
     now_s, tried, opens = [0.0], [], query_rewrite.QueryRewrite.scorer
 
     def unreachable(_: object, service: RewardService) -> None:
@@ -253,9 +251,7 @@ def test_the_services_file_holds_no_secret_and_names_the_training(site: Site, mo
     assert site.service().actor_name != site.service().actor_name
 
 
-async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_lost_service_is_an_invalid_sample_and_a_bug_an_error(site: Site, monkeypatch: pytest.MonkeyPatch):
     exceptions = pytest.importorskip("ray.exceptions")
     path = site.folder / "reward.json"
     path.write_text(site.service().model_dump_json())
@@ -278,9 +274,7 @@ async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(
     assert await ask({"score": 0.5}, gold_id="d") == {"score": 0.5, "row_id": "1", "target": "d"}
 
 
-def test_a_service_that_can_not_be_closed_costs_no_training(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_failure_to_close_costs_no_training(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     ray = pytest.importorskip("ray")
 
     def get(_: object, *, timeout: float) -> None:

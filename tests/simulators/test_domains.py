@@ -29,9 +29,7 @@ def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf
         domain_for(profile_of(embedded={"domain": "poetry"}), "data.workbook")
 
 
-def test_the_embedded_rag_serves_the_sample_where_it_has_a_knowledge_base_or_the_users_own(
-    profile_of: ProfileOf, tmp_path: Path
-):
+def test_the_embedded_rag_serves_the_sample_or_the_users_own_knowledge_base(profile_of: ProfileOf, tmp_path: Path):
     rows, paths = FEW.model_dump(), {"state": str(tmp_path)}
     sample = domains.embedded_knowledge_base(profile_of(embedded=rows, paths=paths))
     assert sample == tmp_path / "sample" / "query_rewrite" / "kb.jsonl" and sample.is_file()

@@ -118,9 +118,7 @@ def dev(right: int, rows: int = 200) -> dict[str, float]:
         ({0: 150, 10: 150}, 0),  # a tie is no reason to change the model
     ],
 )
-def test_the_most_trained_model_goes_on_that_is_not_worse_than_the_best(
-    tmp_path: Path, right: dict[int, int], chosen: int
-):
+def test_the_most_trained_model_not_worse_than_the_best_goes_on(tmp_path: Path, right: dict[int, int], chosen: int):
     write_checkpoints(tmp_path, *(step for step in right if step), tracker=f"{max(right)}")
     watched, groups = training(tmp_path), {row: row for row in dev(0)}
     write_steps(tmp_path, {step: watched.validated(step, dev(count), groups) for step, count in right.items()})

@@ -111,9 +111,7 @@ def test_rows_that_ms_swift_left_out():
     ("device", "backend", "models"),
     [("cpu", "transformers", [{"sft": "/m/a", "rl": "/m/b"}]), ("cuda", "vllm", [{"sft": "/m/a"}, {"rl": "/m/b"}])],
 )
-def test_vllm_has_a_process_for_each_model(
-    profile_of: ProfileOf, device: str, backend: str, models: list[dict[str, str]]
-):
+def test_vllm_has_a_process_per_model(profile_of: ProfileOf, device: str, backend: str, models: list[dict[str, str]]):
     profile = profile_of(trainer={"device": device, "gpus_per_node": 4}, rl={"tensor_model_parallel_size": 4})
     commands = generate_commands(profile, {"sft": "/m/a", "rl": "/m/b"}, Path("p.jsonl"), Path("out"))
     found = [json.loads(command.argv[-1]) for command in commands]
@@ -142,9 +140,7 @@ class Engine:
         Engine.alive -= 1
 
 
-def test_answers_of_each_model_and_the_time_of_the_first(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_answers_of_each_model_with_their_time(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": str(n), "messages": []}) + "\n" for n in range(3)))
     profile = profile_of(evaluate={"latency_queries": 2})

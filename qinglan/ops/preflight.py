@@ -40,7 +40,6 @@ TEACHER_FLOWS = ("pipeline", "refresh", "compare")
 TRAINING_FLOWS = ("pipeline", "train")
 ENGINE_FLOWS = ("pipeline", "train", "evaluate")
 """They start processes of the trainer's, if only to generate."""
-_SQLITE = "sqlite:///"
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
 _FIND_PACKAGES = """
 import importlib.util, sys
@@ -292,17 +291,13 @@ def _get(setting: str, url: str, path: str, headers: dict[str, str] | None = Non
         ) from error
 
 
-def _champion(profile: Profile) -> str | None:
+def _champion(profile: Profile) -> None:
     """It is evaluated too, after hours of training: are its weights there?"""
-    uri = profile.tracking_uri
-    if uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file():
-        return None  # MLflow would make the database
-    if uri.startswith("http"):
-        _get("tracking.uri", uri, "/health")  # MLflow retries for minutes
+    if profile.tracking_uri.startswith("http"):
+        _get("tracking.uri", profile.tracking_uri, "/health")  # MLflow retries for minutes
     from qinglan.serving.registry import registry_of  # it needs MLflow, a second
 
     registry_of(profile).read_champion()
-    return None
 
 
 def _local_judge(profile: Profile) -> str | None:

@@ -85,7 +85,7 @@ def open_run(
     root = profile.paths.runs
     root.mkdir(parents=True, exist_ok=True)
     identity = hash_of(flow, profile.model_dump(mode="json", exclude={**CHANGEABLE}), source)
-    for directory in _newest_first(root):
+    for directory in run_folders(root):
         if not _is_open(directory, identity, fresh=fresh):
             continue
         try:
@@ -165,18 +165,18 @@ def find_run(runs: Path, name: str) -> Path:
     for candidate in (runs / name, Path(name)):
         if (candidate / RUN_FILE).exists():
             return candidate.resolve()
-    matches = [d for d in _newest_first(runs) if d.name.startswith(name)] if runs.is_dir() else []
+    matches = [d for d in run_folders(runs) if d.name.startswith(name)] if runs.is_dir() else []
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(d.name for d in matches[:5])}")
-    known = ", ".join(d.name for d in _newest_first(runs)[:5]) if runs.is_dir() else ""
+    known = ", ".join(d.name for d in run_folders(runs)[:5]) if runs.is_dir() else ""
     raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {known or 'none'}")
 
 
 def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None) -> list[Path]:
     """All runs of a profile, or those of some flows, the newest first."""
-    states = ((directory, _read(directory)) for directory in _newest_first(runs))
+    states = ((directory, _read(directory)) for directory in run_folders(runs))
     mine = [(directory, state) for directory, state in states if state and state["profile_name"] == profile_name]
     return [directory for directory, state in mine if flows is None or state["flow"] in flows]
 
@@ -184,7 +184,7 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
     """The runs that one of the orchestrator's flow runs works or worked on, with the settings that it began with."""
     found = []
-    for directory in _newest_first(runs):
+    for directory in run_folders(runs):
         state = _read(directory)
         if not flow_run_id or state is None or state.get("flow_run_id") != flow_run_id:
             continue
@@ -238,7 +238,7 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
 
 def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
     """A finished stage with this key whose files are all still as they were, and that another run could not improve."""
-    elsewhere = [] if run.fresh else [d for d in _newest_first(run.directory.parent) if d != run.directory]
+    elsewhere = [] if run.fresh else [d for d in run_folders(run.directory.parent) if d != run.directory]
     for directory in [run.directory, *elsewhere]:
         manifest = directory / stage / MANIFEST
         if not manifest.exists():
@@ -286,7 +286,7 @@ def _resume(directory: Path, profile: Profile) -> Run:
     )
 
 
-def _newest_first(root: Path) -> list[Path]:
+def run_folders(root: Path) -> list[Path]:
     found = (path.parent for path in root.glob(f"*/{RUN_FILE}"))
     # One with a dot in front is about to be removed.
     return sorted((each for each in found if not each.is_symlink() and not each.name.startswith(".")), reverse=True)

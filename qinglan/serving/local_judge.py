@@ -78,14 +78,11 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
             f"judge.local: it is served on this machine only, which the nodes of {cluster} can't reach; leave it out, "
             "or train here"
         )
-    uri = profile.tracking_uri
-    database = uri.removeprefix("sqlite:///")
-    is_missing = database != uri and not Path(database).is_file()  # MLflow would make it
-    champion = None if is_missing else registry_of(profile, local.model).read_champion()
+    champion = registry_of(profile, local.model).read_champion()
     if champion is None:
         raise ConfigError(
-            f"judge.local.model: {local.model} has no champion in the registry at {uri}; train and release one "
-            "(`qinglan run pipeline --profile answer_judge`, `qinglan release list`), or leave judge.local out"
+            f"judge.local.model: {local.model} has no champion in the registry at {profile.tracking_uri}; train and "
+            "release one (`qinglan run pipeline --profile answer_judge`, `qinglan release list`), or leave it out"
         )
     verdict_recipe(champion.recipe)
     if champion.prompt_sha256 != prompt_digest(profile.model_copy(update={"recipe": champion.recipe})):

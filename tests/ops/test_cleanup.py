@@ -98,14 +98,14 @@ def test_an_interrupted_run_goes_only_once_nothing_is_written_to_it(tree: Tree):
 
 def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
     ending, _ = tree.run(300), tree.run(1)
-    lock, read = FileLock(ending / ".lock"), cleanup.Tracked.registered
+    lock, read = FileLock(ending / ".lock"), cleanup.registered_versions
 
-    def ends(tracked: cleanup.Tracked) -> Any:
-        found = read(tracked)
+    def ends(profile: Profile) -> Any:
+        found = read(profile)
         lock.release()  # it registered its model a moment ago, which is not among these
         return found
 
-    monkeypatch.setattr(cleanup.Tracked, "registered", ends)
+    monkeypatch.setattr(cleanup, "registered_versions", ends)
     with lock:
         assert why(sweep(tree, **EVERYTHING), ending) == "is running"
     assert ending.is_dir()

@@ -262,7 +262,7 @@ def test_large_weights_stay_where_they_are(site: Models):
 
 def test_a_server_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(ConfigError, match=r"MLflow's registry at http://127\.0\.0\.1:9"):
+    with pytest.raises(ConfigError, match=r"MLflow at http://127\.0\.0\.1:9"):
         Registry("http://127.0.0.1:9", "m", tmp_path).versions()
 
 

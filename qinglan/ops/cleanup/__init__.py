@@ -15,19 +15,14 @@ from filelock import FileLock
 from qinglan.config import Profile
 from qinglan.data.versions import tenant_folder
 from qinglan.errors import QinglanError, first_line
-from qinglan.ops.cleanup.folders import (
-    PREFIX,
-    delete,
-    parts,
-    plan,
-    read_folders,
-    remove_datasets,
-    remove_logs,
-    remove_part,
-    remove_runs,
-    remove_stillborn,
+from qinglan.ops.cleanup import folders
+from qinglan.ops.cleanup.folders import delete
+from qinglan.ops.cleanup.recorded_runs import (
+    registered_versions,
+    remove_flow_runs,
+    remove_tracked_runs,
+    require_database,
 )
-from qinglan.ops.cleanup.recorded_runs import Tracked, remove_flow_runs
 from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.locks import removal_lock
@@ -42,14 +37,20 @@ class _CleanUp:
     say: Say
     done: Cleaned
 
-    def add(self, found: Iterable[Removed | Kept]) -> None:
+    def add(self, found: Iterable[Removed | Kept | OSError]) -> None:
         """Note each thing, and print those that `found` removes as it goes on."""
         for each in found:
-            if isinstance(each, Kept):
+            if isinstance(each, OSError):
+                self.note(each)
+            elif isinstance(each, Kept):
                 self.done.kept.append(each)
             else:
                 self.done.removed.append(each)
                 self.say(f"{'would remove ' if self.done.dry_run else ''}{each.line}")
+
+    def note(self, error: Exception) -> None:
+        self.done.notes.append(first_line(error))
+        self.say(f"not removed: {self.done.notes[-1]}")
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -57,8 +58,7 @@ class _CleanUp:
         try:
             yield
         except (QinglanError, OSError) as error:
-            self.done.notes.append(first_line(error))
-            self.say(f"not removed: {self.done.notes[-1]}")
+            self.note(error)
 
 
 def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None = None) -> Cleaned:
@@ -71,40 +71,39 @@ def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None 
             if server := find_server(profile.paths.state):
                 clean.add(remove_flow_runs(server, profile, days, clean.now, dry_run=dry_run))
     with clean.noting():
-        clean.add(remove_logs(profile, clean.now, dry_run=dry_run))
+        clean.add(folders.remove_logs(profile, clean.now, dry_run=dry_run))
     return clean.done
 
 
 def _runs(clean: _CleanUp) -> None:
     """Run folders, then the datasets and MLflow's runs that none of those that stay needs."""
-    root, tracked, dry_run = clean.profile.paths.runs.resolve(), Tracked(clean.profile), clean.done.dry_run
+    profile, now, dry_run = clean.profile, clean.now, clean.done.dry_run
+    root = profile.paths.runs.resolve()
     root.mkdir(parents=True, exist_ok=True)
     try:
         with removal_lock(root, exclusive=True):
-            tracked.require_database(root)
+            require_database(profile, root)
             # Before the registry is read: a run that ends meanwhile may register its model after that.
-            running = {each.name for each in read_folders(root) if is_running(each.directory)}
-            registered = tracked.registered()
-            found = plan(clean.profile, running, registered, clean.now)
-            clean.add(remove_runs(found, root, dry_run=dry_run))
+            running = {each.directory.name for each in folders.read_folders(root) if is_running(each.directory)}
+            registered = registered_versions(profile)
+            found = folders.plan(profile, running, registered, now)
+            clean.add(folders.remove_runs(found, root, dry_run=dry_run))
             with clean.noting():
-                for part in parts(found, clean.profile, clean.now):
-                    with clean.noting():  # one that can't be moved does not stop the others
-                        clean.add([remove_part(part, root, clean.now, dry_run=dry_run)])
+                clean.add(folders.remove_parts(found, root, profile, now, dry_run=dry_run))
             with clean.noting():
-                clean.add(remove_stillborn(root, clean.profile, clean.now, dry_run=dry_run))
+                clean.add(folders.remove_stillborn(root, profile, now, dry_run=dry_run))
     finally:
         _delete_set_aside(clean, root)
-    mine = (clean.profile.name, None)  # None: run.json can't be read
+    mine = (profile.name, None)  # None: run.json can't be read
     clean.add(Kept(kind="run", name=n, why=why) for n, why in found.kept.items() if found.folders[n].profile in mine)
     references = "\n".join([*(found.folders[name].references for name in found.kept), *registered.values()])
     with clean.noting():
         try:
-            clean.add(remove_datasets(clean.profile, references, clean.now, dry_run=dry_run))
+            clean.add(folders.remove_datasets(profile, references, now, dry_run=dry_run))
         finally:
-            _delete_set_aside(clean, tenant_folder(clean.profile).resolve())
+            _delete_set_aside(clean, tenant_folder(profile).resolve())
     with clean.noting():
-        clean.add(tracked.remove_runs(found.kept, registered.values(), clean.now, dry_run=dry_run))
+        clean.add(remove_tracked_runs(profile, found.kept, registered.values(), now, dry_run=dry_run))
 
 
 def _delete_set_aside(clean: _CleanUp, root: Path) -> None:
@@ -113,7 +112,7 @@ def _delete_set_aside(clean: _CleanUp, root: Path) -> None:
         return
     # Two clean-ups find the same things, so the second waits until the first is done.
     with clean.noting(), FileLock(root / ".deletion.lock"):
-        for aside in sorted(root.glob(f"{PREFIX}*")):
+        for aside in sorted(root.glob(f"{folders.PREFIX}*")):
             with clean.noting():  # what can't be deleted now is tried again next time
                 if aside.is_dir() and not aside.is_symlink():
                     delete(aside)

@@ -12,24 +12,25 @@ import os
 import re
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from qinglan.config import Profile, Retention
 from qinglan.data.versions import LATEST, LOCK, last_training, tenant_folder, versions_of
 from qinglan.errors import ArtifactError
-from qinglan.ops.cleanup.records import Kept, Removed
+from qinglan.ops.cleanup.records import Kept, Kind, Removed
 from qinglan.runs.artifacts import MANIFEST
 from qinglan.runs.disk_space import file_stats
 from qinglan.runs.locks import is_held
-from qinglan.runs.run import RUN_FILE, is_running
+from qinglan.runs.run import RUN_FILE, is_running, run_folders
 from qinglan.runs.schema_version import check_version
 from qinglan.training.engines.progress import TRACKER
 
@@ -37,45 +38,41 @@ PREFIX = ".removing-"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _CHECKPOINT = re.compile(r"(checkpoint-|global_step_)\d+")
 _SUPERSEDED = re.compile(r".+\.superseded-\d+")
-_NAMING_FILES = (RUN_FILE, "*.json", f"*/{MANIFEST}")
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """One run on disk."""
 
-    name: str
     directory: Path
     state: Mapping[str, Any]
     """run.json; empty where it can't be read, and then the profile is None."""
-    profile: str | None
-    flow: str
-    finished: bool
     active: datetime
     """When anything in it was last written."""
+
+    @property
+    def profile(self) -> str | None:
+        return self.state.get("profile_name")
+
+    @property
+    def finished_flow(self) -> str | None:
+        """The flow of a finished run; None of one that may go on."""
+        return str(self.state.get("flow", "")) if self.state.get("finished") else None
 
     @cached_property
     def references(self) -> str:
         """The text of run.json and the manifests, which names the runs that this one uses."""
-        files = {path for pattern in _NAMING_FILES for path in self.directory.glob(pattern)}
+        files = {path for pattern in ("*.json", f"*/{MANIFEST}") for path in self.directory.glob(pattern)}
         return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(files))
-
-
-class RunPart(NamedTuple):
-    """A folder in a run that stays."""
-
-    kind: Literal["checkpoint", "superseded"]
-    path: Path
-    written: datetime
 
 
 @dataclass
 class RunPlan:
-    """What becomes of the run folders."""
+    """What becomes of the run folders, by their names."""
 
     folders: dict[str, RunFolder]
     kept: dict[str, str] = field(default_factory=dict)
-    """By run, why: those of other profiles too."""
+    """Why: those of other profiles too."""
     to_remove: dict[str, str] = field(default_factory=dict)
 
 
@@ -86,60 +83,48 @@ def plan(profile: Profile, running: Collection[str], registered: Mapping[str, st
         running: names of runs that were running before `registered` was read.
         registered: for the label of each version, the text that names its runs.
     """
-    root, policy = profile.paths.runs.resolve(), profile.retention
-    found = RunPlan({each.name: each for each in read_folders(root)})
-    finished: dict[str, list[str]] = {}
-    for each in found.folders.values():  # the newest first
-        if each.profile == profile.name and each.finished:
-            finished.setdefault(each.flow, []).append(each.name)
+    root = profile.paths.runs.resolve()
+    found = RunPlan({each.directory.name: each for each in read_folders(root)})
     latest = (root / "latest").resolve().name
-    needed = {
-        run_id: label for label, references in registered.items() for run_id in named_in(references, found.folders)
-    }
-    for each in found.folders.values():
+    needed = {name: label for label, references in registered.items() for name in named_in(references, found.folders)}
+    newer: Counter[str] = Counter()
+    """Finished runs by flow."""
+    for name, each in found.folders.items():  # the newest first
+        flow, keep = each.finished_flow, "is young enough"
         if not each.state:
-            found.kept[each.name] = f"{RUN_FILE} can't be read"
+            keep = f"{RUN_FILE} can't be read"
         elif each.profile != profile.name:
-            found.kept[each.name] = f"is of profile {each.profile}"
-        elif each.name in needed:
-            found.kept[each.name] = f"{needed[each.name]} was made of it"
-        elif each.name in running:
-            found.kept[each.name] = "is running"
-        elif each.name == latest:
-            found.kept[each.name] = "is the latest"
+            keep = f"is of profile {each.profile}"
+        elif name in needed:
+            keep = f"{needed[name]} was made of it"
+        elif name in running:
+            keep = "is running"
+        elif name == latest:
+            keep = "is the latest"
         elif tracking_of(each.state) not in (None, profile.tracking_uri):
-            found.kept[each.name] = "was tracked in another MLflow, whose registry is not known here"
-        elif each.finished and finished[each.flow][0] == each.name:
-            found.kept[each.name] = f"is the newest {each.flow}"
-        elif why := _too_old(each, finished.get(each.flow, []), policy, now):
-            found.to_remove[each.name] = why
-        else:
-            found.kept[each.name] = "is young enough"
+            keep = "was tracked in another MLflow, whose registry is not known here"
+        elif flow is not None and not newer[flow]:
+            keep = f"is the newest {flow}"
+        elif why := _too_old(each, newer[flow or ""], profile.retention, now):
+            found.to_remove[name] = why
+        if name not in found.to_remove:
+            found.kept[name] = keep
+        if flow is not None and each.profile == profile.name:
+            newer[flow] += 1
     _keep_what_is_used(found)
     return found
 
 
 def read_folders(root: Path) -> Iterator[RunFolder]:
-    """Every run below, the newest first; links and what is about to be removed left out."""
-    for path in sorted(root.glob(f"*/{RUN_FILE}"), reverse=True):
-        directory = path.parent
-        if directory.is_symlink() or directory.name.startswith("."):
-            continue
+    """Every run below, the newest first."""
+    for directory in run_folders(root):
         try:
-            state = check_version(json.loads(path.read_text(encoding="utf-8")), path)
+            state = check_version(json.loads((directory / RUN_FILE).read_bytes()), directory / RUN_FILE)
         except FileNotFoundError:  # somebody deletes the run
             continue
         except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
             state = {}
-        yield RunFolder(
-            name=directory.name,
-            directory=directory,
-            state=state,
-            profile=state.get("profile_name"),
-            flow=str(state.get("flow", "")),
-            finished=bool(state.get("finished")),
-            active=_last_written(directory),
-        )
+        yield RunFolder(directory, state, _last_written(directory))
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:
@@ -160,72 +145,74 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
 def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside runs; call this and what follows with `removal_lock(exclusive=True)`."""
     for name, why in found.to_remove.items():
-        directory = found.folders[name].directory
-        removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(directory))
+        removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(root / name))
         if not dry_run:
             try:
-                with FileLock(directory / ".lock").acquire(blocking=False):
-                    set_aside(directory, root)
+                with FileLock(root / name / ".lock").acquire(blocking=False):
+                    set_aside(root / name, root)
             except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
                 found.kept[name] = "is running"
                 continue
         yield removed
 
 
-def parts(found: RunPlan, profile: Profile, now: datetime) -> Iterator[RunPart]:
-    """What may be removed from this profile's runs that stay and are not running."""
+def remove_parts(
+    found: RunPlan, root: Path, profile: Profile, now: datetime, *, dry_run: bool
+) -> Iterator[Removed | OSError]:
+    """Set aside parts of this profile's runs that stay and are not running; the error where one can't be moved."""
     days = {"checkpoint": profile.retention.checkpoint_days, "superseded": profile.retention.superseded_days}
     references = "\n".join(each.references for each in found.folders.values())
-    for name in found.kept:
-        each = found.folders[name]
-        if each.profile != profile.name or is_running(each.directory):
+    for run in (found.folders[name] for name in found.kept):
+        if run.profile != profile.name or is_running(run.directory):
             continue
-        stages = [path for path in _own_folders(each.directory) if _SUPERSEDED.fullmatch(path.name)]
-        found_parts = [RunPart("superseded", path, _last_written(path)) for path in stages]
-        if each.finished:
-            for folder in sorted(each.directory.glob("*/checkpoints")):
-                if not folder.is_symlink() and not folder.parent.is_symlink():
-                    checkpoints = [path for path in _own_folders(folder) if _CHECKPOINT.fullmatch(path.name)]
-                    found_parts += [RunPart("checkpoint", path, each.active) for path in checkpoints]
-        for part in found_parts:
-            is_named = part.path.relative_to(each.directory.parent).as_posix() in references
-            if not is_named and is_past(part.written, days[part.kind], now):
-                yield part
+        for kind, path, written in _parts_of(run):
+            if path.relative_to(root).as_posix() in references or not is_past(written, days[kind], now):
+                continue
+            try:
+                if not dry_run:  # verl's note which checkpoint is the newest must not outlive it
+                    (path.parent / TRACKER).unlink(missing_ok=True)
+                yield _remove(kind, path, f"last work on it {age(written, now)} ago", root, dry_run=dry_run)
+            except OSError as error:
+                yield error
+
+
+def _parts_of(run: RunFolder) -> Iterator[tuple[Kind, Path, datetime]]:
+    """The folders in a run that may go, and when they were last written."""
+    for stage in _own_folders(run.directory):
+        if _SUPERSEDED.fullmatch(stage.name):
+            yield "superseded", stage, _last_written(stage)
+        checkpoints = stage / "checkpoints"
+        if run.finished_flow is not None and not checkpoints.is_symlink():
+            found = (path for path in _own_folders(checkpoints) if _CHECKPOINT.fullmatch(path.name))
+            yield from (("checkpoint", path, run.active) for path in found)
 
 
 def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside folders of any profile's runs that never began, as on a full disk: nothing but a lock lies in them."""
     for each in _own_folders(root):
-        if not RUN_ID.fullmatch(each.name):
-            continue
-        left = {entry.name for entry in each.iterdir()} - {".lock", f"{RUN_FILE}.partial"}
         made = datetime.fromtimestamp(each.stat().st_mtime, UTC)
-        if left or not is_past(made, profile.retention.unfinished_days, now) or is_running(each):
-            continue
-        removed = Removed(kind="run", name=each.name, why=f"never began, {age(made, now)} ago", bytes=bytes_of(each))
-        if not dry_run:
-            set_aside(each, root)
-        yield removed
+        is_old = RUN_ID.fullmatch(each.name) and is_past(made, profile.retention.unfinished_days, now)
+        is_empty = is_old and {entry.name for entry in each.iterdir()} <= {".lock", f"{RUN_FILE}.partial"}
+        if is_empty and not is_running(each):
+            yield _remove("run", each, f"never began, {age(made, now)} ago", root, dry_run=dry_run)
 
 
-def remove_part(part: RunPart, root: Path, now: datetime, *, dry_run: bool) -> Removed:
-    name, why = part.path.relative_to(root).as_posix(), f"last work on it {age(part.written, now)} ago"
-    removed = Removed(kind=part.kind, name=name, why=why, bytes=bytes_of(part.path))
+def _remove(kind: Kind, path: Path, why: str, root: Path, *, dry_run: bool) -> Removed:
+    removed = Removed(kind=kind, name=path.relative_to(root).as_posix(), why=why, bytes=bytes_of(path))
     if not dry_run:
-        # verl's note which checkpoint is the newest must not outlive it.
-        (part.path.parent / TRACKER).unlink(missing_ok=True)
-        set_aside(part.path, root)
+        set_aside(path, root)
     return removed
 
 
-def _too_old(each: RunFolder, beside: list[str], policy: Retention, now: datetime) -> str | None:
-    if not each.finished:
+def _too_old(each: RunFolder, newer: int, policy: Retention, now: datetime) -> str | None:
+    """Why it goes, if it does; `newer` counts the newer finished runs of its flow."""
+    if each.finished_flow is None:
         interrupted = f"was interrupted {age(each.active, now)} ago"
         return interrupted if is_past(each.active, policy.unfinished_days, now) else None
     if is_past(each.active, policy.run_days, now):
         return f"finished {age(each.active, now)} ago"
-    if policy.runs_per_flow is not None and beside.index(each.name) >= policy.runs_per_flow:
-        return f"{policy.runs_per_flow} newer runs of {each.flow}"
+    if policy.runs_per_flow is not None and newer >= policy.runs_per_flow:
+        return f"{policy.runs_per_flow} newer runs of {each.finished_flow}"
     return None
 
 
@@ -294,12 +281,9 @@ def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run
         for version in versions:
             if why := kept.get(version.id) or ("one that stays came of it" if version.id in origins else ""):
                 yield Kept(kind="dataset", name=version.id, why=why)
-                continue
-            old = f"made {age(datetime.fromisoformat(version.created), now)} ago"
-            freed = bytes_of(version.directory)
-            if not dry_run:
-                set_aside(version.directory, root)
-            yield Removed(kind="dataset", name=version.id, why=old, bytes=freed)
+            else:
+                why = f"made {age(datetime.fromisoformat(version.created), now)} ago"
+                yield _remove("dataset", version.directory, why, root, dry_run=dry_run)
 
 
 def remove_logs(profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:

@@ -4,15 +4,16 @@ A change writes its aliases in an order that leaves a champion wherever a kill h
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock
+from sqlalchemy.exc import SQLAlchemyError
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
@@ -50,15 +51,15 @@ class Registry:
     def register(self, candidate: Candidate) -> Released:
         """Keep a model with all that it was made of; the version that is there where nothing is new."""
         # Files first, then the version: what is in the registry is complete.
-        with self._reading() as client:  # hashing and copying may take minutes, for which no rollback should wait
-            known = [version for version in self.versions() if version.identity == candidate.identity]
-            weights = known[0].weights if known else log_files(client, candidate, self.max_artifact_mb * 1e6)
+        with self.asking() as client:  # hashing and copying may take minutes, for which no rollback should wait
+            known = self._of_identity(candidate.identity)
+            weights = known.weights if known else log_files(client, candidate, self.max_artifact_mb * 1e6)
         with self._change() as client:
-            if known := [version for version in self.versions() if version.identity == candidate.identity]:
-                return self._redecide(known[0], candidate.decision)
+            if known := self._of_identity(candidate.identity):
+                return self._redecide(known, candidate.decision)
             root = client.get_run(candidate.mlflow_run_id).info.artifact_uri
             about = f"Models of recipe {candidate.recipe} for tenant {candidate.tenant}."
-            with self._reading("RESOURCE_ALREADY_EXISTS"):
+            with self.asking("RESOURCE_ALREADY_EXISTS"):
                 client.create_registered_model(self.name, description=about)
             made = client.create_model_version(
                 self.name,
@@ -70,21 +71,19 @@ class Registry:
             return self._released(made, {})
 
     def versions(self) -> list[Released]:
-        with self._reading() as client:
+        with self.asking() as client:
             aliases = self.aliases()
-            found: list[ModelVersion] = []
-            token: str | None = None
-            while token is None or token:
-                page = client.search_model_versions(f"name='{self.name}'", page_token=token or None)
-                found += page
-                token = page.token or ""
+            found = all_pages(lambda token: client.search_model_versions(f"name='{self.name}'", page_token=token))
         mine = [self._released(version, aliases) for version in found if "identity" in version.tags]
         return sorted(mine, key=lambda version: int(version.version), reverse=True)
+
+    def _of_identity(self, identity: str) -> Released | None:
+        return next((version for version in self.versions() if version.identity == identity), None)
 
     def version(self, version: str) -> Released:
         """Raises `ConfigError` where there is none of that number."""
         found: ModelVersion | None = None
-        with self._reading("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE") as client:
+        with self.asking("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE") as client:
             found = client.get_model_version(self.name, version)
         if found is None or "identity" not in found.tags:
             known = ", ".join(each.version for each in self.versions()[:5]) or "none"
@@ -94,7 +93,7 @@ class Registry:
     def aliases(self) -> dict[Alias, str]:
         """Alias to version: the cheapest thing to poll."""
         named: Mapping[str, str] = {}
-        with self._reading("RESOURCE_DOES_NOT_EXIST") as client:
+        with self.asking("RESOURCE_DOES_NOT_EXIST") as client:
             # Only here does MLflow's database store return them; a search leaves them out.
             named = client.get_registered_model(self.name).aliases
         return {alias: str(named[alias]) for alias in ALIASES if alias in named}
@@ -115,7 +114,7 @@ class Registry:
             old = aliases.get("champion", "")
             forced = f", although the gate said {wanted.verdict}: {force_reason}" if force_reason else ""
             if force_reason:
-                client.set_model_version_tag(self.name, version, "forced", force_reason)
+                self._set_tags(version, forced=force_reason)
             if old != version:
                 self._note(wanted, f"promoted{f', replaces version {old}' if old else ''}{forced}")
                 self._replace(wanted, old)
@@ -129,20 +128,19 @@ class Registry:
             wanted, champion = self.version(version), self.aliases().get("champion")
             if wanted.placed or wanted.verdict != "promote":
                 return wanted
-            twin = "" if role == "none" or champion == version else self._same_weights(wanted)
-            if twin:
-                line = f"stays without an alias: {twin}; `qinglan release promote {version}` serves it all the same"
-                self._note(wanted, line)
-                role = "none"
+            why = ""
+            if role != "none" and champion != version and (twin := self._same_weights(wanted)):
+                why, role = f"{twin}; `qinglan release promote {version}` serves it all the same", "none"
             elif role != "none" and champion not in (None, instead_of, version):
-                line = f"stays without an alias: version {champion} became the champion meanwhile; evaluate again"
-                self._note(wanted, line)
-                return self.version(version)
-            if role == "champion":
+                why = f"version {champion} became the champion meanwhile; evaluate again"
+            if why:
+                self._note(wanted, f"stays without an alias: {why}")
+            elif role == "champion":
                 self.promote(version)
             elif role == "challenger" and champion != version:
                 self.challenge(version)
-            self._set_tags(version, {"settled": role})
+            if role == "none" or not why:  # else another evaluation may give it its place
+                self._set_tags(version, settled=role)
             return self.version(version)
 
     def redecide(self, version: str, decision: Decision) -> Released:
@@ -161,7 +159,7 @@ class Registry:
                 raise ConfigError(f"release {version} of {self.name}: is the champion, so it can't challenge it")
             if "challenger" not in wanted.aliases:
                 self._note(wanted, "became the challenger")
-                self._drop_tags(version, ["withdrawn"])
+                self._drop_tags(version, "withdrawn")
                 client.set_registered_model_alias(self.name, "challenger", version)
             return self.version(version)
 
@@ -173,7 +171,7 @@ class Registry:
                 return None
             challenger = self.version(named)
             self._note(challenger, f"withdrawn: {reason}")
-            client.set_model_version_tag(self.name, named, "withdrawn", reason)
+            self._set_tags(named, withdrawn=reason)
             client.delete_registered_model_alias(self.name, "challenger")
             return self.version(named)
 
@@ -183,9 +181,8 @@ class Registry:
         What was rolled back comes back by `promote` only: a second rollback does not undo the first.
         """
         with self._change() as client:
-            repaired = self._repair()
-            aliases = self.aliases()
-            bad, good = (aliases.get(alias) for alias in ("champion", "previous"))
+            repaired, aliases = self._repair(), self.aliases()
+            bad, good = aliases.get("champion"), aliases.get("previous")
             if bad is None or good is None:
                 raise ConfigError(f"{self.name}: has no previous champion to return to; see `qinglan release list`")
             back, champion = self.version(good), self.version(bad)
@@ -196,10 +193,9 @@ class Registry:
                     f"{self.name}: version {good} was itself rolled back to {bad}, at {back.rolled_back_at}; "
                     f"`qinglan release promote {good}` returns to it all the same"
                 )
-            if back.weights != "mlflow" and not back.folder.is_dir():
-                self.folder(back)
+            self._require_weights(back)
             self._note(champion, f"rolled back to version {good}: {reason}")
-            self._set_tags(bad, {"rolled_back": reason, "rolled_back_to": good, "rolled_back_at": _second()})
+            self._set_tags(bad, rolled_back=reason, rolled_back_to=good, rolled_back_at=_second())
             self._note(back, f"champion again, after version {bad}: {reason}")
             client.set_registered_model_alias(self.name, "champion", good)
             client.set_registered_model_alias(self.name, "previous", bad)
@@ -220,13 +216,13 @@ class Registry:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(kept.parent / ".lock"):  # another process may have restored them meanwhile
             if not kept.is_dir() or sha256_of(kept) != released.sha256:
-                with self._reading() as client:
+                with self.asking() as client:
                     restore(client, released, kept)
             return kept
 
     def read_champion(self) -> Released | None:
         """The champion, with weights that can be loaded; large ones are not hashed."""
-        champion = self.released("champion")
+        champion = None if is_missing_database(self.uri) else self.released("champion")
         if champion and (champion.weights == "mlflow" or not champion.folder.is_dir()):
             self.folder(champion)
         return champion
@@ -237,7 +233,7 @@ class Registry:
         self._note(released, f"decided anew: {decision.sentence}")
         if released.placed and released.verdict == "promote" and decision.verdict != "promote":
             return self.version(released.version)  # it has its place, which only users and canaries change
-        self._set_tags(released.version, decision_tags(decision))
+        self._set_tags(released.version, **decision_tags(decision))
         return self.version(released.version)
 
     def _same_weights(self, wanted: Released) -> str:
@@ -253,17 +249,17 @@ class Registry:
 
     def _replace(self, new: Released, old: str) -> None:
         """Champion ← new, previous ← old: `previous` first, so that there always is a champion."""
-        self._set_tags(new.version, {"replaced": old})
-        self._drop_tags(new.version, ["rolled_back", "rolled_back_to", "rolled_back_at", "withdrawn"])
+        self._set_tags(new.version, replaced=old)
+        self._drop_tags(new.version, "rolled_back", "rolled_back_to", "rolled_back_at", "withdrawn")
         if old:
             before = self.version(old)
             if not before.promoted_at:  # its own promotion was killed just before it could say so
-                self._set_tags(old, {"promoted_at": _second()})
+                self._set_tags(old, promoted_at=_second())
             # The same weights under a later decision: a rollback is to return to others.
             if before.sha256 != new.sha256:
                 self._client.set_registered_model_alias(self.name, "previous", old)
         self._client.set_registered_model_alias(self.name, "champion", new.version)
-        self._set_tags(new.version, {"promoted_at": _second()})  # once it is true
+        self._set_tags(new.version, promoted_at=_second())  # once it is true
 
     def _repair(self) -> bool:
         """Complete what a killed process left half done; was there anything?"""
@@ -294,10 +290,13 @@ class Registry:
                 f"release {version} of {self.name}: the gate said {wanted.verdict} ({wanted.sentence}); "
                 "--force with a --reason releases it all the same"
             )
-        # A quick check, as for a rollback, which must not wait for the digest of 60 GB.
-        if wanted.weights != "mlflow" and not wanted.folder.is_dir():
-            self.folder(wanted)
+        self._require_weights(wanted)
         return wanted
+
+    def _require_weights(self, released: Released) -> None:
+        """A quick check, as a rollback must not wait for the digest of 60 GB."""
+        if released.weights != "mlflow" and not released.folder.is_dir():
+            self.folder(released)
 
     def _released(self, found: "ModelVersion", aliases: Mapping[Alias, str]) -> Released:
         version = str(found.version)
@@ -306,11 +305,11 @@ class Registry:
         mine = tuple(alias for alias in ALIASES if aliases.get(alias) == version)
         return released.model_copy(update={"aliases": mine})
 
-    def _set_tags(self, version: str, tags: Mapping[str, str]) -> None:
+    def _set_tags(self, version: str, **tags: str) -> None:
         for key, value in tags.items():
             self._client.set_model_version_tag(self.name, version, key, value)
 
-    def _drop_tags(self, version: str, names: Sequence[str]) -> None:
+    def _drop_tags(self, version: str, *names: str) -> None:
         present = self._client.get_model_version(self.name, version).tags
         for name in names:
             if name in present:
@@ -320,8 +319,7 @@ class Registry:
         line = " ".join(line.split())
         if released.history and released.history[-1].partition(" ")[2] == line:
             return  # an interrupted attempt has said so
-        lines = (*released.history, f"{_second()} {line}")
-        self._client.set_model_version_tag(self.name, released.version, "history", "\n".join(lines))
+        self._set_tags(released.version, history="\n".join((*released.history, f"{_second()} {line}")))
 
     @cached_property
     def _lock(self) -> FileLock:
@@ -331,18 +329,19 @@ class Registry:
 
     @contextmanager
     def _change(self) -> Iterator["MlflowClient"]:
-        with self._lock, self._reading() as client:
+        with self._lock, self.asking() as client:
             yield client
 
     @contextmanager
-    def _reading(self, *ignored_codes: str) -> Iterator["MlflowClient"]:
+    def asking(self, *ignored_codes: str) -> Iterator["MlflowClient"]:
+        """MLflow's client; its errors become `ConfigError`, except those of these codes."""
         from mlflow.exceptions import MlflowException
 
         try:
             yield self._client
-        except MlflowException as error:
-            if error.error_code not in ignored_codes:
-                raise ConfigError(f"MLflow's registry at {self.uri}: {first_line(error)}; see tracking.uri") from error
+        except (MlflowException, SQLAlchemyError) as error:
+            if getattr(error, "error_code", None) not in ignored_codes:
+                raise ConfigError(f"tracking.uri: MLflow at {self.uri}: {first_line(error)}") from error
 
     @cached_property
     def _client(self) -> "MlflowClient":
@@ -355,10 +354,26 @@ def _second() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def is_missing_database(uri: str) -> bool:
+    """MLflow would make a database that is not there."""
+    path = uri.removeprefix("sqlite:///")
+    return path != uri and not Path(path).is_file()
+
+
+def all_pages(search: Callable[[str | None], Any]) -> list[Any]:
+    """What MLflow finds; `search` takes the token of the next page."""
+    page = search(None)
+    found = list(page)
+    while page.token:
+        page = search(page.token)
+        found += page
+    return found
+
+
 def registry_of(profile: Profile, name: str = "") -> Registry:
     """Of the profile's own model, or of the one with that name."""
-    state, max_artifact_mb = profile.paths.state.resolve(), profile.release.max_artifact_mb
-    return Registry(profile.tracking_uri, name or profile.model_name, state, max_artifact_mb)
+    state, most_mb = profile.paths.state.resolve(), profile.release.max_artifact_mb
+    return Registry(profile.tracking_uri, name or profile.model_name, state, most_mb)
 
 
 def rival_of(run: Run) -> Released | None:

@@ -22,7 +22,7 @@ from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, sync, sync_all, write_json
 from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
-from qinglan.runs.schema_version import check_version, dump_record, with_version
+from qinglan.runs.schema_version import check_version, dump_record, first_flaw, with_version
 
 RUN_FILE = "run.json"
 _DAMAGED = "damaged, as after a power loss"
@@ -219,11 +219,9 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
         try:
             results.append(StageResult.read(path))
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"])) or "manifest"
+            flaw = first_flaw(error)
             raise ConfigError(
-                f"run {directory.name}: {path} is not of this version of Qinglan (`{where}`: {problem['msg']}); "
-                f"{advice}"
+                f"run {directory.name}: {path} is not of this version of Qinglan ({flaw}); {advice}"
             ) from error
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:

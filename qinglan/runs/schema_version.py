@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from qinglan.errors import ArtifactError
 
@@ -67,3 +67,9 @@ def read_record(model: type[Model], path: Path) -> Model:
         ValidationError: it holds no such record.
     """
     return parse_record(model, path.read_bytes(), path)
+
+
+def first_flaw(error: ValidationError) -> str:
+    """Where a record is wrong first, and how."""
+    problem = error.errors()[0]
+    return f"`{'.'.join(map(str, problem['loc'])) or 'content'}`: {problem['msg']}"

@@ -18,7 +18,7 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import hash_of, written_whole
-from qinglan.runs.schema_version import parse_record, record_line
+from qinglan.runs.schema_version import first_flaw, parse_record, record_line
 
 ReviewVerdict = Literal["accept", "reject", "correct"]
 
@@ -105,11 +105,9 @@ def read_store(path: Path) -> list[Review]:
         try:
             reviews.append(parse_record(Review, line, where))
         except ValidationError as error:
-            problem = error.errors()[0]
-            field = ".".join(map(str, problem["loc"])) or "line"
             raise ArtifactError(
-                f"{where}: is no review ({field}: {problem['msg']}); restore the file from a backup, or delete that "
-                "line and import its workbook again"
+                f"{where}: is no review ({first_flaw(error)}); restore the file from a backup, or delete that line and "
+                "import its workbook again"
             ) from error
     return reviews
 

@@ -4,43 +4,40 @@ Here is what `backup.json`, which is written last, says about it.
 """
 
 from collections import Counter
-from collections.abc import Set as AbstractSet
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.runs.schema_version import read_record
+from qinglan.runs.schema_version import first_flaw, read_record
 
 BACKUP_FILE = "backup.json"
+MARGIN_BYTES = 50e6
+"""Of disk space, to be left beside what is copied."""
 Root = Literal["state", "runs"]
 
 
-def _kept(path: str) -> str:
+def _within(path: str) -> str:
     parts = PurePosixPath(path).parts
     is_plain = path == str(PurePosixPath(path))  # `state//etc` has the parts of `state/etc`
-    if not is_plain or not parts or parts[0] not in ("state", "runs") or ".." in parts:
+    if not is_plain or not parts or parts[0] not in get_args(Root) or ".." in parts:
         raise ValueError("leads out of the backup")
     return path
 
 
-def _inside(path: str) -> str:
-    if "/" not in _kept(path):
+def _below_root(path: str) -> str:
+    if "/" not in _within(path):
         raise ValueError("leads out of the backup")
     return path
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-InnerPath = Annotated[str, AfterValidator(_inside)]
+InnerPath = Annotated[str, AfterValidator(_below_root)]
 """Below the backup's folder; the first part is the root's name."""
 
 
-class BackupEntry(_Record):
+class BackupEntry(BaseModel, frozen=True, extra="forbid"):
     """A file, database or link that the backup holds."""
 
     path: InnerPath
@@ -53,22 +50,22 @@ class BackupEntry(_Record):
     """Of a symbolic link."""
 
 
-class BackupFolder(_Record):
+class BackupFolder(BaseModel, frozen=True, extra="forbid"):
     """A folder, empty ones and the roots themselves included."""
 
-    path: Annotated[str, AfterValidator(_kept)]
+    path: Annotated[str, AfterValidator(_within)]
     mode: int = Field(ge=0, le=0o7777)
     """Who may enter it: as chmod has it, in decimal, as JSON knows no other."""
 
 
-class SkippedPath(_Record):
+class SkippedPath(BaseModel, frozen=True, extra="forbid"):
     """What was found and is not in the backup."""
 
     path: str
     reason: str
 
 
-class Backup(_Record):
+class Backup(BaseModel, frozen=True, extra="forbid"):
     """What was kept, where it belongs, and what is not in it."""
 
     made_at: datetime
@@ -84,27 +81,18 @@ class Backup(_Record):
     elsewhere: list[str] = []
     """State of the site that other servers hold."""
 
-    @field_validator("entries")
+    @field_validator("entries", "folders")
     @classmethod
-    def _are_apart(cls, entries: list[BackupEntry]) -> list[BackupEntry]:
-        """No entry is a folder: one below another would be written through a link."""
-        paths = Counter(entry.path for entry in entries)
+    def _are_apart(cls, found: list[Any], info: ValidationInfo) -> list[Any]:
+        """No entry is a folder: one below another would be written through a link, whose target would get the mode."""
+        entries = {entry.path for entry in info.data.get("entries", found)}
+        paths = Counter(each.path for each in [*found, *info.data.get("entries", ())])
         for path, times in paths.items():
             if times > 1:
                 raise ValueError(f"{path} is in it twice")
-            _require_apart(path, paths.keys())
-        return entries
-
-    @field_validator("folders")
-    @classmethod
-    def _are_no_entries(cls, folders: list[BackupFolder], info: ValidationInfo) -> list[BackupFolder]:
-        """A link's target would get the mode."""
-        paths = {entry.path for entry in info.data.get("entries", ())}
-        for folder in folders:
-            if folder.path in paths:
-                raise ValueError(f"{folder.path} is in it twice")
-            _require_apart(folder.path, paths)
-        return folders
+            if not entries.isdisjoint(map(str, PurePosixPath(path).parents)):
+                raise ValueError(f"{path} lies below a file or link")
+        return found
 
     @property
     def bytes(self) -> int:
@@ -125,11 +113,4 @@ class Backup(_Record):
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(f"{folder}: no backup: it has no {BACKUP_FILE}") from error
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"])) or "content"
-            raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; take another backup") from error
-
-
-def _require_apart(path: str, entries: AbstractSet[str]) -> None:
-    if not entries.isdisjoint(map(str, PurePosixPath(path).parents)):
-        raise ValueError(f"{path} lies below a file or link")
+            raise ArtifactError(f"{path}: {first_flaw(error)}; take another backup") from error

@@ -5,6 +5,7 @@ the files, each folder's manifest first, as what it lists is complete; the ledge
 """
 
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -22,7 +23,7 @@ from qinglan.data.versions import VERSION_FILE
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.database import shown, url_of
-from qinglan.ops.backup import BACKUP_FILE, Backup, BackupEntry, BackupFolder, Root, SkippedPath
+from qinglan.ops.backup import BACKUP_FILE, MARGIN_BYTES, Backup, BackupEntry, BackupFolder, Root, SkippedPath
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
@@ -33,10 +34,8 @@ from qinglan.text import size
 LEDGER = "state/ledger.db"
 _SQLITE = b"SQLite format 3\0"
 _SQLITE_WAIT_S = 60.0
-_MARGIN_BYTES = 50e6
 _Identity = tuple[int, ...]
 _FIRST = (RUN_FILE, MANIFEST, VERSION_FILE)
-_BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
 _VANISHED = "removed before it could be copied"
 _CACHE = "a cache of models from the hub"
 _SKIPPED_FOLDERS = {
@@ -62,9 +61,7 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     """
     target = target.expanduser().resolve()
     state_folder, runs_folder = profile.paths.state.resolve(), profile.paths.runs.resolve()
-    roots: dict[Root, Path] = {"state": state_folder}
-    if runs:
-        roots["runs"] = runs_folder
+    roots: dict[Root, Path] = {"state": state_folder} | ({"runs": runs_folder} if runs else {})
     if not state_folder.is_dir():
         raise ConfigError(f"paths.state: {state_folder} is not there, so there is nothing to keep")
     for root in (state_folder, runs_folder):
@@ -75,9 +72,9 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's business.
     partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
     try:
-        copier = _Copier(partial, roots, apart={state_folder, runs_folder})
-        for each in roots:
-            copier.find(each)
+        copier = _Copier(partial, apart={state_folder, runs_folder})
+        for name, folder in roots.items():
+            copier.find(name, folder)
         copier.require_disk_space()
         say(f"{len(copier.files):,} files and {len(copier.databases)} databases, {size(copier.bytes)}")
         copier.copy()
@@ -108,71 +105,63 @@ def _require_free(target: Path) -> None:
 
 
 class _Copier:
-    def __init__(self, target: Path, roots: dict[Root, Path], apart: set[Path]) -> None:
-        self._target, self._roots, self._apart = target, roots, apart
+    def __init__(self, target: Path, apart: set[Path]) -> None:
+        self._target, self._apart = target, apart
         self.files: dict[str, Path] = {}
         self.databases: dict[str, Path] = {}
+        self.folders: dict[str, Path] = {}
         self.bytes = 0
         self.entries: list[BackupEntry] = []
-        self.folders: dict[str, Path] = {}
         self.left_out: list[SkippedPath] = []
         self._counted: set[_Identity] = set()
         self._linked: dict[_Identity, BackupEntry] = {}
         """Files with several names."""
 
-    def find(self, root: Root) -> None:
+    def find(self, path: str, folder: Path) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
-        top = self._roots[root]
-
-        def path_of(source: Path) -> str:
-            return PurePosixPath(root, source.relative_to(top)).as_posix()
-
-        def leave_out(error: OSError) -> None:
-            # A clean-up may have taken a folder away, and a site without runs has none.
-            if not isinstance(error, FileNotFoundError):
-                raise _unreadable(error)
-            if Path(error.filename) != top:
-                self.left_out.append(SkippedPath(path=path_of(Path(error.filename)), reason=_VANISHED))
-
-        for at, folders, names in os.walk(top, onerror=leave_out):
-            here = Path(at)
-            self.folders[path_of(here)] = here
-            for name in sorted(folders):
-                source = here / name
-                reason = _reason_to_skip_folder(path_of(source), source)
-                if reason:
-                    self.left_out.append(SkippedPath(path=path_of(source), reason=reason))
-                elif source.is_symlink() and source not in self._apart:
-                    names.append(name)
-                if reason or source in self._apart or source.is_symlink():
-                    folders.remove(name)
-            folders.sort()
-            for name in sorted(names, key=lambda name: (name not in _FIRST, name)):
-                self._find_file(path_of(here / name), here / name)
-
-    def _find_file(self, path: str, source: Path) -> None:
         try:
-            if source.is_symlink():
-                self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
-                return
-            if reason := _reason_to_skip_file(path, source):
-                self.left_out.append(SkippedPath(path=path, reason=reason))
-                return
-            is_database, status = _is_database(source), source.stat()
-        except FileNotFoundError:
-            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
+            # What lies in a folder before what lies further down.
+            found = sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name))
+        except FileNotFoundError:  # a clean-up may have taken it away, and a site without runs has none
+            if "/" in path:
+                self._leave_out(path, _VANISHED)
             return
         except OSError as error:
             raise _unreadable(error) from None
-        (self.databases if is_database else self.files)[path] = source
-        # A file with several names is copied once, a database each time.
-        if is_database or status.st_nlink == 1 or _identity(status) not in self._counted:
-            self.bytes += status.st_size
-        self._counted.add(_identity(status))
+        self.folders[path] = folder
+        for source in found:
+            try:
+                self._find_one(f"{path}/{source.name}", source)
+            except FileNotFoundError:
+                self._leave_out(f"{path}/{source.name}", _VANISHED)
+            except OSError as error:
+                raise _unreadable(error) from None
+
+    def _find_one(self, path: str, source: Path) -> None:
+        is_link, is_folder = source.is_symlink(), source.is_dir()
+        if is_folder and (reason := _reason_to_skip_folder(path, source)):
+            self._leave_out(path, reason)
+        elif is_link:
+            self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
+        elif is_folder:
+            if source not in self._apart:
+                self.find(path, source)
+        elif reason := _reason_to_skip_file(path, source):
+            self._leave_out(path, reason)
+        else:
+            is_database, status = _is_database(source), source.stat()
+            (self.databases if is_database else self.files)[path] = source
+            # A file with several names is copied once, a database each time.
+            if is_database or status.st_nlink == 1 or _identity(status) not in self._counted:
+                self.bytes += status.st_size
+            self._counted.add(_identity(status))
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        self.left_out.append(SkippedPath(path=path, reason=reason))
 
     def require_disk_space(self) -> None:
         free = shutil.disk_usage(self._target).free
-        if free < self.bytes + _MARGIN_BYTES:
+        if free < self.bytes + MARGIN_BYTES:
             raise ArtifactError(
                 f"{self._target.parent}: has {size(free)} free, the backup takes {size(self.bytes)}; free disk "
                 "space, give another folder, or leave the runs out with --no-runs"
@@ -184,7 +173,11 @@ class _Copier:
             if path != LEDGER:
                 self._copy_database(path, source)
         for path, source in self.files.items():
-            self._copy_file(path, source)
+            try:
+                self._copy_file(path, source)
+            except FileNotFoundError:
+                (self._target / path).unlink(missing_ok=True)
+                self._leave_out(path, _VANISHED)
         if LEDGER in self.databases:
             self._copy_database(LEDGER, self.databases[LEDGER])
 
@@ -197,28 +190,19 @@ class _Copier:
         return found
 
     def _copy_file(self, path: str, source: Path) -> None:
-        target = self._target / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            status = source.stat()
-            if status.st_nlink > 1 and (first := self._linked.get(_identity(status))):
-                self.entries.append(first.model_copy(update={"path": path, "same_as": first.path}))
-                return
-            shutil.copy2(source, target)
-        except FileNotFoundError:
-            target.unlink(missing_ok=True)
-            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
+        status = source.stat()
+        if status.st_nlink > 1 and (first := self._linked.get(_identity(status))):
+            self.entries.append(first.model_copy(update={"path": path, "same_as": first.path}))
             return
+        shutil.copy2(source, self._target_of(path))
         self._add_entry(path, "file")
         if status.st_nlink > 1:
             self._linked[_identity(status)] = self.entries[-1]
 
     def _copy_database(self, path: str, source: Path) -> None:
         """A SQLite database as of one moment, while others write to it; checked, and without a write-ahead log."""
-        target = self._target / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        address = f"file:{quote(str(source))}?mode=rw"  # `ro` could not open one whose log nobody has open
-        try:
+        target, address = self._target_of(path), f"file:{quote(str(source))}?mode=rw"
+        try:  # as `ro` it could not open one whose log nobody has open
             with (
                 closing(sqlite3.connect(address, uri=True, timeout=_SQLITE_WAIT_S)) as live,
                 closing(sqlite3.connect(target)) as copy,
@@ -232,6 +216,11 @@ class _Copier:
             raise ArtifactError(f"{source}: can't be copied as a database: {error}; no backup was made") from error
         shutil.copymode(source, target)
         self._add_entry(path, "database")
+
+    def _target_of(self, path: str) -> Path:
+        target = self._target / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
 
     def _add_entry(self, path: str, kind: Literal["file", "database"]) -> None:
         copy = self._target / path
@@ -249,10 +238,9 @@ def _is_database(source: Path) -> bool:
 
 
 def _reason_to_skip_folder(path: str, source: Path) -> str | None:
-    parts = path.count("/")
     for place, reason in _SKIPPED_FOLDERS.items():
         # `match` alone would begin anywhere in the path.
-        if parts == place.count("/") and PurePosixPath(path).match(place):
+        if path.count("/") == place.count("/") and PurePosixPath(path).match(place):
             return reason
     cache = os.environ.get("HF_HOME")
     return _CACHE if cache and source == Path(cache).expanduser().resolve() else None
@@ -268,10 +256,9 @@ def _reason_to_skip_file(path: str, source: Path) -> str | None:
         return "names a server while it runs"
     if name == "profiles.toml":
         return "Prefect's settings may hold keys"
-    for ending in _BESIDE_A_DATABASE:
-        beside = source.with_name(name.removesuffix(ending))
-        if beside != source and beside.is_file() and _is_database(beside):
-            return "part of a database that is copied whole"
+    beside = source.with_name(re.sub(r"-(wal|shm|journal)$", "", name))
+    if beside != source and beside.is_file() and _is_database(beside):
+        return "part of a database that is copied whole"
     return None if source.is_file() else "no file"
 
 
@@ -281,14 +268,12 @@ def _kept_elsewhere(profile: Profile) -> Iterator[str]:
     if name := profile.ledger.url_env:
         kept = shown(ledger_url(profile.ledger, state))
         yield f"the ledger, in the database that {name} names ({kept}): `pg_dump -Fc`, after this backup"
-    uri = profile.tracking_uri
+    uri, server = profile.tracking_uri, find_server(state)
     if not uri.startswith("sqlite:"):
-        url = url_of(uri)
-        where_tracked = shown(url) if url else "the address in tracking.uri"
-        yield f"MLflow, at {where_tracked}: its database with `pg_dump -Fc`, and its artifact store"
+        where = shown(url) if (url := url_of(uri)) else "the address in tracking.uri"
+        yield f"MLflow, at {where}: its database with `pg_dump -Fc`, and its artifact store"
     elif not Path(uri.removeprefix("sqlite:///")).resolve().is_relative_to(state):
         yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
-    server = find_server(state)
     if server and not server.is_at(announced_url(state)):
         # While `qinglan up` is down, nothing tells whether its address is meant.
         own = not uses_proxy(server.shown_url) and (state / "prefect" / "prefect.db").exists()

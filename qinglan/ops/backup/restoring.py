@@ -2,16 +2,16 @@
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import product
+from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.ops.backup import Backup, BackupEntry, Root
+from qinglan.ops.backup import MARGIN_BYTES, Backup, BackupEntry, Root
 from qinglan.ops.prefect.server import LOCK_FILE
 from qinglan.ops.up.site import only_one
 from qinglan.runs.artifacts import sha256_of
@@ -20,7 +20,6 @@ from qinglan.runs.processes import Say
 from qinglan.text import size
 
 _STAGING = ".restoring"
-_MARGIN_BYTES = 50e6
 _OWNERS = 0o700
 
 
@@ -36,8 +35,7 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
     """
     source = source.expanduser().resolve()
     backup = Backup.read(source)
-    state, runs = profile.paths.state.resolve(), profile.paths.runs.resolve()
-    roots = backup.roots
+    state, runs, roots = profile.paths.state.resolve(), profile.paths.runs.resolve(), backup.roots
     # No part of what is replaced: the lock, and runs below the state folder or the other way round.
     spared = {state, runs} | {path / name for path in roots.values() for name in (_STAGING, LOCK_FILE)}
     _require_place(profile, backup, spared, replace=replace)
@@ -86,8 +84,8 @@ def _require_place(profile: Profile, backup: Backup, spared: set[Path], *, repla
 
 def require_no_process(*folders: Path, but: Path | None = None) -> None:
     """Raise `ConfigError` where a process holds a lock; one of a run too, as it writes to the state folder."""
-    for lock in (lock for folder in folders for lock in folder.rglob("*.lock")):
-        if lock != but and is_held(lock):
+    for folder in folders:
+        if lock := next((lock for lock in folder.rglob("*.lock") if lock != but and is_held(lock)), None):
             raise ConfigError(f"{lock}: a process is running there; stop `qinglan up`, `serve` and all runs first")
 
 
@@ -131,26 +129,24 @@ def _stage(source: Path, backup: Backup) -> dict[Root, Path]:
 
 def _require_disk_space(backup: Backup, staged: dict[Root, Path]) -> None:
     """On each file system, for all that goes there."""
-    linkable = {(one, other): _can_link(staged[one], staged[other]) for one, other in product(staged, repeat=2)}
-    wanted: Counter[Root] = Counter()
+    devices = {root: staging.stat().st_dev for root, staging in staged.items()}
+    wanted = dict.fromkeys(devices.values(), 0)
     for entry in backup.entries:
         root = _root(entry.path)
-        if entry.same_as is None or not linkable[_root(entry.same_as), root]:
-            wanted[root] += entry.bytes
-    places: dict[int, list[Root]] = {}
-    for root, staging in staged.items():
-        places.setdefault(staging.stat().st_dev, []).append(root)
-    for roots in places.values():
-        free, needed = shutil.disk_usage(staged[roots[0]]).free, sum(wanted[root] for root in roots)
-        if free < needed + _MARGIN_BYTES:
+        if entry.same_as is None or not _can_link(staged[_root(entry.same_as)], staged[root]):
+            wanted[devices[root]] += entry.bytes
+    for device, needed in wanted.items():
+        folders = [staging for root, staging in staged.items() if devices[root] == device]
+        if (free := shutil.disk_usage(folders[0]).free) < needed + MARGIN_BYTES:
             for staging in staged.values():
                 staging.rmdir()
-            where = " and ".join(str(backup.roots[root]) for root in roots)
+            where = " and ".join(str(folder.parent) for folder in folders)
             raise ArtifactError(
                 f"{where}: has {size(free)} free, what the backup has of it takes {size(needed)}; free disk space first"
             )
 
 
+@cache
 def _can_link(source: Path, target: Path) -> bool:
     """Tried, as two mounts of one file system have one device number, and some file systems know no links."""
     with TemporaryDirectory(dir=source) as one, TemporaryDirectory(dir=target) as other:
@@ -167,14 +163,12 @@ def _put(source: Path, entry: BackupEntry, staged: dict[Root, Path]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if entry.kind == "link":
         target.symlink_to(entry.target)
-    elif entry.same_as is None:
-        shutil.copy2(source / entry.path, target)
-    else:
-        first = _place(entry.same_as, staged)
-        try:
-            os.link(first, target)
-        except OSError:  # counted by `_require_disk_space`
-            shutil.copy2(first, target)
+        return
+    if entry.same_as is not None:
+        with suppress(OSError):  # counted by `_require_disk_space`
+            os.link(_place(entry.same_as, staged), target)
+            return
+    shutil.copy2(source / (entry.same_as or entry.path), target)
 
 
 def _root(path: str) -> Root:

@@ -7,7 +7,6 @@ import difflib
 import importlib.util
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -31,6 +30,7 @@ from qinglan.ops.checks import Check, PlannedCheck, run_check
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.rows import HINTS, RowCounts
+from qinglan.runs.launcher import output_of
 from qinglan.simulators.domains import domain_for, domain_of_model
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
@@ -45,7 +45,6 @@ _FIND_PACKAGES = """
 import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
-_RUN_WITHIN_S = 60.0
 _PROBED_ROWS = 200
 _TIMEOUT_S = 10.0
 _SHOWN_MODELS = 8
@@ -344,7 +343,7 @@ def _device(profile: Profile) -> None:
             "trainer.device: the profile asks for GPUs and this machine has none (no nvidia-smi); "
             "run it on a GPU machine, or try the road with --profile embedded"
         )
-    listed = _output_of(["nvidia-smi", "-L"], "nvidia-smi")
+    listed = output_of(["nvidia-smi", "-L"], "nvidia-smi", "nvidia-smi")
     count = sum(line.startswith("GPU ") for line in listed.splitlines())
     if count < trainer.gpus_per_node:
         raise ConfigError(
@@ -396,18 +395,7 @@ def _packages(profile: Profile) -> None:
             f"trainer.python: {python}: no such interpreter; name that of the trainer's environment, or remove the "
             "setting to train in this one"
         )
-    found = _output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}")
+    found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)
     missing = found.rpartition("missing:")[2].split()
     if missing:
         raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; see docker/trainer.Dockerfile")
-
-
-def _output_of(argv: list[str], what: str) -> str:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_RUN_WITHIN_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{what}: can't be run: {error}; try `{argv[0]}` by hand") from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or [""]
-        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{argv[0]}` by hand, and correct it")
-    return done.stdout

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qinglan.errors import EngineError
+from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.supervise import descendants
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
@@ -226,6 +226,26 @@ def launch(
     if process.status() != 0:
         raise AttemptFailedError(process.failure(), seconds)
     return seconds
+
+
+def output_of(argv: list[str], what: str, by_hand: str, within_s: float = 60.0, **options: Any) -> str:
+    """What a short command prints.
+
+    Args:
+        what: it is about, for errors.
+        by_hand: the command that shows a user what is wrong.
+
+    Raises:
+        ConfigError: it can't be run, takes too long or fails; with the last line that it wrote.
+    """
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False, **options)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{what}: can't be run: {error}; try `{by_hand}` by hand") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or [""]
+        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{by_hand}` by hand, and correct it")
+    return done.stdout
 
 
 def size_of(path: Path) -> int:

@@ -188,7 +188,7 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
     ("cells", "message"),
     [
         ({"结论": "maybe"}, 'review.xlsx!审核!P2: "maybe" is no verdict; write 通过, 拒绝 or 修改'),
-        ({"结论": "好\x9b[2J"}, '"好?[2J" is no verdict'),
+        ({"结论": "好\x9b[2J"}, '"好 [2J" is no verdict'),
         ({"结论": "修改"}, "Q2: is empty, but the verdict is 修改; write your answer"),
         ({"结论": "修改", "修改后的改写": "长" * 121}, "Q2: has 121 characters, select.max_rewrite_chars is 120"),
         ({"结论": "修改", "修改后的改写": "长？！"}, 'Q2: "长？！" is shorter than select.min_rewrite_chars, 2'),

@@ -140,5 +140,5 @@ def test_a_login_in_the_address_is_used_and_never_shown(serve: Callable[[Script]
 @pytest.mark.parametrize("file", ["profiles.toml", "prefect.toml"])
 def test_settings_that_prefect_cannot_read_are_one_line(home: Path, file: str):
     (home / file).write_text("active = ")
-    with pytest.raises(ConfigError, match=rf"Prefect's settings: can't be read: .*{file}.*; try"):
+    with pytest.raises(ConfigError, match=rf"Prefect's settings: exits with 1: .*{file}.*; try"):
         find_server(home)

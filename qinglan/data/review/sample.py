@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.config import Select
-from qinglan.rows import INPUT_REASONS, BottomK, Row, hash_fraction, top1_of
+from qinglan.rows import INPUT_REASONS, BottomK, Retrieved, Row, hash_fraction
 
 RULE_REASONS = frozenset(
     {"answer_too_long", "boilerplate", "empty_answer", "refusal_text", "rewrite_too_long", "rewrite_too_short"}
@@ -20,8 +20,7 @@ RULE_REASONS = frozenset(
 )
 """Failed for the answer itself, not for its scores; a reviewer may disagree, or write a better one."""
 
-_LOW_JUDGE, _HIGH_JUDGE = 3.0, 4.0
-_LOW_PART = 0.5
+_LOW_JUDGE, _HIGH_JUDGE, _LOW_PART = 3.0, 4.0, 0.5
 _MARGIN = 0.05
 """Of the top-1 score around the selection's threshold."""
 
@@ -32,110 +31,72 @@ class Stratum(NamedTuple):
     """Its name in the workbook."""
     share: float
     meaning: str
-    holds: Callable[[Row, Select], bool]
+    condition: str = ""
+    """Its name in `_CONDITIONS`, if that is another."""
+
+    def holds(self, row: Row, select: Select) -> bool:
+        return _CONDITIONS[self.condition or self.name](row, select)
 
 
-def _between(value: float | None, low: float, high: float = math.inf) -> bool:
-    return value is not None and low <= value < high
-
-
-def _is_just_above(row: Row, config: Select) -> bool:
-    top1, threshold = top1_of(row.answer_retrieved), config.min_top1_score
-    return top1 is not None and threshold <= top1 <= threshold + _MARGIN
-
-
-def _is_worse_than_original(row: Row, _: Select) -> bool:
-    found, original = row.answer_retrieved, row.original_retrieved
-    return found is not None and original is not None and found.quality < original.quality
-
-
-def _misses_gold(row: Row, config: Select) -> bool:
-    found = row.answer_retrieved
-    if found is None or row.gold_id is None:
-        return False
-    return found.top1_score >= config.min_top1_score and found.rank(row.gold_id) == 0
-
-
-CONTROL = Stratum(
-    "control",
-    "随机对照",
-    0.25,
-    "从全部入选行中随机抽取，用来估计错误率，请务必全部填写",
-    lambda row, _: row.status == "ok" and bool(row.answer),
-)
+CONTROL = Stratum("control", "随机对照", 0.25, "从全部入选行中随机抽取，用来估计错误率，请务必全部填写")
 STRATA = (
     CONTROL,
-    Stratum(
-        "judge_low",
-        "裁判低检索高",
-        0.15,
-        "裁判分低于 3，但检索得分达到阈值",
-        lambda row, config: (
-            _between(row.judge_score, -math.inf, _LOW_JUDGE)
-            and _between(top1_of(row.answer_retrieved), config.min_top1_score)
-        ),
-    ),
-    Stratum(
-        "judge_high",
-        "裁判高检索低",
-        0.10,
-        "裁判分不低于 4，但检索得分未达到阈值",
-        lambda row, config: (
-            _between(row.judge_score, _HIGH_JUDGE)
-            and _between(top1_of(row.answer_retrieved), -math.inf, config.min_top1_score)
-        ),
-    ),
-    Stratum("just_above", "略高于阈值", 0.10, "检索得分刚刚达到阈值（高出不超过 0.05）", _is_just_above),
-    Stratum(
-        "just_below",
-        "略低于阈值",
-        0.10,
-        "检索得分刚刚未达到阈值（低出不超过 0.05）",
-        lambda row, config: _between(
-            top1_of(row.answer_retrieved), config.min_top1_score - _MARGIN, config.min_top1_score
-        ),
-    ),
-    Stratum("worse_than_original", "不如原问题", 0.10, "改写的检索质量低于原问题", _is_worse_than_original),
-    Stratum("gold_missed", "高分未召回标准文档", 0.10, "检索得分达到阈值，但没有召回标准文档", _misses_gold),
-    Stratum("by_rule", "规则淘汰", 0.10, "因拒答、套话、过长等规则被淘汰", lambda row, _: row.reason in RULE_REASONS),
+    Stratum("judge_low", "裁判低检索高", 0.15, "裁判分低于 3，但检索得分达到阈值"),
+    Stratum("judge_high", "裁判高检索低", 0.10, "裁判分不低于 4，但检索得分未达到阈值"),
+    Stratum("just_above", "略高于阈值", 0.10, "检索得分刚刚达到阈值（高出不超过 0.05）"),
+    Stratum("just_below", "略低于阈值", 0.10, "检索得分刚刚未达到阈值（低出不超过 0.05）"),
+    Stratum("worse_than_original", "不如原问题", 0.10, "改写的检索质量低于原问题"),
+    Stratum("gold_missed", "高分未召回标准文档", 0.10, "检索得分达到阈值，但没有召回标准文档"),
+    Stratum("by_rule", "规则淘汰", 0.10, "因拒答、套话、过长等规则被淘汰"),
 )
 """Of rewrites."""
 ANSWER_STRATA = (
     CONTROL,
-    Stratum(
-        "low_score", "裁判分低", 0.20, "裁判分低于 3", lambda row, _: _between(row.judge_score, -math.inf, _LOW_JUDGE)
-    ),
-    Stratum(
-        "high_score_low_part",
-        "裁判高规则低",
-        0.15,
-        "裁判分不低于 4，但有一项规则分低于 0.5",
-        lambda row, _: (
-            _between(row.judge_score, _HIGH_JUDGE) and any(part < _LOW_PART for part in (row.parts or {}).values())
-        ),
-    ),
-    Stratum(
-        "low_part",
-        "规则有扣分",
-        0.15,
-        "有一项规则分低于 1",
-        lambda row, _: any(part < 1 for part in (row.parts or {}).values()),
-    ),
-    Stratum(
-        "in_pool",
-        "专门数据池",
-        0.15,
-        "属于某个数据池（例如红队、金标）的行",
-        lambda row, _: row.pool is not None and bool(row.answer),
-    ),
-    Stratum(
-        "by_rule",
-        "规则淘汰",
-        0.10,
-        "因格式、拒答、过长等规则被淘汰",
-        lambda row, _: row.reason in RULE_REASONS or (row.status == "failed" and bool(row.answer)),
-    ),
+    Stratum("low_score", "裁判分低", 0.20, "裁判分低于 3"),
+    Stratum("high_score_low_part", "裁判高规则低", 0.15, "裁判分不低于 4，但有一项规则分低于 0.5"),
+    Stratum("low_part", "规则有扣分", 0.15, "有一项规则分低于 1"),
+    Stratum("in_pool", "专门数据池", 0.15, "属于某个数据池（例如红队、金标）的行"),
+    Stratum("by_rule", "规则淘汰", 0.10, "因格式、拒答、过长等规则被淘汰", "by_rule_or_failed"),
 )
+
+
+# NaN where there is no value: no comparison with it holds.
+def _judge(row: Row) -> float:
+    return math.nan if row.judge_score is None else row.judge_score
+
+
+def _top1(row: Row) -> float:
+    return math.nan if row.answer_retrieved is None else row.answer_retrieved.top1_score
+
+
+def _quality(found: Retrieved | None) -> float:
+    return math.nan if found is None else found.quality
+
+
+def _lowest_part(row: Row) -> float:
+    return min((row.parts or {}).values(), default=math.nan)
+
+
+def _misses_gold(row: Row) -> bool:
+    found = row.answer_retrieved
+    return found is not None and row.gold_id is not None and row.gold_id not in found.ids
+
+
+_CONDITIONS: dict[str, Callable[[Row, Select], bool]] = {
+    "control": lambda row, _: row.status == "ok" and bool(row.answer),
+    "judge_low": lambda row, select: _judge(row) < _LOW_JUDGE and _top1(row) >= select.min_top1_score,
+    "judge_high": lambda row, select: _judge(row) >= _HIGH_JUDGE and _top1(row) < select.min_top1_score,
+    "just_above": lambda row, select: select.min_top1_score <= _top1(row) <= select.min_top1_score + _MARGIN,
+    "just_below": lambda row, select: select.min_top1_score - _MARGIN <= _top1(row) < select.min_top1_score,
+    "worse_than_original": lambda row, _: _quality(row.answer_retrieved) < _quality(row.original_retrieved),
+    "gold_missed": lambda row, select: _top1(row) >= select.min_top1_score and _misses_gold(row),
+    "by_rule": lambda row, _: row.reason in RULE_REASONS,
+    "low_score": lambda row, _: _judge(row) < _LOW_JUDGE,
+    "high_score_low_part": lambda row, _: _judge(row) >= _HIGH_JUDGE and _lowest_part(row) < _LOW_PART,
+    "low_part": lambda row, _: _lowest_part(row) < 1,
+    "in_pool": lambda row, _: row.pool is not None and bool(row.answer),
+    "by_rule_or_failed": lambda row, _: row.reason in RULE_REASONS or (row.status == "failed" and bool(row.answer)),
+}
 
 
 class SampledRow(NamedTuple):

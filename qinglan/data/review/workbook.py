@@ -41,6 +41,7 @@ from qinglan.errors import TeacherError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import Retrieved, Row, normalise, row_id
 from qinglan.runs.artifacts import written_whole
+from qinglan.text import shown
 
 SHEET, GUIDE = "审核", "说明"
 VERDICTS: dict[str, ReviewVerdict] = {"通过": "accept", "拒绝": "reject", "修改": "correct"}
@@ -51,19 +52,17 @@ ROW_ID, FINGERPRINT = "行编号", "回答指纹"
 BETWEEN_STRATA = "；"
 _WORDS: dict[str, ReviewVerdict] = VERDICTS | {verdict: verdict for verdict in VERDICTS.values()}
 
-_TITLES = 3
 _YELLOW, _GREY = PatternFill("solid", fgColor="FFF8DC"), Font(color="999999", size=9)
-_WRAPPED = Alignment(wrap_text=True, vertical="top")
-_TEXT_FORMAT = "@"
 
 
 def titles_of(recipe: Recipe) -> dict[str, str]:
     """The titles of the columns that an import reads; those of inputs by `input_field`."""
     named = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, ANSWER, VERDICT, CORRECTED, COMMENT, REVIEWER, ROW_ID, FINGERPRINT)
-    titles = {each: each.replace("回答", _thing(recipe)) for each in named}
-    taken = [*titles.values(), *(column.title for column in _columns(recipe))]
     asked = (each for each in recipe.INPUTS if each.identifies)
-    return titles | {input_field(name): title for name, title in input_titles(asked, taken).items()}
+    further = input_titles(asked, [column.title for column in _columns(recipe)])
+    return {each: each.replace("回答", _thing(recipe)) for each in named} | {
+        input_field(name): title for name, title in further.items()
+    }
 
 
 def _thing(recipe: Recipe) -> str:
@@ -82,24 +81,25 @@ def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: st
 def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[Column]) -> None:
     titles = [column.title for column in columns]
     sheet.freeze_panes = f"{get_column_letter(titles.index(QUERY) + 2)}2"
+    header = []
     for number, column in enumerate(columns, 1):
         sheet.column_dimensions[get_column_letter(number)].width = column.width
-    header = [header_cell(sheet, column.title) for column in columns]
-    for cell, column in zip(header, columns, strict=True):
+        header.append(header_cell(sheet, column.title))
         if column.fill_in:
-            cell.fill = _YELLOW
+            header[-1].fill = _YELLOW
     sheet.append(header)
     for row, strata in rows:
         reasons = BETWEEN_STRATA.join(stratum.title for stratum in strata)
-        values = [reasons if column.title == SAMPLED_FOR else column.value(row) for column in columns]
-        cells = [_cell(sheet, value) for value in values]
-        for cell, column in zip(cells, columns, strict=True):
+        cells = []
+        for column in columns:
+            cell = _cell(sheet, reasons if column.title == SAMPLED_FOR else column.value(row))
             if column.fill_in:
                 cell.fill = _YELLOW
             if column.machine:
                 cell.font = _GREY
             if column.fill_in or column.machine:
-                cell.number_format = _TEXT_FORMAT
+                cell.number_format = "@"  # text
+            cells.append(cell)
         sheet.append(cells)
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
     letter = get_column_letter(titles.index(VERDICT) + 1)
@@ -112,19 +112,18 @@ def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[Column
 
 def _cell(sheet: Any, value: CellValue) -> Cell:
     cell = text_cell(sheet, value) if isinstance(value, str) else WriteOnlyCell(sheet, value)
-    cell.alignment = _WRAPPED
+    cell.alignment = Alignment(wrap_text=True, vertical="top")
     return cell
 
 
 def _titles(found: Retrieved, _: Row) -> CellValue:
-    return "\n".join(f"{place}. {title}" for place, title in enumerate(found.titles[:_TITLES], 1))
+    return "\n".join(f"{place}. {title}" for place, title in enumerate(found.titles[:3], 1))
 
 
 def _all_columns(recipe: Recipe) -> tuple[Column, ...]:
     columns = _columns(recipe)
-    inputs = input_columns(recipe, columns, 36)
     place = [column.title for column in columns].index(HISTORY) + 1
-    return (*columns[:place], *inputs, *columns[place:])
+    return (*columns[:place], *input_columns(recipe, columns, 36), *columns[place:])
 
 
 def _columns(recipe: Recipe) -> tuple[Column, ...]:
@@ -225,9 +224,6 @@ class ReviewLine:
     cells: Mapping[str, Any]
     """Its used cells by the meaning of their column."""
 
-    def at(self, title: str) -> str:
-        return f"{self.sheet}!{self.place(title)}"
-
     def place(self, title: str) -> str:
         """The cell's coordinate, such as `K7`."""
         return str(self.cells[title].coordinate)
@@ -238,11 +234,6 @@ class ReviewLine:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         return "" if value is None else str(value).strip()
-
-    def expected_id(self, tenant: str, recipe: Recipe) -> str:
-        """The id that belongs to its question, context and inputs."""
-        inputs = {each.name: self.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
-        return row_id(tenant, self.text(QUERY), self.text(PROFILE), self.text(HISTORY), inputs)
 
 
 @dataclass(frozen=True)
@@ -260,21 +251,16 @@ class ReviewSheet:
 
 def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     """Read a filled-in workbook, and store nothing; WorkbookError where the file as a whole can't be used."""
-    if not path.is_file():
-        raise WorkbookError(f"{path}: no such file; give the filled-in review workbook")
     try:
         content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise WorkbookError(f"{path}: no such file; give the filled-in review workbook") from error
     except OSError as error:
         raise WorkbookError(f"{path}: can't be read: {error.strerror or error}; check its permissions") from error
     recipe = get_recipe(profile.recipe)
     parse = recipe.clean if recipe.retrieves else recipe.parse_answer
-    titles = titles_of(recipe)
+    titles, now, digest = titles_of(recipe), datetime.now(UTC), hashlib.sha256(content).hexdigest()
     lines = [line for line in _lines_of(path, content, titles) if any(map(line.text, titles))]
-    provenance = {
-        "imported_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "file": path.name,
-        "file_sha256": hashlib.sha256(content).hexdigest(),
-    }
     problems: list[str] = []
     reviews: dict[str, tuple[ReviewLine, Review]] = {}
     silent = []
@@ -282,8 +268,8 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
         if not any(line.text(t) or isinstance(line.cells[t], MergedCell) for t in (VERDICT, CORRECTED)):
             silent.append(line)  # nor can a merged cell hide a verdict
             continue
-        if found := list(_problems(line, profile, recipe)):
-            problems += found
+        if found := _problems(line, profile, recipe):
+            problems += [f"{line.sheet}!{each}" for each in found]
             continue
         verdict = _WORDS[line.text(VERDICT).casefold()]
         review = Review(
@@ -295,13 +281,15 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
             corrected=parse(line.text(CORRECTED)) if verdict == "correct" else None,
             comment=line.text(COMMENT),
             reviewer=line.text(REVIEWER),
-            **provenance,
+            imported_at=now.isoformat(timespec="seconds"),
+            file=path.name,
+            file_sha256=digest,
         )
         first_line, first = reviews.setdefault(review.row, (line, review))
         if (first.effect, first.fingerprint) != (review.effect, review.fingerprint):
             problems.append(
-                f"{line.at(VERDICT)}: {line.text(VERDICT)} does not agree with {first_line.text(VERDICT)} in "
-                f"{first_line.place(VERDICT)}, which is the same row; keep one of the two"
+                f"{line.sheet}!{line.place(VERDICT)}: {line.text(VERDICT)} does not agree with "
+                f"{first_line.text(VERDICT)} in {first_line.place(VERDICT)}, which is the same row; keep one of the two"
             )
     return ReviewSheet(
         reviews=[review for _, review in reviews.values()],
@@ -340,61 +328,62 @@ def _lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterato
         yield ReviewLine(f"{path.name}!{SHEET}", {each: cells[place] for each, place in places.items()})
 
 
-def _problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> Iterator[str]:
+def _problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> list[str]:
+    """A line per bad cell, which begins with its place."""
     unreadable = []  # values that are not what the reviewer sees
     for title, cell in line.cells.items():
+        place = line.place(title)
         if isinstance(cell, MergedCell):
-            unreadable.append(
-                f"{line.at(title)}: is merged with other cells; unmerge them and give every row its own value"
-            )
+            unreadable.append(f"{place}: is merged with other cells; unmerge them and give every row its own value")
         elif cell.data_type == "f":
-            unreadable.append(f"{line.at(title)}: holds a formula; paste its result as a value")
+            unreadable.append(f"{place}: holds a formula; paste its result as a value")
         elif cell.data_type == "e":
-            unreadable.append(f"{line.at(title)}: holds the error {line.text(title)}; write text")
-    if unreadable:
-        yield from unreadable
-        return
-    yield from _verdict_problems(line, profile.select, recipe)
-    restore = "restore it from the exported workbook, or clear the verdict"
-    if not line.text(ROW_ID):
-        yield f"{line.at(ROW_ID)}: the row id is missing; {restore}"
-    elif line.text(ROW_ID) != line.expected_id(profile.tenant.id, recipe):
+            unreadable.append(f"{place}: holds the error {line.text(title)}; write text")
+    return unreadable or [*_verdict_problems(line, profile.select, recipe), *_identity_problems(line, profile, recipe)]
+
+
+def _identity_problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> Iterator[str]:
+    """Which row and which answer is it about?"""
+    found, restore = line.text(ROW_ID), "restore it from the exported workbook, or clear the verdict"
+    inputs = {each.name: line.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
+    if not found:
+        yield f"{line.place(ROW_ID)}: the row id is missing; {restore}"
+    elif found != row_id(profile.tenant.id, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs):
         yield (
-            f"{line.at(ROW_ID)}: {_quoted(line.text(ROW_ID))} is unknown: it is not the id of this question and what "
-            f"belongs to it for tenant `{profile.tenant.id}`; one of them was changed, or the row is another tenant's; "
-            f"{restore}"
+            f"{line.place(ROW_ID)}: {shown(found, 40)} is unknown: it is not the id of this question and what belongs "
+            f"to it for tenant `{profile.tenant.id}`; one of them was changed, or it is another tenant's row; {restore}"
         )
     if line.text(FINGERPRINT) != fingerprint(line.text(ANSWER)):
         yield (
-            f"{line.at(ANSWER)}: is not the answer of the fingerprint in {line.place(FINGERPRINT)}; {restore}; your "
+            f"{line.place(ANSWER)}: is not the answer of the fingerprint in {line.place(FINGERPRINT)}; {restore}; your "
             f"own answer belongs into {line.place(CORRECTED)}"
         )
 
 
 def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Iterator[str]:
     word, text = line.text(VERDICT), " ".join(line.text(CORRECTED).split())
-    verdict = _WORDS.get(word.casefold())
+    at_verdict, at_answer, verdict = line.place(VERDICT), line.place(CORRECTED), _WORDS.get(word.casefold())
     if not word:
-        yield f"{line.at(VERDICT)}: has no verdict, but {line.place(CORRECTED)} has an answer; write 修改, or clear it"
+        yield f"{at_verdict}: has no verdict, but {at_answer} has an answer; write 修改, or clear it"
     elif verdict is None:
-        yield f"{line.at(VERDICT)}: {_quoted(word)} is no verdict; write 通过, 拒绝 or 修改"
+        yield f"{at_verdict}: {shown(word, 40)} is no verdict; write 通过, 拒绝 or 修改"
     elif verdict != "correct":
         if text:
-            yield f"{line.at(CORRECTED)}: an answer beside {word}; write 修改 into {line.place(VERDICT)}, or clear it"
+            yield f"{at_answer}: an answer beside {word}; write 修改 into {at_verdict}, or clear it"
         if verdict == "accept" and not line.text(ANSWER):
-            yield f"{line.at(VERDICT)}: there is no answer to accept; write 拒绝, or 修改 with your own"
+            yield f"{at_verdict}: there is no answer to accept; write 拒绝, or 修改 with your own"
     elif not text:
-        yield f"{line.at(CORRECTED)}: is empty, but the verdict is {word}; write your answer, or change the verdict"
+        yield f"{at_answer}: is empty, but the verdict is {word}; write your answer, or change the verdict"
     elif recipe.retrieves:
         if len(text) > (most := select.max_rewrite_chars):
-            yield f"{line.at(CORRECTED)}: has {len(text)} characters, select.max_rewrite_chars is {most}"
+            yield f"{at_answer}: has {len(text)} characters, select.max_rewrite_chars is {most}"
         elif len(normalise(text)) < (least := select.min_rewrite_chars):
-            yield f"{line.at(CORRECTED)}: {_quoted(text)} is shorter than select.min_rewrite_chars, {least}"
+            yield f"{at_answer}: {shown(text, 40)} is shorter than select.min_rewrite_chars, {least}"
     else:
         try:
             recipe.parse_answer(line.text(CORRECTED))
         except TeacherError as error:
-            yield f"{line.at(CORRECTED)}: is not what the recipe can read as an answer: {error}"
+            yield f"{at_answer}: is not what the recipe can read as an answer: {error}"
 
 
 def _control(lines: Sequence[ReviewLine], reviews: Collection[tuple[ReviewLine, Review]]) -> ControlResult:
@@ -402,9 +391,3 @@ def _control(lines: Sequence[ReviewLine], reviews: Collection[tuple[ReviewLine, 
     verdicts = [review.verdict for line, review in reviews if line in controls]
     rows = {line.text(ROW_ID) for line in controls}
     return ControlResult(len(rows), len(verdicts), sum(verdict != "accept" for verdict in verdicts))
-
-
-def _quoted(text: str, chars: int = 40) -> str:
-    """A cell's text without control characters, shortened."""
-    shown = "".join(c if c.isprintable() else "?" for c in text[:chars])
-    return f'"{shown}…"' if len(text) > chars else f'"{shown}"'

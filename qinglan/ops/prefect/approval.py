@@ -10,9 +10,7 @@ from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.server import server_at
 from qinglan.serving.registry.approval import Approval, Waiting
 
-_TIMEOUT_S = 10.0
-_PAUSES_WITHIN_S, _POLL_S = 5.0, 0.5
-_NO_LOGIN = (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN)
+_TRIES, _POLL_S = 10, 0.5
 
 
 def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
@@ -21,22 +19,21 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
     Raises:
         ConfigError: the server can't be reached, or the flow does not wait.
     """
-    advice = "; if it no longer runs, run it again, and answer then"
+    advice = "if it no longer runs, run it again, and answer then"
     try:
-        with server_at(waiting.api_url, state).client(timeout_s=_TIMEOUT_S) as api:
-            deadline, body = time.monotonic() + _PAUSES_WITHIN_S, {"run_input": approval.model_dump()}
-            while True:
+        with server_at(waiting.api_url, state).client(timeout_s=10.0) as api:
+            for _ in range(_TRIES):
+                body = {"run_input": approval.model_dump()}
                 result = call(api, "POST", f"flow_runs/{waiting.flow_run_id}/resume", body)
-                if result["status"] != "ABORT" or time.monotonic() >= deadline:
+                if result["status"] != "ABORT":
                     break
                 time.sleep(_POLL_S)  # the flow says that it waits, then pauses
     except (httpx2.HTTPError, ValueError) as error:
-        if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in _NO_LOGIN:
-            raise ConfigError(
-                f"Prefect at {waiting.api_url}: did not accept the login; set PREFECT_API_URL to that address and "
-                "PREFECT_API_AUTH_STRING or PREFECT_API_KEY to what it wants"
-            ) from error
-        raise ConfigError(f"Prefect at {waiting.api_url}: did not take the answer: {error}{advice}") from error
+        problem = f"did not take the answer: {error}"
+        if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in (401, 403):
+            problem = "did not accept the login"
+            advice = "set PREFECT_API_URL to that address, and PREFECT_API_AUTH_STRING or PREFECT_API_KEY for it"
+        raise ConfigError(f"Prefect at {waiting.api_url}: {problem}; {advice}") from error
     if result["status"] != "ACCEPT":
         reason = (result.get("details") or {}).get("reason", result["status"])
-        raise ConfigError(f"flow run {waiting.flow_run_id}: did not take the answer: {reason}{advice}")
+        raise ConfigError(f"flow run {waiting.flow_run_id}: did not take the answer: {reason}; {advice}")

@@ -19,12 +19,7 @@ DEPLOYMENTS = Path("deployments") / "prefect.yaml"
 
 
 def deploy_site(profile: Profile, say: Say) -> None:
-    """Bring the server up to date; run again, it changes nothing.
-
-    Raises:
-        ConfigError: no server is known, it can't be reached, or the webhook's variable is not set.
-        EngineError: `prefect deploy` failed; with the end of its log.
-    """
+    """Bring the server up to date; run again, it changes nothing."""
     server, prefect_file = find_server(profile.paths.state), find_deployments()
     if server is None:
         raise ConfigError("no Prefect server is known here; set PREFECT_API_URL, or start one with `qinglan up`")
@@ -33,27 +28,28 @@ def deploy_site(profile: Profile, say: Say) -> None:
     env = {"PREFECT_API_URL": server.api_url} if server.is_of_up else {}
     try:
         with server.client() as api:
-            deployments = read_deployments(prefect_file)["deployments"]
-            for pool in sorted({each["work_pool"]["name"] for each in deployments}):
+            for pool in sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]}):
                 if make_pool(api, pool):
                     say(f"work pool made: {pool}")
             for line in register(api, env, prefect_file, profile, say) or ["automations are up to date"]:
                 say(line)
     except httpx2.HTTPError as error:
+        where, hint = f"{server.shown_url} ({server.origin})", "PREFECT_API_AUTH_STRING or PREFECT_API_KEY"
         raise ConfigError(
-            f"Prefect's server at {server.shown_url} ({server.origin}): {first_line(error)}; is it running, and "
-            "does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
+            f"Prefect's server at {where}: {first_line(error)}; is it running, and does it want {hint}?"
         ) from error
 
 
 def register(api: httpx2.Client, env: dict[str, str], prefect_file: Path, profile: Profile, say: Say) -> list[str]:
     """Deploy, and make the automations; what was done to those, by line.
 
-    Paused deployments stay paused, and schedules stay as users have switched them. `env` is what `prefect deploy` needs
-    to find the server.
+    Paused deployments stay paused, and schedules stay as users have switched them.
+
+    Args:
+        env: by which `prefect deploy` finds the server.
     """
-    log = profile.paths.state.resolve() / "logs" / "deploy.log"
     with as_switched(api, prefect_file, say) as switched:
+        log = profile.paths.state.resolve() / "logs" / "deploy.log"
         launch(deploy_command(switched, env), name="prefect deploy", log=log)
     say(f"deployed {DEPLOYMENTS} to {str(api.base_url).rstrip('/')}")
     return apply_automations(api, profile)

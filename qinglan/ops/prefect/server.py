@@ -6,7 +6,6 @@ profile; then that of `qinglan up` where it runs.
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -15,16 +14,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from qinglan.config import uses_proxy
-from qinglan.errors import ConfigError
 from qinglan.ops.prefect.api import RetryingClient
+from qinglan.runs.launcher import output_of
 from qinglan.runs.locks import is_held
 
 SERVER_FILE = "prefect_api_url"
 """Under the state directory while `qinglan up`'s server runs; it stays behind after kill -9."""
 LOCK_FILE = "up.lock"
 """Under the state directory, locked while `qinglan up` or any of its processes runs."""
-_TIMEOUT_S = 30.0
-_SETTINGS_WITHIN_S = 60.0
 _PRINT_SETTINGS = """
 import json, sys, warnings
 warnings.filterwarnings("error", "Failed to load profiles")
@@ -63,7 +60,7 @@ class PrefectServer:
         here, there = (each.rstrip("/").replace("//localhost:", "//127.0.0.1:") for each in (self.shown_url, url or ""))
         return here == there
 
-    def client(self, *, timeout_s: float = _TIMEOUT_S) -> RetryingClient:
+    def client(self, *, timeout_s: float = 30.0) -> RetryingClient:
         """For requests below the API's address; its errors name that as `shown_url` does."""
         parts = urlsplit(self.api_url)
         login = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
@@ -80,10 +77,7 @@ class PrefectServer:
 
 
 def find_server(state: Path) -> PrefectServer | None:
-    """The server that flows of this site talk to; None where none is configured or announced.
-
-    Args:
-        state: the profile's `paths.state`.
+    """The server that flows of this site talk to; None where none is configured or announced in `paths.state`.
 
     Raises:
         ConfigError: Prefect's settings can't be read.
@@ -98,11 +92,7 @@ def find_server(state: Path) -> PrefectServer | None:
 
 
 def server_at(shown_url: str, state: Path) -> PrefectServer:
-    """The server that a run noted as where it runs; with a login only where this site knows that server.
-
-    Raises:
-        ConfigError: Prefect's settings can't be read.
-    """
+    """The server that a run noted as where it runs; with a login only where this site knows that server."""
     known = find_server(state)
     return known if known and known.is_at(shown_url) else PrefectServer(shown_url, "the run itself")
 
@@ -140,10 +130,9 @@ def _has_settings_file() -> bool:
     profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
     if any(file.is_file() for file in (Path("prefect.toml"), Path(".env"), profiles)):
         return True
+    project = Path("pyproject.toml")
     try:
-        return "prefect" in tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
-    except FileNotFoundError:
-        return False
+        return project.exists() and "prefect" in tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError):  # Prefect says what is wrong with it
         return True
 
@@ -153,15 +142,6 @@ def _ask_prefect(folder: Path, variables: tuple[tuple[str, str], ...]) -> tuple[
     """In a process of its own: Prefect reads its settings when it is imported, and the address may be set later."""
     argv = [sys.executable, "-P", "-c", _PRINT_SETTINGS]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | dict(variables)
-    by_hand = "try `prefect config view` by hand"
-    try:
-        done = subprocess.run(
-            argv, cwd=folder, env=env, capture_output=True, text=True, timeout=_SETTINGS_WITHIN_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"Prefect's settings: not read after {_SETTINGS_WITHIN_S:.0f} s; {by_hand}") from error
-    if done.returncode:
-        last_line = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"Prefect's settings: can't be read: {last_line}; {by_hand}")
-    url, key, auth_string = json.loads(done.stdout.splitlines()[-1])
+    printed = output_of(argv, "Prefect's settings", "prefect config view", cwd=folder, env=env)
+    url, key, auth_string = json.loads(printed.splitlines()[-1])
     return url, key, auth_string

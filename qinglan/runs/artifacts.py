@@ -126,6 +126,14 @@ def sync_all(path: Path) -> None:
             sync(each)
 
 
+def point_link(link: Path, name: str) -> None:
+    """Have a symbolic link name another folder beside it, without a moment in which it names none."""
+    partial = link.with_name(f".{link.name}-{name}")
+    partial.unlink(missing_ok=True)  # of a process that was killed right here
+    partial.symlink_to(name)
+    partial.replace(link)
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A file to write in place of `path`, whose name it gets at the end of a block without error.

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
-from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, sync, sync_all, write_json
+from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, point_link, sync, sync_all, write_json
 from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
 from qinglan.runs.schema_version import check_version, dump_record, first_flaw, with_version
 
@@ -98,7 +98,7 @@ def open_run(
             # its stages to reuse; to another one it is an earlier run.
             if not (_is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)):
                 continue
-            _point_latest(root, directory.name)
+            point_link(root / "latest", directory.name)
             yield _resume(directory, profile).model_copy(update={"continue_anyway": continue_anyway})
             return
     run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
@@ -120,7 +120,7 @@ def open_run(
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
             write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
             sync(root)
-        _point_latest(root, run_id)
+        point_link(root / "latest", run_id)
         yield run
 
 
@@ -318,11 +318,3 @@ def _note(run: Run, **what: Any) -> None:
     if state is None:
         raise ArtifactError(f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again")
     write_json(run.directory / RUN_FILE, with_version(state | what))
-
-
-def _point_latest(root: Path, run_id: str) -> None:
-    link = root / "latest"
-    partial = root / f".latest-{run_id}"
-    partial.unlink(missing_ok=True)  # of a process that was killed right here
-    partial.symlink_to(run_id)
-    partial.replace(link)

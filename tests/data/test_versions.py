@@ -79,7 +79,7 @@ def test_a_version_is_on_the_disk_before_it_gets_its_name(made: Made, monkeypatc
     named = events.index(("name", folder))
     files = {("sync", file.name) for file in version.directory.iterdir()}
     assert files | {("sync", folder)} <= {*events[:named]}
-    assert events[named + 1 :] == [("sync", version.directory.parent.name), ("name", ".latest")]
+    assert events[named + 1 :] == [("sync", version.directory.parent.name), ("name", f".latest-{version.id}")]
 
 
 def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(made: Made, monkeypatch: pytest.MonkeyPatch):
@@ -98,7 +98,7 @@ def test_the_same_content_again_changes_nothing(made: Made, profile: Profile):
     assert versions_of(profile) == [second, first]
 
 
-@pytest.mark.parametrize("moment", ["_describe", "_point_latest"])
+@pytest.mark.parametrize("moment", ["_describe", "point_link"])
 def test_a_kill_leaves_no_half_version(made: Made, profile: Profile, monkeypatch: pytest.MonkeyPatch, moment: str):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(versions, moment, raising(SystemExit()))  # as of a kill, nothing after it is run

@@ -5,15 +5,14 @@ index, the data card and `version.json`. A version is written under another name
 kill leaves no incomplete version; a file lock admits one publisher per tenant.
 """
 
-import heapq
 import json
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -28,7 +27,7 @@ from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, dr
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import recipe_key
 from qinglan.rows import Row, Split
-from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, sync, sync_all, write_json
+from qinglan.runs.artifacts import Artifact, hash_of, point_link, read_jsonl, sync, sync_all, write_json
 from qinglan.runs.schema_version import dump_record, read_record, with_version
 
 VERSION_FILE, INDEX, SUMMARY = "version.json", "index.jsonl", "summary.json"
@@ -36,6 +35,7 @@ CARD, CARD_DATA = "DATA_CARD.md", "card.json"
 LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
 _DIGITS = 12
+Kind = Literal["added", "removed", "changed"]
 
 
 class Version(Origin):
@@ -90,7 +90,7 @@ class IndexEntry(NamedTuple):
 
 class RowChange(BaseModel, frozen=True):
     row_id: str
-    kind: Literal["added", "removed", "changed"]
+    kind: Kind
     what: tuple[str, ...] = ()
     """Of a changed row: `answer`, `question`, `split train → test`, `ok → below_threshold`."""
 
@@ -154,7 +154,7 @@ def publish(
             for artifact in version.artifacts.values():
                 artifact.verify()
             if version.parent == (parent.id if parent else ""):  # killed before `latest` was moved
-                _point_latest(root, version_id)
+                point_link(root / LATEST, version_id)
             return version
         partial = root / f"{_PARTIAL}{version_id}"
         partial.mkdir()
@@ -179,7 +179,7 @@ def publish(
         sync_all(partial)
         partial.rename(root / version_id)
         sync(root)  # before `latest` may name it
-        _point_latest(root, version_id)
+        point_link(root / LATEST, version_id)
         return Version.read(root / version_id)
 
 
@@ -225,21 +225,32 @@ def find_version(profile: Profile, name: str) -> Version:
 
 def diff(a: Version, b: Version, examples: int = 5) -> VersionDiff:
     """Rows added, removed and changed from version `a` to `b`."""
-    kinds: Counter[str] = Counter()
-    what: Counter[str] = Counter()
-    shown: dict[str, list[RowChange]] = {"added": [], "removed": [], "changed": []}
-    for old, new in _pairs(a.directory / INDEX, b.directory / INDEX):
-        change = _change(old, new)
-        if change is None:
-            kinds["unchanged"] += 1
-            continue
-        kinds[change.kind] += 1
-        what.update(change.what)
-        if len(shown[change.kind]) < examples:
-            shown[change.kind].append(change)
-    counts = {kind: kinds[kind] for kind in ("added", "removed", "changed", "unchanged")}
-    changes = [change for changes in shown.values() for change in changes]
-    return VersionDiff(a=a.id, b=b.id, what=dict(what.most_common()), examples=changes, **counts)
+    old, new = ({entry.id: entry for entry in read_index(each.directory / INDEX)} for each in (a, b))
+    changed = {row_id: _changes(old[row_id], entry) for row_id, entry in new.items() if row_id in old}
+    found: dict[Kind, dict[str, tuple[str, ...]]] = {
+        "added": {row_id: () for row_id in new if row_id not in old},
+        "removed": {row_id: () for row_id in old if row_id not in new},
+        "changed": {row_id: what for row_id, what in changed.items() if what},
+    }
+    return VersionDiff(
+        a=a.id,
+        b=b.id,
+        unchanged=len(changed) - len(found["changed"]),
+        what=dict(Counter(each for what in changed.values() for each in what).most_common()),
+        examples=[
+            RowChange(row_id=row_id, kind=kind, what=what)
+            for kind, rows in found.items()
+            for row_id, what in islice(rows.items(), examples)
+        ],
+        **{kind: len(rows) for kind, rows in found.items()},
+    )
+
+
+def _changes(old: IndexEntry, new: IndexEntry) -> tuple[str, ...]:
+    names = {"question": old.content != new.content, "answer": old.answer != new.answer}
+    names[f"split {old.split or 'none'} → {new.split or 'none'}"] = old.split != new.split
+    names[f"{old.reason or 'ok'} → {new.reason or 'ok'}"] = old.reason != new.reason
+    return tuple(name for name, is_so in names.items() if is_so)
 
 
 def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
@@ -301,35 +312,6 @@ def training_rows_since(profile: Profile, version: Version) -> int:
     return sum(entry.teaches and answers.get(entry.id) != entry.answer for entry in new)
 
 
-def _pairs(a: Path, b: Path) -> Iterator[tuple[IndexEntry | None, IndexEntry | None]]:
-    """Every row id of two indexes once, with its entry in each."""
-    merged: Iterable[tuple[IndexEntry, int]] = heapq.merge(
-        ((entry, 0) for entry in read_index(a)), ((entry, 1) for entry in read_index(b)), key=lambda item: item[0].id
-    )
-    for _, group in groupby(merged, key=lambda item: item[0].id):
-        sides: list[IndexEntry | None] = [None, None]
-        for entry, side in group:
-            sides[side] = entry
-        yield sides[0], sides[1]
-
-
-def _change(old: IndexEntry | None, new: IndexEntry | None) -> RowChange | None:
-    if old is None or new is None:
-        present = old or new
-        assert present is not None, "an id comes from one of the two"
-        return RowChange(row_id=present.id, kind="removed" if new is None else "added")
-    what = []
-    if old.content != new.content:
-        what.append("question")
-    if old.answer != new.answer:
-        what.append("answer")
-    if old.split != new.split:
-        what.append(f"split {old.split or 'none'} → {new.split or 'none'}")
-    if old.reason != new.reason:
-        what.append(f"{old.reason or 'ok'} → {new.reason or 'ok'}")
-    return RowChange(row_id=old.id, kind="changed", what=tuple(what)) if what else None
-
-
 def _describe(
     directory: Path,
     origin: Origin,
@@ -389,10 +371,3 @@ def _keep(artifact: Artifact, target: Path) -> Artifact:
 def _latest(root: Path) -> Version | None:
     newest = (root / LATEST).resolve()  # so that an error names the version, not the link
     return Version.read(newest) if (newest / VERSION_FILE).exists() else None
-
-
-def _point_latest(root: Path, version_id: str) -> None:
-    partial = root / f".{LATEST}"
-    partial.unlink(missing_ok=True)  # of a publisher that was killed right here
-    partial.symlink_to(version_id)
-    partial.replace(root / LATEST)

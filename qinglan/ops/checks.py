@@ -7,13 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from qinglan.errors import QinglanError
+from qinglan.errors import QinglanError, first_line
 
 T = TypeVar("T")
 TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
 """In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a cluster."""
-_SEPARATOR = "; "
-"""Stands in a message between what is wrong and what to do about it."""
 HINTS = {
     "recipe": "correct the profile, or the recipe's file (docs/add-a-recipe.md)",
     "workbook": "correct data, or what it names",
@@ -46,14 +44,14 @@ class Check:
     note: str | None = None
 
     def with_hint(self) -> "Check":
-        """The same; a problem that does not say what to do gets a hint."""
-        if self.problem is None or _SEPARATOR in self.problem:
+        """The same; a problem that does not say what to do, behind a semicolon, gets a hint."""
+        if self.problem is None or "; " in self.problem:
             return self
         hint = HINTS.get(self.name, "see docs/doctor.md")
         role = self.name.removesuffix(" answers")
         if role.partition(".")[0] in ("teacher", "answerer", "judge") or role.startswith("compare.teachers."):
             hint = f"correct {role} in the profile, or ask the service by hand"
-        return replace(self, problem=f"{self.problem.rstrip('. ')}{_SEPARATOR}{hint}")
+        return replace(self, problem=f"{self.problem.rstrip('. ')}; {hint}")
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,8 @@ def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]
         except Exception as error:  # noqa: BLE001 (a proxy that httpx2 refuses, a bug: the other checks go on)
             why = f"no result after {limit_s:.0f} s; does it hang, or drop packets? Try it by hand from here"
             if future.done():
-                first = (str(error).splitlines() or [""])[0]
-                why = f"{type(error).__name__}: {first}; a setting that a library refuses, or a bug: please report it"
+                first = f"{type(error).__name__}: {first_line(error)}"
+                why = f"{first}; a setting that a library refuses, or a bug: please report it"
         return [Check(planned.name, planned.detail, f"{name}: {why}")], time.monotonic() - began
 
     return wait

@@ -22,7 +22,7 @@ from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, RagMapping, Ra
 from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
-from qinglan.errors import ConfigError, QinglanError, RetrievalError, WorkbookError
+from qinglan.errors import ConfigError, QinglanError, RetrievalError, WorkbookError, first_line
 from qinglan.evaluation.gate import TEACHER
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import ledger_url, open_ledger
@@ -35,7 +35,7 @@ from qinglan.simulators.domains import domain_for, domain_of_model
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 PROFILE = "The profile"
-_CHECKED_ROWS = 1000
+_CHECKED_ROWS, _PROBED_ROWS = 1000, 200
 TEACHER_FLOWS = ("pipeline", "refresh", "compare")
 TRAINING_FLOWS = ("pipeline", "train")
 ENGINE_FLOWS = ("pipeline", "train", "evaluate")
@@ -45,10 +45,7 @@ _FIND_PACKAGES = """
 import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
-_PROBED_ROWS = 200
-_TIMEOUT_S = 10.0
 _SHOWN_MODELS = 8
-START_RAY = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
 
 
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
@@ -61,26 +58,21 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
 def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterator[PlannedCheck]:
     """The checks of a flow's profile and services; none depends on another one's result."""
     trains, sql = flow in TRAINING_FLOWS, profile.data.sql
-    known = run_check("recipe", profile.recipe, lambda: _recipe(profile))
-    yield PlannedCheck(PROFILE, known.name, known.detail, lambda: known)
-    if known.problem:  # the recipe decides about all the others
+    recipe = run_check("recipe", profile.recipe, lambda: _recipe(profile))
+    yield PlannedCheck(PROFILE, recipe.name, recipe.detail, lambda: recipe)
+    if recipe.problem:  # it decides about all the others
         return
     if flow in TEACHER_FLOWS:
         where = f"the database that {sql.url_env} names" if sql else profile.data.workbook
         yield _planned("workbook", where, lambda: _workbook(profile), "slow")
-    for role in asked_roles(profile, flow):
-        try:
-            endpoint = endpoint_of(profile, role)
-        except ConfigError as error:
-            yield PlannedCheck(PROFILE, role, "none", partial(Check, role, "none", str(error)))
-        else:
-            yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(_check_chat, role, endpoint))
+    if "answerer" in asked_roles(profile, flow) and not profile.answerer:
+        yield _planned("answerer", "none", lambda: endpoint_of(profile, "answerer"))
+    for role, endpoint in asked_endpoints(profile, flow).items():
+        yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(_check_chat, role, endpoint))
     if trains and (local := profile.judge.local):
         yield _planned("local judge", local.model, lambda: _local_judge(profile), "slow")
     if flow == "compare":
         yield _planned("compare", ", ".join(profile.compare.teachers) or "no teacher", lambda: _rivals(profile))
-    for setting, endpoint in further_teachers(profile, flow).items():
-        yield _planned(setting, f"{endpoint.model} at {endpoint.base_url}", partial(_check_chat, setting, endpoint))
     if flow in ENGINE_FLOWS:
         yield _planned("red team", profile.evaluate.red_team or "built-in cases", lambda: cases_of(profile))
         yield _planned("champion", profile.model_name, lambda: _champion(profile), "slow")
@@ -121,10 +113,8 @@ def _recipe(profile: Profile) -> None:
     recipe = get_recipe(profile.recipe)
     known = {each.name for each in recipe.INPUTS}
     if unknown := [name for name in profile.data.columns.inputs if name not in known]:
-        raise ConfigError(
-            f"data.columns.inputs: recipe `{recipe.NAME}` has no input `{unknown[0]}`; "
-            f"it has {', '.join(sorted(known)) or 'none'}"
-        )
+        there = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"data.columns.inputs: recipe `{recipe.NAME}` has no input `{unknown[0]}`; it has {there}")
     recipe.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:
@@ -185,9 +175,7 @@ def _workbook(profile: Profile) -> str | None:
 def _rivals(profile: Profile) -> None:
     _let_teachers_answer(get_recipe(profile.recipe), "compare")
     if not profile.compare.teachers:
-        raise ConfigError(
-            "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
-        )
+        raise ConfigError("compare.teachers: names none to compare with; add one: {name: {base_url: …, model: …}}")
 
 
 def _check_chat(role: str, endpoint: Endpoint) -> str | None:
@@ -203,14 +191,14 @@ def _check_chat(role: str, endpoint: Endpoint) -> str | None:
     key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
     headers = {"authorization": f"Bearer {key}"}
     response = _get(f"{role}.base_url", endpoint.base_url, "/models", headers)
-    if response.status_code in (401, 403):
+    status = response.status_code
+    if status in (401, 403):
         variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
-        refusal = f"refuses the key (HTTP {response.status_code})"
-        raise ConfigError(f"{role} {endpoint.base_url}: {refusal}; check {variable}")
-    if response.status_code >= 500:
-        raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
-    if response.status_code != 200:
-        return f"the model is not checked: GET /models answers HTTP {response.status_code}"
+        raise ConfigError(f"{role} {endpoint.base_url}: refuses the key (HTTP {status}); check {variable}")
+    if status >= 500:
+        raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {status}; is the service up?")
+    if status != 200:
+        return f"the model is not checked: GET /models answers HTTP {status}"
     # Only a note: aliases and deployments are served by some under names that they don't list.
     try:
         listed = [str(entry["id"]) for entry in json.loads(response.content)["data"]]
@@ -218,10 +206,9 @@ def _check_chat(role: str, endpoint: Endpoint) -> str | None:
         listed = []
     if not listed:
         return "the model is not checked: the service lists none"
-    if endpoint.model in listed:
-        return None
     near = difflib.get_close_matches(endpoint.model, listed, n=_SHOWN_MODELS, cutoff=0.4) or listed[:_SHOWN_MODELS]
-    return f"the service does not list this model; it has {', '.join(near)}{', …' if len(near) < len(listed) else ''}"
+    others = f"{', '.join(near)}{', …' if len(near) < len(listed) else ''}"
+    return None if endpoint.model in listed else f"the service does not list this model; it has {others}"
 
 
 def _check_rag(profile: Profile) -> Check:
@@ -230,7 +217,7 @@ def _check_rag(profile: Profile) -> Check:
     if rag.url == EMBEDDED:
         return run_check("rag", rag.url, lambda: _knowledge_base(profile))
     try:
-        about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
+        about_rewrite, *others = probe_rag(rag, profile.tenant.id, _questions(profile))
     except RetrievalError as error:  # it answers, so it may be one of the other products
         preset = fitting_preset(profile)
         also = ", and leave rag.mapping out" if preset == rag.preset else ""
@@ -240,10 +227,9 @@ def _check_rag(profile: Profile) -> Check:
         return Check("rag", rag.url, str(error))
     if about_rewrite.kind == "ignored":  # the run would measure nothing, so it must not start
         return Check("rag", rag.url, f"rag {rag.url}: {about_rewrite.text}")
-    if about_rewrite.kind != "honoured":
-        return Check("rag", rag.url, note="; ".join(finding.text for finding in findings))
-    notes = "; ".join(finding.text for finding in others)
-    return Check("rag", f"{rag.url} ({about_rewrite.text})", note=notes or None)
+    is_honoured = about_rewrite.kind == "honoured"
+    notes = "; ".join(finding.text for finding in (others if is_honoured else [about_rewrite, *others]))
+    return Check("rag", f"{rag.url} ({about_rewrite.text})" if is_honoured else rag.url, note=notes or None)
 
 
 def fitting_preset(profile: Profile) -> RagPreset | None:
@@ -282,12 +268,11 @@ def _questions(profile: Profile) -> list[str]:
 
 def _get(setting: str, url: str, path: str, headers: dict[str, str] | None = None) -> httpx2.Response:
     try:
-        with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(url)) as http:
+        with httpx2.Client(timeout=10.0, trust_env=uses_proxy(url)) as http:
             return http.get(f"{url.rstrip('/')}{path}", headers=headers)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise ConfigError(
-            f"{setting} can't be reached: {str(error) or type(error).__name__}; is it up, is the address right?"
-        ) from error
+        problem = first_line(error)
+        raise ConfigError(f"{setting} can't be reached: {problem}; is it up, is the address right?") from error
 
 
 def _champion(profile: Profile) -> None:
@@ -317,9 +302,8 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
         with open_ledger(ledger_url(profile.ledger, profile.paths.state)):
             return
     except OSError as error:
-        raise ConfigError(
-            f"paths.state: the ledger can't be kept there: {error}; give this user write access, or name another folder"
-        ) from error
+        hint = "give this user write access, or name another folder"
+        raise ConfigError(f"paths.state: the ledger can't be kept there: {error}; {hint}") from error
 
 
 def _model(key: str, name: str) -> None:
@@ -327,9 +311,7 @@ def _model(key: str, name: str) -> None:
     folder = Path(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.is_dir()
     if looks_local and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{key}: {name} is no model folder (no config.json in it); name one, or a model's id on a hub"
-        )
+        raise ConfigError(f"{key}: {name} is no model folder (no config.json in it); name one, or a hub's model id")
 
 
 def _device(profile: Profile) -> None:
@@ -359,7 +341,8 @@ def _cluster(profile: Profile) -> str | None:
             jobs.ray_version()
             gpus = jobs.gpus_of_nodes()
     except UnreachableError as error:
-        raise ConfigError(f"{error}; {START_RAY}") from error
+        hint = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
+        raise ConfigError(f"{error}; {hint}") from error
     if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
         raise ConfigError(
             "trainer.ray_dashboard_url: the simulators for RAG and judge answer on this machine only, which the "

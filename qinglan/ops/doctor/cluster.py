@@ -28,9 +28,7 @@ from qinglan.training.engines.swift import engine_python
 JOB_WITHIN_S = 18.0
 _LOG_WITHIN_S = 3.0
 _SEEN_WITHIN_S = 3.0
-_POLL_S = 0.25
 _LOG = "doctor.log"
-_NOT_ON_NODE = "is not on this node"
 
 
 class _Node(BaseModel):
@@ -121,9 +119,9 @@ def _run(jobs: RayJobs, submission_id: str, command: Command, directory: Path) -
             raise EngineError(f"Ray {jobs.url}: lost the job {submission_id}; was the head started anew just now?")
         if not job.is_active:
             return job
-    assert job
     with suppress(EngineError):
         jobs.stop(submission_id)
+    assert job
     return job
 
 
@@ -131,7 +129,7 @@ def _looks(deadline: float) -> Iterator[None]:
     """One at least, the others at intervals until the deadline."""
     yield
     while time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(0.25)
         yield
 
 
@@ -148,11 +146,9 @@ def _report(job: Job, log_file: Path) -> _Report | None:
 
 def _why_no_report(profile: Profile, job: Job) -> str:
     message, python = job.message or "", engine_python(profile)
-    if _NOT_ON_NODE in message:
-        return (
-            f"paths.runs: this machine writes to {profile.paths.runs.resolve()}, and the cluster's node does not see "
-            "it; mount the same file system there at the same path"
-        )
+    if "is not on this node" in message:
+        runs, hint = profile.paths.runs.resolve(), "mount the same file system there at the same path"
+        return f"paths.runs: this machine writes to {runs}, and the cluster's node does not see it; {hint}"
     if any(sign in message for sign in ("exit code 127", "not found", "No such file")):  # the log may come too late
         return f"trainer.python: the cluster's node has no {python}; name the interpreter of the nodes' environment"
     last = (message.strip().splitlines() or [f"it ended as {job.status}"])[-1]

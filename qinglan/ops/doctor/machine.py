@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
@@ -30,24 +30,16 @@ from qinglan.training.disk_space import ModelSize, needed_bytes
 
 LOCK = Path(qinglan.__file__).parents[1] / "requirements.lock"
 """The versions that the tests ran with; an installed wheel has no such file."""
-_SHOWN = 5
 _HINT = "run `make setup`, or install Qinglan anew in this environment"
 GB = 10**9
-MIN_FREE_BYTES = 1 * GB
-"""For temporary files: Ray's among them."""
-LOW_FREE_BYTES = 2 * GB
-"""So little beside what is needed is worth a word."""
-MIN_FREE_FILES = 10_000
-CPU_TRAINING_BYTES = 5 * GB
-"""verl and Ray with the embedded model, measured: 5 to 6 GB."""
-FLOW_BYTES = 1 * GB
-"""A flow that starts no engine here: Prefect, MLflow's client, its rows."""
-_OWN_FILES = 256
-_MANY_FILES = 65_536
+_LOW_FREE_BYTES = 2 * GB  # so little beside what is needed is worth a word
+_MIN_FREE_FILES = 10_000
+_CPU_TRAINING_BYTES = 5 * GB  # verl and Ray with the embedded model, measured: 5 to 6 GB
+_FLOW_BYTES = 1 * GB  # a flow that starts no engine here: Prefect, MLflow's client, its rows
+_OWN_FILES, _MANY_FILES = 256, 65_536
 _SHARED_KINDS = ("nfs", "cifs", "smb", "fuse.sshfs", "lustre", "beegfs", "gpfs", "ceph", "gluster", "9p")
 _CGROUP = Path("/sys/fs/cgroup")
 _LOCKS = {"flock": fcntl.flock, "lockf": fcntl.lockf}  # filelock's, and SQLite's
-_CHILD_S = 5.0
 # Another process tries to take what this one holds, and says what it was given.
 _TRY_LOCKS = """
 import fcntl, sys
@@ -94,19 +86,16 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
         return Check("packages", f"{detail}; tested versions are not known, as requirements.lock is only in a checkout")
     lines = (line.partition("==") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
     tested = {canonicalize_name(name): found.strip() for name, _, found in lines}
-    others = [
-        f"{each.name} {found} (tested with {tested[name]})"
-        for each in needed
-        if (name := canonicalize_name(each.name)) in tested
-        and (found := installed(each.name))
-        and found.public != tested[name]
-    ]
+    others = []
+    for each in needed:
+        version, found = tested.get(canonicalize_name(each.name)), installed(each.name)
+        if version and found and found.public != version:
+            others.append(f"{each.name} {found} (tested with {version})")
     return Check("packages", detail, note=f"{_some(others)}; {_HINT} to have those of the lock" if others else None)
 
 
-def _some(texts: list[str]) -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
+def _some(texts: list[str], shown: int = 5) -> str:
+    return ", ".join(texts[:shown]) + (f" and {len(texts) - shown} more" if len(texts) > shown else "")
 
 
 def check_text() -> Check:
@@ -137,7 +126,8 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
         runs = needed_bytes(profile, flow)
     except (QinglanError, ValueError):  # a model that can't be read: its own check says so
         runs = floor
-    needed, detail, full, low = {"paths.runs": runs, "paths.state": floor, "TMPDIR": MIN_FREE_BYTES}, [], [], []
+    needed = {"paths.runs": runs, "paths.state": floor, "TMPDIR": 1 * GB}  # for temporary files: Ray's among them
+    detail, full, low = [], [], []
     file_systems: dict[int, dict[str, Path]] = {}
     for key, folder in _folders(profile).items():
         place = nearest_folder(folder)
@@ -148,9 +138,9 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
         detail.append(f"{names} {size(free)} free")
         if free < wanted:
             full.append(f"{names} ({place}): {size(free)} free, needed are {size(wanted)}")
-        elif free < wanted + LOW_FREE_BYTES:
+        elif free < wanted + _LOW_FREE_BYTES:
             low.append(f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed")
-        if files.f_files and files.f_favail < MIN_FREE_FILES:
+        if files.f_files and files.f_favail < _MIN_FREE_FILES:
             full.append(f"{names} ({place}): space for {files.f_favail} more files only (df -i)")
     hint = f"free disk space, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
     problem = f"disk: {'; '.join(full)}; {hint}" if full else None
@@ -164,11 +154,9 @@ def check_memory(profile: Profile, flow: FlowName) -> Check:
     if needed is None:
         return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/gpu.md")
     if total < needed:
-        problem = (
-            f"memory: this machine or container has {total / GB:.1f} GB, and {what} takes {needed / GB:.0f}; use a "
-            "larger one, or train on a cluster (trainer.ray_dashboard_url)"
-        )
-        return Check("memory", detail, problem)
+        wrong = f"memory: this machine or container has {total / GB:.1f} GB, and {what} takes {needed / GB:.0f}"
+        hint = "use a larger one, or train on a cluster (trainer.ray_dashboard_url)"
+        return Check("memory", detail, f"{wrong}; {hint}")
     note = f"{what} takes {needed / GB:.0f} GB; end what else runs here first" if available < needed else None
     return Check("memory", detail, note=note)
 
@@ -189,19 +177,21 @@ def memory_bytes() -> tuple[int, int]:
 
 def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, str]:
     """At least, and for what; None where the model's size is not known."""
-    trainer, rl = profile.trainer, profile.rl
-    if flow not in ENGINE_FLOWS or trainer.ray_dashboard_url:
-        return FLOW_BYTES, "a flow"
-    if trainer.device == "cpu":
-        return (CPU_TRAINING_BYTES, "training on the CPU") if flow in TRAINING_FLOWS else (FLOW_BYTES, "a flow")
-    model, weights = profile.student.base_model, None
-    with suppress(ValueError):
+    trainer, model = profile.trainer, profile.student.base_model
+    on_cpu = trainer.device == "cpu"
+    if flow not in ENGINE_FLOWS or trainer.ray_dashboard_url or (on_cpu and flow not in TRAINING_FLOWS):
+        return _FLOW_BYTES, "a flow"
+    if on_cpu:
+        return _CPU_TRAINING_BYTES, "training on the CPU"
+    try:
         weights = ModelSize.of(model)
+    except ValueError:
+        weights = None
     if weights is None:
         return None, model
-    copies = trainer.gpus_per_node // rl.tensor_model_parallel_size
+    copies = trainer.gpus_per_node // profile.rl.tensor_model_parallel_size
     # verl loads the policy whole once, in fp32; a sleeping vLLM keeps its weights in the host's memory.
-    return FLOW_BYTES + max(4 * weights.parameters, copies * weights.bytes), f"training {model}"
+    return _FLOW_BYTES + max(4 * weights.parameters, copies * weights.bytes), f"training {model}"
 
 
 def check_open_files(profile: Profile, flow: FlowName) -> Check:
@@ -209,41 +199,34 @@ def check_open_files(profile: Profile, flow: FlowName) -> Check:
     chats = sum(endpoint.concurrency for endpoint in asked_endpoints(profile, flow).values())
     needed = _OWN_FILES + 2 * (profile.rag.concurrency + chats)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return Check("open files", "no limit")
-    if soft >= needed:
-        return Check("open files", f"{soft:,} at once")
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return Check("open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} at once")
     first = "" if hard == resource.RLIM_INFINITY or hard >= needed else f", and the hard limit of {hard:,} first"
-    problem = (
-        f"open files: {soft:,} may be open at once, and this profile's concurrency takes {needed:,}; raise it{first}: "
-        f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker"
-    )
-    return Check("open files", f"{soft:,} at once", problem)
+    wrong = f"open files: {soft:,} may be open at once, and this profile's concurrency takes {needed:,}"
+    hint = f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker"
+    return Check("open files", f"{soft:,} at once", f"{wrong}; raise it{first}: {hint}")
 
 
 def check_locks(profile: Profile) -> Check:
     """Do locks under `paths.state` keep other processes out? On some network mounts they don't, or hang."""
-    state = profile.paths.state
+    state, wrong = profile.paths.state, ""
     place = nearest_folder(state)
-    hint = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
     try:
-        given = _locks_given_twice(place)
+        if given := _locks_given_twice(place):
+            named = ", ".join(given)
+            wrong = f"in {place} two processes get the same lock ({named}), so two flows could write into one run"
     except (OSError, subprocess.SubprocessError) as error:
-        return Check("file locks", str(state), f"paths.state: no file can be locked in {place}: {error}; {hint}")
-    if given:
-        problem = (
-            f"paths.state: in {place} two processes get the same lock ({', '.join(given)}), so two flows could "
-            f"write into one run; {hint}"
-        )
-        return Check("file locks", str(state), problem)
+        wrong = f"no file can be locked in {place}: {error}"
+    if wrong:
+        hint = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
+        return Check("file locks", str(state), f"paths.state: {wrong}; {hint}")
     mounts = [each for each in psutil.disk_partitions(all=True) if place.resolve().is_relative_to(each.mountpoint)]
     kind = str(max(mounts, key=lambda each: len(each.mountpoint)).fstype) if mounts else ""
-    files = [] if profile.ledger.url_env else ["ledger.db"]
-    files += [] if profile.tracking.uri else ["mlflow.db"]
-    note = f"{' and '.join(files)} there must be used from one machine only; several need servers: ledger.url_env, "
+    servers = {"ledger.db": profile.ledger.url_env, "mlflow.db": profile.tracking.uri}
+    files = " and ".join(name for name, server in servers.items() if not server)
+    note = f"{files} there must be used from one machine only; several need servers: ledger.url_env, tracking.uri"
     is_shared = bool(files) and kind.startswith(_SHARED_KINDS)
-    detail = f"{state} ({kind})" if kind else str(state)
-    return Check("file locks", detail, note=f"{note}tracking.uri" if is_shared else None)
+    return Check("file locks", f"{state} ({kind})" if kind else str(state), note=note if is_shared else None)
 
 
 def _locks_given_twice(place: Path) -> list[str]:
@@ -253,7 +236,7 @@ def _locks_given_twice(place: Path) -> list[str]:
             path = Path(folder) / name
             lock(held.enter_context(path.open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             argv += [name, str(path)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_CHILD_S, check=True)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=5.0, check=True)
         return done.stdout.split()
 
 

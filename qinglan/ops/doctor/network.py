@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
-from importlib.util import find_spec
 from statistics import median
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -13,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from qinglan.config import FlowName, Profile, uses_proxy
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, first_line
 from qinglan.ops.checks import Check, run_in_thread
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import further_teachers
@@ -46,7 +45,13 @@ def check_proxies(services: Mapping[str, str]) -> Check:
     # Without a login in the address.
     hosts = {scheme: url.rpartition("@")[2].rpartition("://")[2].partition("/")[0] for scheme, url in proxies.items()}
     shown = ", ".join(f"{scheme} {host}" for scheme, host in hosts.items())
-    if wrong := [flaw for scheme, url in proxies.items() if (flaw := _flaw(scheme, url))]:
+    wrong = []
+    for scheme, url in proxies.items():
+        try:
+            httpx2.Client(proxy=url if "://" in url else f"http://{url}").close()
+        except (httpx2.InvalidURL, ValueError, ImportError) as error:
+            wrong.append(f"{scheme.upper()}_PROXY: {first_line(error)}; write http://host:port, or unset it")
+    if wrong:
         return Check("proxies", shown, "; ".join(wrong))
     caught = [host for host in _LOOPBACK if not proxy_bypass(host)]
     if caught and proxies.keys() & {"http", "all"}:
@@ -65,22 +70,6 @@ def check_proxies(services: Mapping[str, str]) -> Check:
     return Check("proxies", shown, note=note if through else None)
 
 
-def _flaw(scheme: str, url: str) -> str | None:
-    name = f"{scheme.upper()}_PROXY"
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        has_address = bool(parts.hostname and (parts.port is None or parts.port > 0))
-    except ValueError:
-        has_address = False
-    if not has_address:
-        return f"{name}: is no address; write http://host:port, or unset it"
-    if parts.scheme.startswith("socks") and find_spec("socksio") is None:
-        return f"{name}: a SOCKS proxy needs the package socksio; install it, or name an HTTP proxy"
-    if parts.scheme not in ("http", "https") and not parts.scheme.startswith("socks5"):
-        return f"{name}: a proxy of the kind {parts.scheme}:// can't be used; name an HTTP proxy"
-    return None
-
-
 def check_clock(services: Mapping[str, str]) -> Check:
     """This machine's clock beside those of the services, by the Date of any answer of theirs."""
     deadline, asked, ahead = time.monotonic() + _ALL_WITHIN_S, {}, {}
@@ -96,17 +85,15 @@ def check_clock(services: Mapping[str, str]) -> Check:
     if not ahead:
         return Check("clock", "no service to compare it with")
     detail = f"{abs(median(ahead.values())):.0f} s from that of {', '.join(ahead)}"
+    by_ntp = "(timedatectl set-ntp true)"
     off = {host: seconds for host, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}
     if off:
-        differences = [f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {host}" for host, s in off.items()]
+        found = ", ".join(f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {host}" for host, s in off.items())
         whose = "this machine's" if len(off) == len(ahead) else "that service's, as the others agree with this machine"
-        problem = (
-            f"clock: is {', '.join(differences)}, which TLS, tokens and the ledger's claims suffer from; set {whose} "
-            "(timedatectl set-ntp true)"
-        )
-        return Check("clock", detail, problem)
+        wrong = f"clock: is {found}, which TLS, tokens and the ledger's claims suffer from; set {whose} {by_ntp}"
+        return Check("clock", detail, wrong)
     drifts = any(abs(seconds) > NOTED_DRIFT_S for seconds in ahead.values())
-    return Check("clock", detail, note="set the clock by NTP (timedatectl set-ntp true)" if drifts else None)
+    return Check("clock", detail, note=f"set the clock by NTP {by_ntp}" if drifts else None)
 
 
 def _seconds_ahead(origin: str) -> float | None:

@@ -15,34 +15,20 @@ from rich.text import Text
 from qinglan.errors import ConfigError
 from qinglan.text import one_line, without_controls
 
-_TABLE_WIDTH = 100
-_NO_SPACE = "free disk space, and try again"
-_NO_PERMISSION = "run this as its owner, change its owner or mode, or name another path"
-_NO_FOLDER = "a folder is needed there; move the file away, or name another path"
-_SHARE_LOST = "the share was disconnected; mount it again"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _HINTS = {
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
-    errno.EACCES: _NO_PERMISSION,
-    errno.EPERM: _NO_PERMISSION,
-    errno.ENOTDIR: _NO_FOLDER,
-    errno.EEXIST: _NO_FOLDER,
-    errno.ENOENT: "check the path, and whether another program removes files there",
-    errno.EISDIR: "a file is needed there; move the folder away, or name another path",
-    errno.EROFS: "name another folder, or mount it so that it can be written to",
-    errno.ELOOP: "check where these links lead, or name another path",
-    errno.ENAMETOOLONG: "name another path",
-    errno.EFBIG: "raise `ulimit -f`, or name a folder on another file system",
-    errno.EMFILE: "raise `ulimit -n`",
-    errno.ENFILE: "raise `sysctl fs.file-max`",
-    errno.EIO: "the disk or share fails; see `dmesg`",
-    errno.ESTALE: _SHARE_LOST,
-    errno.ENOTCONN: _SHARE_LOST,
+    "free disk space, and try again": _NO_SPACE,
+    "run this as its owner, change its owner or mode, or name another path": (errno.EACCES, errno.EPERM),
+    "a folder is needed there; move the file away, or name another path": (errno.ENOTDIR, errno.EEXIST),
+    "check the path, and what lies there": (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    "check the disk or share, or name another folder": (errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN),
+    "raise the limit (`ulimit -a`)": (errno.EMFILE, errno.ENFILE, errno.EFBIG),
 }
+"""What to do, by the numbers of the errors."""
 
 out, err = Console(), Console(stderr=True)
 if not out.is_terminal:  # rich assumes 80 columns and would cut the tables
-    out = Console(width=max(_TABLE_WIDTH, out.width))
+    out = Console(width=max(100, out.width))
 
 ProfileOption = Annotated[str, typer.Option(help="Name of a file in configs/, or a path.")]
 SetOption = Annotated[
@@ -85,13 +71,13 @@ def forced(force: bool, reason: str) -> str:
 
 def explain_os_error(error: OSError) -> str | None:
     """Where, what, and what to do; None where a traceback says more: it names no file, or is none of the usual ones."""
-    # A copy names the file that it reads first. A write to an open file names none.
-    named = error.filename2 or error.filename if _HINTS.get(error.errno or 0) == _NO_SPACE else error.filename
-    hint = _HINTS.get(error.errno or 0)
-    if hint is None or (named is None and hint != _NO_SPACE) or isinstance(named, int):
+    number, named = error.errno or 0, error.filename
+    if number in _NO_SPACE:  # a copy names the file that it reads first; a write to an open file names none
+        named = error.filename2 or named or ""
+    hint = next((hint for hint, numbers in _HINTS.items() if number in numbers), None)
+    if hint is None or named is None or isinstance(named, int):
         return None
-    where = f"{os.fsdecode(named)}: " if named else ""
-    return f"{where}{os.strerror(error.errno or 0)}; {hint}"
+    return f"{f'{os.fsdecode(named)}: ' if named else ''}{os.strerror(number)}; {hint}"
 
 
 @contextmanager

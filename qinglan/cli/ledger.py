@@ -11,8 +11,6 @@ from qinglan.errors import ConfigError
 from qinglan.text import count, latency, shown, usd
 
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
-
-
 By = Literal["model", "run", "tenant", "role", "month"]
 
 

@@ -39,8 +39,7 @@ def list_versions(profile: ProfileOption = "embedded", set_: SetOption = None) -
 @app.command()
 def show(version: VersionArgument = "champion", profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """One version: what it was made of, what the gate said, what became of it."""
-    registry = _registry(load_profile(profile, set_ or ()))
-    found = _find(registry, version)
+    found = _registry(load_profile(profile, set_ or ())).named(version)
     facts = {
         "version": f"{found.version} of {found.name}",
         "alias": ", ".join(found.aliases) or NONE,
@@ -68,18 +67,12 @@ def promote(
     set_: SetOption = None,
 ) -> None:
     """Make a version the champion; the champion becomes the previous one."""
-    force_reason = forced(force, reason)
-    registry = _registry(load_profile(profile, set_ or ()))
-    champion = registry.promote(_find(registry, version).version, force_reason=force_reason)
-    _say_aliases(registry, champion)
+    force_reason, registry = forced(force, reason), _registry(load_profile(profile, set_ or ()))
+    _say_aliases(registry, registry.promote(registry.named(version).version, force_reason=force_reason))
 
 
 @app.command()
-def rollback(
-    reason: ReasonOption = "by hand",
-    profile: ProfileOption = "embedded",
-    set_: SetOption = None,
-) -> None:
+def rollback(reason: ReasonOption = "by hand", profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """Return to the champion before this one."""
     registry = _registry(load_profile(profile, set_ or ()))
     _say_aliases(registry, registry.roll_back(reason))
@@ -104,10 +97,8 @@ def approve(
     word = Approval(approve=not refuse, reviewer=reviewer, comment=comment)
     if waiting := Waiting.read(directory / "gate"):
         if not is_running(directory):
-            raise ConfigError(
-                f"run {directory.name}: its process has ended while it waited, so nobody takes the answer; start it "
-                "again with the same command, and answer when it asks"
-            )
+            problem = "its process has ended while it waited, so nobody takes the answer"
+            raise ConfigError(f"run {directory.name}: {problem}; run the same command again, and answer when it asks")
         answer(waiting, word, loaded.paths.state)
         say(f"run {directory.name} goes on: {word.found.render()}")
         return
@@ -206,7 +197,7 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
 def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple[Registry, Released]":
     """Apply an approval that came after the flow had stopped waiting for it."""
     from qinglan.evaluation.models import Decision
-    from qinglan.serving.lineage import stage_of
+    from qinglan.runs.run import stage_of
     from qinglan.serving.registry.approval import decided_by, lacks_only_approval
 
     gated = stage_of(profile.paths.runs / run_id, "gate")
@@ -216,10 +207,8 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
     registry = _registry(profile)
     registered = stage_of(profile.paths.runs / run_id, "register").details["released"]
     if registered["name"] != registry.name:
-        raise ConfigError(
-            f"run {run_id}: its model is {registered['name']}, and this profile's is {registry.name}; "
-            "give --profile and --set as that run had them"
-        )
+        problem = f"its model is {registered['name']}, and this profile's is {registry.name}"
+        raise ConfigError(f"run {run_id}: {problem}; give --profile and --set as that run had them")
     version = registry.version(registered["version"])
     unfinished = version.verdict == "promote" and not version.placed and approval.approve
     if version.verdict != "undecided" and not unfinished:
@@ -233,17 +222,6 @@ def _registry(profile: Profile) -> "Registry":
     from qinglan.serving.registry import registry_of
 
     return registry_of(profile)
-
-
-def _find(registry: "Registry", name: str) -> "Released":
-    from qinglan.serving.registry import ALIASES
-
-    alias = next((each for each in ALIASES if each == name), None)
-    if alias is None:
-        return registry.version(name)
-    if found := registry.released(alias):
-        return found
-    raise ConfigError(f"{registry.name}: no version is its {alias}; see `qinglan release list`")
 
 
 def _say_aliases(registry: "Registry", version: "Released") -> None:

@@ -77,16 +77,15 @@ class Processes:
         self.stop(*(name for name in self.end_first if name in self._running))
         self.stop(*self._running)
 
-    def start(self, name: str, command: Command, *, announces: bool = False) -> None:
-        """Start a supervised process with a log of its own; an earlier log is replaced.
+    def start(self, name: str, command: Command, *, announces: bool = False, goes_on: bool = False) -> None:
+        """Start a supervised process with a log of its own.
 
         Args:
             announces: the first line of its standard output is its address.
+            goes_on: its log goes on; else an earlier one is replaced.
         """
-        self.log(name).unlink(missing_ok=True)
-        self._start(name, command, announces)
-
-    def _start(self, name: str, command: Command, announces: bool = False) -> None:
+        if not goes_on:
+            self.log(name).unlink(missing_ok=True)
         process = SupervisedProcess(name, command, self.log(name), pass_fds=self.holds, announces=announces)
         self._running[name], self._commands[name] = process, command
 
@@ -106,11 +105,7 @@ class Processes:
         return self.logs / f"{name}.log"
 
     def wait_for(self, what: str, url: str) -> None:
-        """Wait until `url` answers 200.
-
-        Raises:
-            EngineError: a process ended, or it took too long.
-        """
+        """Wait until `url` answers 200."""
         self.wait_until(what, lambda: health_problem(url))
 
     def wait_until(self, what: str, problem: Callable[[], str | None], within_s: float = READY_WITHIN_S) -> None:
@@ -144,7 +139,7 @@ class Processes:
         try:
             recover(name)
             process.end()  # it has ended; this closes our ends of its pipes
-            self._start(name, self._commands[name])
+            self.start(name, self._commands[name], goes_on=True)
         except (httpx2.HTTPError, OSError) as error:
             wait_s = backoff.failed(now)
             if isinstance(error, OSError):  # else the server it needs is being restarted itself
@@ -159,10 +154,9 @@ class Processes:
         """
         log, aside = self.log(name), self.logs / f"{name}.log.1"
         try:
-            size = log.stat().st_size
-            if size > _LOG_BYTES:
+            if (size := log.stat().st_size) > _LOG_BYTES:
                 if shutil.disk_usage(log.parent).free < size:  # the rest of the disk is for results that were paid for
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 try:
                     shutil.copyfile(log, aside)
                 except OSError:
@@ -240,11 +234,7 @@ def free_port() -> int:
 
 
 def port_from(first: int) -> int:
-    """The first port of loopback from this one on that is free.
-
-    Raises:
-        ConfigError: none of a hundred is.
-    """
+    """The first port of loopback from this one on that is free; `ConfigError` where none of a hundred is."""
     for port in range(first, min(first + 100, 65_536)):
         with suppress(ConfigError):
             require_free(HOST, port, "")
@@ -253,11 +243,7 @@ def port_from(first: int) -> int:
 
 
 def require_free(host: str, port: int, otherwise: str) -> None:
-    """May a server listen there?
-
-    Raises:
-        ConfigError: no; `otherwise` says what to do.
-    """
+    """Raise `ConfigError` where no server may listen; `otherwise` says what to do."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -203,6 +203,17 @@ def save_stage(run: Run, result: StageResult) -> StageResult:
     return result
 
 
+def stage_of(directory: Path, name: str) -> StageResult:
+    """A finished stage of a run; raises `ConfigError` where there is none that this version can read."""
+    path, advice = directory / name / MANIFEST, "run `qinglan run refresh` or `qinglan run pipeline` first"
+    try:
+        return StageResult.read(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"run {directory.name}: has no finished {name}; {advice}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not of this version of Qinglan ({first_flaw(error)}); {advice}") from error
+
+
 def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list[StageResult]:
     """Finished stages of an earlier run, for a run whose rows are scored with `scored_with`.
 
@@ -210,19 +221,7 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
         ConfigError: a stage is not finished, of another version, or scored by other services.
         ArtifactError: a file is gone or was changed.
     """
-    results = []
-    advice = "run `qinglan run refresh` or `qinglan run pipeline` first"
-    for name in names:
-        path = directory / name / MANIFEST
-        if not path.exists():
-            raise ConfigError(f"run {directory.name}: has no finished {name}; {advice}")
-        try:
-            results.append(StageResult.read(path))
-        except ValidationError as error:
-            flaw = first_flaw(error)
-            raise ConfigError(
-                f"run {directory.name}: {path} is not of this version of Qinglan ({flaw}); {advice}"
-            ) from error
+    results = [stage_of(directory, name) for name in names]
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
             raise ConfigError(

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
@@ -17,8 +15,8 @@ from qinglan.evaluation.models import Evaluation
 from qinglan.ledger import Call, Ledger
 from qinglan.recipes import get_recipe
 from qinglan.rows import ArmRow, Row
-from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
-from qinglan.runs.run import find_run
+from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.run import find_run, stage_of
 from qinglan.serving.registry import ALIASES, Released, registry_of
 
 _TOLERANCE = 1e-9
@@ -72,12 +70,8 @@ def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
 
     Raises `ConfigError` where there is none.
     """
-    alias = next((alias for alias in ALIASES if alias == name), None)
-    if alias or name.isdigit():
-        registry = registry_of(profile)
-        released = registry.version(name) if alias is None else registry.released(alias)
-        if released is None:
-            raise ConfigError(f"{registry.name}: no version is its {name}; see `qinglan release list`")
+    if name in ALIASES or name.isdigit():
+        released = registry_of(profile).named(name)
         if arm and arm != released.arm:
             raise ConfigError(
                 f"release {released.version}: is the {released.arm} arm of its run; leave out --arm {arm}"
@@ -117,17 +111,6 @@ def rows_behind(
             paid = _paid_calls(ledger, arm[each], by_id[each])
             traces.append(RowTrace(by_id[each], values[each], arm[each], teachers.get(each), paid))
     return traces
-
-
-def stage_of(run: Path, name: str) -> StageResult:
-    """A finished stage of a run; raises `ConfigError` where there is none that this version can read."""
-    path = run / name / MANIFEST
-    try:
-        return StageResult.read(path)
-    except FileNotFoundError as error:
-        raise ConfigError(f"run {run.name}: has no finished {name}; name a run with `qinglan lineage RUN`") from error
-    except ValidationError as error:
-        raise ConfigError(f"{path}: is not of this version of Qinglan; evaluate again") from error
 
 
 def _evaluated(subject: Subject) -> tuple[StageResult, list[Row], list[ArmRow]]:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from qinglan.config import Profile
 from qinglan.data.review import fingerprint, load_reviews
 from qinglan.data.review.sample import ANSWER_STRATA, STRATA, draw_sample
@@ -16,7 +14,7 @@ from qinglan.errors import ConfigError, StageError
 from qinglan.recipes import Recipe, get_recipe, identifying
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
-from qinglan.runs.run import find_run, runs_of
+from qinglan.runs.run import find_run, runs_of, stage_of
 
 _STAGES = ("dataset", "select", "validate")
 _CELL_CHARS = 32_767
@@ -89,16 +87,13 @@ def newest_rows(profile: Profile, name: str) -> tuple[Path, StageResult]:
     newest = runs_of(profile.paths.runs, profile.name) if name == "latest" else ()
     finished = (run for run in newest if any((run / stage / MANIFEST).exists() for stage in _STAGES))
     run = next(finished, None) or find_run(profile.paths.runs, name)
-    manifest = next((path for stage in _STAGES if (path := run / stage / MANIFEST).exists()), None)
-    if manifest is None:
+    stage = next((stage for stage in _STAGES if (run / stage / MANIFEST).exists()), None)
+    if stage is None:
+        stages = ", ".join(_STAGES)
         raise ConfigError(
-            f"run {run.name}: has no finished data stage ({', '.join(_STAGES)}); name a refresh or pipeline run with "
-            "--run"
+            f"run {run.name}: has no finished data stage ({stages}); name a refresh or pipeline run with --run"
         )
-    try:
-        result = StageResult.read(manifest)
-    except ValidationError as error:
-        raise ConfigError(f"{manifest}: is not of this version of Qinglan; run `qinglan run refresh` first") from error
+    result = stage_of(run, stage)
     result.artifacts["rows"].verify()
     return run, result
 

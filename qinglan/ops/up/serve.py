@@ -27,8 +27,6 @@ from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import is_any_model_embedded, rag_argv, teacher_argv
 
-_PREFECT_PORT, _MLFLOW_PORT, _TEACHER_PORT, _RAG_PORT = 4200, 5000, 8101, 8201
-"""Or the next free ones, unless the user names some."""
 _SHOWN_RUNS = 5
 _ANSWERS_WITHIN_S = 180.0
 """A server that starts on a busy machine's SQLite has taken more than 30 s for its first write."""
@@ -49,11 +47,6 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
     """Start everything, say where, and keep it running until Ctrl-C or SIGTERM.
 
     Without a port the server takes 4200 or 5000, or the next one that is free.
-
-    Raises:
-        ConfigError: `qinglan up` runs here already, a named port is taken, the webhook's variable is not set, or there
-            is no deployments/prefect.yaml.
-        EngineError: one of the processes did not come up; with the end of its log.
     """
     start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
     known = find_server(state)  # before we hold the lock, by which it tells whether one runs here
@@ -61,9 +54,9 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         # First whether another one runs here; then mistakes in the settings, before anything is started.
         webhook_address(profile)
         prefect_port = _configured_port(known, prefect_port)
-        site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
+        site = Site(state, profile.tracking_uri, _port(prefect_port, 4200, "prefect", say))
         if site.mlflow_server():
-            site = replace(site, mlflow_port=_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
+            site = replace(site, mlflow_port=_port(mlflow_port, 5000, "mlflow", say))
         logs = state.resolve() / "logs"
         # Where PREFECT_SERVER_API_AUTH_STRING asks for one.
         login = os.environ.get("PREFECT_API_AUTH_STRING", "").strip() or None
@@ -140,11 +133,12 @@ class _LocalSite:
 
     def _crash_interrupted(self, *processes: str) -> None:
         """Mark the runs of those among the processes that are workers, and that are not running."""
-        pools = [WORKERS[name] for name in processes if name in WORKERS]
-        runs = crash_interrupted(self.api, pools) if pools else []
-        for cancelled in [run for run in runs if run["state_type"] == "CANCELLING"]:
-            stop_cancelled(cancelled, self.say)
-        crashed = [run for run in runs if run["state_type"] != "CANCELLING"]
+        pools, crashed = [WORKERS[name] for name in processes if name in WORKERS], []
+        for run in crash_interrupted(self.api, pools) if pools else ():
+            if run["state_type"] == "CANCELLING":
+                stop_cancelled(run, self.say)
+            else:
+                crashed.append(run)
         if not crashed:
             return
         retries = crash_retries_on(self.api)
@@ -197,13 +191,15 @@ def simulated_services(profile: Profile) -> list[SimulatedService]:
     Raises:
         ConfigError: the profile's sample can't be made.
     """
-    wanted, found = [], []
-    if is_any_model_embedded(profile):
-        wanted.append(("Teacher", teacher_argv(profile), _TEACHER_PORT, "/v1"))
-    if knowledge_base := embedded_knowledge_base(profile):
-        wanted.append(("RAG", rag_argv(profile, knowledge_base), _RAG_PORT, "/retrieve"))
-    for title, argv, first_port, path in wanted:
+
+    def service(title: str, argv: list[str], first_port: int, path: str) -> SimulatedService:
         port = port_from(first_port)
         command = Command([sys.executable, "-m", *argv, f"--port={port}"])
-        found.append(SimulatedService(title, command, f"http://{HOST}:{port}", path))
+        return SimulatedService(title, command, f"http://{HOST}:{port}", path)
+
+    found = []
+    if is_any_model_embedded(profile):
+        found.append(service("Teacher", teacher_argv(profile), 8101, "/v1"))
+    if knowledge_base := embedded_knowledge_base(profile):
+        found.append(service("RAG", rag_argv(profile, knowledge_base), 8201, "/retrieve"))
     return found

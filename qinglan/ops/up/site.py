@@ -25,10 +25,8 @@ WORKERS = {f"{pool}-up": pool for pool in WORK_POOLS}
 _AT_ONCE = {WORK_POOL: 4, TRAINER_POOL: 1}
 """Flows at the same time: one trains, as the device is shared; some of the others wait for a provider or a user."""
 
-_PAGES = "pages"
 _ENDING_WITHIN_S = 60.0
 """Longer than the supervisors' grace."""
-_PREFECT = [sys.executable, "-m", "prefect"]
 
 SERVER_TUNING = {
     # Prefect's own drops what comes while a reader is 10,000 events behind, and by default its recorder commits task
@@ -96,8 +94,8 @@ class Site:
 
     def worker(self, name: str) -> Command:
         pool = WORKERS[name]
-        argv = [*_PREFECT, "worker", "start", f"--pool={pool}", "--type=process", "--install-policy=never"]
-        argv += [f"--name={name}", f"--limit={_AT_ONCE[pool]}"]
+        argv = [sys.executable, "-m", "prefect", "worker", "start", f"--pool={pool}", "--type=process"]
+        argv += ["--install-policy=never", f"--name={name}", f"--limit={_AT_ONCE[pool]}"]
         return Command(argv, self.prefect_env | _unless_set(WORKER_TUNING))
 
     def prepare(self) -> None:
@@ -108,14 +106,17 @@ class Site:
         self._home.mkdir(parents=True, exist_ok=True)
         if "PREFECT_HOME" not in os.environ:
             self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
-        pages = self._home / _PAGES
-        pages.mkdir(exist_ok=True)
+        self._pages.mkdir(exist_ok=True)
         with suppress(FileExistsError):
-            (pages / "v2").symlink_to("not-served")
+            (self._pages / "v2").symlink_to("not-served")
 
     @property
     def _home(self) -> Path:
         return Path(os.environ.get("PREFECT_HOME") or (self.state / "prefect").resolve())
+
+    @property
+    def _pages(self) -> Path:
+        return self._home / "pages"
 
     @property
     def prefect_env(self) -> dict[str, str]:
@@ -125,7 +126,7 @@ class Site:
             "PREFECT_API_URL": self.api_url,
             "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
             "PREFECT_SERVER_UI_V2_ENABLED": "false",
-            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._home / _PAGES),  # see `prepare`
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._pages),  # see `prepare`
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }
@@ -147,9 +148,7 @@ def only_one(state: Path, say: Say) -> Iterator[int]:
     """Hold the state folder's lock; gives its file descriptor, which every process of the site is to keep open.
 
     So the lock is free when the last of them has ended, also after kill -9: until then they still have the ports.
-
-    Raises:
-        ConfigError: another one runs here, or its processes don't end.
+    Raises `ConfigError` where another one runs here, or its processes don't end.
     """
     state.mkdir(parents=True, exist_ok=True)
     with (state / LOCK_FILE).open("a+", encoding="utf-8") as file:
@@ -170,18 +169,17 @@ def _lock(file: IO[str], state: Path, say: Say) -> None:
             waited_s = time.monotonic() - start
         file.seek(0)
         holder = file.read().strip()
-        # Checking the lock takes it for a moment as well.
-        if holder.isdigit() and psutil.pid_exists(int(holder)) and waited_s > 2 * POLL_S:
-            where = announced_url(state) or "about to start"
-            raise ConfigError(
-                f"{state}: `qinglan up` runs here already (process {holder}, {where.removesuffix('/api')}); "
-                "use that one, or give another paths.state"
-            )
-        if waited_s > _ENDING_WITHIN_S:
-            raise ConfigError(f"{state}: processes of an earlier `qinglan up` have not ended; look for `supervise.py`")
-        if not said and waited_s > 2 * POLL_S:
-            said = True
-            say("waiting for the processes of an earlier `qinglan up` to end")
+        if waited_s > 2 * POLL_S:  # checking the lock takes it for a moment as well
+            if holder.isdigit() and psutil.pid_exists(int(holder)):
+                who = f"process {holder}, {(announced_url(state) or 'about to start').removesuffix('/api')}"
+                hint = "use that one, or give another paths.state"
+                raise ConfigError(f"{state}: `qinglan up` runs here already ({who}); {hint}")
+            if waited_s > _ENDING_WITHIN_S:
+                left = "processes of an earlier `qinglan up` have not ended"
+                raise ConfigError(f"{state}: {left}; look for `supervise.py`")
+            if not said:
+                said = True
+                say("waiting for the processes of an earlier `qinglan up` to end")
         time.sleep(POLL_S)
 
 
@@ -194,11 +192,8 @@ def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
     """
     os.environ.update(QUIET_ENV)
     server = find_server(state)
-    if server and not server.is_of_up:
-        yield lambda: None
-        return
-    if server and not health_problem(f"{server.api_url}/health"):
-        os.environ |= {"PREFECT_API_URL": server.api_url}
+    if server and not (server.is_of_up and health_problem(f"{server.api_url}/health")):
+        os.environ |= {"PREFECT_API_URL": server.api_url} if server.is_of_up else {}
         yield lambda: None
         return
     site = Site(state, "", prefect_port=free_port())

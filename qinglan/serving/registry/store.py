@@ -102,6 +102,15 @@ class Registry:
         version = self.aliases().get(alias)
         return self.version(version) if version else None
 
+    def named(self, name: str) -> Released:
+        """By its number or an alias; raises `ConfigError` where there is none."""
+        alias = next((each for each in ALIASES if each == name), None)
+        if alias is None:
+            return self.version(name)
+        if found := self.released(alias):
+            return found
+        raise ConfigError(f"{self.name}: no version is its {name}; see `qinglan release list`")
+
     def promote(self, version: str, *, force_reason: str = "") -> Released:
         """Make it the champion; the champion becomes the previous one.
 

@@ -40,11 +40,7 @@ class RunStatus:
 
 
 def status_of(directory: Path, profile: Profile) -> RunStatus:
-    """The status by what the run left in its directory, with the log's address on the profile's Prefect server.
-
-    Raises:
-        ArtifactError: its run.json is damaged, or of a newer Qinglan.
-    """
+    """The status by what the run left in its directory, with the log's address on the profile's Prefect server."""
     try:
         record = read_record(_RunRecord, directory / RUN_FILE)
     except ValidationError as error:

@@ -22,8 +22,6 @@ from qinglan.runs.schema_version import read_record
 MANIFEST = "manifest.json"
 Model = TypeVar("Model", bound=BaseModel)
 _UNREADABLE = "is damaged or of another version of Qinglan; run its stage again"
-
-
 WEIGHTS, WEIGHTS_SHA256 = "*.safetensors", "weights_sha256"
 """The files of a model that hold its weights, and what their digest is called in a stage's details. Other files beside
 them name folders and versions, so that the folders of equal models differ."""
@@ -89,11 +87,7 @@ class StageResult(BaseModel, frozen=True):
         return self.artifacts[name].path
 
     def load(self, name: str, model: type[Model]) -> Model:
-        """What an artifact of JSON holds.
-
-        Raises:
-            ArtifactError: its file is missing or damaged, or of another version of Qinglan.
-        """
+        """What an artifact of JSON holds; raises `ArtifactError` where its file is missing or not readable."""
         path = self.path(name)
         try:
             return model.model_validate_json(path.read_bytes())
@@ -136,10 +130,7 @@ def point_link(link: Path, name: str) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`, whose name it gets at the end of a block without error.
-
-    Whatever happens, a power loss included, `path` is then the old file or the whole new one.
-    """
+    """A file to write in place of `path`, which is the old file or the whole new one also after a power loss."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
     try:

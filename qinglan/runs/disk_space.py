@@ -32,14 +32,7 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def require_disk_space(what: str, profile: Profile, folder: Path, needed_bytes: int) -> None:
-    """Refuse to begin what would not fit.
-
-    Args:
-        folder: where it is going to be written; what an earlier attempt left there counts as written.
-
-    Raises:
-        StageError: with what is needed and what is free.
-    """
+    """Raise `StageError` where it would not fit into `folder`; what an earlier attempt left there counts as written."""
     written = sum(stat.st_blocks * 512 for stat in file_stats(folder.resolve()))
     floor = profile.retention.min_free_mb * 10**6
     for place, wanted in ((folder, max(0, needed_bytes - written) + floor), (profile.paths.state, floor)):
@@ -64,6 +57,5 @@ def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
 
 
 def _hint(profile: Profile) -> str:
-    return (
-        f"free some space, such as by `qinglan clean-up --profile {profile.name}`, and run again: it goes on from here"
-    )
+    command = f"qinglan clean-up --profile {profile.name}"
+    return f"free some space, such as by `{command}`, and run again: it goes on from here"

@@ -83,8 +83,7 @@ class JsonlTail:
     """Yields the objects that were appended to a JSONL file since the last call.
 
     The name may be a pattern, such as `metrics.*.jsonl`, where every attempt has its own file: they are read in the
-    order of their numbers. A line that is no JSON is skipped: a killed process left half of it, and the next one wrote
-    on from there.
+    order of their numbers. A line that is no JSON is skipped: a killed process left half of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,11 +118,9 @@ class SupervisedProcess:
         pass_fds: Sequence[int] = (),
         announces: bool = False,
     ) -> None:
-        """Start it; its output is appended to the log.
+        """Start it; its output is appended to the log. Files of `pass_fds`, such as locks, are open until it has ended.
 
-        Args:
-            pass_fds: open files, such as locks, that stay open until it has ended.
-            announces: the first line of its standard output is an address; see `address`.
+        With `announces` the first line of its standard output is an address; see `address`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self.name, self.log, self.started_s = name, log, time.monotonic()
@@ -178,11 +175,7 @@ class SupervisedProcess:
             raise EngineError(self.failure())
 
     def address(self, within_s: float) -> str:
-        """The address that it announced, once it listens: a process that takes a free port itself races for none.
-
-        Raises:
-            EngineError: it ended, or took too long.
-        """
+        """The address that it announced, once it listens: a process that takes a free port itself races for none."""
         assert self._process.stdout is not None
         deadline, line = time.monotonic() + within_s, b""
         while not line.endswith(b"\n"):
@@ -203,11 +196,9 @@ def launch(
     cwd: Path | None = None,
     on_poll: Callable[[], None] | None = None,
 ) -> float:
-    """Run a command to its end and return the seconds it took.
+    """Run a command to its end and return the seconds it took; raises `AttemptFailedError` with the end of the log.
 
-    Raises:
-        AttemptFailedError: a non-zero exit, with the end of the log.
-        Exception: whatever `on_poll` raises, after the process group has ended.
+    What `on_poll` raises is raised after the process group has ended.
     """
     process = SupervisedProcess(name, command, log, cwd=cwd)
     try:
@@ -229,15 +220,7 @@ def launch(
 
 
 def output_of(argv: list[str], what: str, by_hand: str, within_s: float = 60.0, **options: Any) -> str:
-    """What a short command prints.
-
-    Args:
-        what: it is about, for errors.
-        by_hand: the command that shows a user what is wrong.
-
-    Raises:
-        ConfigError: it can't be run, takes too long or fails; with the last line that it wrote.
-    """
+    """What a short command prints; raises `ConfigError` with its last line, and the command to try by hand."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False, **options)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -31,9 +31,7 @@ def is_held(file: Path, *, shared: bool = False) -> bool:
     may not be opened or a file system without locks: callers are about to remove or replace something, and then leave
     it alone. While the lock is tried, nobody else can take it.
 
-    Args:
-        shared: also by those who share it. To try that takes the right to write, so a file that only another user may
-            write counts as held too.
+    With `shared`, also those who share it hold it; a file that only another user may write then counts as held, too.
     """
     try:
         with file.open("r+b" if shared else "rb") as stream:
@@ -47,11 +45,7 @@ def is_held(file: Path, *, shared: bool = False) -> bool:
 
 @contextmanager
 def removal_lock(runs: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Keep clean-up from removing any run, while a run reads another one's files without having named it yet.
-
-    Args:
-        exclusive: for clean-up itself; waits until nobody else has the lock.
-    """
+    """Keep clean-up, which takes it `exclusive`, from removing a run that another one reads without having named it."""
     # Sharing it takes no more than the right to read: several users may share the folder.
     lock = os.open(runs / ".removal.lock", os.O_CREAT | (os.O_RDWR if exclusive else os.O_RDONLY), 0o666)
     try:
@@ -63,14 +57,9 @@ def removal_lock(runs: Path, *, exclusive: bool = False) -> Iterator[None]:
 
 @contextmanager
 def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
-    """Be the only refresh of this tenant and recipe in this folder of runs.
+    """Be the only refresh of this tenant and recipe in this folder of runs; else raise `RunLockedError` at once.
 
-    Args:
-        flow_run_id: the orchestrator's id of the caller. Where the orchestrator believed it dead and started it again,
-            the second process waits for the first.
-
-    Raises:
-        RunLockedError: another refresh is running; at once, as that one does the same work.
+    Where the orchestrator believed the flow run dead and started it again, the second process waits for the first.
     """
     what = f"{profile.tenant.file_name}.{profile.recipe_name}"
     folder = profile.paths.runs.resolve()
@@ -97,9 +86,6 @@ def device_lock(
     """Have the GPUs that the profile's trainer uses on this machine to itself, after waiting for their holder.
 
     A training on the CPU waits for nobody, and a Ray cluster allots its GPUs itself.
-
-    Raises:
-        ConfigError: the folder of the locks belongs to another user.
     """
     trainer, locks = profile.trainer, list[FileLock]()
     devices: list[str] = []

@@ -78,12 +78,7 @@ class Processes:
         self.stop(*self._running)
 
     def start(self, name: str, command: Command, *, announces: bool = False, goes_on: bool = False) -> None:
-        """Start a supervised process with a log of its own.
-
-        Args:
-            announces: the first line of its standard output is its address.
-            goes_on: its log goes on; else an earlier one is replaced.
-        """
+        """Start a supervised process; its log `goes_on`, or replaces an earlier one. See `SupervisedProcess`."""
         if not goes_on:
             self.log(name).unlink(missing_ok=True)
         process = SupervisedProcess(name, command, self.log(name), pass_fds=self.holds, announces=announces)
@@ -148,10 +143,7 @@ class Processes:
         backoff.retry_at_s = None
 
     def _limit_log(self, name: str) -> None:
-        """Keep a log small, if that can be done: what runs depends on no log.
-
-        The process goes on appending to the same file, so it is emptied, not replaced.
-        """
+        """Keep a log small, if that can be done. The process appends to the same file, so that is emptied."""
         log, aside = self.log(name), self.logs / f"{name}.log.1"
         try:
             if (size := log.stat().st_size) > _LOG_BYTES:
@@ -185,11 +177,7 @@ def wait_until_ready(
     within_s: float = READY_WITHIN_S,
     say: Say = lambda _: None,
 ) -> None:
-    """Wait until `problem` says none.
-
-    Raises:
-        EngineError: one of the processes ended, or it took too long.
-    """
+    """Wait until `problem` says none; raises `EngineError` where one of the processes ended, or it took too long."""
     start = said = time.monotonic()
     while found := problem():
         for process in processes:
@@ -221,8 +209,7 @@ _handed_out = set[int]()
 def free_port() -> int:
     """A port of loopback that nobody listened on just now, and that was not given to this process before.
 
-    Not one that systems give to a client or to a server that asks for any port: a server loads for seconds before it
-    listens, and until then a process of Ray's might have got it.
+    Not one that systems give to who asks for any: a process of Ray's might get it before a server, which loads first.
     """
     while True:
         port = random.choice(_PORTS)

@@ -73,11 +73,8 @@ def open_run(
         fresh: continue only a run that was itself started fresh.
         continue_anyway: continue an interrupted training although its code changed.
         source: the earlier run to take stages from, as the user named it; another name is another run.
-        flow_run_id: the orchestrator's id of the caller. Where the orchestrator believed it dead and started it again,
-            the second waits for the first, and then opens what that one left, instead of doing all of it again.
-
-    Raises:
-        ConfigError: there is no such source.
+        flow_run_id: of the orchestrator. Where it believed the caller dead and started it again, the second waits for
+            the first, and then opens what that one left, instead of doing all of it again.
     """
     paths = profile.paths
     absolute = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}
@@ -157,21 +154,17 @@ def is_running(directory: Path) -> bool:
 
 
 def find_run(runs: Path, name: str) -> Path:
-    """A run's directory by id, unique prefix, path or `latest`.
-
-    Raises:
-        ConfigError: no such run.
-    """
+    """A run's directory by id, unique prefix, path or `latest`; raises `ConfigError` where there is none."""
     for candidate in (runs / name, Path(name)):
         if (candidate / RUN_FILE).exists():
             return candidate.resolve()
-    matches = [d for d in run_folders(runs) if d.name.startswith(name)] if runs.is_dir() else []
+    names = [directory.name for directory in run_folders(runs)]
+    matches = [each for each in names if each.startswith(name)]
     if len(matches) == 1:
-        return matches[0]
+        return runs / matches[0]
     if matches:
-        raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(d.name for d in matches[:5])}")
-    known = ", ".join(d.name for d in run_folders(runs)[:5]) if runs.is_dir() else ""
-    raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {known or 'none'}")
+        raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(matches[:5])}")
+    raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {', '.join(names[:5]) or 'none'}")
 
 
 def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None) -> list[Path]:
@@ -215,12 +208,7 @@ def stage_of(directory: Path, name: str) -> StageResult:
 
 
 def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list[StageResult]:
-    """Finished stages of an earlier run, for a run whose rows are scored with `scored_with`.
-
-    Raises:
-        ConfigError: a stage is not finished, of another version, or scored by other services.
-        ArtifactError: a file is gone or was changed.
-    """
+    """Finished stages of an earlier run, their files verified, for a run whose rows are scored with `scored_with`."""
     results = [stage_of(directory, name) for name in names]
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:

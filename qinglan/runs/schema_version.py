@@ -31,11 +31,7 @@ def record_line(record: BaseModel) -> str:
 
 
 def check_version(values: dict[str, Any], where: object) -> dict[str, Any]:
-    """The values without their number.
-
-    Raises:
-        ArtifactError: a later version wrote them, or their number is none.
-    """
+    """The values without their number; raises `ArtifactError` where a later version wrote them, or it is none."""
     number = values.get(KEY, SCHEMA_VERSION)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ArtifactError(f"{where}: {KEY} is {number!r}, which is no version; restore it from a backup")
@@ -59,13 +55,7 @@ def parse_record(model: type[Model], content: str | bytes, where: object) -> Mod
 
 
 def read_record(model: type[Model], path: Path) -> Model:
-    """A record from a file.
-
-    Raises:
-        OSError: the file can't be read.
-        ArtifactError: a later version wrote it.
-        ValidationError: it holds no such record.
-    """
+    """A record from a file; raises `OSError`, `ValidationError`, or `ArtifactError` where a later version wrote it."""
     return parse_record(model, path.read_bytes(), path)
 
 

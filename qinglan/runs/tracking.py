@@ -109,10 +109,7 @@ class Tracker:
     ) -> None:
         """Note which dataset a run made or used: the run's page links it with all others of that dataset.
 
-        Args:
-            digest: at most 36 characters.
-            context: what for, such as `training`.
-            profile: figures that MLflow shows beside it.
+        The digest has at most 36 characters, `context` is such as `training`, `profile` has figures to show beside it.
         """
         dataset = Dataset(
             name=name[:_MAX_CHARS],

@@ -101,12 +101,7 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def read(cls, folder: Path) -> "Backup":
-        """Read a backup's description.
-
-        Raises:
-            ConfigError: the folder is no backup.
-            ArtifactError: its description is damaged, or of a newer Qinglan.
-        """
+        """A backup's description; `ConfigError` where there is none, `ArtifactError` where it is damaged or newer."""
         path = folder / BACKUP_FILE
         try:
             return read_record(cls, path)

@@ -53,12 +53,7 @@ _SKIPPED_FOLDERS = {
 
 
 def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) -> Backup:
-    """Write a backup into `target`, a folder that is there only once it is complete.
-
-    Raises:
-        ConfigError: `target` holds something, or lies in what it is to keep.
-        ArtifactError: a file can't be read, a database is damaged, or the disk is too small.
-    """
+    """Write a backup into `target`, a folder that is there only once it is complete."""
     target = target.expanduser().resolve()
     state_folder, runs_folder = profile.paths.state.resolve(), profile.paths.runs.resolve()
     roots: dict[Root, Path] = {"state": state_folder} | ({"runs": runs_folder} if runs else {})

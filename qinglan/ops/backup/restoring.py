@@ -26,12 +26,7 @@ _OWNERS = 0o700
 def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = False) -> Backup:
     """Bring state and runs back to where they were.
 
-    Args:
-        replace: put what is there aside, into `.replaced-<time>` in the same folder.
-
-    Raises:
-        ConfigError: the profile's paths are others, there is something already, or a process is running there.
-        ArtifactError: a file of the backup is missing or was changed, or the disk is too small.
+    With `replace` what is there is put aside, into `.replaced-<time>` in the same folder.
     """
     source = source.expanduser().resolve()
     backup = Backup.read(source)

@@ -255,10 +255,9 @@ def age(written: datetime, now: datetime) -> str:
 
 
 def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run: bool) -> Iterator[Removed | Kept]:
-    """Set aside old versions of the profile's tenant and recipe. Each newer one holds its own copy of the splits.
+    """Set aside old versions of the profile's tenant and recipe that `references`, a text, does not name.
 
-    Args:
-        references: text that names the versions in use: of runs that stay, of registered models.
+    Each newer one holds its own copy of the splits.
     """
     root, days = tenant_folder(profile).resolve(), profile.retention.dataset_days
     if not root.is_dir() or days is None:

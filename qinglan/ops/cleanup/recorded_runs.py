@@ -44,11 +44,7 @@ def require_database(profile: Profile, runs: Path) -> None:
 
 
 def registered_versions(profile: Profile) -> dict[str, str]:
-    """Of every version of every model: its label, and the tags and addresses, which name the runs it was made of.
-
-    Raises:
-        ConfigError: it can't be read, so nothing may be removed.
-    """
+    """Of every version of every model: its label, and the tags and addresses, which name the runs it was made of."""
     if is_missing_database(profile.tracking_uri):
         return {}
     with registry_of(profile).asking() as client:
@@ -64,11 +60,7 @@ def registered_versions(profile: Profile) -> dict[str, str]:
 def remove_tracked_runs(
     profile: Profile, kept_folders: Collection[str], registered: Iterable[str], now: datetime, *, dry_run: bool
 ) -> Iterator[Removed | Kept]:
-    """Remove MLflow's runs with their artifacts that neither a registered version nor a run folder that stays needs.
-
-    Args:
-        registered: for each version, the text that names its runs.
-    """
+    """Remove MLflow's runs with their artifacts that neither a registered version nor a run folder that stays needs."""
     days = profile.retention.mlflow_days
     if days is None or is_missing_database(profile.tracking_uri):
         return
@@ -133,11 +125,7 @@ def _purge(client: "MlflowClient", run: "Run", uri: str) -> None:
 def remove_flow_runs(
     server: PrefectServer, profile: Profile, days: float, now: datetime, *, dry_run: bool
 ) -> Iterator[Removed]:
-    """Delete this profile's flow runs that ended so many days ago, whether by a schedule or by hand.
-
-    Raises:
-        ConfigError: the server can't be reached, or refuses.
-    """
+    """Delete this profile's flow runs that ended so many days ago, whether by a schedule or by hand."""
     before = now - timedelta(days=days)
     try:
         with server.client() as api:

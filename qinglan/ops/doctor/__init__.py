@@ -36,9 +36,7 @@ def examine(
 ) -> Iterator[DoctorFinding]:
     """Make all checks side by side; the results come in a fixed order.
 
-    Args:
-        may_pay: also make one short call to each paid chat service.
-        deploys: what only `qinglan up` and `qinglan deploy` need must be there, too.
+    With `may_pay`, one short call to each paid chat service, too; with `deploys`, what only `qinglan up` needs, too.
     """
     values = _secret_values(profile)
     planned_checks = plan_checks(profile, flow, may_pay=may_pay, deploys=deploys)

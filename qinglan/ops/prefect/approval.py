@@ -14,11 +14,7 @@ _TRIES, _POLL_S = 10, 0.5
 
 
 def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
-    """Give an answer to the flow that waits for it, as the form in Prefect's UI does.
-
-    Raises:
-        ConfigError: the server can't be reached, or the flow does not wait.
-    """
+    """Give an answer to the flow that waits for it, as the form in Prefect's UI does."""
     advice = "if it no longer runs, run it again, and answer then"
     try:
         with server_at(waiting.api_url, state).client(timeout_s=10.0) as api:

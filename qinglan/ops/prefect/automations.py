@@ -135,12 +135,7 @@ def site_automations(profile: Profile) -> list[Spec]:
 
 
 def profile_automations(profile: Profile, deployments: Sequence[Deployment], webhook: str | None) -> list[Spec]:
-    """Those of the profile.
-
-    Args:
-        deployments: all of Qinglan's on the server.
-        webhook: id of the block that holds the webhook's address; None where no message is to be sent.
-    """
+    """Those of the profile; `webhook` is the block that holds the address, None where no message is to be sent."""
     specs = _notices(profile, deployments, webhook) if webhook else []
     stopped, pause_at = trains_by_itself(deployments, profile), profile.automations.pause_at
     if not (pause_at and stopped):

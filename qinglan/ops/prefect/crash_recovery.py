@@ -104,8 +104,7 @@ def crash_retries_on(api: httpx2.Client) -> int:
 def requeue_crashed(api: httpx2.Client, now: datetime | None = None, settled_for: timedelta = SETTLED_FOR) -> list[str]:
     """Put crashed runs that have retries left back into their queues, as the automation does; their names.
 
-    Args:
-        settled_for: how long ago a run must have crashed, so that the automation won't do it any more.
+    A run must have crashed `settled_for` ago, so that the automation won't do it any more.
     """
     now = now or datetime.now(UTC)
     crashed = {

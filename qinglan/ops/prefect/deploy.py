@@ -43,10 +43,7 @@ def deploy_site(profile: Profile, say: Say) -> None:
 def register(api: httpx2.Client, env: dict[str, str], prefect_file: Path, profile: Profile, say: Say) -> list[str]:
     """Deploy, and make the automations; what was done to those, by line.
 
-    Paused deployments stay paused, and schedules stay as users have switched them.
-
-    Args:
-        env: by which `prefect deploy` finds the server.
+    Paused deployments stay paused, and schedules as users have switched them. `env` names the server.
     """
     with as_switched(api, prefect_file, say) as switched:
         log = profile.paths.state.resolve() / "logs" / "deploy.log"

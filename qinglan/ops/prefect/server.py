@@ -77,11 +77,7 @@ class PrefectServer:
 
 
 def find_server(state: Path) -> PrefectServer | None:
-    """The server that flows of this site talk to; None where none is configured or announced in `paths.state`.
-
-    Raises:
-        ConfigError: Prefect's settings can't be read.
-    """
+    """The server that flows of this site talk to; None where none is configured or announced in `paths.state`."""
     url, key, auth_string = _prefect_settings()
     if url:
         origin = "PREFECT_API_URL" if os.environ.get("PREFECT_API_URL") else "Prefect's settings"

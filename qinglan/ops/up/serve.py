@@ -160,11 +160,7 @@ class _LocalSite:
 
 
 def _configured_port(server: PrefectServer | None, asked: int | None) -> int | None:
-    """The port that the user's environment or Prefect profile expects a server of this machine on, if any.
-
-    Raises:
-        ConfigError: it expects one elsewhere.
-    """
+    """The port that the user's settings expect a server of this machine on; `ConfigError` where they expect another."""
     if server is None or server.is_of_up:
         return asked
     port = urlsplit(server.api_url).port
@@ -186,11 +182,7 @@ def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
 
 
 def simulated_services(profile: Profile) -> list[SimulatedService]:
-    """Those that the profile calls `embedded`.
-
-    Raises:
-        ConfigError: the profile's sample can't be made.
-    """
+    """Those that the profile calls `embedded`; raises `ConfigError` where the profile's sample can't be made."""
 
     def service(title: str, argv: list[str], first_port: int, path: str) -> SimulatedService:
         port = port_from(first_port)

@@ -114,16 +114,14 @@ class Registry:
     def promote(self, version: str, *, force_reason: str = "") -> Released:
         """Make it the champion; the champion becomes the previous one.
 
-        Raises:
-            ConfigError: no such version, or the gate did not pass it and `force_reason` is empty.
-            ArtifactError: its weights can't be found.
+        Raises `ConfigError` where the gate did not pass it and `force_reason` is empty.
         """
         with self._change() as client:
             wanted, aliases = self._releasable(version, force_reason), self.aliases()
-            old = aliases.get("champion", "")
-            forced = f", although the gate said {wanted.verdict}: {force_reason}" if force_reason else ""
+            old, forced = aliases.get("champion", ""), ""
             if force_reason:
                 self._set_tags(version, forced=force_reason)
+                forced = f", although the gate said {wanted.verdict}: {force_reason}"
             if old != version:
                 self._note(wanted, f"promoted{f', replaces version {old}' if old else ''}{forced}")
                 self._replace(wanted, old)
@@ -198,10 +196,8 @@ class Registry:
             if back.rolled_back_to == bad:
                 if repaired:
                     return champion  # this very rollback was interrupted before
-                raise ConfigError(
-                    f"{self.name}: version {good} was itself rolled back to {bad}, at {back.rolled_back_at}; "
-                    f"`qinglan release promote {good}` returns to it all the same"
-                )
+                when, hint = back.rolled_back_at, f"`qinglan release promote {good}` returns to it all the same"
+                raise ConfigError(f"{self.name}: version {good} was itself rolled back to {bad}, at {when}; {hint}")
             self._require_weights(back)
             self._note(champion, f"rolled back to version {good}: {reason}")
             self._set_tags(bad, rolled_back=reason, rolled_back_to=good, rolled_back_at=_second())
@@ -248,9 +244,9 @@ class Registry:
     def _same_weights(self, wanted: Released) -> str:
         versions = self.versions()
         twins = [each for each in versions if each.sha256 == wanted.sha256 and each.version != wanted.version]
-        if found := next((each for each in twins if "champion" in each.aliases), None):
-            return f"version {found.version}, the champion, has the same weights"
-        for each in twins:
+        for each in sorted(twins, key=lambda each: "champion" not in each.aliases):
+            if "champion" in each.aliases:
+                return f"version {each.version}, the champion, has the same weights"
             if each.rolled_back_to or each.withdrawn:
                 how = "rolled back" if each.rolled_back_to else "withdrawn"
                 return f"version {each.version} has the same weights and was {how}"
@@ -274,22 +270,22 @@ class Registry:
         """Complete what a killed process left half done; was there anything?"""
         aliases = self.aliases()
         champion = aliases.get("champion")
-        if champion is None or champion not in (aliases.get("previous"), aliases.get("challenger")):
-            return False
-        if aliases.get("challenger") == champion:
-            self._client.delete_registered_model_alias(self.name, "challenger")
-        if aliases.get("previous") == champion:
-            versions = self.versions()
-            rolled_back = [version for version in versions if version.rolled_back_to == champion]
-            if rolled_back:
-                before = max(rolled_back, key=lambda version: version.rolled_back_at).version
-            else:
-                before = next(version.replaced for version in versions if version.version == champion)
+        doubled = [alias for alias in ("challenger", "previous") if champion and aliases.get(alias) == champion]
+        for alias in doubled:
+            before = self._before(champion) if alias == "previous" else ""
             if before:
-                self._client.set_registered_model_alias(self.name, "previous", before)
+                self._client.set_registered_model_alias(self.name, alias, before)
             else:
-                self._client.delete_registered_model_alias(self.name, "previous")
-        return True
+                self._client.delete_registered_model_alias(self.name, alias)
+        return bool(doubled)
+
+    def _before(self, champion: str) -> str:
+        """What a rollback to it, or else its promotion, replaced."""
+        versions = self.versions()
+        rolled_back = [version for version in versions if version.rolled_back_to == champion]
+        if rolled_back:
+            return max(rolled_back, key=lambda version: version.rolled_back_at).version
+        return next(version.replaced for version in versions if version.version == champion)
 
     def _releasable(self, version: str, force_reason: str) -> Released:
         self._repair()
@@ -391,10 +387,7 @@ def rival_of(run: Run) -> Released | None:
     A run that goes on after it has promoted its own model does not compare that with itself.
     """
     registry, path = registry_of(run.profile), run.directory / RIVAL_FILE
-    try:
-        pinned: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        pinned = {}
+    pinned: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if pinned.get("name") == registry.name:
         champion = registry.version(pinned["version"]) if pinned["version"] else None
         if champion is None or champion.sha256 == pinned["sha256"]:

@@ -24,8 +24,6 @@ from qinglan.cli.serve import serve as serve_champion
 from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError, first_line
 
-_LATEST = "latest"
-
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(review_app, name="review")
 app.add_typer(ledger_app, name="ledger")
@@ -54,9 +52,7 @@ def run(
             "--continue-anyway", help="pipeline, train: continue an interrupted training although its code changed."
         ),
     ] = False,
-    source: Annotated[
-        str | None, typer.Option("--from", help="train, evaluate, release: the run to start from; the newest.")
-    ] = None,
+    source: Annotated[str | None, typer.Option("--from", help="The run to start from; the newest.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
 ) -> None:
     """Run a flow here and print its result table."""
@@ -74,8 +70,7 @@ def run(
         require(loaded, flow)
         print_estimate(loaded, flow)
         return
-    paths = loaded.paths
-    with prefect_for(paths.state, say) as wait_for_prefect:  # what follows takes seconds, as the server's start does
+    with prefect_for(loaded.paths.state, say) as wait_for_prefect:  # what follows takes seconds, as its start does
         with without_garbage_collection():
             from qinglan.ops.preflight import require
 
@@ -97,23 +92,18 @@ def run(
         report = Report.read(written)
     out.print()
     out.print(print_table(report))
-    out.print(f"Report: {(paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
+    out.print(f"Report: {(loaded.paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
     if failure:
         raise failure
 
 
 @app.command()
 def show(
-    run_name: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`: with --profile, of that one."),
-    ],
+    run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Student against teacher, each figure with its 95% interval.")
     ] = False,
-    profile: Annotated[
-        str | None, typer.Option(help="Name of a file in configs/, or a path; `embedded` if not given.")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="As for `run`; then `latest` is the newest of it.")] = None,
     set_: SetOption = None,
 ) -> None:
     """Print a run's result table again, and its status if it has none yet or ended early."""
@@ -181,13 +171,11 @@ def _find_run(profile: Profile, name: str, *, of_profile: bool) -> Path:
     from qinglan.runs.run import find_run, runs_of
 
     runs = profile.paths.runs
-    if name != _LATEST or not of_profile:
+    if name != "latest" or not of_profile:
         return find_run(runs, name)
-    mine = [directory.resolve() for directory in runs_of(runs, profile.name)] if runs.is_dir() else []
+    mine = [directory.resolve() for directory in runs_of(runs, profile.name)]
     if not mine:
-        raise ConfigError(
-            f"run `{_LATEST}`: profile {profile.name} has no run under {runs}; start one, or leave out --profile "
-            "for the last one of any"
-        )
-    last = (runs / _LATEST).resolve()
+        hint = "start one, or leave out --profile for the last one of any"
+        raise ConfigError(f"run `latest`: profile {profile.name} has no run under {runs}; {hint}")
+    last = (runs / "latest").resolve()
     return last if last in mine else mine[0]

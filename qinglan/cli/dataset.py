@@ -85,8 +85,8 @@ def show_diff(
         say(f"  {what}: {count(n)}")
     if not found.examples:
         return
-    rows = find_rows(new, {c.row_id for c in found.examples if c.kind != "removed"})
-    rows |= find_rows(old, {c.row_id for c in found.examples if c.kind == "removed"})
+    ids = {change.row_id for change in found.examples}
+    rows = find_rows(old, ids) | find_rows(new, ids)
     table = Table(box=None, pad_edge=False)
     for head in ("", "row", "source", "question", "rewrite", "what"):
         longest = 19 if head == "what" else None  # worse_than_original
@@ -105,12 +105,12 @@ def _lineage(version: "Version", row_id: str) -> Table:
 
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:
-        raise ConfigError(
-            f"dataset version {version.id}: has no row `{row_id}`; ids are in {version.directory / INDEX}"
-        )
-    ranks = []
-    for found in (row.original_retrieved, row.answer_retrieved):  # a dash where nothing is to be found
-        ranks.append(str(found.rank(row.gold_id) or "missed") if found and row.gold_id is not None else NONE)
+        index = version.directory / INDEX
+        raise ConfigError(f"dataset version {version.id}: has no row `{row_id}`; ids are in {index}")
+    ranks = [  # a dash where nothing is to be found
+        str(found.rank(row.gold_id) or "missed") if found and row.gold_id is not None else NONE
+        for found in (row.original_retrieved, row.answer_retrieved)
+    ]
     facts = {
         "row": row.id,
         "source": row.source,

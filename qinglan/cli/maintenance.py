@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,8 @@ from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import FlowName, load_profile
 from qinglan.errors import ConfigError, StageError
 from qinglan.text import size
+
+_MARKS = {"problem": "[red]✗[/red]", "note": "[yellow]![/yellow]", "fine": "[green]✓[/green]"}
 
 
 def doctor(
@@ -20,37 +22,27 @@ def doctor(
     paid_probe: Annotated[
         bool, typer.Option("--paid-probe", help="Also make one short call to each paid chat service.")
     ] = False,
-    deploys: Annotated[
-        bool, typer.Option("--deploy", help="Also what only `qinglan up` and `qinglan deploy` need: the webhook.")
-    ] = False,
+    deploys: Annotated[bool, typer.Option("--deploy", help="Also the webhook, which deploying needs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check machine, files, keys, services and devices before anything is spent; takes under 30 s."""
-    from qinglan.ops.doctor import DoctorFinding, examine
+    from qinglan.ops.doctor import examine
 
-    found: list[DoctorFinding] = []
+    found: list[dict[str, Any]] = []
     for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
+        check = finding.check
+        status = "problem" if check.problem else "note" if check.note else "fine"
         if not as_json:
-            check = finding.check
-            if not found or found[-1].group != finding.group:
+            if not found or found[-1]["group"] != finding.group:
                 out.print(f"[bold]{finding.group}[/bold]", highlight=False)
-            mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
-            out.print(f"{mark} ", end="", highlight=False)
+            out.print(_MARKS[status], end=" ", highlight=False)
             text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
             say(text if text.startswith(check.name) else f"{check.name}: {text}")
-        found.append(finding)
-    problems = sum(finding.check.problem is not None for finding in found)
+        seconds = round(finding.seconds, 2)
+        found.append({"group": finding.group, **asdict(check), "status": status, "seconds": seconds})
+    problems = sum(finding["status"] == "problem" for finding in found)
     if as_json:
-        findings = [
-            {
-                "group": finding.group,
-                **asdict(finding.check),
-                "status": "problem" if finding.check.problem else "note" if finding.check.note else "fine",
-                "seconds": round(finding.seconds, 2),
-            }
-            for finding in found
-        ]
-        data = {"profile": profile, "flow": flow, "is_ready": not problems, "findings": findings}
+        data = {"profile": profile, "flow": flow, "is_ready": not problems, "findings": found}
         out.print_json(data=data, ensure_ascii=False, highlight=False)
     if problems:
         raise ConfigError(f"{problems} of the checks failed")

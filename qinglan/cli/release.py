@@ -108,12 +108,8 @@ def approve(
 
 
 def lineage(
-    subject: Annotated[
-        str, typer.Argument(metavar="VERSION|RUN", help="A version's number, an alias, or a run's id.")
-    ] = "champion",
-    metric: Annotated[
-        str | None, typer.Option(help="One of the recipe's metrics, such as top1 or quality; the first, if not given.")
-    ] = None,
+    subject: Annotated[str, typer.Argument(metavar="VERSION|RUN", help="A number, alias, or run's id.")] = "champion",
+    metric: Annotated[str | None, typer.Option(help="One of the recipe's, such as top1; else the first.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Follow this row; may be given several times.")] = None,
     worst: Annotated[int, typer.Option(min=0, help="Without --row: follow that many of the lowest rows.")] = 2,
     arm: Annotated[str | None, typer.Option(help="Of a run; the gate's challenger if not given.")] = None,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.table import Table
@@ -11,18 +11,16 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
-from qinglan.text import one_line
+from qinglan.text import NONE, one_line
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
 _SHOWN_PROBLEMS = 20
-_MAX_ROWS = 10_000
-_NOBODY = "–"
 
 
 @app.command("export")
 def export_workbook(
     run: Annotated[str, typer.Option(help="A run's id, a unique prefix, or `latest`.")] = "latest",
-    rows: Annotated[int, typer.Option(min=1, max=_MAX_ROWS, help="Rows to review.")] = 200,
+    rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows to review.")] = 200,
     workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")] = Path("review.xlsx"),
     again: Annotated[bool, typer.Option("--again", help="Also rows whose answer was reviewed before.")] = False,
     profile: ProfileOption = "embedded",
@@ -60,17 +58,13 @@ def import_workbook(
         shown = f"{len(sheet.problems)} cells to correct" + (f", {more} of them not shown" if more > 0 else "")
         raise WorkbookError(f"{file}: {shown}; nothing was imported")
     added = add_reviews(loaded, sheet.reviews)
-    verdicts = Counter(review.verdict for review in sheet.reviews)
-    say(
-        f"{file}: {verdicts['accept']:,} accepted, {verdicts['reject']:,} rejected, {verdicts['correct']:,} corrected; "
-        f"{sheet.without_verdict:,} rows without a verdict"
-    )
+    n = Counter(review.verdict for review in sheet.reviews)
+    counts = f"{n['accept']:,} accepted, {n['reject']:,} rejected, {n['correct']:,} corrected"
+    say(f"{file}: {counts}; {sheet.without_verdict:,} rows without a verdict")
     if sheet.lone_comments:
         say(f"not kept: {sheet.lone_comments:,} comments on rows without a verdict")
-    say(
-        f"{store_path(loaded)}: {len(added.new):,} new, {added.replaced:,} of them against an earlier verdict; "
-        f"{added.unchanged:,} unchanged"
-    )
+    counts = f"{len(added.new):,} new, {added.replaced:,} of them against an earlier verdict"
+    say(f"{store_path(loaded)}: {counts}; {added.unchanged:,} unchanged")
     control = sheet.control
     if control.reviewed:
         low, high = control.interval
@@ -84,14 +78,12 @@ def import_workbook(
 
 @app.command("list")
 def list_reviews(
-    run: Annotated[
-        str | None, typer.Option(help="Also say how many verdicts hold for this run's rows: its id, or `latest`.")
-    ] = None,
+    run: Annotated[str | None, typer.Option(help="Also count the verdicts that hold for this run.")] = None,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
     """Count the current verdicts, by tenant and reviewer."""
-    from qinglan.data.review import Reviews, read_store, store_path
+    from qinglan.data.review import Reviews, ReviewVerdict, read_store, store_path
     from qinglan.data.review.export import count_verdicts
 
     loaded = load_profile(profile, set_ or ())
@@ -101,8 +93,8 @@ def list_reviews(
         for reviewer in sorted({review.reviewer for review in current}):
             mine = [review for review in current if review.reviewer == reviewer]
             counts = Counter(review.verdict for review in mine)
-            numbers = (f"{counts[verdict]:,}" for verdict in ("accept", "reject", "correct"))
-            who = (Text(mine[0].tenant), Text(one_line(reviewer) or _NOBODY))  # a cell's text may look like markup
+            numbers = (f"{counts[verdict]:,}" for verdict in get_args(ReviewVerdict))
+            who = (Text(mine[0].tenant), Text(one_line(reviewer) or NONE))  # a cell's text may look like markup
             table.add_row(*who, *numbers, max(review.imported_at for review in mine))
     if not table.rows:
         say(f"no reviews under {store_path(loaded).parent}; start with `qinglan review export`")

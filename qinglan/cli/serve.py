@@ -49,9 +49,7 @@ def serve(
 @canary_app.command()
 def start(
     version: VersionArgument,
-    share: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Of the requests; serve.canary.share if not given.")
-    ] = None,
+    share: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Else serve.canary.share.")] = None,
     force: ForceOption = False,
     reason: ReasonOption = "",
     profile: ProfileOption = "embedded",
@@ -156,10 +154,8 @@ def _version_to_promote(profile: Profile, registry: "Registry") -> str:
         last_one = f"; the last one: {_describe_verdict(last)}" if last else ""
         raise ConfigError(f"there is no canary to promote{last_one}; name a VERSION")
     if replaced_by := registry.version(last.challenger).rolled_back_to:
-        raise ConfigError(
-            f"version {last.challenger} did better in the last canary, but was rolled back to version {replaced_by} "
-            "since then; name a VERSION"
-        )
+        problem = f"did better in the last canary, but was rolled back to version {replaced_by} since then"
+        raise ConfigError(f"version {last.challenger} {problem}; name a VERSION")
     return last.challenger
 
 
@@ -179,8 +175,5 @@ def _last_verdict(profile: Profile) -> "CanaryVerdict | None":
 
 
 def _describe_verdict(verdict: "CanaryVerdict") -> str:
-    judgement = verdict.judgement
-    return (
-        f"version {verdict.challenger} against {verdict.champion}, {verdict.requests:,} requests: "
-        f"{judgement.outcome}, {judgement.reason}"
-    )
+    arms, judgement = f"version {verdict.challenger} against {verdict.champion}", verdict.judgement
+    return f"{arms}, {verdict.requests:,} requests: {judgement.outcome}, {judgement.reason}"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from pydantic import BaseModel
 
@@ -24,16 +23,15 @@ from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.distillation import distill_requests
+from qinglan.recipes.kinds.recipe import JudgeUse
 from qinglan.rows import Row
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import sample_of
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
 
-_ENOUGH_CALLS = 20
-_AT_ONCE = 1000
-_PASSAGES = "rl passages"
-_VERDICTS, _AGREEMENT = "rl verdicts", "local judge"
-_PANEL = "evaluate"
+_ENOUGH_CALLS, _AT_ONCE = 20, 1000
+_PASSAGES, _VERDICTS, _AGREEMENT, _PANEL = "rl passages", "rl verdicts", "local judge", "evaluate"
+_USES: dict[str, JudgeUse] = {_PASSAGES: "passage", _VERDICTS: "passage", _AGREEMENT: "passage", _PANEL: "texts"}
 _PASSES = 2
 """Of the panel over each test question."""
 _ARMS = 6
@@ -159,9 +157,8 @@ def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_
         samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
         if local := judge.local:
             yield _Part("judge", _AGREEMENT, judge, PASSAGES_A_ROW * local.agreement_rows)
-            yield _Part(
-                "judge", _VERDICTS, Endpoint(model=local.model, max_tokens=local.max_tokens), samples, price=local.price
-            )
+            served = Endpoint(model=local.model, max_tokens=local.max_tokens)
+            yield _Part("judge", _VERDICTS, served, samples, price=local.price)
         else:
             yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
             # About the best passage of a sample without a label in use.
@@ -200,12 +197,7 @@ def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: 
     if first:
         messages = first.body["messages"]
     else:
-        asks: Literal["text", "texts", "passage"] = "text"
-        if part.what == _PANEL:
-            asks = "texts"
-        elif part.what in (_PASSAGES, _VERDICTS, _AGREEMENT):
-            asks = "passage"
+        use, texts = _USES.get(part.what, "text"), _ARMS + len(profile.evaluate.teachers)
         passage = "字" * PASSAGE_CHARS * (2 if part.what == _VERDICTS else 1)
-        texts = _ARMS + len(profile.evaluate.teachers)
-        messages = get_recipe(profile.recipe).estimate_messages(asks, sample, profile, texts=texts, passage=passage)
+        messages = get_recipe(profile.recipe).estimate_messages(use, sample, profile, texts, passage)
     return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in messages), part.endpoint.max_tokens, 0

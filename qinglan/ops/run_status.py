@@ -1,5 +1,6 @@
 """The status of a run: running, waiting for approval, ended or ended early; its stages and its log."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,16 +65,12 @@ def _sentence(directory: Path, record: _RunRecord) -> str:
     if running:
         status = "has not ended, so it has no report yet; look again later"
     elif record.finished:
-        status = (
-            f"has ended, but its {REPORT_FILE} is missing; restore it from a backup, or run it again, which "
-            "uses its stages"
-        )
+        hint = "restore it from a backup, or run it again, which uses its stages"
+        status = f"has ended, but its {REPORT_FILE} is missing; {hint}"
     else:
         why = f": {record.ended_by}" if record.ended_by else ", as no process of this machine runs it"
-        status = (
-            f"ended before its report{why}; `qinglan run {record.flow} "
-            f"--profile {record.profile_name}` with the same --set goes on with it"
-        )
+        command = f"qinglan run {record.flow} --profile {record.profile_name}"
+        status = f"ended before its report{why}; `{command}` with the same --set goes on with it"
     runs = runs_of(directory.parent, record.profile_name)
     newest = next((each for each in runs if (each / REPORT_FILE).exists()), None)
     shown = f"; the newest that has one: `qinglan show {newest.name}`" if newest else ""
@@ -81,15 +78,12 @@ def _sentence(directory: Path, record: _RunRecord) -> str:
 
 
 def _rest(directory: Path, record: _RunRecord, profile: Profile) -> list[str]:
-    begun = sorted(
-        file.parent.name for file in directory.glob("*/started.json") if not (file.parent / MANIFEST).exists()
-    )
+    stages = sorted(file.parent for file in directory.glob("*/started.json"))
+    begun = [stage.name for stage in stages if not (stage / MANIFEST).exists()]
     lines = [f"Begun, but not done: {', '.join(begun)}"] if begun else []
-    if record.flow_run_id:
-        page = _pages_of_prefect(profile)
-        served = "on Prefect's pages, which `qinglan up` serves"
-        where = f"{page}/runs/flow-run/{record.flow_run_id}" if page else f"flow run {record.flow_run_id} {served}"
-        lines.append(f"Log: {where}")
+    if flow_run := record.flow_run_id:
+        page, served = _pages_of_prefect(profile), "on Prefect's pages, which `qinglan up` serves"
+        lines.append(f"Log: {page}/runs/flow-run/{flow_run}" if page else f"Log: flow run {flow_run} {served}")
     logs = sorted(directory.glob("*/*.log"), key=lambda path: path.stat().st_mtime_ns)
     return [*lines, *(f"Log of {log.parent.name}: {log}" for log in logs[-1:])]
 
@@ -97,8 +91,7 @@ def _rest(directory: Path, record: _RunRecord, profile: Profile) -> list[str]:
 def _pages_of_prefect(profile: Profile) -> str | None:
     if profile.notify.ui_url:
         return profile.notify.ui_url.rstrip("/")
-    try:
-        server = find_server(profile.paths.state)
-    except ConfigError:  # a Prefect profile that can't be read says nothing of where the log is
-        return None
-    return server.shown_url.removesuffix("/api") if server else None
+    with suppress(ConfigError):  # a Prefect profile that can't be read says nothing of where the log is
+        if server := find_server(profile.paths.state):
+            return server.shown_url.removesuffix("/api")
+    return None

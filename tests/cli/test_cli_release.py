@@ -134,7 +134,7 @@ def test_an_answer_reaches_the_flow_that_waits(
     status: int,
     says: str,
 ):
-    monkeypatch.setattr(approval, "_POLL_S", 0.0)
+    monkeypatch.setattr(approval, "_TRIES", 1)
     service = serve(lambda _: reply)
     with open_run(profile, "evaluate") as run:
         waits_at(run, service.url)

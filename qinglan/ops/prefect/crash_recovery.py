@@ -23,7 +23,6 @@ from qinglan.training.engines.ray_jobs import stop_jobs_of
 SILENT_FOR = timedelta(hours=1)
 SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
 """Prefect may take a quarter of an hour for an event that it received before the one it follows."""
-_ANY_OF_A_RUN = {"prefix": ["prefect.flow-run."]}
 
 
 def recover_runs(profile: Profile, warn: Say) -> None:
@@ -52,10 +51,14 @@ def crash_silent(api: httpx2.Client, now: datetime | None = None) -> list[str]:
     if not found or not _has_event(api, since, now - SILENT_FOR / 2):
         return []
     state = {"type": "CRASHED", "message": "no heartbeat for an hour: its process has ended"}
-    heartbeat, crashed = {"name": ["prefect.flow-run.heartbeat"]}, []
+    heartbeat, any_of_a_run = {"name": ["prefect.flow-run.heartbeat"]}, {"prefix": ["prefect.flow-run."]}
+    crashed = []
     for run in found:
-        sent_one = _has_event(api, datetime.fromisoformat(run["start_time"]), since, run["id"], heartbeat)
-        if sent_one and not _has_event(api, since, now, run["id"]) and _set_state(api, run["id"], state):
+        of_run = {"resource": {"id": [f"prefect.flow-run.{run['id']}"]}}
+        start = datetime.fromisoformat(run["start_time"])
+        sent_one = _has_event(api, start, since, **of_run, event=heartbeat)
+        is_silent = sent_one and not _has_event(api, since, now, **of_run, event=any_of_a_run)
+        if is_silent and _set_state(api, run["id"], state):
             crashed.append(run["name"])
     return crashed
 
@@ -140,15 +143,7 @@ def _set_state(api: httpx2.Client, run_id: str, state: dict[str, str], *, force:
     return bool(answer.get("status") == "ACCEPT")
 
 
-def _has_event(
-    api: httpx2.Client,
-    since: datetime,
-    until: datetime,
-    run_id: str = "",
-    event: Mapping[str, list[str]] = _ANY_OF_A_RUN,
-) -> bool:
-    """Did the server receive an event of this flow run, or without `run_id` any event at all?"""
-    asked: dict[str, object] = {"occurred": {"since": since.isoformat(), "until": until.isoformat()}}
-    if run_id:
-        asked |= {"resource": {"id": [f"prefect.flow-run.{run_id}"]}, "event": event}
+def _has_event(api: httpx2.Client, since: datetime, until: datetime, **query: Any) -> bool:
+    """Did the server receive such an event?"""
+    asked = {"occurred": {"since": since.isoformat(), "until": until.isoformat()}} | query
     return bool(call(api, "POST", "events/filter", {"filter": asked, "limit": 1})["events"])

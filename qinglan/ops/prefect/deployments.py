@@ -23,9 +23,6 @@ TRAIN_DEPLOYMENT = "train/train"
 """What trains on a new dataset where the profile has no deployment of its own for that."""
 _NOTE = "qinglan_schedules_on"
 """A variable on the server, as any machine may deploy next: the schedules that prefect.yaml had on the last time."""
-_MOST_CHARS = 5_000
-"""Of a variable's value, as JSON: Prefect's limit, about 130 schedules that are on in the file."""
-
 _Entry = dict[str, Any]
 
 
@@ -138,15 +135,13 @@ def _switched(name: str, wanted: _Entry, switches: Mapping[str, bool], noted: se
     is_on, file_has_on = switches.get(str(wanted.get("slug"))), _is_on(wanted)
     if is_on is None or file_has_on is None or is_on == file_has_on:
         return wanted
-    title, words = f"{name}/{wanted['slug']}", {True: "on", False: "off"}
-    there, here = words[is_on], words[file_has_on]
-    if noted is None:
-        say(f"schedule {title} stays {there}, as it is on the server; prefect.yaml has it {here}")
-    elif (title in noted) == file_has_on:
-        say(f"schedule {title} stays {there}, as it was switched by hand")
-    else:
+    title = f"{name}/{wanted['slug']}"
+    there, here = ("on", "off") if is_on else ("off", "on")
+    if noted is not None and (title in noted) != file_has_on:
         say(f"schedule {title} is switched {here}, as prefect.yaml has it {here} now")
         return wanted
+    why = "it was switched by hand" if noted is not None else f"it is on the server; prefect.yaml has it {here}"
+    say(f"schedule {title} stays {there}, as {why}")
     return wanted | {"active": is_on}
 
 
@@ -158,7 +153,7 @@ def _is_on(schedule: _Entry) -> bool | None:
 
 def _note(api: httpx2.Client, before: set[str] | None, on: set[str], say: Say) -> None:
     value: list[str] | None = sorted(on)
-    if len(json.dumps(value)) > _MOST_CHARS:
+    if len(json.dumps(value)) > 5_000:  # Prefect's limit, about 130 schedules
         say(f"prefect.yaml has {len(on)} schedules on, too many to note: later changes of them there are only reported")
         value = None
     if value is not None and before == on:

@@ -1,12 +1,13 @@
 """Writes rows to a workbook for users; a text never becomes a formula."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import openpyxl
 from openpyxl.cell import Cell, WriteOnlyCell
-from openpyxl.styles import Font
+from openpyxl.styles import Alignment, Font, PatternFill
 from openpyxl.utils import get_column_letter
 
 from qinglan.data.sources.records import without_illegal
@@ -18,6 +19,8 @@ ROWS_A_SHEET = 1_048_575
 """Excel's limit, less the header."""
 
 CellValue = str | float | None
+WRAPPED = Alignment(wrap_text=True, vertical="top")
+_YELLOW = PatternFill("solid", fgColor="FFF8DC")
 
 
 class Column(NamedTuple):
@@ -35,20 +38,50 @@ def write_rows(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
 
     Cells longer than Excel's 32,767 characters are cut. Rows beyond an Excel sheet's 1,048,576 go to further sheets.
     """
-    book = openpyxl.Workbook(write_only=True)
-    columns, count, filled = columns_of(recipe), 0, 0
-    sheet = _new_sheet(book, 1, columns)
-    for row in rows:
-        if filled == ROWS_A_SHEET:
-            _close(sheet, filled, columns)
-            sheet, filled = _new_sheet(book, count // ROWS_A_SHEET + 1, columns), 0
-        values = (column.value(row) for column in columns)
-        sheet.append([text_cell(sheet, value) if isinstance(value, str) else value for value in values])
-        count, filled = count + 1, filled + 1
-    _close(sheet, filled, columns)
+    book, columns, count = openpyxl.Workbook(write_only=True), columns_of(recipe), 0
+    for number, group in groupby(enumerate(rows), lambda item: item[0] // ROWS_A_SHEET):
+        sheet = book.create_sheet(f"数据{number + 1}" if number else "数据")
+        count += fill_sheet(sheet, columns, (row for _, row in group))
+    if not count:
+        fill_sheet(book.create_sheet("数据"), columns, ())
     with written_whole(path) as partial:
         book.save(partial)
     return Artifact.of(path, count)
+
+
+def fill_sheet(
+    sheet: Any, columns: Sequence[Column], rows: Iterable[Row], *, freeze: str = "A2", wrapped: bool = False
+) -> int:
+    """Write a header and a line a row to a sheet in openpyxl's write-only mode; how many rows there were."""
+    sheet.freeze_panes = freeze
+    for place, column in enumerate(columns, 1):
+        sheet.column_dimensions[get_column_letter(place)].width = column.width
+    header = [header_cell(sheet, column.title) for column in columns]
+    for cell, column in zip(header, columns, strict=True):
+        if column.fill_in:
+            cell.fill = _YELLOW
+    sheet.append(header)
+    count = 0
+    for row in rows:
+        sheet.append([_cell(sheet, column, column.value(row), wrapped) for column in columns])
+        count += 1
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{count + 1}"
+    return count
+
+
+def _cell(sheet: Any, column: Column, value: CellValue, wrapped: bool) -> Cell | CellValue:
+    if not (wrapped or isinstance(value, str)):
+        return value
+    cell = text_cell(sheet, value) if isinstance(value, str) else WriteOnlyCell(sheet, value)
+    if wrapped:
+        cell.alignment = WRAPPED
+    if column.fill_in:
+        cell.fill = _YELLOW
+    if column.machine:
+        cell.font = Font(color="999999", size=9)
+    if column.fill_in or column.machine:
+        cell.number_format = "@"  # text, so that `=1` or `3-4` stays as typed
+    return cell
 
 
 def header_cell(sheet: Any, title: str) -> Cell:
@@ -65,20 +98,6 @@ def text_cell(sheet: Any, text: str) -> Cell:
     if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         cell.quotePrefix = True  # stays text when a user edits the cell
     return cell
-
-
-def _new_sheet(book: Any, number: int, columns: Sequence[Column]) -> Any:
-    sheet = book.create_sheet("数据" if number == 1 else f"数据{number}")
-    sheet.freeze_panes = "A2"
-    for place, column in enumerate(columns, 1):
-        sheet.column_dimensions[get_column_letter(place)].width = column.width
-    sheet.append([header_cell(sheet, column.title) for column in columns])
-    return sheet
-
-
-def _close(sheet: Any, rows: int, columns: Sequence[Column]) -> None:
-    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{rows + 1}"
-    sheet.close()  # write-only sheets go to disk as they are filled; this one is complete
 
 
 def of_retrieval(

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import openpyxl
-from openpyxl.cell import Cell, MergedCell, WriteOnlyCell
-from openpyxl.styles import Alignment, Font, PatternFill
+from openpyxl.cell import MergedCell, WriteOnlyCell
 from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.datavalidation import DataValidation
 
 from qinglan.config import Profile, Select
 from qinglan.data.review import Review, ReviewVerdict, fingerprint
-from qinglan.data.review.sample import CONTROL, ReviewSample, SampledRow
+from qinglan.data.review.sample import CONTROL, ReviewSample
 from qinglan.data.sources.excel import CORRUPT, damage, load_book
 from qinglan.data.sources.records import input_field
 from qinglan.data.workbook_writer import (
+    WRAPPED,
     CellValue,
     Column,
+    fill_sheet,
     gold_rank,
     header_cell,
     input_columns,
@@ -52,8 +53,6 @@ ROW_ID, FINGERPRINT = "行编号", "回答指纹"
 BETWEEN_STRATA = "；"
 _WORDS: dict[str, ReviewVerdict] = VERDICTS | {verdict: verdict for verdict in VERDICTS.values()}
 
-_YELLOW, _GREY = PatternFill("solid", fgColor="FFF8DC"), Font(color="999999", size=9)
-
 
 def titles_of(recipe: Recipe) -> dict[str, str]:
     """The titles of the columns that an import reads; those of inputs by `input_field`."""
@@ -72,48 +71,22 @@ def _thing(recipe: Recipe) -> str:
 def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: str, source: str) -> None:
     """Write the workbook, whole or not at all; its guide names `source`, where the rows are from."""
     book = openpyxl.Workbook(write_only=True)
-    _write_rows(book.create_sheet(SHEET), sample.rows, _all_columns(recipe))
-    _write_guide(book.create_sheet(GUIDE), sample, recipe, tenant, source)
-    with written_whole(path) as partial:
-        book.save(partial)
-
-
-def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[Column]) -> None:
-    titles = [column.title for column in columns]
-    sheet.freeze_panes = f"{get_column_letter(titles.index(QUERY) + 2)}2"
-    header = []
-    for number, column in enumerate(columns, 1):
-        sheet.column_dimensions[get_column_letter(number)].width = column.width
-        header.append(header_cell(sheet, column.title))
-        if column.fill_in:
-            header[-1].fill = _YELLOW
-    sheet.append(header)
-    for row, strata in rows:
-        reasons = BETWEEN_STRATA.join(stratum.title for stratum in strata)
-        cells = []
-        for column in columns:
-            cell = _cell(sheet, reasons if column.title == SAMPLED_FOR else column.value(row))
-            if column.fill_in:
-                cell.fill = _YELLOW
-            if column.machine:
-                cell.font = _GREY
-            if column.fill_in or column.machine:
-                cell.number_format = "@"  # text
-            cells.append(cell)
-        sheet.append(cells)
-    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
-    letter = get_column_letter(titles.index(VERDICT) + 1)
-    verdicts = f"{letter}2:{letter}{len(rows) + 1}"
+    reasons = {row.id: BETWEEN_STRATA.join(stratum.title for stratum in strata) for row, strata in sample.rows}
+    columns = [
+        column._replace(value=lambda row: reasons[row.id]) if column.title == SAMPLED_FOR else column
+        for column in _all_columns(recipe)
+    ]
+    sheet, titles = book.create_sheet(SHEET), [column.title for column in columns]
+    free, verdict = (get_column_letter(titles.index(title) + 1) for title in (PROFILE, VERDICT))
+    count = fill_sheet(sheet, columns, (row for row, _ in sample.rows), freeze=f"{free}2", wrapped=True)
+    verdicts = f"{verdict}2:{verdict}{count + 1}"
     choice = DataValidation("list", formula1=f'"{",".join(VERDICTS)}"', allow_blank=True, sqref=verdicts)
     choice.showErrorMessage, choice.errorStyle = True, "warning"  # `stop` would refuse the English words
     choice.errorTitle, choice.error = "结论", "请填 通过、拒绝 或 修改（也可以写 accept、reject、correct）"
     sheet.data_validations.append(choice)
-
-
-def _cell(sheet: Any, value: CellValue) -> Cell:
-    cell = text_cell(sheet, value) if isinstance(value, str) else WriteOnlyCell(sheet, value)
-    cell.alignment = Alignment(wrap_text=True, vertical="top")
-    return cell
+    _write_guide(book.create_sheet(GUIDE), sample, recipe, tenant, source)
+    with written_whole(path) as partial:
+        book.save(partial)
 
 
 def _titles(found: Retrieved, _: Row) -> CellValue:
@@ -194,7 +167,10 @@ def _write_guide(sheet: Any, sample: ReviewSample, recipe: Recipe, tenant: str, 
             sheet.append([])
             sheet.append([header_cell(sheet, title) for title in header])
         for values in lines:
-            sheet.append([_cell(sheet, value) for value in values])
+            cells = [text_cell(sheet, v) if isinstance(v, str) else WriteOnlyCell(sheet, v) for v in values]
+            for cell in cells:
+                cell.alignment = WRAPPED
+            sheet.append(cells)
 
 
 @dataclass(frozen=True)

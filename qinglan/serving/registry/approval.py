@@ -7,15 +7,13 @@ back: the answer is given in Prefect's form or by `qinglan release approve`.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import openpyxl
-from openpyxl.styles import Alignment
-from openpyxl.utils import get_column_letter
 from pydantic import BaseModel, ValidationError
 
-from qinglan.data.workbook_writer import header_cell, text_cell
+from qinglan.data.workbook_writer import CellValue, Column, fill_sheet, input_columns
 from qinglan.evaluation.figures import values_of
 from qinglan.evaluation.models import APPROVAL, Decision, Rule
 from qinglan.evaluation.reasons import Reason, arm_words, reason
@@ -29,9 +27,7 @@ SHEET = "审批"
 LOST, FAILED, SAMPLED = "不如{}", "无结果", "随机"
 _RETRIEVED = ("改写", "首条内容", "标准文档名次", "首条得分", "裁判分")
 _ANSWERED = "回答"
-_WIDE = ("问题", "历史摘要", "改写", "首条内容", _ANSWERED)
-_CELL_CHARS = 32_000
-_WRAPPED = Alignment(wrap_text=True, vertical="top")
+_WIDE = ("改写", "首条内容", _ANSWERED)
 ArmRows = Mapping[str, Mapping[str, ArmRow]]
 """By arm and row id."""
 
@@ -110,36 +106,37 @@ def rows_to_review(
 def write_approval_workbook(
     path: Path, chosen: Sequence[RowToReview], arms: ArmRows, recipe: Recipe, challenger: str
 ) -> Artifact:
-    shown = [challenger, *(arm for arm in arms if arm != challenger)]
-    of_question, of_arm = _heads_of(recipe)
+    why = {row.id: why for row, why in chosen}
+    columns = [
+        Column("抽样原因", 12, lambda row: why[row.id]),
+        Column("问题", 36, lambda row: row.query),
+        Column("用户画像", 12, lambda row: row.profile),
+        Column("历史摘要", 36, lambda row: row.history),
+        *input_columns(recipe, (), 12),
+        *([Column("标准文档", 12, lambda row: row.gold_id)] if recipe.retrieves else []),
+        Column("行编号", 12, lambda row: row.id),
+    ]
+    for arm in (challenger, *(arm for arm in arms if arm != challenger)):
+        columns += _columns_of(arm, arms[arm], recipe)
     book = openpyxl.Workbook(write_only=True)
-    sheet = book.create_sheet(SHEET)
-    sheet.freeze_panes = "C2"
-    heads = [*of_question, *(f"{arm_words(arm, head=True).zh}：{head}" for arm in shown for head in of_arm)]
-    for number, head in enumerate(heads, 1):
-        sheet.column_dimensions[get_column_letter(number)].width = 36 if head.endswith(_WIDE) else 12
-    sheet.append([header_cell(sheet, head) for head in heads])
-    for row, why in chosen:
-        inputs = [row.inputs.get(each.name) for each in recipe.INPUTS]
-        label = [row.gold_id] if recipe.retrieves else []
-        texts: list[str | float | None] = [why, row.query, row.profile, row.history, *inputs, *label, row.id]
-        values = [*texts, *(value for arm in shown for value in _of_arm(arms[arm].get(row.id), row, recipe))]
-        sheet.append([_cell(sheet, value) for value in values])
-    sheet.auto_filter.ref = f"A1:{get_column_letter(len(heads))}{len(chosen) + 1}"
+    fill_sheet(book.create_sheet(SHEET), columns, [row for row, _ in chosen], freeze="C2", wrapped=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     book.save(path)
     return Artifact.of(path, len(chosen))
 
 
-def _heads_of(recipe: Recipe) -> tuple[list[str], list[str]]:
-    inputs, retrieves = [each.column for each in recipe.INPUTS], recipe.retrieves
-    asked = ["抽样原因", "问题", "用户画像", "历史摘要", *inputs, *(["标准文档"] if retrieves else []), "行编号"]
-    return asked, list(_RETRIEVED) if retrieves else [_ANSWERED, *(metric.zh for metric in recipe.METRICS)]
+def _columns_of(arm: str, entries: Mapping[str, ArmRow], recipe: Recipe) -> Iterator[Column]:
+    heads = _RETRIEVED if recipe.retrieves else (_ANSWERED, *(metric.zh for metric in recipe.METRICS))
+    for place, head in enumerate(heads):
+
+        def value(row: Row, place: int = place) -> CellValue:
+            entry = entries.get(row.id)
+            return _of_arm(entry, row, recipe)[place] if entry else None
+
+        yield Column(f"{arm_words(arm, head=True).zh}：{head}", 36 if head in _WIDE else 12, value)
 
 
-def _of_arm(entry: ArmRow | None, row: Row, recipe: Recipe) -> list[str | float | None]:
-    if entry is None:
-        return [None] * len(_heads_of(recipe)[1])
+def _of_arm(entry: ArmRow, row: Row, recipe: Recipe) -> list[CellValue]:
     text, found = entry.text or f"（{entry.reason}）", entry.retrieved
     if not recipe.retrieves:
         values = values_of(entry, row, recipe)
@@ -173,11 +170,3 @@ def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
         return entry.retrieved.top1_score
     rank = entry.retrieved.rank(row.gold_id)
     return 1 / rank if rank else 0.0
-
-
-def _cell(sheet: Any, value: str | float | None) -> Any:
-    if not isinstance(value, str):
-        return value
-    cell = text_cell(sheet, value[:_CELL_CHARS])
-    cell.alignment = _WRAPPED
-    return cell

@@ -259,16 +259,9 @@ def _is_work_of(directory: Path, flow_run_id: str) -> bool:
 def _resume(directory: Path, profile: Profile) -> Run:
     state = _read(directory)
     assert state is not None
-    return Run(
-        id=directory.name,
-        flow=state["flow"],
-        profile=profile,
-        directory=directory,
-        fresh=state["fresh"],
-        mlflow_run_id=state["mlflow_run_id"],
-        flow_run_id=state.get("flow_run_id", ""),
-        source=state["source"],
-    )
+    # Which knowledge base it serves is asked anew.
+    here = {"id": directory.name, "directory": directory, "profile": profile, "knowledge_base_sha256": ""}
+    return Run.model_validate(state | here)
 
 
 def run_folders(root: Path) -> list[Path]:

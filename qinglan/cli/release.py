@@ -127,10 +127,8 @@ def lineage(
         out.print()
         _print_row(found, figure, trace)
     if not figure.agrees:
-        raise ConfigError(
-            f"{found.arm}/{figure.metric}: reported {figure.reported}, but its rows give {figure.recomputed}; "
-            "evaluation.json was not made of these rows"
-        )
+        differ = f"reported {figure.reported}, but its rows give {figure.recomputed}"
+        raise ConfigError(f"{found.arm}/{figure.metric}: {differ}; evaluation.json was not made of these rows")
 
 
 def _print_figure(subject: "Subject", figure: "Figure") -> None:

@@ -321,17 +321,13 @@ def _device(profile: Profile) -> None:
     if trainer.device == "cpu" or trainer.ray_dashboard_url:
         return
     if shutil.which("nvidia-smi") is None:
-        raise ConfigError(
-            "trainer.device: the profile asks for GPUs and this machine has none (no nvidia-smi); "
-            "run it on a GPU machine, or try the road with --profile embedded"
-        )
+        hint = "run it on a GPU machine, or try the road with --profile embedded"
+        raise ConfigError(f"trainer.device: asks for GPUs, and this machine has none (no nvidia-smi); {hint}")
     listed = output_of(["nvidia-smi", "-L"], "nvidia-smi", "nvidia-smi")
     count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    if count < trainer.gpus_per_node:
-        raise ConfigError(
-            f"trainer.gpus_per_node: the profile asks for {trainer.gpus_per_node} and this machine has {count} "
-            "(nvidia-smi -L); lower it, or run on a machine that has as many"
-        )
+    if count < (wanted := trainer.gpus_per_node):
+        problem = f"the profile asks for {wanted} and this machine has {count} (nvidia-smi -L)"
+        raise ConfigError(f"trainer.gpus_per_node: {problem}; lower it, or run on a machine that has as many")
 
 
 def _cluster(profile: Profile) -> str | None:
@@ -344,20 +340,17 @@ def _cluster(profile: Profile) -> str | None:
         hint = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
         raise ConfigError(f"{error}; {hint}") from error
     if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
-        raise ConfigError(
-            "trainer.ray_dashboard_url: the simulators for RAG and judge answer on this machine only, which the "
-            "cluster's nodes can't reach; give rag.url and judge.base_url, or train here"
-        )
+        problem = "the simulators for RAG and judge answer on this machine only, which the nodes can't reach"
+        raise ConfigError(f"trainer.ray_dashboard_url: {problem}; give rag.url and judge.base_url, or train here")
     if trainer.device == "cpu":
         return None
     if gpus is None:
         return "its GPUs are not counted: the dashboard does not list the nodes"
     fitting = [count for count in gpus if count >= trainer.gpus_per_node]
     if len(fitting) < trainer.nodes:
-        raise ConfigError(
-            f"trainer.nodes: the profile asks for {trainer.nodes} × {trainer.gpus_per_node} GPUs (gpus_per_node) and "
-            f"the nodes of {jobs.url} have {', '.join(map(str, gpus)) or 'none'}; lower one of the two, or add nodes"
-        )
+        wanted = f"the profile asks for {trainer.nodes} × {trainer.gpus_per_node} GPUs (gpus_per_node)"
+        found = f"the nodes of {jobs.url} have {', '.join(map(str, gpus)) or 'none'}"
+        raise ConfigError(f"trainer.nodes: {wanted} and {found}; lower one of the two, or add nodes")
     return None
 
 
@@ -374,10 +367,8 @@ def _packages(profile: Profile) -> None:
             raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
         return
     if shutil.which(python) is None:
-        raise ConfigError(
-            f"trainer.python: {python}: no such interpreter; name that of the trainer's environment, or remove the "
-            "setting to train in this one"
-        )
+        hint = "name that of the trainer's environment, or leave it out to train in this one"
+        raise ConfigError(f"trainer.python: {python}: no such interpreter; {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)
     missing = found.rpartition("missing:")[2].split()
     if missing:

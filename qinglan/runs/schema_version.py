@@ -36,10 +36,8 @@ def check_version(values: dict[str, Any], where: object) -> dict[str, Any]:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ArtifactError(f"{where}: {KEY} is {number!r}, which is no version; restore it from a backup")
     if number > SCHEMA_VERSION:
-        raise ArtifactError(
-            f"{where}: written by a newer Qinglan (format {number}, this one reads up to {SCHEMA_VERSION}); "
-            "upgrade this one (docs/upgrades.md)"
-        )
+        formats = f"format {number}, this one reads up to {SCHEMA_VERSION}"
+        raise ArtifactError(f"{where}: written by a newer Qinglan ({formats}); upgrade this one (docs/upgrades.md)")
     return {name: value for name, value in values.items() if name != KEY}
 
 

@@ -105,10 +105,8 @@ def read_store(path: Path) -> list[Review]:
         try:
             reviews.append(parse_record(Review, line, where))
         except ValidationError as error:
-            raise ArtifactError(
-                f"{where}: is no review ({first_flaw(error)}); restore the file from a backup, or delete that line and "
-                "import its workbook again"
-            ) from error
+            hint = "restore the file from a backup, or delete that line and import its workbook again"
+            raise ArtifactError(f"{where}: is no review ({first_flaw(error)}); {hint}") from error
     return reviews
 
 

@@ -50,10 +50,9 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
     rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
     sample = draw_sample(rows, profile.select, size, STRATA if recipe.retrieves else ANSWER_STRATA)
     if not sample.rows:
-        reviewed = f"; {left_out['reviewed']:,} of its rows are reviewed, --again takes them too"
-        raise StageError(
-            f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed if left_out['reviewed'] else ''}"
-        )
+        n = left_out["reviewed"]
+        reviewed = f"; {n:,} of its rows are reviewed, --again takes them too" if n else ""
+        raise StageError(f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed}")
     write_sample(path, sample, recipe, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
     counts = Counter(stratum.title for sampled in sample.rows for stratum in sampled.strata)
     strata = {stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]}
@@ -102,10 +101,8 @@ def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
     """The stage's rows, one at a time; ConfigError where they are another tenant's than the profile's."""
     for row in read_jsonl(stage.path("rows"), Row):
         if row.tenant != profile.tenant.id:
-            raise ConfigError(
-                f"run {run.name}: holds rows of tenant `{row.tenant}`, but profile `{profile.name}` is of tenant "
-                f"`{profile.tenant.id}`; give that run's --profile"
-            )
+            mine = f"profile `{profile.name}` is of tenant `{profile.tenant.id}`"
+            raise ConfigError(f"run {run.name}: holds rows of tenant `{row.tenant}`, but {mine}; give its --profile")
         yield row
 
 

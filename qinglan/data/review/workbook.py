@@ -281,15 +281,12 @@ def _lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterato
     try:
         book = load_book(io.BytesIO(content))
     except CORRUPT as error:
-        raise WorkbookError(
-            f"{path}: is no readable .xlsx file ({damage(error)}); open it in Excel and save it again"
-        ) from error
+        problem = f"is no readable .xlsx file ({damage(error)})"
+        raise WorkbookError(f"{path}: {problem}; open it in Excel and save it again") from error
     sheets = {sheet.title: sheet for sheet in book.worksheets}  # without chart sheets
     if SHEET not in sheets:
-        listed = ", ".join(sheets) or "none"
-        raise WorkbookError(
-            f"{path}: no sheet `{SHEET}` (sheets: {listed}); give a workbook of `qinglan review export`"
-        )
+        found = ", ".join(sheets) or "none"
+        raise WorkbookError(f"{path}: no sheet `{SHEET}` (sheets: {found}); give one of `qinglan review export`")
     sheet = sheets[SHEET]
     header = next(sheet.iter_rows(max_row=1), ())
     titles = ["" if cell.value is None else str(cell.value).strip() for cell in header]

@@ -31,11 +31,11 @@ def query_database(data: Data, inputs: Sequence[Input] = ()) -> Iterator[dict[st
     from sqlalchemy.pool import NullPool
 
     assert data.sql is not None
-    query, url = _require_select(data.sql.query), _url(data.sql)
+    query, variable, url = _require_select(data.sql.query), data.sql.url_env, _url(data.sql)
     try:
         engine = create_engine(url, poolclass=NullPool, hide_parameters=True)
         if engine.dialect.is_async:
-            raise ConfigError(f"{data.sql.url_env}: names an asyncio driver; write it as {_EXAMPLE}")
+            raise ConfigError(f"{variable}: names an asyncio driver; write it as {_EXAMPLE}")
         with engine.connect() as connection:
             # Where the database can refuse writes, it does: a function that a SELECT calls may write too.
             if engine.dialect.name == "postgresql":
@@ -44,28 +44,18 @@ def query_database(data: Data, inputs: Sequence[Input] = ()) -> Iterator[dict[st
                 connection.exec_driver_sql("PRAGMA query_only = ON")
             options = {"stream_results": True, "yield_per": _FETCHED_ROWS, "no_parameters": True}  # a % is a %
             result = connection.exec_driver_sql(query, execution_options=options)
-            names = list(result.keys())
-            used = {
-                names[place]: place
-                for place in column_places(names, InputColumns.of(data, inputs), "data.sql.query").values()
-            }
-            row = None
+            names, row = list(result.keys()), None
+            places = column_places(names, InputColumns.of(data, inputs), "data.sql.query").values()
             for row in result:
-                yield {name: _json_value(row[place]) for name, place in used.items()}
+                yield {names[place]: _json_value(row[place]) for place in places}
             if row is None:
-                raise WorkbookError(
-                    "data.sql.query: returns no rows; correct it, or run again once there are new questions"
-                )
+                raise WorkbookError("data.sql.query: returns no rows; correct it, or run again once there are some")
     except NoSuchModuleError:
-        raise ConfigError(
-            f"{data.sql.url_env}: names no database that SQLAlchemy knows; write it as {_EXAMPLE}"
-        ) from None
+        raise ConfigError(f"{variable}: names no database that SQLAlchemy knows; write it as {_EXAMPLE}") from None
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{data.sql.url_env}: its driver is not installed; run pip install {error.name}") from None
+        raise ConfigError(f"{variable}: its driver is not installed; run pip install {error.name}") from None
     except (SQLAlchemyError, OSError) as error:
-        raise WorkbookError(
-            f"data.sql: {_without_address(error, url)}; check {data.sql.url_env} and the query"
-        ) from None
+        raise WorkbookError(f"data.sql: {_without_address(error, url)}; check {variable} and the query") from None
 
 
 def _url(sql: Sql) -> "URL":

@@ -70,13 +70,10 @@ def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
         if content[:8] == _OLE_MAGIC:
             if content.find(_ENCRYPTED) >= 0:
                 raise WorkbookError(f"{path}: is encrypted; remove its password in Excel and save it again")
-            raise WorkbookError(
-                f"{path}: is an old .xls file under the name .xlsx; open it in Excel and save it as .xlsx"
-            )
+            raise WorkbookError(f"{path}: is an old .xls file under the name .xlsx; save it as .xlsx in Excel")
         if content[:2] != b"PK":
-            raise WorkbookError(
-                f"{path}: is not an Excel file; if it is text, rename it to .csv, else save it as .xlsx"
-            )
+            hint = "if it is text, rename it to .csv, else save it as .xlsx"
+            raise WorkbookError(f"{path}: is not an Excel file; {hint}")
     try:
         layout = scan(path, columns.sheet)
         if not layout.sheets:
@@ -124,10 +121,8 @@ def _exact_records(path: Path, name: str, layout: Layout, columns: InputColumns)
     with path.open("rb") as stream:
         rows = _cells_by_row(load_book(stream)[name])
     if not rows:
-        raise WorkbookError(
-            f"{path}!{name}: the sheet is empty (sheets: {', '.join(layout.sheets)}); "
-            "fill it in or choose another with --set data.sheet=NAME"
-        )
+        sheets, hint = ", ".join(layout.sheets), "fill it in or choose another with --set data.sheet=NAME"
+        raise WorkbookError(f"{path}!{name}: the sheet is empty (sheets: {sheets}); {hint}")
     first = rows.get(1, {})
     header = [cell_text(first[n].value) if n in first else "" for n in range(1, max(first, default=0) + 1)]
     places = column_places(header, columns, f"{path}!{name}, row 1")
@@ -186,10 +181,8 @@ def scan(path: Path, sheet: str | None) -> Layout:
         reader = ExcelReader(stream, read_only=True, keep_links=False)
         unpacked = sum(member.file_size for member in reader.archive.infolist())
         if unpacked > MAX_UNPACKED_BYTES:
-            raise WorkbookError(
-                f"{path}: unpacks to {unpacked / 2**30:,.0f} GiB, more than any workbook of questions "
-                f"({MAX_UNPACKED_BYTES >> 30} GiB); save the sheet as .csv"
-            )
+            most = f"more than any workbook of questions ({MAX_UNPACKED_BYTES >> 30} GiB)"
+            raise WorkbookError(f"{path}: unpacks to {unpacked / 2**30:,.0f} GiB, {most}; save the sheet as .csv")
         reader.read_manifest()
         reader.read_workbook()
         parts = {

@@ -62,9 +62,8 @@ def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[st
         except StopIteration:
             return
         except csv.Error as error:
-            raise WorkbookError(
-                f"{path}:{start}: not readable as CSV ({error}); close the quotes, and double those inside a cell"
-            ) from error
+            hint = "close the quotes, and double those inside a cell"
+            raise WorkbookError(f"{path}:{start}: not readable as CSV ({error}); {hint}") from error
         yield start, cells
 
 

@@ -83,16 +83,12 @@ def column_places(found: Sequence[str], columns: InputColumns, where: str) -> di
         elif field in columns.required:
             names = [other for other in found if other]
             if len(names) == 1 and re.search(r"[;\t|]", names[0]):
-                raise WorkbookError(
-                    f"{where}: cells are not separated by commas (header: {names[0]!r}); save it as comma-separated CSV"
-                )
+                problem = f"cells are not separated by commas (header: {names[0]!r})"
+                raise WorkbookError(f"{where}: {problem}; save it as comma-separated CSV")
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
-            nearest = f"; nearest: {near[0]}" if near else ""
-            raise MissingColumnError(
-                f"{where}: no column `{name}` (found: {listed(names) or 'none'}{nearest}); "
-                f"rename it or run with --set data.columns.{field}={near[0] if near else 'NAME'}",
-                names,
-            )
+            known = f"found: {listed(names) or 'none'}{f'; nearest: {near[0]}' if near else ''}"
+            hint = f"rename it or run with --set data.columns.{field}={near[0] if near else 'NAME'}"
+            raise MissingColumnError(f"{where}: no column `{name}` ({known}); {hint}", names)
     return places
 
 

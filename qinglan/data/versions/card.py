@@ -117,14 +117,9 @@ class CardBuilder:
     """Takes rows one at a time, and keeps counts, scores (16 bytes a row) and ten examples."""
 
     def __init__(self) -> None:
-        self._reasons: Counter[str] = Counter()
-        self._splits: dict[str, Counter[str]] = {}
-        self._pools: dict[str, Counter[str]] = {}
+        self._reasons, self._tenants, self._lengths, self._reviews, self._flags = (Counter[str]() for _ in range(5))
+        self._splits, self._pools = dict[str, Counter[str]](), dict[str, Counter[str]]()
         self._grades: dict[str, tuple[float, int]] = {}
-        self._tenants: Counter[str] = Counter()
-        self._lengths: Counter[str] = Counter()
-        self._reviews: Counter[str] = Counter()
-        self._flags: Counter[str] = Counter()
         self._intents, self._terms = BoundedCounter(), BoundedCounter()
         self._scores = {"original": array("d"), "rewrite": array("d")}
         self._examples: dict[str, BottomK[CardExample]] = {s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")}
@@ -161,7 +156,6 @@ class CardBuilder:
         augmented: Augmented = MappingProxyType({}),
     ) -> Card:
         flags, kept = self._flags, self._terms.counts
-        rare = sum(n < FEW_ROWS for n in kept.values()) + self._terms.forgotten
         means = {name: total / n for name, (total, n) in sorted(self._grades.items())}
         judge_mean = means.pop(_JUDGE, None)
         return Card(
@@ -182,7 +176,7 @@ class CardBuilder:
             intent_count=len(self._intents.counts) + self._intents.forgotten,
             terms=dict(kept.most_common(TOP)),
             term_count=len(kept) + self._terms.forgotten,
-            rare_terms=rare,
+            rare_terms=sum(n < FEW_ROWS for n in kept.values()) + self._terms.forgotten,
             scores={name: _quantiles(values) for name, values in self._scores.items() if values},
             near_duplicates=sum(self._reasons[_LEAK + split] for split in ("test", "dev")),
             decontaminated=self._reasons[_LEAK + "evaluation"],

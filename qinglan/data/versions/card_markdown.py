@@ -8,8 +8,6 @@ from qinglan.data.versions.drift import Drift
 from qinglan.rows import Split
 from qinglan.text import NONE, count, markdown_cell, number
 
-_SHOWN_CHARS = 120
-
 
 def card_markdown(card: Card) -> str:
     origin = card.origin
@@ -28,13 +26,8 @@ def card_markdown(card: Card) -> str:
     parts = [f"# Dataset {origin.id}", _table(("", ""), list(facts.items()))]
     if card.drift:
         parts += ["## Since the version before", card.drift.sentence, _drift_table(card.drift)]
-    parts += [
-        "## Splits",
-        _table(
-            ("Split", "Questions", "ok"),
-            [(_cell(name), count(n["rows"]), count(n["ok"])) for name, n in card.splits.items()],
-        ),
-    ]
+    splits = [(_cell(name), count(n["rows"]), count(n["ok"])) for name, n in card.splits.items()]
+    parts += ["## Splits", _table(("Split", "Questions", "ok"), splits)]
     parts += ["## Why rows were dropped", _counts("Reason", card.reasons)] if card.reasons else []
     parts += ["## Question length, characters", _counts("Length", card.lengths)]
     if card.scores:
@@ -47,12 +40,8 @@ def card_markdown(card: Card) -> str:
         keys = ("rows", "ok", *get_args(Split))
         lines = [(_cell(name), *(count(counts.get(key, 0)) for key in keys)) for name, counts in card.pools.items()]
         parts += ["## Pools", _table(("Pool", "Questions", "ok", *get_args(Split)), lines)]
-        empty = [
-            f"{_cell(name)} in {split}"
-            for name, counts in card.pools.items()
-            for split in get_args(Split)
-            if not counts.get(split)
-        ]
+        pairs = ((name, counts, split) for name, counts in card.pools.items() for split in get_args(Split))
+        empty = [f"{_cell(name)} in {split}" for name, counts, split in pairs if not counts.get(split)]
         parts += [f"**No usable row**: {', '.join(empty)}."] if empty else []
     if card.augmented:
         keys = ("sft", "rl", "left_out")
@@ -85,21 +74,17 @@ def card_markdown(card: Card) -> str:
         )
         for e in card.examples
     ]
-    parts += [
-        "## Examples",
-        _table(("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger"), examples),
-        "## Files",
-        _table(("File", "Rows", "SHA-256"), [(n, count(f.rows), f"`{f.sha256}`") for n, f in card.files.items()]),
-    ]
-    if len(card.tenants) > 1:
-        parts += ["## Tenants", _counts("Tenant", card.tenants)]
+    files = [(name, count(file.rows), f"`{file.sha256}`") for name, file in card.files.items()]
+    heads = ("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger")
+    parts += ["## Examples", _table(heads, examples), "## Files", _table(("File", "Rows", "SHA-256"), files)]
+    parts += ["## Tenants", _counts("Tenant", card.tenants)] if len(card.tenants) > 1 else []
     return "\n\n".join(parts) + "\n"
 
 
 def _cell(text: str | None) -> str:
     """Untrusted text for a table cell, shortened."""
     line = " ".join((text or "").split())
-    return markdown_cell(line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…")
+    return markdown_cell(line if len(line) <= 120 else line[:119] + "…")
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

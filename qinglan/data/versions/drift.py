@@ -19,12 +19,9 @@ from pydantic import BaseModel
 from qinglan.rows import INPUT_REASONS, BottomK, Row, top1_of
 from qinglan.text import count, number
 
-DRAWS = 200
+DRAWS, SAMPLE_ROWS, MAX_ENTRIES, MAX_TERM_CHARS = 200, 1000, 300_000, 40
 SIGNIFICANT = 0.01
 """Eight distances are tested per version; at 0.05 every third version would give a warning by chance."""
-SAMPLE_ROWS = 1000
-MAX_ENTRIES = 300_000
-MAX_TERM_CHARS = 40
 _LENGTHS = (5, 10, 20, 40, 80, 160)
 _WORDS = re.compile(r"[^\W\da-z_]+|[a-z0-9]+")
 
@@ -100,10 +97,8 @@ def grams(text: str) -> list[str]:
     Needs no dictionary, which would lack the name of a new product."""
     found: list[str] = []
     for run in _WORDS.findall(text.lower()):
-        if run.isascii() or len(run) == 1:
-            found.append(run)
-        else:
-            found.extend(run[i : i + 2] for i in range(len(run) - 1))
+        is_whole = run.isascii() or len(run) == 1
+        found += [run] if is_whole else [run[i : i + 2] for i in range(len(run) - 1)]
     return found
 
 
@@ -265,12 +260,10 @@ def _jensen_shannon(codes: Any, is_new: Any) -> float:
 
 
 def _sentence(parent_id: str, came: Shift, now: Shift, warnings: Mapping[str, float]) -> str:
-    if not came.rows:
-        text = f"No question came in since {parent_id}"
-    else:
-        text = f"{count(came.rows)} of {count(now.rows)} questions came in since {parent_id}"
-        if came.new_intents:
-            text += f", {came.new_intents.share:.0%} of their intents new ({came.new_intents.expected:.0%} expected)"
+    some = f"{count(came.rows)} of {count(now.rows)} questions" if came.rows else "No question"
+    text = f"{some} came in since {parent_id}"
+    if came.rows and came.new_intents:
+        text += f", {came.new_intents.share:.0%} of their intents new ({came.new_intents.expected:.0%} expected)"
     text += f"; failures {now.parent_failed_share:.1%} → {now.failed_share:.1%}. "
     if not warnings:
         return text + "No drift beyond chance and threshold."

@@ -157,10 +157,8 @@ class _Copier:
     def require_disk_space(self) -> None:
         free = shutil.disk_usage(self._target).free
         if free < self.bytes + MARGIN_BYTES:
-            raise ArtifactError(
-                f"{self._target.parent}: has {size(free)} free, the backup takes {size(self.bytes)}; free disk "
-                "space, give another folder, or leave the runs out with --no-runs"
-            )
+            problem = f"{self._target.parent}: has {size(free)} free, the backup takes {size(self.bytes)}"
+            raise ArtifactError(f"{problem}; free disk space, give another folder, or leave out the runs (--no-runs)")
 
     def copy(self) -> None:
         """All of it, in the order that makes it consistent."""

@@ -63,18 +63,15 @@ def _require_place(profile: Profile, backup: Backup, spared: set[Path], *, repla
     for root, was in backup.roots.items():
         now = getattr(profile.paths, root).resolve()
         if now != was:
-            raise ConfigError(
-                f"paths.{root}: is {now}, but the backup is of {was}, and its runs and MLflow's records name files by "
-                f"their full paths; restore with `--set paths.{root}={was}`, a link or a mount if need be"
-            )
+            problem = f"is {now}, but the backup is of {was}, and its runs name files by their full paths"
+            raise ConfigError(f"paths.{root}: {problem}; restore with `--set paths.{root}={was}`, or a link there")
     require_no_process(profile.paths.state.resolve(), profile.paths.runs.resolve())
     for root, path in backup.roots.items():
         if path.exists() and not path.is_dir():
             raise ConfigError(f"paths.{root}: {path} is no folder")
         if not replace and path.exists() and any(_contents(path, spared)):
-            raise ConfigError(
-                f"paths.{root}: {path} is not empty; --replace puts aside what is there, and deletes nothing"
-            )
+            hint = "--replace puts aside what is there, and deletes nothing"
+            raise ConfigError(f"paths.{root}: {path} is not empty; {hint}")
 
 
 def require_no_process(*folders: Path, but: Path | None = None) -> None:
@@ -136,9 +133,8 @@ def _require_disk_space(backup: Backup, staged: dict[Root, Path]) -> None:
             for staging in staged.values():
                 staging.rmdir()
             where = " and ".join(str(folder.parent) for folder in folders)
-            raise ArtifactError(
-                f"{where}: has {size(free)} free, what the backup has of it takes {size(needed)}; free disk space first"
-            )
+            has = f"has {size(free)} free, what the backup has of it takes {size(needed)}"
+            raise ArtifactError(f"{where}: {has}; free disk space first")
 
 
 @cache

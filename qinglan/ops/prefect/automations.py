@@ -66,18 +66,16 @@ def apply_automations(api: httpx2.Client, profile: Profile) -> list[str]:
     as the profile's settings stay as they are; one that was switched off stays so in any case.
     """
     webhook = _webhook(api, profile)
-    deployments = deployments_of(api)
-    known = _copies(api, profile)
-    specs = [*site_automations(profile), *profile_automations(profile, deployments, webhook)]
-    done = []
+    specs = [*site_automations(profile), *profile_automations(profile, deployments_of(api), webhook)]
+    known, done = _copies(api, profile), []
     for spec in specs:
         stamp, there = _STAMP + hash_of(spec)[:12], next(iter(known.get(spec["name"], ())), None)
         if there is None:
             call(api, "POST", "automations/", spec | {"tags": [TAG, stamp], "enabled": True})
             done.append(f"automation made: {spec['name']}")
         elif stamp not in there["tags"]:
-            body = spec | {"tags": [TAG, stamp], "enabled": there["enabled"]}
-            call(api, "PUT", f"automations/{there['id']}", body)
+            changed = spec | {"tags": [TAG, stamp], "enabled": there["enabled"]}
+            call(api, "PUT", f"automations/{there['id']}", changed)
             done.append(f"automation updated: {spec['name']}")
     wanted = {spec["name"] for spec in specs}
     # Another deployment at the same time may have made the same. The last one to read sees all of them, and every
@@ -116,12 +114,11 @@ def site_automations(profile: Profile) -> list[Spec]:
     # The first run that a flow run makes has the count 1.
     counts = [str(count) for count in range(1, settings.crash_retries + 1)]
     begun = {"prefect.resource.id": f"{_RUN}*", "prefect.run-count": counts}
+    queued = ("Scheduled", "AwaitingRetry", "Late", *_TAKEN_UP)
     again = {
         "name": GOES_ON,
         "description": f"Back into its queue after {duration(settings.retry_after_s)}, {settings.crash_retries} times.",
-        "trigger": _trigger(("Scheduled", "AwaitingRetry", "Late", *_TAKEN_UP), ("Crashed",), settings.retry_after_s)
-        | {"match": begun}
-        | ours,
+        "trigger": _trigger(queued, ("Crashed",), settings.retry_after_s) | {"match": begun} | ours,
         "actions": [_RETRY | {"message": "crashed, and goes on from its finished stages"}],
     }
     # A run that crashed before it began has the count 0 each time; it gets one more try a day.
@@ -156,31 +153,17 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
     once, runs = _trigger(("Failed", "Crashed", "TimedOut"), within_s=_SAME_CRASH_S), f"{_RUN}*"
     retries = profile.automations.crash_retries
     retried = f"It goes back into its queue by itself, {retries} times at most." if retries else ""
-    failed = Message(
-        "failed",
-        f"is {{{{ {_STATE} }}}}",
-        STATE_MESSAGE,
-        f"{{% if {_STATE} == 'Crashed' %}}{retried}{{% else %}}Remove the cause, then retry it there.{{% endif %}}",
-    )
-    waiting = Message(
-        "waiting",
-        f"has waited {duration(notify.waiting_s)} for a worker",
-        advice="Is a worker online, or does another run hold the device? See the work pool's page.",
-    )
-    running = Message(
-        "running",
-        f"has not ended after {duration(notify.running_s)}",
-        advice="Its log says what it does; cancel it at the link if it is stuck.",
-    )
-    refused = Message("refused", "releases no model", "event.payload.sentence")
+    advice = f"{{% if {_STATE} == 'Crashed' %}}{retried}{{% else %}}Remove the cause, then retry it there.{{% endif %}}"
+    failed = Message("failed", f"is {{{{ {_STATE} }}}}", STATE_MESSAGE, advice)
+    advice = "Is a worker online, or does another run hold the device? See the work pool's page."
+    waiting = Message("waiting", f"has waited {duration(notify.waiting_s)} for a worker", advice=advice)
+    advice = "Its log says what it does; cancel it at the link if it is stuck."
+    running = Message("running", f"has not ended after {duration(notify.running_s)}", advice=advice)
+    sentence, until = "event.payload.sentence", "waits for an approval until {{ event.payload.until }}"
+    refused = Message("refused", "releases no model", sentence)
     # Its command names a profile as the user did.
-    command = "{{ event.payload.command | replace('<', '‹') }}"
-    approval = Message(
-        "approval",
-        "waits for an approval until {{ event.payload.until }}",
-        "event.payload.sentence",
-        f"Answer on its page (Resume), or: {command}",
-    )
+    advice = "Answer on its page (Resume), or: {{ event.payload.command | replace('<', '‹') }}"
+    approval = Message("approval", until, sentence, advice)
     # Flow runs are named after their flow and their parameter `profile`, which is a name or a path.
     name = glob.escape(profile.name)
     named = {"prefect.resource.name": [f"* {name}", f"*[ /]{name}.yaml", f"*[ /]{name}.yml"]}
@@ -234,8 +217,7 @@ def payload(message: Message, profile: str, form: NotifyFormat, ui_url: str | No
     )
     if form in _FORMS:
         return head + _FORMS[form] % _TEXT
-    named = f"{{{{ {_quoted(profile)} | tojson }}}}"
-    values = {"text": _TEXT, "topic": json.dumps(message.topic), "profile": named}
+    values = {"text": _TEXT, "topic": json.dumps(message.topic), "profile": f"{{{{ {_quoted(profile)} | tojson }}}}"}
     values |= {key: f"{{{{ {key} | string | tojson }}}}" for key in ("name", "reason", "link")}
     return head + "{" + ", ".join(f'"{key}": {value}' for key, value in values.items()) + "}"
 
@@ -254,16 +236,16 @@ def _on_event(profile: Profile, *events: str) -> Spec:
 
 def _trigger(expect: Sequence[str], after: Sequence[str] = (), within_s: float = 0) -> Spec:
     """A flow run gets into one of the states; with `after`: does not do so within this time after one of those."""
-    trigger = {
+    waits = {"posture": "Proactive", "after": [f"{_RUN}{state}" for state in after]} if after else {}
+    return {
         "type": "event",
-        "posture": "Proactive" if after else "Reactive",
+        "posture": "Reactive",
         "match": {"prefect.resource.id": f"{_RUN}*"},
         "for_each": ["prefect.resource.id"],
         "threshold": 1,
         "expect": [f"{_RUN}{state}" for state in expect],
         "within": within_s,
-    }
-    return trigger | ({"after": [f"{_RUN}{state}" for state in after]} if after else {})
+    } | waits
 
 
 def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, Any]]]:
@@ -271,18 +253,13 @@ def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, An
 
     Kept is the oldest of those that are on: a user who got each message twice may have switched one of the two off.
     """
-    found = pages(api, "automations/filter")
-    ours = [entry for entry in found if any(tag.startswith(_STAMP) for tag in entry["tags"])]
-    prefixes = (SITE, f"{SITE}{profile.name}: ")
     # After its prefix a name has no colon: a profile's name may begin with that of another one and a colon.
-    of_profile = [
-        entry
-        for entry in ours
-        if any(entry["name"].startswith(each) and ": " not in entry["name"].removeprefix(each) for each in prefixes)
-    ]
+    own = re.compile(rf"{SITE}({re.escape(profile.name)}: )?(?!.*: )")
     copies: dict[str, list[dict[str, Any]]] = {}
-    for entry in sorted(of_profile, key=lambda each: (not each["enabled"], each["created"], each["id"])):
-        copies.setdefault(entry["name"], []).append(entry)
+    found = pages(api, "automations/filter")
+    for entry in sorted(found, key=lambda each: (not each["enabled"], each["created"], each["id"])):
+        if own.match(entry["name"]) and any(tag.startswith(_STAMP) for tag in entry["tags"]):
+            copies.setdefault(entry["name"], []).append(entry)
     return copies
 
 

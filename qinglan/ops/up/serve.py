@@ -166,10 +166,8 @@ def _configured_port(server: PrefectServer | None, asked: int | None) -> int | N
     port = urlsplit(server.api_url).port
     if not uses_proxy(server.api_url) and port and asked in (None, port):
         return port
-    raise ConfigError(
-        f"{server.origin} is {server.shown_url}, so this site has a Prefect server already; "
-        "deploy there with `qinglan deploy`, or unset it"
-    )
+    problem = f"{server.origin} is {server.shown_url}, so this site has a Prefect server already"
+    raise ConfigError(f"{problem}; deploy there with `qinglan deploy`, or unset it")
 
 
 def _port(asked: int | None, usual: int, what: str, say: Say) -> int:

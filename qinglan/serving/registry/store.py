@@ -61,13 +61,9 @@ class Registry:
             about = f"Models of recipe {candidate.recipe} for tenant {candidate.tenant}."
             with self.asking("RESOURCE_ALREADY_EXISTS"):
                 client.create_registered_model(self.name, description=about)
-            made = client.create_model_version(
-                self.name,
-                f"{root}/{FILES}",
-                run_id=candidate.mlflow_run_id,
-                tags=tags_of(candidate, weights),
-                description=candidate.description[:5000],
-            )
+            tags, about = tags_of(candidate, weights), candidate.description[:5000]
+            run_id = candidate.mlflow_run_id
+            made = client.create_model_version(self.name, f"{root}/{FILES}", run_id, tags=tags, description=about)
             return self._released(made, {})
 
     def versions(self) -> list[Released]:
@@ -213,11 +209,10 @@ class Registry:
             if folder.is_dir() and sha256_of(folder) == released.sha256:
                 return folder
         if released.weights != "mlflow":
-            state = "was changed" if released.folder.is_dir() else "is gone"
-            raise ArtifactError(
-                f"release {released.version} of {self.name}: {released.folder} {state}, and its weights are larger "
-                f"than release.max_artifact_mb, so MLflow has none; put that folder back, {ADVICE}"
-            )
+            state = f"{released.folder} {'was changed' if released.folder.is_dir() else 'is gone'}"
+            why = "its weights are larger than release.max_artifact_mb, so MLflow has none"
+            where = f"release {released.version} of {self.name}"
+            raise ArtifactError(f"{where}: {state}, and {why}; put that folder back, {ADVICE}")
         kept.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(kept.parent / ".lock"):  # another process may have restored them meanwhile
             if not kept.is_dir() or sha256_of(kept) != released.sha256:
@@ -291,10 +286,9 @@ class Registry:
         self._repair()
         wanted = self.version(version)
         if wanted.verdict != "promote" and not force_reason:
-            raise ConfigError(
-                f"release {version} of {self.name}: the gate said {wanted.verdict} ({wanted.sentence}); "
-                "--force with a --reason releases it all the same"
-            )
+            said = f"the gate said {wanted.verdict} ({wanted.sentence})"
+            hint = "--force with a --reason releases it all the same"
+            raise ConfigError(f"release {version} of {self.name}: {said}; {hint}")
         self._require_weights(wanted)
         return wanted
 

@@ -6,7 +6,7 @@ A version's tags hold all of `Released`, so that listing and polling need no dow
 import shutil
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel
@@ -80,11 +80,9 @@ class Candidate(ModelOrigin):
     @property
     def description(self) -> str:
         figures = ", ".join(f"{name} {number(value)}" for name, value in sorted(self.metrics.items()))
-        return (
-            f"{self.decision.sentence}\n\nThe {self.arm} model of run {self.run_id}, recipe {self.recipe} "
-            f"{self.recipe_version}, dataset version {self.dataset_version or 'unknown'}, from {self.base_model}."
-            + (f"\n\nOn the test split: {figures}." if figures else "")
-        )
+        made = f"recipe {self.recipe} {self.recipe_version}, dataset version {self.dataset_version or 'unknown'}"
+        parts = [self.decision.sentence, f"The {self.arm} model of run {self.run_id}, {made}, from {self.base_model}."]
+        return "\n\n".join([*parts, *([f"On the test split: {figures}."] if figures else [])])
 
 
 class Released(ModelOrigin):
@@ -133,17 +131,13 @@ def candidate_of(
     run: Run, decision: Decision, evaluated: StageResult, dataset: StageResult, models: Models, mlflow_run_id: str
 ) -> Candidate:
     profile, arm = run.profile, decision.challenger
-    recipe = recipe_key(profile.recipe)
-    evaluation = evaluated.load("evaluation", Evaluation)
+    recipe, evaluation = recipe_key(profile.recipe), evaluated.load("evaluation", Evaluation)
     through = {"sft": ["sft"], "rl": ["sft", "rl"] if profile.rl.start_from == "sft" else ["rl"]}.get(arm, [])
+    adapted = [stage for stage in through if stage in models and "adapter" in models[stage].artifacts]
     return Candidate(
         arm=arm,
         model=challenger_of(models, arm).artifacts["model"],
-        adapters={
-            stage: models[stage].path("adapter")
-            for stage in through
-            if stage in models and "adapter" in models[stage].artifacts
-        },
+        adapters={stage: models[stage].path("adapter") for stage in adapted},
         base_model=str(models["base"].details["model"]) if "base" in models else profile.student.base_model,
         profile=profile.name,
         tenant=profile.tenant.id,
@@ -167,10 +161,8 @@ def challenger_of(models: Models, arm: str) -> StageResult:
     result = models.get(arm)
     if result is None or "model" not in result.artifacts:
         trained = ", ".join(name for name, each in models.items() if "model" in each.artifacts) or "none"
-        raise ConfigError(
-            f"gate.challenger or gate.fallback = {arm}: this run has no such model that could be released; "
-            f"it has {trained}"
-        )
+        problem = "this run has no such model that could be released"
+        raise ConfigError(f"gate.challenger or gate.fallback = {arm}: {problem}; it has {trained}")
     return result
 
 
@@ -222,27 +214,17 @@ def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
 
 def decision_tags(decision: Decision) -> dict[str, str]:
     blocking = [rule for rule in decision.rules if rule.outcome != "pass"]
-    tags = {
-        "verdict": decision.verdict,
-        "sentence": decision.sentence,
-        "reasons": "; ".join(f"{rule.name}: {(rule.reason or rule.found).render()}" for rule in blocking),
-    }
-    return tags | {rule.name: rule.found.render() for rule in decision.rules if rule.name == APPROVAL}
+    reasons = "; ".join(f"{rule.name}: {(rule.reason or rule.found).render()}" for rule in blocking)
+    approval = {rule.name: rule.found.render() for rule in decision.rules if rule.name == APPROVAL}
+    return {"verdict": decision.verdict, "sentence": decision.sentence, "reasons": reasons} | approval
 
 
 def prompt_digest(profile: Profile) -> str:
     """Of a fixed question as the student is asked it: equal where training and serving render alike."""
     query, about, history = "这个怎么吃", "女，56岁", "用户问过鱼油"
     tenant, recipe = profile.tenant, get_recipe(profile.recipe)
-    row = Row(
-        id=row_id(tenant.id, query, about, history),
-        tenant=tenant.id,
-        query=query,
-        profile=about,
-        history=history,
-        inputs=placeholders(recipe.INPUTS, query),
-        source="prompt",
-    )
+    key, inputs = row_id(tenant.id, query, about, history), placeholders(recipe.INPUTS, query)
+    row = Row(id=key, tenant=tenant.id, query=query, profile=about, history=history, inputs=inputs, source="prompt")
     return hash_of(recipe.student_messages(row, tenant))
 
 
@@ -253,13 +235,14 @@ def log_files(client: "MlflowClient", candidate: Candidate, max_bytes: float) ->
     whole = sum(path.stat().st_size for path in files) <= max_bytes
     for path in files:
         if whole or path.suffix not in _WEIGHTS:
-            _log_file(client, run_id, path, folder, "model")
+            place = PurePosixPath(FILES, "model", path.parent.relative_to(folder))
+            client.log_artifact(run_id, str(path), str(place))
     for stage, adapter in candidate.adapters.items():
         for path in adapter.iterdir():
             # Not the state of the optimizer, which lies beside the adapter in a checkpoint.
             belongs = path.name.startswith("adapter_") or path.suffix in (".json", ".jinja", ".txt")
             if path.is_file() and belongs:
-                _log_file(client, run_id, path, adapter, f"adapters/{stage}")
+                client.log_artifact(run_id, str(path), f"{FILES}/adapters/{stage}")
     client.log_dict(run_id, dump_record(candidate), f"{FILES}/release.json")
     return "mlflow" if whole else "path"
 
@@ -272,15 +255,9 @@ def restore(client: "MlflowClient", released: Released, target: Path) -> None:
     # Where below `partial` depends on the kind of MLflow's artifact store.
     got = Path(client.download_artifacts(released.mlflow_run_id, f"{FILES}/model", str(partial)))
     if sha256_of(got) != released.sha256:
-        raise ArtifactError(
-            f"release {released.version} of {released.name}: what MLflow has of run {released.mlflow_run_id} is not "
-            f"what was registered; put {released.folder} back, {ADVICE}"
-        )
+        problem = f"what MLflow has of run {released.mlflow_run_id} is not what was registered"
+        where = f"release {released.version} of {released.name}"
+        raise ArtifactError(f"{where}: {problem}; put {released.folder} back, {ADVICE}")
     shutil.rmtree(target, ignore_errors=True)
     got.rename(target)
     shutil.rmtree(partial, ignore_errors=True)
-
-
-def _log_file(client: "MlflowClient", run_id: str, path: Path, folder: Path, below: str) -> None:
-    inside = path.parent.relative_to(folder).as_posix()
-    client.log_artifact(run_id, str(path), f"{FILES}/{below}" + ("" if inside == "." else f"/{inside}"))

@@ -228,7 +228,7 @@ def output_of(argv: list[str], what: str, by_hand: str, within_s: float = 60.0, 
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or [""]
         raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{by_hand}` by hand, and correct it")
-    return done.stdout
+    return str(done.stdout)
 
 
 def size_of(path: Path) -> int:

@@ -255,10 +255,10 @@ def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, An
     """
     # After its prefix a name has no colon: a profile's name may begin with that of another one and a colon.
     own = re.compile(rf"{SITE}({re.escape(profile.name)}: )?(?!.*: )")
+    stamped = (each for each in pages(api, "automations/filter") if any(t.startswith(_STAMP) for t in each["tags"]))
     copies: dict[str, list[dict[str, Any]]] = {}
-    found = pages(api, "automations/filter")
-    for entry in sorted(found, key=lambda each: (not each["enabled"], each["created"], each["id"])):
-        if own.match(entry["name"]) and any(tag.startswith(_STAMP) for tag in entry["tags"]):
+    for entry in sorted(stamped, key=lambda each: (not each["enabled"], each["created"], each["id"])):
+        if own.match(entry["name"]):
             copies.setdefault(entry["name"], []).append(entry)
     return copies
 

@@ -264,7 +264,7 @@ class Registry:
     def _repair(self) -> bool:
         """Complete what a killed process left half done; was there anything?"""
         aliases = self.aliases()
-        champion = aliases.get("champion")
+        champion = aliases.get("champion", "")
         doubled = [alias for alias in ("challenger", "previous") if champion and aliases.get(alias) == champion]
         for alias in doubled:
             before = self._before(champion) if alias == "previous" else ""

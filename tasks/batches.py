@@ -15,7 +15,7 @@ from qinglan.clients.roles import Clients, Role, Services, open_clients
 from qinglan.clients.row_batches import ASK_AGAIN_REASONS, BatchIncompleteError, Losses, RowBatch, Work, cut, in_order
 from qinglan.config import Distill, Validate
 from qinglan.rows import Row, RowCounts
-from qinglan.runs.artifacts import JsonlWriter, StageResult, read_jsonl
+from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
 from qinglan.tasks.stage import Outcome, Stage
 
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
@@ -81,7 +81,7 @@ async def ask_services(
         work = _paced(
             make_work(clients), _KEPT_BUSY * concurrency, lambda done: stage.progress(done, max(total, done), "rows")
         )
-        with JsonlWriter(stage.directory / "rows.jsonl") as writer:
+        with jsonl_writer(path := stage.directory / "rows.jsonl") as write:
             batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
             at_once = 2 + math.ceil(_KEPT_BUSY * concurrency / settings.batch_rows)
             done = in_order(batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once)
@@ -90,7 +90,7 @@ async def ask_services(
                     losses.add(batch, rows)
                     for row in after.pass_through(rows):
                         watch(row)
-                        writer.write(row)
+                        write(row)
         stage.progress(after.total, max(total, after.total), "rows")
         calls = clients.call_counts()
     dropped = after.dropped_since(before)
@@ -98,7 +98,7 @@ async def ask_services(
         before.ok,
         after.ok,
         dropped,
-        {"rows": writer.artifact()},
+        {"rows": Artifact.of(path, after.total)},
         details={"api": calls},
         try_again=sum(n for reason, n in dropped.items() if reason in ASK_AGAIN_REASONS),
     )

@@ -9,8 +9,8 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,34 +148,25 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
 
 
-class JsonlWriter:
-    """Writes one JSON object a line, whole or not at all: the file appears at the end of a `with` without error."""
+@contextmanager
+def jsonl_writer(path: Path) -> Iterator[Callable[[BaseModel | dict[str, Any]], object]]:
+    """A function that writes an object a line, to a file that appears at the end of a block without error."""
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8") as stream:
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.rows, self._open = path, 0, ExitStack()
+        def write(record: BaseModel | dict[str, Any]) -> None:
+            line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
+            stream.write(line + "\n")
 
-    def __enter__(self) -> "JsonlWriter":
-        partial = self._open.enter_context(written_whole(self._path))
-        self._stream = self._open.enter_context(partial.open("w", encoding="utf-8"))
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
-
-    def write(self, record: BaseModel | dict[str, Any]) -> None:
-        line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
-        self._stream.write(line + "\n")
-        self.rows += 1
-
-    def artifact(self) -> Artifact:
-        return Artifact.of(self._path, self.rows)
+        yield write
 
 
 def write_jsonl(path: Path, records: Iterable[BaseModel | dict[str, Any]]) -> Artifact:
-    with JsonlWriter(path) as writer:
+    rows = 0
+    with jsonl_writer(path) as write:
         for record in records:
-            writer.write(record)
-    return writer.artifact()
+            write(record)
+            rows += 1
+    return Artifact.of(path, rows)
 
 
 def read_jsonl(path: Path, model: type[Model]) -> Iterator[Model]:

@@ -23,7 +23,6 @@ from qinglan.runs.supervise import descendants
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5
 _STACKS_WITHIN_S = 10.0
-TAIL_LINES = 12
 READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
 QUIET_ENV = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
 """No process that is started here sends telemetry."""
@@ -219,10 +218,10 @@ def launch(
     return seconds
 
 
-def output_of(argv: list[str], what: str, by_hand: str, within_s: float = 60.0, **options: Any) -> str:
+def output_of(argv: list[str], what: str, by_hand: str, **options: Any) -> str:
     """What a short command prints; raises `ConfigError` with its last line, and the command to try by hand."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False, **options)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60.0, check=False, **options)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{what}: can't be run: {error}; try `{by_hand}` by hand") from error
     if done.returncode:
@@ -236,9 +235,9 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def tail(log: Path, lines: int = TAIL_LINES, start: int = 0) -> str:
-    """The last lines of a log, of those written from byte `start` on, indented."""
+def tail(log: Path, start: int = 0) -> str:
+    """The last 12 lines of a log, of those written from byte `start` on, indented."""
     with log.open("rb") as stream:
         stream.seek(max(start, log.stat().st_size - 16_384))
         text = stream.read().decode(errors="replace")
-    return "\n".join(f"    {line}" for line in text.splitlines()[-lines:])
+    return "\n".join(f"    {line}" for line in text.splitlines()[-12:])

@@ -95,14 +95,12 @@ def device_lock(
     try:
         for device in sorted(devices):  # the same order for all, so that no two processes wait for each other
             file = _machine_folder() / f"gpu-{device}.lock"
-            start = reported_at = time.monotonic()
-            is_waiting = False
+            start = report_at = time.monotonic()
             while (lock := _take(file)) is None:
-                now = time.monotonic()
-                if not is_waiting or now - reported_at >= report_every_s:
-                    waited = f", for {duration(now - start)} so far" if is_waiting else ""
+                if (now := time.monotonic()) >= report_at:
+                    waited = f", for {duration(now - start)} so far" if report_at > start else ""
                     say(f"waiting for GPU {device} of this machine{waited}: another run has it ({_holder(file)})")
-                    is_waiting, reported_at = True, now
+                    report_at = now + report_every_s
                 time.sleep(check_every_s)
             locks.append(lock)
         yield
@@ -135,10 +133,9 @@ def _take(file: Path, flow_run_id: str = "", *, blocking: bool = False) -> FileL
     except Timeout:
         return None
     holder = f"process {os.getpid()} since {datetime.now(UTC).isoformat(timespec='seconds')}"
+    holder += f", flow run {flow_run_id}" if flow_run_id else ""
     with suppress(OSError):  # the note only informs others; a full disk must not cost the lock
-        file.with_suffix(".holder").write_text(
-            f"{holder}, flow run {flow_run_id}" if flow_run_id else holder, encoding="utf-8"
-        )
+        file.with_suffix(".holder").write_text(holder, encoding="utf-8")
     return lock
 
 

@@ -35,11 +35,7 @@ class ReviewExport:
 
 
 def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, again: bool = False) -> ReviewExport:
-    """Write a sample of at most `size` rows; one pass over the run's rows, in bounded memory.
-
-    Args:
-        again: export also rows whose answer was reviewed before.
-    """
+    """Write a sample of at most `size` rows, of those reviewed before only with `again`; in bounded memory."""
     if path.suffix.lower() != ".xlsx":
         raise ConfigError(f"{path}: a review workbook is an .xlsx file; let its name end in that")
     if path.exists():  # it may hold hours of a reviewer's work

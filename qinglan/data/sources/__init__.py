@@ -1,4 +1,1 @@
-"""Sources of questions: .xlsx, .csv, .jsonl and .parquet files, folders of them, a database.
-
-Every kind is read as a stream of `records.Record`, from which `qinglan.data.workbook` makes rows.
-"""
+"""Files, folders and databases of questions as streams of `Record`; `qinglan.data.workbook` makes rows of them."""

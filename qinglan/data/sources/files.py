@@ -112,11 +112,7 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def read_jsonl(path: Path, columns: InputColumns, prefix: str | None = None) -> Iterator[Record]:
-    """Records of a file with one JSON object a line.
-
-    Args:
-        prefix: of the sources, instead of the file's name.
-    """
+    """Records of a file with one JSON object a line; their sources begin with `prefix`, by default the file's name."""
     # The required columns are searched for line by line; usually the first line has them.
     required = {columns.names[field] for field in columns.required}
     seen: dict[str, None] = {}

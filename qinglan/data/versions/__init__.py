@@ -34,7 +34,6 @@ VERSION_FILE, INDEX, SUMMARY = "version.json", "index.jsonl", "summary.json"
 CARD, CARD_DATA = "DATA_CARD.md", "card.json"
 LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
-_DIGITS = 12
 Kind = Literal["added", "removed", "changed"]
 
 
@@ -65,7 +64,7 @@ def _unreadable(path: Path, error: Exception) -> ArtifactError:
 
 
 class IndexEntry(NamedTuple):
-    """A row in a version's index, a JSON array a line, sorted by id, so that two versions compare as two streams."""
+    """A row in a version's index: a JSON array a line, sorted by id."""
 
     id: str
     split: Split | None
@@ -78,9 +77,9 @@ class IndexEntry(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> "IndexEntry":
-        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[:_DIGITS]
+        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[:12]
         reason = None if row.status == "ok" else row.reason or "unknown"
-        return cls(row.id, row.split, reason, content, hash_of(row.target)[:_DIGITS] if row.target else "")
+        return cls(row.id, row.split, reason, content, hash_of(row.target)[:12] if row.target else "")
 
     @property
     def teaches(self) -> bool:
@@ -186,20 +185,14 @@ def publish(
 def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, Split]]:
     """The splits that rows keep, and the version that gave them; empty before a tenant's first version.
 
-    They are those of the latest version. But if a version was made from the same inputs, they are the splits that this
-    version kept: a rerun with nothing changed then makes the same version again.
-
-    Args:
-        inputs_digest: of all inputs of the dataset stage except the pins.
+    They are those of the latest version. But if a version was made from the same inputs (of the dataset stage, except
+    the pins), they are the splits that this version kept: a rerun with nothing changed then makes the same version.
     """
     versions = versions_of(profile)
-    known = {version.id: version for version in versions}
     same = next((version for version in versions if version.inputs == inputs_digest), None)
-    if same and not same.pins:
-        return "", {}
-    source = known.get(same.pins) if same else None
+    source = next((version for version in versions if same and version.id == same.pins), None)
     source = source or _latest(tenant_folder(profile))
-    if source is None:
+    if source is None or (same and not same.pins):
         return "", {}
     return source.id, {entry.id: entry.split for entry in read_index(source.directory / INDEX) if entry.split}
 

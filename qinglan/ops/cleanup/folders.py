@@ -77,18 +77,12 @@ class RunPlan:
 
 
 def plan(profile: Profile, running: Collection[str], registered: Mapping[str, str], now: datetime) -> RunPlan:
-    """Decide about every run under `paths.runs`.
-
-    Args:
-        running: names of runs that were running before `registered` was read.
-        registered: for the label of each version, the text that names its runs.
-    """
+    """Decide about every run under `paths.runs`; `registered` has by a version's label the text that names its runs."""
     root = profile.paths.runs.resolve()
     found = RunPlan({each.directory.name: each for each in read_folders(root)})
     latest = (root / "latest").resolve().name
     needed = {name: label for label, references in registered.items() for name in named_in(references, found.folders)}
-    newer: Counter[str] = Counter()
-    """Finished runs by flow."""
+    newer: Counter[str] = Counter()  # finished runs by flow
     for name, each in found.folders.items():  # the newest first
         flow, keep = each.finished_flow, "is young enough"
         if not each.state:

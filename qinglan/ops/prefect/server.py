@@ -115,9 +115,10 @@ def _prefect_settings() -> tuple[str | None, str | None, str | None]:
     variables = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
     if _has_settings_file():
         return _ask_prefect(Path.cwd(), tuple(sorted(variables.items())))
-    names = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
-    url, key, auth_string = (variables.get(name, "").strip() or None for name in names)
-    return url, key, auth_string
+    url, key, auth = (
+        variables.get(f"PREFECT_API_{name}", "").strip() or None for name in ("URL", "KEY", "AUTH_STRING")
+    )
+    return url, key, auth
 
 
 def _has_settings_file() -> bool:

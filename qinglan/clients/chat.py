@@ -17,7 +17,7 @@ from weakref import WeakSet
 import httpx2
 from pydantic import BaseModel, Field, ValidationError
 
-from qinglan.clients.limits import TRIAL_EVERY_S, BodyTooLargeError, CallBreaker, Limits, retry_after_s, with_retries
+from qinglan.clients.limits import BodyTooLargeError, CircuitBreaker, Limits, retry_after_s, with_retries
 from qinglan.clients.openai_protocol import JsonSchema, request_parameters
 from qinglan.config import Endpoint, Price
 from qinglan.errors import ConfigError, TeacherError
@@ -39,6 +39,7 @@ _DEFAULT_COMPLETION_TOKENS = 1024
 _LAST_ANSWERS_S = 10.0
 _MOST_FAILURES = 20
 """In a row, beside those that were under way at once: more are not risked, as a request that hangs may be paid for."""
+_TRIAL_EVERY_S = 15.0
 _QUOTA_RETURNS_S = 60.0
 """Some services say of the tokens per minute that the quota is spent."""
 _ENDED = ("stop", "eos", "end_turn", "")
@@ -190,7 +191,7 @@ class ChatClient:
         self._closing = False
         self._answered, self._mean_cost_usd, self._mean_tokens = 0, 0.0, 2.0 * endpoint.max_tokens
         self._last_answer_s = -math.inf
-        self._breaker = CallBreaker(_MOST_FAILURES + endpoint.concurrency)
+        self._breaker = CircuitBreaker(_MOST_FAILURES + endpoint.concurrency, _TRIAL_EVERY_S)
         self._unread = 0
         self.cached_count = 0
         self._client = openai_client(endpoint, base_url, account.role, self._send_within_limits)
@@ -283,7 +284,7 @@ class ChatClient:
             who = f"{self._account.role} {self._account.model}"
             message = (
                 f"{who}: {self._breaker.failures} requests in a row failed; see whether {self._path} answers. Until it "
-                f"does, one request is tried every {TRIAL_EVERY_S:.0f} s. Answers already paid for are kept"
+                f"does, one request is tried every {_TRIAL_EVERY_S:.0f} s. Answers already paid for are kept"
             )
             raise TeacherError(message, "teacher_unavailable", transient=True, retry_after_s=wait_s)
 

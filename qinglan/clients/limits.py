@@ -25,7 +25,6 @@ _CUT = 0.7
 _MIN_ANSWERS = 8
 """Answers needed before a share of refusals counts."""
 _BURST_S = 1.0
-TRIAL_EVERY_S = 15.0
 MOST_BODY_BYTES = 8_000_000
 """Of a service's answer, unpacked: far more than an answer within the contracts takes, and little for 64 at once."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -140,20 +139,25 @@ class Limits:
             await asyncio.sleep(wait_s)
 
 
-class CallBreaker:
-    """After `limit` failed requests in a row the service gets one a while, until one of them is answered."""
+class CircuitBreaker:
+    """After `limit` failed requests in a row the service gets one after each pause, until one of them is answered."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, pause_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._pause_s, self._clock = limit, pause_s, clock
         self.failures, self._next_s = 0, 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self.failures >= self._limit
 
     def wait_s(self) -> float:
         """Until the next request may be sent."""
-        return max(0.0, self._next_s - time.monotonic())
+        return max(0.0, self._next_s - self._clock())
 
-    def sent(self) -> None:
-        if self.failures >= self._limit:
-            self._next_s = time.monotonic() + TRIAL_EVERY_S
+    def sent(self, ends_within_s: float = 0.0) -> None:
+        """A request was sent; where it surely ends in this time, no other is sent before."""
+        if self.is_open:
+            self._next_s = self._clock() + max(self._pause_s, ends_within_s)
 
     def answered(self) -> None:
         self.failures, self._next_s = 0, 0.0

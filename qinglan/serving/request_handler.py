@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from qinglan.clients.limits import CircuitBreaker
 from qinglan.config import Profile, Serve
 from qinglan.errors import ModelError, TeacherError
 from qinglan.evaluation.red_team import is_degenerate
@@ -138,32 +139,6 @@ def _text_of(content: bytes, backend: Backend) -> str:
     return text if isinstance(text, str) else ""
 
 
-class CircuitBreaker:
-    """Of one backend: after several failures in a row it gets no requests for a while, then one at a time."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures, self._open_until = 0, 0.0
-        self._in_flight = 0
-        self.is_open = False
-
-    def admits(self) -> bool:
-        if self.is_open and (self._in_flight or self._clock() < self._open_until):
-            return False
-        self._in_flight += 1
-        return True
-
-    def ended(self, has_failed: bool | None) -> None:
-        """To be called after every request that was admitted; `has_failed` is None where it was cancelled."""
-        self._in_flight -= 1
-        if has_failed:
-            self._failures += 1
-            self._open_until = self._clock() + CIRCUIT_OPEN_FOR_S
-        elif has_failed is not None:
-            self._failures = 0
-        self.is_open = self._failures >= CIRCUIT_FAILURES
-
-
 class EventLoopLag:
     """How far the event loop is behind: for so long may a request have waited before this process saw it.
 
@@ -239,21 +214,21 @@ class RequestHandler:
         if backend not in self._circuits:
             while len(self._circuits) >= _MOST_CIRCUITS:
                 del self._circuits[next(iter(self._circuits))]
-            self._circuits[backend] = CircuitBreaker()
+            self._circuits[backend] = CircuitBreaker(CIRCUIT_FAILURES, CIRCUIT_OPEN_FOR_S)
         circuit = self._circuits[backend]
-        if not circuit.admits():
+        if circuit.wait_s():
             raise ModelError(f"{backend.url}: failed too often of late", "circuit_open")
+        left_s = give_up - time.perf_counter()
+        circuit.sent(left_s)
         self.in_flight += 1
-        has_failed: bool | None = None
         try:
-            answer = await self._models.answer(backend, question, give_up - time.perf_counter())
-            has_failed = False
+            answer = await self._models.answer(backend, question, left_s)
         except ModelError as error:
-            has_failed = error.transient
+            (circuit.failed if error.transient else circuit.answered)()
             raise
         finally:
-            circuit.ended(has_failed)
             self.in_flight -= 1
+        circuit.answered()
         return answer
 
 

@@ -18,6 +18,7 @@ from fake_service import FakeService, Script, completion, script_of
 from qinglan.clients import chat as chat_module
 from qinglan.clients import limits
 from qinglan.clients.chat import Account, ChatClient, request_of
+from qinglan.clients.limits import CircuitBreaker
 from qinglan.clients.openai_protocol import request_parameters
 from qinglan.config import Budget, Endpoint, LedgerStore, Price
 from qinglan.errors import BudgetError, ConfigError, TeacherError
@@ -416,7 +417,7 @@ async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_on
         assert re.search(r"^teacher m: 2\d requests in a row failed; see whether http\S+ answers", str(errors[-1]))
         down.set()
         assert isinstance((await ask_many(chat, 1))[0], TeacherError)
-        monkeypatch.setattr("qinglan.clients.limits.TRIAL_EVERY_S", 0.0)
+        monkeypatch.setattr(chat, "_breaker", CircuitBreaker(1, 0.0))
         chat._breaker.failed()
         assert [each.value for each in await ask_many(chat, 30)] == ["x"] * 30
     assert usage(tmp_path) == (asked + 30, asked), "what was not sent is no request"

@@ -17,6 +17,7 @@ from doubles import Clock
 from fake_service import completion, script_of
 from starlette.testclient import TestClient
 
+from qinglan.clients.limits import CircuitBreaker
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
@@ -26,7 +27,6 @@ from qinglan.serving.request_handler import (
     CIRCUIT_FAILURES,
     CIRCUIT_OPEN_FOR_S,
     LAG_EVERY_S,
-    CircuitBreaker,
     EventLoopLag,
     ModelClient,
     RequestHandler,
@@ -235,7 +235,7 @@ def test_more_at_once_than_allowed_are_answered_at_once(site, serve):
 
 def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(request_handler, "CircuitBreaker", partial(request_handler.CircuitBreaker, lambda: now[0]))
+    monkeypatch.setattr(request_handler, "CircuitBreaker", partial(CircuitBreaker, clock=lambda: now[0]))
     broken = [True]
     model = serve(lambda _: (503, {}) if broken[0] else REPLY)
     client = site().client(model.url)
@@ -485,20 +485,19 @@ def test_the_split_is_sticky_and_as_large_as_asked(path):
 
 
 def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_request_through_after_a_pause(clock):
-    circuit = CircuitBreaker(clock)
-
-    def admits(has_failed: bool | None) -> bool:
-        admitted = circuit.admits()
-        if admitted:
-            circuit.ended(has_failed)
-        return admitted
-
-    assert all(admits(number != 0) for number in range(CIRCUIT_FAILURES)) and not circuit.is_open
-    assert admits(True) and not admits(True)
-    clock.now += CIRCUIT_OPEN_FOR_S
-    assert [circuit.admits(), circuit.admits()] == [True, False]
-    circuit.ended(True)
-    assert not circuit.admits()
-    clock.now += CIRCUIT_OPEN_FOR_S
-    assert admits(None), "cancelled, so the next one may try"
-    assert admits(False) and not circuit.is_open
+    circuit = CircuitBreaker(3, 1.0, clock)
+    for has_ended in (circuit.failed, circuit.answered, circuit.failed, circuit.failed):
+        circuit.sent()
+        has_ended()
+    assert (circuit.is_open, circuit.wait_s()) == (False, 0)
+    circuit.failed()
+    assert (circuit.is_open, circuit.wait_s()) == (True, 1.0)
+    clock.now += 1
+    assert circuit.wait_s() == 0
+    circuit.sent(ends_within_s=10)
+    assert circuit.wait_s() == 10, "one request at a time"
+    clock.now += 2
+    circuit.failed()
+    assert circuit.wait_s() == 1
+    circuit.answered()
+    assert (circuit.is_open, circuit.wait_s()) == (False, 0)

@@ -113,6 +113,8 @@ class Serve(Section):
     original question or HTTP 503."""
     max_in_flight: Count = 256
     """More at once are answered without a model, at once."""
+    max_connections: Count = 512
+    """Of more connections those are closed that have waited longest for their client."""
     max_body_bytes: Count = 65_536
     max_query_chars: Count = 512
     max_context_chars: Count = 2_000

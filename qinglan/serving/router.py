@@ -19,8 +19,9 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -39,6 +40,7 @@ from qinglan.errors import ConfigError, QinglanError
 from qinglan.recipes import Input, get_recipe, identifying
 from qinglan.rows import Row, row_id
 from qinglan.serving.canary_observer import CanaryObserver, canary_observer_of
+from qinglan.serving.connections import ClientConnection, Connections, backlog_for
 from qinglan.serving.request_handler import (
     UNFIT,
     EventLoopLag,
@@ -57,7 +59,6 @@ CHAMPION = "champion"
 """Model name that always means the one in service."""
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0)
 _PREFIX = "qinglan_router"
-_BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _LAST_ANSWERS_S = 2
 """After the deadline of the last request that came in."""
@@ -349,13 +350,16 @@ def main() -> int:
         if options.watch:
             observer = canary_observer_of(profile, options.rag_url or profile.rag.url, options.watch)
         app = create_app(profile, options.routes, observer, restarted=options.restarted)
-        listener = _listen(profile.serve.host, profile.serve.port if options.port is None else options.port)
+        backlog = backlog_for(profile.serve)
+        port = profile.serve.port if options.port is None else options.port
+        listener = _listen(profile.serve.host, port, backlog)
     except QinglanError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     config = uvicorn.Config(
         app, log_config=None, log_level="warning", access_log=False, lifespan="on", server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        http=cast(type[asyncio.Protocol], partial(ClientConnection, Connections(profile.serve.max_connections))),
+        backlog=backlog, timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(profile.serve.deadline_ms / 1000) + _LAST_ANSWERS_S,
     )  # fmt: skip
     # What is loaded by now stays: looking through it for garbage again and again would hold requests up.
@@ -381,14 +385,14 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # With the protocol's number asyncio switches Nagle's algorithm off, which costs 40 ms a request.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(backlog)
     except OSError as error:
         raise ConfigError(
             f"serve.host {host}, port {port}: {error.strerror}; choose another with serve.port"

@@ -1,11 +1,13 @@
 """The router as a process of its own: how it starts, stops and takes clients of every kind."""
 
 import json
+import resource
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -72,6 +74,26 @@ def test_a_client_that_hangs_up_is_no_error(tmp_path: Path):
         page = httpx2.get(f"{url}/metrics", trust_env=False, timeout=120).text
     assert "qinglan_router_refused_total{" not in page
     assert "Traceback" not in (tmp_path / "router.log").read_text()
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n{"])
+def test_clients_that_send_nothing_more_keep_no_other_waiting(tmp_path: Path, sent: bytes):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # as most shells have it
+        _, url = stack.enter_context(router(tmp_path))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_000, hard), hard))
+        assert ask(url).headers["x-qinglan-source"] == "model"
+        host, port = url.removeprefix("http://").split(":")
+        for _ in range(min(2_000, hard - 200)):
+            stack.enter_context(socket.create_connection((host, int(port)))).sendall(sent)
+        start = time.monotonic()
+        assert ask(url).headers["x-qinglan-source"] == "model"
+        assert time.monotonic() - start < 2
 
 
 def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,6 +9,9 @@ from qinglan.config.base import Count, LocalPath, Positive, SecretName, Section,
 from qinglan.config.training import AlarmName
 
 NotNegative = Annotated[float, Field(ge=0)]
+Consent = Literal["none", "header", "all"]
+_DEFAULT_CLIENT = "default"
+"""The client whose key `serve.api_key_env` names."""
 
 
 class Gate(Section):
@@ -74,12 +77,22 @@ class RequestLog(Section):
 
     folder: LocalPath | None = None
     """One file a day, with the workbook's column names; None keeps no text at all."""
-    consent: Literal["none", "header", "all"] = "none"
+    consent: Consent = "none"
     """Whose questions may be kept: nobody's, of requests with `x-log-consent: yes`, or everybody's."""
     redact: bool = True
     """Phone, identity-card and bank-card numbers and e-mail addresses become placeholders."""
     keep_days: Count = 30
     """Files of earlier days are removed."""
+
+
+class ApiKey(Section):
+    """A client of the router, which its key names."""
+
+    key_env: SecretName
+    consent: Consent | None = None
+    """Which of its questions the request log may keep; as `request_log.consent` says if not given."""
+    logged_per_day: Count | None = None
+    """At most so many of its questions are kept a day; any number if not given."""
 
 
 class Canary(Section):
@@ -107,7 +120,11 @@ class Serve(Section):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_env: SecretName | None = None
-    """Required where `host` is not loopback."""
+    """Of a client called `default`. A key, here or in `api_keys`, is required where `host` is not loopback."""
+    api_keys: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")], ApiKey] = {}
+    """Further clients by their names, which the request log gives as the origins of their questions: each with the
+    variable that holds its key, and, if given, the consent that holds for it instead of `request_log.consent`, and how
+    many of its questions the log takes a day."""
     deadline_ms: Positive = 800
     """From the request's arrival to the answer: by then it is the model's, or what the recipe gives in its place, the
     original question or HTTP 503."""
@@ -134,13 +151,24 @@ class Serve(Section):
     request_log: RequestLog = RequestLog()
     canary: Canary = Canary()
 
+    @property
+    def keys(self) -> dict[str, ApiKey]:
+        """All clients that have a key, by name."""
+        return ({_DEFAULT_CLIENT: ApiKey(key_env=self.api_key_env)} if self.api_key_env else {}) | self.api_keys
+
+    def consent_of(self, client: str) -> Consent:
+        key = self.keys.get(client)
+        return key.consent if key and key.consent else self.request_log.consent
+
     @model_validator(mode="after")
     def _open_to_others_only_with_a_key(self) -> Self:
+        if self.api_key_env and _DEFAULT_CLIENT in self.api_keys:
+            raise ValueError(f"api_keys: {_DEFAULT_CLIENT} is the client of api_key_env; choose another name")
         try:
             is_loopback = ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             is_loopback = self.host == "localhost"
-        if self.api_key_env is None and not is_loopback:
+        if not self.keys and not is_loopback:
             raise ValueError(
                 f"host {self.host} can be reached from other machines; set api_key_env to the name of an environment "
                 "variable with a key, or host to 127.0.0.1"

@@ -131,7 +131,7 @@ def _check_canary(found: ServingHealth, folder: Path, check_every_s: float, now:
 
 def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
     """Ask a site of its own one question, the sample's first test question if none is given; a line with the answer."""
-    overrides = (*overrides, "serve.request_log.consent=none")  # a made-up question is no user's
+    overrides = (*overrides, "serve.request_log.folder=null")  # a made-up question is no user's
     profile = load_profile(profile_name, overrides)
     asked = _made_of(question, profile) if question else _first_of_sample(profile)
     folder = serving_folder(profile)
@@ -190,8 +190,8 @@ def _ask(profile: Profile, url: str, question: Row) -> str:
         "history": question.history,
         "inputs": {name: text for name, text in question.inputs.items() if name in identifying},
     }
-    key = profile.serve.api_key_env
-    headers = {"authorization": f"Bearer {require_secret(key, 'serve.api_key_env')}"} if key else {}
+    key = next(iter(profile.serve.keys.values()), None)
+    headers = {"authorization": f"Bearer {require_secret(key.key_env, 'serve')}"} if key else {}
     with httpx2.Client(trust_env=False, timeout=60, headers=headers) as client:
         start = time.perf_counter()
         answer = client.post(f"{url}/v1/chat/completions", json=body)

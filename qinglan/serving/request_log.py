@@ -31,10 +31,11 @@ from qinglan.serving.request_handler import ServedAnswer, describe_without_text
 CONSENT_HEADER = "x-log-consent"
 MOST_A_DAY = 1_000_000
 """Questions in a day's files; their ids are kept in memory, some 100 MB at most."""
-Outcome = Literal["written", "duplicate", "day_full"]
+Outcome = Literal["written", "duplicate", "day_full", "quota_full"]
 
 _PARTIAL = ".partial"
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\d+)?\.jsonl(\.partial)?")
+_IDENTITY = re.compile(rb'"row_id": "([0-9a-f]{16})"(?:, "origin": "([^"]*)")?')
 _GAP = r"[ \-‐-―\u00a0\u200b-\u200d\u2060\u3000\ufeff]?"
 _CHINA = rf"(?:\+|00)86{_GAP}"
 _IDENTITY_WEIGHTS = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
@@ -54,12 +55,13 @@ class RequestLogWriter:
     ) -> None:
         """Raises `ConfigError` where the folder can't be used; unless it `must_work`, each line tries it again."""
         self._profile, self._folder, self._today = profile, folder, today
-        self._config, self._inputs = profile.serve.request_log, get_recipe(profile.recipe).INPUTS
+        self._serve, self._config = profile.serve, profile.serve.request_log
+        self._inputs = get_recipe(profile.recipe).INPUTS
         self._columns = InputColumns.of(profile.data, self._inputs).names
         self._day: DayFile | None = None
-        self._waiting: queue.Queue[tuple[ServedAnswer, Row] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[ServedAnswer, Row, str] | None] = queue.Queue(_MOST_WAITING)
         self.outcomes: Counter[str] = Counter()
-        """Lines by what became of them: `written`, `duplicate`, `unusable`, `queue_full`, `day_full`, `failed`."""
+        """Lines by what became of them: one of `Outcome`, `unusable`, `queue_full` or `failed`."""
         self.is_failing = False
         self._prepared = False
         try:
@@ -73,13 +75,14 @@ class RequestLogWriter:
         self._thread = threading.Thread(target=self._work, name="request-log", daemon=True)
         self._thread.start()
 
-    def may_keep(self, consent: str | None) -> bool:
-        if self._config.consent == "header":
+    def may_keep(self, client: str, consent: str | None) -> bool:
+        allowed = self._serve.consent_of(client)
+        if allowed == "header":
             return (consent or "").strip().lower() == "yes"
-        return self._config.consent == "all"
+        return allowed == "all"
 
-    def put(self, served: ServedAnswer, question: Row) -> None:
-        """Have it written, if reading would not refuse it; returns at once."""
+    def put(self, served: ServedAnswer, question: Row, client: str = "") -> None:
+        """Have it written, if reading would not refuse it; returns at once. `client` is empty where none has a key."""
         data = self._profile.data
         context = sum(map(len, (question.profile, question.history, *question.inputs.values())))
         is_too_long = len(question.query) > data.max_query_chars or context > data.max_context_chars
@@ -87,7 +90,7 @@ class RequestLogWriter:
             self.outcomes["unusable"] += 1
             return
         try:
-            self._waiting.put_nowait((served, question))
+            self._waiting.put_nowait((served, question, client))
         except queue.Full:
             self.outcomes["queue_full"] += 1
 
@@ -144,7 +147,7 @@ class RequestLogWriter:
             self._day.finish()
         self._day = None
 
-    def _write(self, served: ServedAnswer, question: Row) -> None:
+    def _write(self, served: ServedAnswer, question: Row, client: str) -> None:
         clean = redact if self._config.redact else str
         texts = {name: clean(getattr(question, name)) for name in ("query", "profile", "history")}
         inputs = {name: clean(text) for name, text in question.inputs.items()}
@@ -154,6 +157,7 @@ class RequestLogWriter:
         record: dict[str, Any] = {self._columns[field]: text for field, text in cells.items()}
         record["qinglan"] = {  # beside the workbook's columns
             "row_id": identity,
+            "origin": client,
             "at": datetime.fromtimestamp(served.at, UTC).isoformat(timespec="seconds"),
             "role": served.role,
             "version": served.version,
@@ -161,7 +165,8 @@ class RequestLogWriter:
             "reason": served.reason,
             "answer": clean(served.answer) if served.answer else None,
         }
-        self.outcomes[self._todays_file().add(identity, record)] += 1
+        key = self._serve.keys.get(client)
+        self.outcomes[self._todays_file().add(identity, record, client, key.logged_per_day if key else None)] += 1
 
 
 class DayFile:
@@ -170,15 +175,17 @@ class DayFile:
     def __init__(self, folder: Path, day: date) -> None:
         self._folder, self.day = folder, day
         self._seen: set[int] = set()
+        self._by_origin: Counter[str] = Counter()
         for path in _files(folder, day):
             with path.open("rb") as stream:
-                found = (re.search(rb'"row_id": "([0-9a-f]{16})"', line) for line in stream)  # others' lines have none
-                self._seen.update(int(match.group(1), 16) for match in found if match)
+                for match in filter(None, map(_IDENTITY.search, stream)):  # others' lines have none
+                    self._seen.add(int(match[1], 16))
+                    self._by_origin[(match[2] or b"").decode()] += 1
         self._path: Path | None = None
         self._file, self._size = -1, 0
 
-    def add(self, identity: str, record: dict[str, Any]) -> Outcome:
-        """Write a record that holds this id, unless the day has that question already.
+    def add(self, identity: str, record: dict[str, Any], origin: str = "", quota: int | None = None) -> Outcome:
+        """Write a record that holds this id, unless the day has that question already, or its quota of this origin.
 
         Raises `OSError` where it can't; the file is as it was before.
         """
@@ -187,8 +194,11 @@ class DayFile:
             return "duplicate"
         if len(self._seen) >= MOST_A_DAY:
             return "day_full"
+        if quota is not None and self._by_origin[origin] >= quota:
+            return "quota_full"
         self._append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._seen.add(number)
+        self._by_origin[origin] += 1
         return "written"
 
     def finish(self) -> None:

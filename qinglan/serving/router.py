@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from qinglan.clients.openai_protocol import ChatRequest, completion_body, error_body, first_problem, model_list
-from qinglan.config import Profile, load_profile, require_secret
+from qinglan.config import Profile, Serve, load_profile, require_secret
 from qinglan.data.sources.records import without_illegal
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.recipes import Input, get_recipe, identifying
@@ -166,11 +166,11 @@ class _Service:
         self._profile, self._config, self._observer = profile, profile.serve, observer
         self._recipe = get_recipe(profile.recipe)
         self._names = (profile.model_name, CHAMPION)
-        variable = self._config.api_key_env
-        self._key = require_secret(variable, "serve.api_key_env").encode() if variable else None
+        self._keys = _keys_of(self._config)
         self._table, self._metrics = RouteTable(routes), Metrics()
         self._log: RequestLogWriter | None = None
-        if (folder := self._config.request_log.folder) and self._config.request_log.consent != "none":
+        allowed = {self._config.consent_of(client) for client in self._keys or ("",)}
+        if (folder := self._config.request_log.folder) and allowed != {"none"}:
             self._log = RequestLogWriter(Path(folder), profile, must_work=not restarted)
             self._metrics.registry.register(LogLines(self._log.outcomes))
 
@@ -194,7 +194,7 @@ class _Service:
 
     async def complete(self, http: Request) -> Response:
         arrived = time.perf_counter()
-        self._authorise(http)
+        client = self._authorise(http)
         try:
             request = RouterRequest.model_validate_json(await self._body(http))
         except ValidationError as error:
@@ -208,7 +208,7 @@ class _Service:
         try:
             served = await self._handler.answer(question, arrived)
             answer = self._response(served, question, request)
-            keep = self._log is not None and self._log.may_keep(http.headers.get(CONSENT_HEADER))
+            keep = self._log is not None and self._log.may_keep(client, http.headers.get(CONSENT_HEADER))
         except Exception as error:  # noqa: BLE001 (the client needs an answer)
             _LOG.error("answered without the model: %s", describe_without_text(error))
             latency_ms = 1000 * (time.perf_counter() - arrived)
@@ -216,7 +216,7 @@ class _Service:
             served = ServedAnswer(time.time(), "none", "", source, "internal_error", latency_ms, question.id)
             keep = False
             answer = self._response(served, question, request)
-        asyncio.get_running_loop().call_soon(self._record, served, question, keep)
+        asyncio.get_running_loop().call_soon(self._record, served, question, client if keep else None)
         return answer
 
     async def models(self, http: Request) -> Response:
@@ -234,7 +234,7 @@ class _Service:
             "share": routes.share,
             "request_log": self._log and ("failing" if self._log.is_failing else "ok"),
         }
-        if self._key is None:  # with a key set, a client without it gets no details
+        if not self._keys:  # with a key set, a client without it gets no details
             health |= {"challenger_dropped": self._table.dropped_reason, "problem": self._table.problem}
         return JSONResponse(health)
 
@@ -249,12 +249,16 @@ class _Service:
         closing = {"connection": "close"} if status in (401, 408, 413) else None
         return JSONResponse(error_body(status, str(error)), status, closing)
 
-    def _authorise(self, http: Request) -> None:
-        if self._key is None:
-            return
-        kind, _, key = http.headers.get("authorization", "").partition(" ")
-        if not hmac.compare_digest(key.strip().encode(), self._key) or kind.lower() != "bearer":
+    def _authorise(self, http: Request) -> str:
+        """The client's name; empty where no key is needed."""
+        if not self._keys:
+            return ""
+        kind, _, given = http.headers.get("authorization", "").partition(" ")
+        # Each key is compared, so that the time does not say which one is nearest.
+        names = [name for name, key in self._keys.items() if hmac.compare_digest(given.strip().encode(), key)]
+        if not names or kind.lower() != "bearer":
             raise RefusedError(401, "wrong key: send the header `authorization: Bearer KEY`")
+        return names[0]
 
     async def _body(self, http: Request) -> bytes:
         limit, chunks, size = self._config.max_body_bytes, [], 0
@@ -269,10 +273,10 @@ class _Service:
             raise RefusedError(408, f"the body did not come in within {BODY_WITHIN_S:g} s") from None
         return b"".join(chunks)
 
-    def _record(self, served: ServedAnswer, question: Row, keep: bool) -> None:
+    def _record(self, served: ServedAnswer, question: Row, log_for: str | None) -> None:
         self._metrics.answered(served)
-        if keep and self._log:
-            self._log.put(served, question)
+        if log_for is not None and self._log:
+            self._log.put(served, question, log_for)
         if self._observer:
             try:
                 self._observer.on_served(served, question)
@@ -331,6 +335,18 @@ class _Service:
         if backend is None:
             return None
         return {"version": backend.version, "circuit": "open" if self._handler.is_open(backend) else "closed"}
+
+
+def _keys_of(config: Serve) -> dict[str, bytes]:
+    """The key of each client."""
+    keys: dict[str, bytes] = {}
+    for name, key in config.keys.items():
+        used_by = f"serve.api_keys.{name}" if name in config.api_keys else "serve.api_key_env"
+        secret = require_secret(key.key_env, used_by).encode()
+        if same := [other for other, known in keys.items() if known == secret]:
+            raise ConfigError(f"{used_by}: has the same key as {same[0]}; give each client its own")
+        keys[name] = secret
+    return keys
 
 
 async def _observe(observer: CanaryObserver, table: RouteTable, models: ModelClient) -> None:

@@ -298,12 +298,13 @@ def _warm_up(profile: Profile) -> list[dict[str, str]]:
 
 
 def _announcement(profile: Profile, url: str) -> str:
-    key = f" -H 'Authorization: Bearer '\"${profile.serve.api_key_env}\"" if profile.serve.api_key_env else ""
+    keys = (f" -H 'Authorization: Bearer '\"${key.key_env}\"" for key in profile.serve.keys.values())
     asked: dict[str, Any] = {"model": profile.model_name, "messages": [{"role": "user", "content": WARM_UP_QUESTION}]}
     if inputs := placeholders(get_recipe(profile.recipe).INPUTS, "…"):
         asked["inputs"] = inputs
     body = json.dumps(asked, ensure_ascii=False)
-    return f"\nRouter   {url}/v1\n\ncurl {url}/v1/chat/completions{key} -d '{body}'\n\nCtrl-C stops all of it."
+    command = f"curl {url}/v1/chat/completions{next(keys, '')} -d '{body}'"
+    return f"\nRouter   {url}/v1\n\n{command}\n\nCtrl-C stops all of it."
 
 
 def _say_if_possible(say: Say, text: str) -> None:

@@ -191,14 +191,14 @@ def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch
     asked = list[Any]()
 
     def open_site(profile: Any, folder: Path, *_: object, watched: bool, **__: object) -> None:
-        asked.append((profile.serve.request_log.consent, folder.parent, watched))
+        asked.append((profile.serve.request_log.folder, folder.parent, watched))
         raise ConfigError("enough")
 
     monkeypatch.setattr("qinglan.serving.checks.open_site", open_site)
     given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
     with pytest.raises(ConfigError, match="enough"):
         run_smoke_test("embedded", given, None, print)
-    assert asked == [("none", serving_folder(load_profile("embedded", given)), False)]
+    assert asked == [(None, serving_folder(load_profile("embedded", given)), False)]
 
 
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")

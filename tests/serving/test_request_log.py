@@ -81,8 +81,8 @@ def test_the_folder_reads_as_a_workbook_with_what_was_answered(profile):
     assert found[0].source == f"{path.name}:1" == "2026-11-21.jsonl:1"
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text().splitlines()[0])["qinglan"] == {
-        "row_id": rows[0].id, "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7", "source": "model",
-        "reason": "", "answer": "益生菌 时间",
+        "row_id": rows[0].id, "origin": "", "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7",
+        "source": "model", "reason": "", "answer": "益生菌 时间",
     }  # fmt: skip
 
 
@@ -253,6 +253,36 @@ def test_only_who_agreed_is_kept(profile, serve, tmp_path, caplog, capfd, settin
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert sum("菌粉" in text for text in files) == kept
     assert "菌粉" not in caplog.text + page + "".join(capfd.readouterr())
+
+
+def test_each_client_has_its_own_consent_and_quota_and_is_the_origin_of_its_questions(
+    profile_of, tmp_path, monkeypatch
+):
+    for name in ("own", "app", "partner"):
+        monkeypatch.setenv(f"{name.upper()}_KEY", f"{name}-secret")
+    clients = {
+        "app": {"key_env": "APP_KEY", "consent": "all", "logged_per_day": 2},
+        "partner": {"key_env": "PARTNER_KEY"},
+    }
+    log = {"folder": str(tmp_path / "log"), "consent": "header"}
+    settings = profile_of(serve={"request_log": log, "api_key_env": "OWN_KEY", "api_keys": clients})
+    asked = [("app", "一"), ("app", "二"), ("app", "三"), ("partner", "四"), ("own", "五")]
+    for _ in range(2):  # a restart keeps what was counted
+        with TestClient(create_app(settings, tmp_path / "routes.json")) as client:
+            for name, text in asked:
+                headers = {"authorization": f"Bearer {name}-secret", "x-log-consent": "yes" if name == "own" else "no"}
+                body = {"messages": [{"role": "user", "content": text}]}
+                assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+    logged = [json.loads(line) for path in (tmp_path / "log").iterdir() for line in path.read_text().splitlines()]
+    assert [(each["问题"], each["qinglan"]["origin"]) for each in logged] == [
+        ("一", "app"),
+        ("二", "app"),
+        ("五", "default"),
+    ]
+    assert "secret" not in json.dumps(logged)
+    monkeypatch.setenv("APP_KEY", "own-secret")
+    with pytest.raises(ConfigError, match=r"serve\.api_keys\.app: has the same key as default"):
+        create_app(settings, tmp_path / "routes.json")
 
 
 IDENTITY = "11010519491231002X"  # the example in GB 11643

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 Item = TypeVar("Item")
 Split = Literal["train", "dev", "test"]
 
+LEFT_FOR_LATER = "left_for_later"
 HINTS = {
     "empty_query": "fill in the question or delete the row",
     "empty_input": "fill in every column that the recipe needs, or delete the row",
@@ -29,11 +30,12 @@ HINTS = {
     "merged_cell": "unmerge the cells and give every row its own value",
     "extra_cells": "the line has more cells than the header; put text that contains commas in double quotes",
     "bad_split": "write train, dev or test, or leave the cell empty",
+    LEFT_FOR_LATER: "a later run takes it; to take more at once, raise data.max_new_rows",
 }
 """What to do about each reason for which reading fails a row."""
 
 INPUT_REASONS = frozenset(HINTS)
-"""Rows failed for one of these were never questions: no stage after reading looks at them."""
+"""Rows failed for one of these are no questions of this run: no stage after reading looks at them."""
 
 # 5.6 is not 56 and ++ is not +, so punctuation between digits and plus signs stay.
 _PUNCTUATION = re.compile(r"(?<!\d)(?:[^\w+]|_)|(?:[^\w+]|_)(?!\d)")

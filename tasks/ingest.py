@@ -1,27 +1,31 @@
 """The ingest stage: reads the workbook or the database into rows."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from prefect.logging import get_run_logger
 
 from qinglan.data.dataset.pools import assign
+from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import READERS, digest_of, list_files
+from qinglan.data.versions import latest_version
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError, WorkbookError
 from qinglan.recipes import get_recipe, recipe_key
-from qinglan.rows import RowCounts
-from qinglan.runs.artifacts import StageResult, write_jsonl
+from qinglan.rows import LEFT_FOR_LATER, RowCounts
+from qinglan.runs.artifacts import MANIFEST, StageResult, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
-    __name__, "recipe", "qinglan.data.dataset.pools", "qinglan.data.sources", "qinglan.data.workbook",
-    "qinglan.rows",
+    __name__, "recipe", "qinglan.data.dataset.pools", "qinglan.data.new_rows", "qinglan.data.sources",
+    "qinglan.data.workbook", "qinglan.rows",
 )  # fmt: skip
 
 _SHOWN_PROBLEMS = 20
+_KNOWN = "known_version"
 
 
 @stage_task("ingest")
@@ -38,8 +42,9 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
                 shown.append(problem)
                 stage.say(problem)
 
-        read = read_rows(workbook, data, tenant, report, inputs=recipe.INPUTS)
-        rows = counts.pass_through(assign(read, recipe, data.pool_shares))
+        read = partial(read_rows, workbook, data, tenant, inputs=recipe.INPUTS)
+        taken = read(report) if known is None else take_new_rows(read(), read(report), run.profile, known)
+        rows = counts.pass_through(assign(taken, recipe, data.pool_shares))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
         if digest_of(workbook) != digest:
             raise WorkbookError(f"{workbook}: was changed while it was read; run again")
@@ -48,7 +53,10 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         if (more := counts.total - counts.ok - len(shown)) > 0:
             stage.say(f"... and {more:,} more; all are in rows.jsonl with their reason")
         stage.say(f"{counts.ok:,} of {counts.total:,} rows of {workbook.name} are usable")
-        return Outcome(counts.total, counts.ok, dict(counts.reasons.most_common()), artifacts)
+        if later := counts.reasons[LEFT_FOR_LATER]:
+            stage.say(f"{later:,} new questions are left for later runs (data.max_new_rows: {data.max_new_rows:,})")
+        dropped = dict(counts.reasons.most_common())
+        return Outcome(counts.total, counts.ok, dropped, artifacts, details={_KNOWN: known})
 
     if data.sql and not workbook.exists():
         taken = write_jsonl(workbook, query_database(data, recipe.INPUTS))
@@ -56,11 +64,23 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     digest = digest_of(workbook)
     for path in list_files(workbook).skipped:
         get_run_logger().warning("ingest: %s: skipped, its suffix is none of %s", path, ", ".join(READERS))
+    known = _known_version(run) if run.profile.reads_request_log else None
     depends_on = {
         "workbook_sha256": digest,
+        _KNOWN: known,
         "data": data.model_dump(mode="json"),
         "inputs": [asdict(each) for each in recipe.INPUTS],
         "recipe": recipe_key(run.profile.recipe),
         "tenant": tenant.model_dump(mode="json"),
     }
     return perform(run, "ingest", depends_on, work, code=CODE)
+
+
+def _known_version(run: Run) -> str:
+    """The dataset version that says which rows are new: the latest, or where this run goes on, that of its beginning,
+    as it may have published another one since."""
+    manifest = run.directory / "ingest" / MANIFEST
+    if manifest.exists() and (begun_with := StageResult.read(manifest).details.get(_KNOWN)) is not None:
+        return str(begun_with)
+    latest = latest_version(run.profile)
+    return latest.id if latest else ""

@@ -56,6 +56,10 @@ class Data(Section):
     max_context_chars: Count = 2000
     """A row whose profile, history and those further inputs that are part of what is asked are together longer is kept
     as a failed row (`context_too_long`)."""
+    max_new_rows: Count = 2_000
+    """Where `workbook` is the router's request log (`serve.request_log.folder`): so many questions that the last
+    dataset version lacks are taken by one run at most, those first that were asked on the most days. The others wait
+    for the next run (`left_for_later`)."""
     limit: Count | None = None
     """Use only the first rows; for trials. Of rows that name a split, a third of these from each."""
 

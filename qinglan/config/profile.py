@@ -149,6 +149,21 @@ class Profile(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _limit_what_others_spend(self) -> Self:
+        if self.reads_request_log and self.budget.per_run_usd is None and self.budget.per_month_usd is None:
+            raise ValueError(
+                "budget: data.workbook is the router's request log, so whoever asks the router makes the teacher cost "
+                "money; set budget.per_run_usd or budget.per_month_usd"
+            )
+        return self
+
+    @property
+    def reads_request_log(self) -> bool:
+        """Do the questions come from the folder in which the router keeps what it is asked?"""
+        folder, workbook = self.serve.request_log.folder, Path(self.data.workbook).resolve()
+        return folder is not None and not self.data.sql and Path(folder).resolve() in (workbook, *workbook.parents)
+
     @property
     def tracking_uri(self) -> str:
         return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"

@@ -152,12 +152,12 @@ class Serve(Section):
     canary: Canary = Canary()
 
     @property
-    def keys(self) -> dict[str, ApiKey]:
+    def clients(self) -> dict[str, ApiKey]:
         """All clients that have a key, by name."""
         return ({_DEFAULT_CLIENT: ApiKey(key_env=self.api_key_env)} if self.api_key_env else {}) | self.api_keys
 
     def consent_of(self, client: str) -> Consent:
-        key = self.keys.get(client)
+        key = self.clients.get(client)
         return key.consent if key and key.consent else self.request_log.consent
 
     @model_validator(mode="after")
@@ -168,7 +168,7 @@ class Serve(Section):
             is_loopback = ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             is_loopback = self.host == "localhost"
-        if not self.keys and not is_loopback:
+        if not self.clients and not is_loopback:
             raise ValueError(
                 f"host {self.host} can be reached from other machines; set api_key_env to the name of an environment "
                 "variable with a key, or host to 127.0.0.1"

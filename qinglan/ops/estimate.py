@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,9 @@ from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
+from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
+from qinglan.data.versions import latest_version
 from qinglan.data.workbook import read_rows
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import Ledger
@@ -69,7 +72,12 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
             path = sample_of(profile, "data.workbook").workbook
         else:
             path = Path(data.workbook)
-        yield read_rows(path, data, profile.tenant, inputs=inputs)
+        read = partial(read_rows, path, data, profile.tenant, inputs=inputs)
+        if profile.reads_request_log:
+            latest = latest_version(profile)
+            yield take_new_rows(read(), read(), profile, latest.id if latest else "")
+        else:
+            yield read()
 
 
 def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledger) -> list[Estimate]:

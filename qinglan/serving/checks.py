@@ -190,7 +190,7 @@ def _ask(profile: Profile, url: str, question: Row) -> str:
         "history": question.history,
         "inputs": {name: text for name, text in question.inputs.items() if name in identifying},
     }
-    key = next(iter(profile.serve.keys.values()), None)
+    key = next(iter(profile.serve.clients.values()), None)
     headers = {"authorization": f"Bearer {require_secret(key.key_env, 'serve')}"} if key else {}
     with httpx2.Client(trust_env=False, timeout=60, headers=headers) as client:
         start = time.perf_counter()

@@ -165,7 +165,7 @@ class RequestLogWriter:
             "reason": served.reason,
             "answer": clean(served.answer) if served.answer else None,
         }
-        key = self._serve.keys.get(client)
+        key = self._serve.clients.get(client)
         self.outcomes[self._todays_file().add(identity, record, client, key.logged_per_day if key else None)] += 1
 
 

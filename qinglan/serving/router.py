@@ -340,7 +340,7 @@ class _Service:
 def _keys_of(config: Serve) -> dict[str, bytes]:
     """The key of each client."""
     keys: dict[str, bytes] = {}
-    for name, key in config.keys.items():
+    for name, key in config.clients.items():
         used_by = f"serve.api_keys.{name}" if name in config.api_keys else "serve.api_key_env"
         secret = require_secret(key.key_env, used_by).encode()
         if same := [other for other, known in keys.items() if known == secret]:

@@ -298,7 +298,7 @@ def _warm_up(profile: Profile) -> list[dict[str, str]]:
 
 
 def _announcement(profile: Profile, url: str) -> str:
-    keys = (f" -H 'Authorization: Bearer '\"${key.key_env}\"" for key in profile.serve.keys.values())
+    keys = (f" -H 'Authorization: Bearer '\"${key.key_env}\"" for key in profile.serve.clients.values())
     asked: dict[str, Any] = {"model": profile.model_name, "messages": [{"role": "user", "content": WARM_UP_QUESTION}]}
     if inputs := placeholders(get_recipe(profile.recipe).INPUTS, "…"):
         asked["inputs"] = inputs

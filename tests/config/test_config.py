@@ -115,6 +115,15 @@ def test_wrong_overrides_name_key_and_remedy(tmp_path: Path, override: str, mess
     assert message in error_of("fivedoctors" if "tensor" in override else profile_file(tmp_path), override)
 
 
+def test_a_workbook_that_others_write_needs_a_budget(tmp_path: Path) -> None:
+    for workbook in ("log", "./log/2026-11-21.jsonl"):
+        given = profile_file(tmp_path, data={"workbook": workbook}, serve={"request_log": {"folder": "log"}})
+        said = error_of(given)
+        assert "data.workbook is the router's request log" in said and "set budget.per_run_usd or" in said
+        assert load_profile(given, ["budget.per_month_usd=5"]).reads_request_log
+        assert not load_profile(given, ["data.workbook=other"]).reads_request_log
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

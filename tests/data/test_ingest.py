@@ -1,13 +1,14 @@
 """Ingest under a real Prefect server: files, drop folders and databases become rows, and nothing is asked twice."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from prefect import flow
 
 from qinglan.config import Profile
+from qinglan.data.versions import publish
 from qinglan.errors import StageError, WorkbookError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
@@ -22,12 +23,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 Ingest = Callable[..., StageResult]
+LOCAL: Mapping[str, object] = {}
 
 
 @pytest.fixture
 def ingest(profile_of: Callable[..., Profile], database: str) -> Ingest:
-    def work(*, finish: bool = False, **settings: object) -> StageResult:
-        profile = profile_of(data=settings, tracking={"uri": database})
+    def work(*, finish: bool = False, sections: Mapping[str, object] = LOCAL, **settings: object) -> StageResult:
+        profile = profile_of(data=settings, tracking={"uri": database}, **sections)
 
         def read(run: Run) -> StageResult:
             return ingest_workbook(run, _inputs(profile, run.directory)[0])
@@ -91,3 +93,29 @@ def test_no_usable_row_and_a_file_that_changes(ingest: Ingest, tmp_path: Path, m
     monkeypatch.setattr(ingest_module, "digest_of", lambda _: next(digests))
     with pytest.raises(WorkbookError, match="was changed while it was read; run again"):
         ingest(workbook=str(path))
+
+
+def test_of_a_request_log_the_most_frequent_new_questions_are_taken_and_the_others_by_later_runs(
+    ingest: Ingest, profile_of: Callable[..., Profile], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    for day, questions in enumerate(("甲甲 乙乙 丙丙", "甲甲 丁丁", "戊戊 ？"), 1):
+        lines = (f'{{"问题": "{question}"}}\n' for question in questions.split())
+        (log / f"2026-11-0{day}.jsonl").write_text("".join(lines))
+    sections = {"serve": {"request_log": {"folder": str(log)}}, "budget": {"per_run_usd": 1}}
+
+    def take(*, finish: bool) -> tuple[StageResult, str, int]:
+        result = ingest(workbook=str(log), max_new_rows=2, sections=sections, finish=finish)
+        taken = "".join(row.query[0] for row in read_jsonl(result.path("rows"), Row) if row.status == "ok")
+        return result, taken, result.dropped.get("left_for_later", 0)
+
+    begun, *counts = take(finish=False)
+    assert (counts, begun.dropped) == (["甲戊", 3], {"left_for_later": 3, "duplicate": 1, "empty_query": 1})
+    publish(profile_of(**sections), begun.run_id, begun.artifacts)
+    continued, *counts = take(finish=True)
+    assert (counts, continued.key) == (["甲戊", 3], begun.key)
+    tomorrow, *counts = take(finish=True)
+    assert counts == ["甲丙丁戊", 1]
+    publish(profile_of(**sections), tomorrow.run_id, tomorrow.artifacts)
+    assert take(finish=True)[1:] == ("甲乙丙丁戊", 0)

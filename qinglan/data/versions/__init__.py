@@ -26,7 +26,7 @@ from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, drift
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import recipe_key
-from qinglan.rows import Row, Split
+from qinglan.rows import LEFT_FOR_LATER, Row, Split
 from qinglan.runs.artifacts import Artifact, hash_of, point_link, read_jsonl, sync, sync_all, write_json
 from qinglan.runs.schema_version import dump_record, read_record, with_version
 
@@ -147,7 +147,7 @@ def publish(
     with FileLock(root / LOCK):
         for left in root.glob(f"{_PARTIAL}*"):  # of a publisher that was killed
             shutil.rmtree(left)
-        parent = _latest(root)
+        parent = latest_version(profile)
         if (root / version_id).exists():
             version = Version.read(root / version_id)
             for artifact in version.artifacts.values():
@@ -191,7 +191,7 @@ def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, 
     versions = versions_of(profile)
     same = next((version for version in versions if version.inputs == inputs_digest), None)
     source = next((version for version in versions if same and version.id == same.pins), None)
-    source = source or _latest(tenant_folder(profile))
+    source = source or latest_version(profile)
     if source is None or (same and not same.pins):
         return "", {}
     return source.id, {entry.id: entry.split for entry in read_index(source.directory / INDEX) if entry.split}
@@ -203,10 +203,15 @@ def versions_of(profile: Profile) -> list[Version]:
     return sorted((Version.read(path.parent) for path in found), key=lambda version: version.created, reverse=True)
 
 
+def latest_version(profile: Profile) -> Version | None:
+    newest = (tenant_folder(profile) / LATEST).resolve()  # so that an error names the version, not the link
+    return Version.read(newest) if (newest / VERSION_FILE).exists() else None
+
+
 def find_version(profile: Profile, name: str) -> Version:
     """A version by its id, a unique prefix of it, or `latest`; ConfigError where there is none, or several."""
     versions = versions_of(profile)
-    if name == LATEST and (newest := _latest(tenant_folder(profile))):
+    if name == LATEST and (newest := latest_version(profile)):
         return newest
     matches = [version for version in versions if name and version.id.startswith(name)]
     if len(matches) == 1:
@@ -267,6 +272,11 @@ def read_index(path: Path) -> Iterator[IndexEntry]:
             yield IndexEntry(*json.loads(line))
 
 
+def questions_in(index: Path) -> set[str]:
+    """Ids of the rows that a version has; those that it left for later are not among them."""
+    return {entry.id for entry in read_index(index) if entry.reason != LEFT_FOR_LATER}
+
+
 def last_training(profile: Profile) -> LastTraining | None:
     try:
         return read_record(LastTraining, tenant_folder(profile) / TRAINED)
@@ -318,7 +328,7 @@ def _describe(
     if parent:
         path = parent.directory / SUMMARY
         try:
-            known = {entry.id for entry in read_index(parent.directory / INDEX)}
+            known = questions_in(parent.directory / INDEX)
             before = RowSummary.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, TypeError, ValueError) as error:
             raise _unreadable(path, error) from error
@@ -359,8 +369,3 @@ def _keep(artifact: Artifact, target: Path) -> Artifact:
         target.unlink(missing_ok=True)
         shutil.copyfile(source, target)
     return artifact.model_copy(update={"path": target})
-
-
-def _latest(root: Path) -> Version | None:
-    newest = (root / LATEST).resolve()  # so that an error names the version, not the link
-    return Version.read(newest) if (newest / VERSION_FILE).exists() else None

@@ -151,10 +151,14 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _limit_what_others_spend(self) -> Self:
-        if self.reads_request_log and self.budget.per_run_usd is None and self.budget.per_month_usd is None:
+        if self.budget.per_run_usd is not None or self.budget.per_month_usd is not None:
+            return self
+        why = "data.workbook is the router's request log" if self.reads_request_log else ""
+        if self.serve.try_page == "with_teacher":
+            why = "serve.try_page asks the teacher"
+        if why:
             raise ValueError(
-                "budget: data.workbook is the router's request log, so whoever asks the router makes the teacher cost "
-                "money; set budget.per_run_usd or budget.per_month_usd"
+                f"budget: {why}, so whoever asks the router spends money; set budget.per_run_usd or per_month_usd"
             )
         return self
 

@@ -148,6 +148,9 @@ class Serve(Section):
     """The model before the champion stays loaded, so that a rollback takes seconds."""
     poll_every_s: Positive = 1.0
     """How often the registry is asked for changes."""
+    try_page: Literal["none", "models", "with_teacher"] = "none"
+    """A page at the router's address on which one question is put to the models in service, and with `with_teacher`
+    to the teacher as well, which costs money. It shows questions of the test split to everybody who has a key."""
     request_log: RequestLog = RequestLog()
     canary: Canary = Canary()
 

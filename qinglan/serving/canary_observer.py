@@ -245,8 +245,8 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
     return None
 
 
-def canary_observer_of(profile: Profile, rag_url: str, folder: Path) -> CanaryObserver:
+def canary_observer_of(profile: Profile, folder: Path) -> CanaryObserver:
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
     is_compared = "rag" in get_recipe(profile.recipe).graders
-    rag = partial(RagClient, profile.rag, rag_url, profile.tenant.id) if is_compared else None
+    rag = partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id) if is_compared else None
     return CanaryObserver(profile.serve.canary, folder, rag)

@@ -169,7 +169,8 @@ class RequestHandler:
         give_up = arrived - self._lag_s() + self._allowed_s
         role: ServedRole = "none"
         version, answer = "", None
-        reason = self._unfit(question, give_up)
+        is_overloaded = self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter()
+        reason = "overloaded" if is_overloaded else self.unfit_reason(question)
         if not reason:
             route = self._table.pick(question.id)
             if route is None:
@@ -200,9 +201,8 @@ class RequestHandler:
     def is_open(self, backend: Backend | None) -> bool:
         return backend in self._circuits and self._circuits[backend].is_open
 
-    def _unfit(self, question: Row, give_up: float) -> str:
-        if self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter():
-            return "overloaded"
+    def unfit_reason(self, question: Row) -> str:
+        """One of `UNFIT`; empty where the question may be put to a model."""
         if len(question.query) > self._config.max_query_chars:
             return "query_too_long"
         context = (question.profile, question.history, *question.inputs.values())

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from qinglan.clients.openai_protocol import ChatRequest, completion_body, error_body, first_problem, model_list
@@ -52,6 +52,7 @@ from qinglan.serving.request_handler import (
 )
 from qinglan.serving.request_log import CONSENT_HEADER, RequestLogWriter
 from qinglan.serving.routes import Backend, RouteTable
+from qinglan.serving.try_page import PAGE, PAGE_HEADERS, TryPage
 
 BODY_WITHIN_S = 10.0
 """For a request's body to come in."""
@@ -107,6 +108,15 @@ class RouterRequest(ChatRequest):
         )
 
 
+class TryRequest(RouterRequest):
+    """A question for one arm of the page to try."""
+
+    arm: str
+
+
+Asked = TypeVar("Asked", bound=RouterRequest)
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -146,21 +156,29 @@ def create_app(
     If it is `restarted`, a request log's folder that can't be used any more costs lines, not answers.
     """
     service = _Service(profile, routes, observer, restarted)
+    routes_to = [
+        Route("/v1/chat/completions", service.complete, methods=["POST"]),
+        Route("/v1/models", service.models),
+        Route("/health", service.health),
+        Route("/metrics", service.metrics),
+    ]
+    if profile.serve.try_page != "none":
+        routes_to += [
+            Route("/", service.try_page),
+            Route("/try", service.try_settings),
+            Route("/try", service.try_arm, methods=["POST"]),
+        ]
     return Starlette(
-        routes=[
-            Route("/v1/chat/completions", service.complete, methods=["POST"]),
-            Route("/v1/models", service.models),
-            Route("/health", service.health),
-            Route("/metrics", service.metrics),
-        ],
-        exception_handlers={RefusedError: service.refuse},
+        routes=routes_to,
+        exception_handlers={RefusedError: service.refuse, ClientDisconnect: _hang_up},
         lifespan=service.lifespan,
     )
 
 
 class _Service:
     _handler: RequestHandler
-    """From the lifespan's start."""
+    _try: TryPage
+    """These two from the lifespan's start."""
 
     def __init__(self, profile: Profile, routes: Path, observer: CanaryObserver | None, restarted: bool) -> None:
         self._profile, self._config, self._observer = profile, profile.serve, observer
@@ -178,6 +196,7 @@ class _Service:
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         models, lag = ModelClient(self._profile), EventLoopLag()
         self._handler = RequestHandler(self._config, self._table, models, lag.lag_s)
+        self._try = TryPage(self._profile, self._table, models)
         self._add_gauges()
         tasks = [asyncio.create_task(lag.run())]
         if self._observer:
@@ -188,6 +207,7 @@ class _Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._try.close()
             await models.close()
             if self._log:
                 await asyncio.to_thread(self._log.close)
@@ -195,12 +215,7 @@ class _Service:
     async def complete(self, http: Request) -> Response:
         arrived = time.perf_counter()
         client = self._authorise(http)
-        try:
-            request = RouterRequest.model_validate_json(await self._body(http))
-        except ValidationError as error:
-            raise RefusedError(400, first_problem(error)) from None
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+        request = await self._read(http, RouterRequest)
         if request.model not in self._names:
             known = " and ".join(self._names)
             raise RefusedError(404, f"The model `{request.model}` does not exist; there are {known}")
@@ -218,6 +233,26 @@ class _Service:
             answer = self._response(served, question, request)
         asyncio.get_running_loop().call_soon(self._record, served, question, client if keep else None)
         return answer
+
+    async def try_page(self, _http: Request) -> Response:
+        return FileResponse(PAGE, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
+
+    async def try_settings(self, http: Request) -> Response:
+        self._authorise(http)
+        return JSONResponse(await self._try.settings())
+
+    async def try_arm(self, http: Request) -> Response:
+        self._authorise(http)
+        # A page from elsewhere may send a browser's user here, but not with this type.
+        if http.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise RefusedError(415, "send the content-type application/json")
+        request = await self._read(http, TryRequest)
+        if request.arm not in self._try.arms:
+            raise RefusedError(400, f"arm: there is no `{request.arm}` here, but {', '.join(self._try.arms)}")
+        question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
+        if reason := self._handler.unfit_reason(question):
+            raise RefusedError(400, f"the question is not fit for the model: {reason}")
+        return JSONResponse(await self._try.ask(request.arm, question))
 
     async def models(self, http: Request) -> Response:
         self._authorise(http)
@@ -259,6 +294,12 @@ class _Service:
         if not names or kind.lower() != "bearer":
             raise RefusedError(401, "wrong key: send the header `authorization: Bearer KEY`")
         return names[0]
+
+    async def _read(self, http: Request, kind: type[Asked]) -> Asked:
+        try:
+            return kind.model_validate_json(await self._body(http))
+        except ValidationError as error:
+            raise RefusedError(400, first_problem(error)) from None
 
     async def _body(self, http: Request) -> bytes:
         limit, chunks, size = self._config.max_body_bytes, [], 0
@@ -337,6 +378,10 @@ class _Service:
         return {"version": backend.version, "circuit": "open" if self._handler.is_open(backend) else "closed"}
 
 
+async def _hang_up(_http: Request, _error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
 def _keys_of(config: Serve) -> dict[str, bytes]:
     """The key of each client."""
     keys: dict[str, bytes] = {}
@@ -364,7 +409,7 @@ def main() -> int:
         profile = load_profile(options.profile, options.set)
         observer = None
         if options.watch:
-            observer = canary_observer_of(profile, options.rag_url or profile.rag.url, options.watch)
+            observer = canary_observer_of(profile, options.watch)
         app = create_app(profile, options.routes, observer, restarted=options.restarted)
         backlog = backlog_for(profile.serve)
         port = profile.serve.port if options.port is None else options.port
@@ -397,7 +442,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--watch", type=Path, metavar="FOLDER", help="watch canaries, and keep how they stand here")
     restarted = "go on without a request log where its folder is not there any more"
     parser.add_argument("--restarted", action="store_true", help=restarted)
-    parser.add_argument("--rag-url", help="instead of rag.url, which both models' rewrites are put to")
     return parser.parse_args()
 
 

@@ -19,7 +19,7 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from qinglan.config import Profile, load_profile
+from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row
@@ -35,7 +35,7 @@ from qinglan.serving.registry_watcher import RegistrySnapshot, RegistryWatcher
 from qinglan.serving.routes import Backend, Routes
 from qinglan.serving.server_process import ROUTER, RouterProcess, chat_probe, places_of, serve_command
 from qinglan.simulators.domains import embedded_knowledge_base
-from qinglan.simulators.services import rag_service
+from qinglan.simulators.services import embedded_services, rag_service
 
 ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.jsonl"
 WARM_UP_QUESTION = "这个怎么吃"
@@ -257,9 +257,9 @@ def open_site(
     name = f"serve_{profile.tenant.file_name}.{profile.recipe_name}"
     logs = profile.paths.state.resolve() / "logs" / name if watched else folder / "logs"
     with ExitStack() as stack:
-        rag_url = stack.enter_context(rag_service(profile, embedded_knowledge_base(profile))) if watched else None
+        served = stack.enter_context(_with_addresses(profile)) if watched else profile
         processes = stack.enter_context(Processes(logs, say, end_first=(ROUTER,)))
-        router = RouterProcess(processes, _router_options(profile, folder, port, rag_url), say)
+        router = RouterProcess(processes, _router_options(served, folder, port, watched=watched), say)
         fleet = Fleet(
             processes,
             command_of or partial(serve_command, profile),
@@ -278,15 +278,31 @@ def open_site(
         yield ServingSite(profile, folder, fleet, watcher, router, say)
 
 
-def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: str | None) -> list[str]:
+@contextmanager
+def _with_addresses(profile: Profile) -> Iterator[Profile]:
+    """The profile with the addresses of simulators in place of `embedded`, as far as the router asks them."""
+    knowledge_base = embedded_knowledge_base(profile)
+    with ExitStack() as stack:
+        rag_url = stack.enter_context(rag_service(profile, knowledge_base)) or EMBEDDED
+        profile = profile.model_copy(update={"rag": profile.rag.model_copy(update={"url": rag_url})})
+        if profile.serve.try_page == "with_teacher":
+            urls = stack.enter_context(embedded_services(profile, None))()
+            asked: dict[str, Any] = {"teacher": profile.teacher.model_copy(update={"base_url": urls.teacher_url})}
+            if profile.answerer:
+                asked["answerer"] = profile.answerer.model_copy(update={"base_url": urls.answerer_url})
+            profile = profile.model_copy(update=asked)
+        yield profile
+
+
+def _router_options(profile: Profile, folder: Path, port: int | None, *, watched: bool) -> list[str]:
     # With the profile as it is now, overrides included: a router that is started again must not read another one.
     path = folder / "profile.yaml"
     path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8")
     options = [f"--profile={path}", f"--routes={folder / ROUTES_FILE}"]
     if port is not None:
         options.append(f"--port={port}")
-    if rag_url is not None:
-        options += [f"--watch={folder}", f"--rag-url={rag_url}"]
+    if watched:
+        options.append(f"--watch={folder}")
     return options
 
 
@@ -304,7 +320,8 @@ def _announcement(profile: Profile, url: str) -> str:
         asked["inputs"] = inputs
     body = json.dumps(asked, ensure_ascii=False)
     command = f"curl {url}/v1/chat/completions{next(keys, '')} -d '{body}'"
-    return f"\nRouter   {url}/v1\n\n{command}\n\nCtrl-C stops all of it."
+    page = "" if profile.serve.try_page == "none" else f"Try it   {url}/\n"
+    return f"\nRouter   {url}/v1\n{page}\n{command}\n\nCtrl-C stops all of it."
 
 
 def _say_if_possible(say: Say, text: str) -> None:

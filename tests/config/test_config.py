@@ -119,9 +119,10 @@ def test_a_workbook_that_others_write_needs_a_budget(tmp_path: Path) -> None:
     for workbook in ("log", "./log/2026-11-21.jsonl"):
         given = profile_file(tmp_path, data={"workbook": workbook}, serve={"request_log": {"folder": "log"}})
         said = error_of(given)
-        assert "data.workbook is the router's request log" in said and "set budget.per_run_usd or" in said
+        assert "data.workbook is the router's request log" in said and "set budget.per_run_usd or per_month_usd" in said
         assert load_profile(given, ["budget.per_month_usd=5"]).reads_request_log
         assert not load_profile(given, ["data.workbook=other"]).reads_request_log
+    assert "serve.try_page asks the teacher" in error_of(profile_file(tmp_path), "serve.try_page=with_teacher")
 
 
 @pytest.mark.parametrize(

@@ -414,7 +414,7 @@ def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monk
 
 def test_the_router_is_given_the_profile_as_it_is(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of(serve={"deadline_ms": 1234})
-    option = _router_options(profile, tmp_path, None, None)[0]
+    option = _router_options(profile, tmp_path, None, watched=False)[0]
     assert load_profile(option.removeprefix("--profile=")) == profile
 
 

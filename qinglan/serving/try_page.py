@@ -1,0 +1,176 @@
+"""The page at the router's address: one question to the teacher, the champion and the challenger, side by side.
+
+Each arm is a request with a time limit of its own, so none delays another. None of it reaches the request log, the
+canary or the metrics. The teacher is asked through the ledger, as a run of its own a day that the budget counts.
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack, suppress
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from qinglan.clients.rag import RagClient
+from qinglan.clients.roles import Addresses, Clients, endpoint_of, open_clients
+from qinglan.config import EMBEDDED, Profile
+from qinglan.data.versions import INDEX, Version, find_rows, latest_version, read_index
+from qinglan.errors import BudgetError, CallError, ModelError, QinglanError, RetrievalError, TeacherError
+from qinglan.evaluation.reasons import words
+from qinglan.recipes import get_recipe, identifying
+from qinglan.rows import BottomK, Retrieved, Row
+from qinglan.runs.run import Run
+from qinglan.serving.request_handler import ModelClient, describe_without_text
+from qinglan.serving.routes import RouteTable
+
+PAGE = Path(__file__).with_name("try_page.html")
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+EXAMPLES = 8
+AT_ONCE = 8
+"""Arms that may be asked together; more are refused, as the models have users to serve."""
+MODEL_WITHIN_S, TEACHER_WITHIN_S, RAG_WITHIN_S = 10.0, 60.0, 20.0
+_CLOSE_WITHIN_S = 5.0
+_LOG = logging.getLogger(__name__)
+
+
+class TryPage:
+    """Belongs to one event loop; close it."""
+
+    def __init__(self, profile: Profile, table: RouteTable, models: ModelClient) -> None:
+        self._profile, self._table, self._models = profile, table, models
+        self._recipe, self._places = get_recipe(profile.recipe), asyncio.Semaphore(AT_ONCE)
+        self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
+        self._teachers: Clients | None = None
+        """From the first question on: a ledger that can't be opened must not keep the router from serving."""
+        self._rag: RagClient | None = None
+        if self._recipe.retrieves and profile.rag.url != EMBEDDED:
+            self._rag = RagClient(profile.rag, profile.rag.url, profile.tenant.id)
+            self._stack.push_async_callback(self._rag.close)
+        self._examples: tuple[str, list[dict[str, Any]]] = ("", [])
+
+    @property
+    def arms(self) -> list[str]:
+        profile, roles = self._profile, self._recipe.DISTILL_ROLES
+        has_teacher = profile.serve.try_page == "with_teacher" and all(
+            endpoint_of(profile, role).base_url != EMBEDDED for role in roles
+        )
+        challenger = ["challenger"] if self._table.routes.challenger else []
+        return ["original"] * self._recipe.retrieves + ["teacher"] * has_teacher + ["champion", *challenger]
+
+    async def settings(self) -> dict[str, Any]:
+        """What the page needs to know, with examples from the test split of the latest dataset version."""
+        asked = [each for each in self._recipe.INPUTS if each.is_asked]
+        return {
+            "model": self._profile.model_name,
+            "arms": self.arms,
+            "searches": self._rag is not None,
+            "deadline_ms": self._profile.serve.deadline_ms,
+            "inputs": [{"name": each.name, "label": each.column} for each in asked],
+            "examples": await asyncio.to_thread(self._find_examples),
+        }
+
+    async def ask(self, arm: str, question: Row) -> dict[str, Any]:
+        """An arm's text, the time that it took, and the passages that it finds; what fails is a reason in words."""
+        answer: dict[str, Any] = {"arm": arm, "version": None, "text": None, "ms": None, "passages": None}
+        reason = ""
+        try:
+            if self._places.locked():
+                raise ModelError("too many are asked", "overloaded")
+            async with self._places:
+                await self._fill_in(answer, question)
+        except CallError as error:
+            reason = error.reason
+        except BudgetError:
+            reason = "over_budget"
+        except QinglanError as error:
+            _LOG.error("%s on the page to try: %s", arm, error)
+            reason = "see_log"
+        except Exception as error:  # noqa: BLE001 (the other arms go on)
+            _LOG.error("%s on the page to try: %s", arm, describe_without_text(error))
+            reason = "see_log"
+        return answer | {"reason": words(reason, "serving_reasons", "row_reasons")._asdict() if reason else None}
+
+    async def close(self) -> None:
+        """Answers of the teacher that are under way get a moment, as they are paid for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_WITHIN_S):
+                await self._stack.aclose()
+
+    async def _fill_in(self, answer: dict[str, Any], question: Row) -> None:
+        start, arm, took_ms = time.perf_counter(), answer["arm"], None
+        if arm == "original":
+            text, took_ms = question.query, 0.0
+        elif arm == "teacher":
+            text, took_ms = await self._ask_teacher(question)
+        else:
+            routes = self._table.routes
+            backend = routes.challenger if arm == "challenger" else routes.champion
+            if backend is None:
+                raise ModelError(f"no {arm} is in service", "no_model")
+            answer["version"] = backend.version
+            text = await self._models.answer(backend, question, MODEL_WITHIN_S)
+        answer["text"] = text
+        answer["ms"] = 1000 * (time.perf_counter() - start) if took_ms is None else took_ms
+        if self._rag:
+            found = await self._retrieve(self._rag, question.query, None if arm == "original" else text)
+            passages = zip(found.ids, found.titles, found.scores, strict=True)
+            answer["passages"] = [{"id": id_, "title": title, "score": score} for id_, title, score in passages]
+
+    async def _ask_teacher(self, question: Row) -> tuple[str, float | None]:
+        """Its text, and the time that it took when it was asked: the ledger may have known the answer."""
+        try:
+            async with asyncio.timeout(TEACHER_WITHIN_S):
+                row = await self._recipe.distill(question, await self._open_teachers(), self._profile.tenant)
+        except TimeoutError:
+            raise TeacherError("no answer in time", "teacher_timeout") from None
+        assert row.answer is not None
+        return row.answer, row.answer_latency_ms
+
+    async def _retrieve(self, rag: RagClient, query: str, rewrite: str | None) -> Retrieved:
+        try:
+            async with asyncio.timeout(RAG_WITHIN_S):
+                return await rag.retrieve(query, rewrite, max_retries=0)
+        except TimeoutError:
+            raise RetrievalError("no answer in time", "rag_unavailable") from None
+
+    async def _open_teachers(self) -> Clients:
+        async with self._opening:
+            if self._teachers is None:
+                await asyncio.to_thread(import_module, "qinglan.clients.transport")  # it takes most of a second
+                profile = self._profile
+                run = Run(id=f"try-{date.today()}", flow="try", profile=profile, directory=profile.paths.state)
+                answerer_url = profile.answerer.base_url if profile.answerer else ""
+                urls = Addresses(profile.teacher.base_url, profile.judge.base_url, "", answerer_url=answerer_url)
+                opened = open_clients(run, lambda: urls, self._recipe.DISTILL_ROLES)
+                self._teachers = await self._stack.enter_async_context(opened)
+            return self._teachers
+
+    def _find_examples(self) -> list[dict[str, Any]]:
+        try:
+            version = latest_version(self._profile)
+            if version and version.id != self._examples[0]:
+                self._examples = version.id, self._examples_of(version)
+        except (QinglanError, OSError, ValueError) as error:
+            _LOG.error("no examples for the page to try: %s", error)
+        return self._examples[1]
+
+    def _examples_of(self, version: Version) -> list[dict[str, Any]]:
+        drawn: BottomK[str] = BottomK(EXAMPLES)
+        for entry in read_index(version.directory / INDEX):
+            if entry.split == "test":
+                drawn.add(entry.id, entry.id)
+        return [
+            {
+                "question": row.query,
+                "profile": row.profile,
+                "history": row.history,
+                "inputs": identifying(row.inputs, self._recipe.INPUTS),
+                "gold_id": row.gold_id,
+            }
+            for row in find_rows(version, drawn.items()).values()
+        ]

@@ -28,7 +28,7 @@ from qinglan.serving.routes import RouteTable
 PAGE = Path(__file__).with_name("try_page.html")
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }
 EXAMPLES = 8
 AT_ONCE = 8

@@ -127,6 +127,18 @@ def by(answers: list[dict[str, str]]) -> Counter[tuple[str, str]]:
     return Counter((answer.get("x-qinglan-version", ""), answer["x-qinglan-source"]) for answer in answers)
 
 
+def test_the_page_to_try_asks_simulators_where_the_profile_names_them(tmp_path: Path):
+    with (
+        running(tmp_path) as (site, _),
+        httpx2.Client(base_url=site.router.url, trust_env=False, timeout=120) as client,
+    ):
+        assert "<html" in client.get("/").text
+        arms = client.get("/try").json()["arms"]
+        answers = [client.post("/try", json=body_of(QUESTIONS[0]) | {"arm": arm}).json() for arm in arms]
+    assert arms == ["original", "teacher", "champion"]
+    assert all(answer["text"] and answer["passages"] and not answer["reason"] for answer in answers), answers
+
+
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [

@@ -1,5 +1,6 @@
 """The page to try the models: what each arm answers, finds and costs, who may ask, and what is kept of it."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -7,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from fake_service import completion, recall
+from playwright.sync_api import Page, expect
+from prefect_page import CHROMIUM, chromium
 from question_rows import random_rows
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from qinglan.config import Profile
@@ -24,35 +29,36 @@ Try = Callable[..., TestClient]
 
 
 @pytest.fixture
-def open_page(profile_of: Callable[..., Profile], serve: Any, tmp_path: Path) -> Iterator[Try]:
-    """A router with a teacher, champion, challenger and RAG; each is a script, or the address of one that is away."""
+def make_router(profile_of: Callable[..., Profile], serve: Any, tmp_path: Path) -> Callable[..., Starlette]:
+    """With a teacher, champion, challenger and RAG; each is a script, or the address of one that is away."""
     replies = {"teacher": "教师 改写", "champion": "旧 模型", "challenger": "新 模型"}
 
     def find(body: dict[str, Any]) -> tuple[int, Any]:
         return 200, recall((body.get("rewritten_query", "原"), 0.9), ("共有", 0.5))
 
+    def make(*, try_page: str = "with_teacher", serving: Any = None, sections: Any = None, **scripts: Any) -> Starlette:
+        services = {n: scripts.get(n, lambda _, text=text: (200, completion(text))) for n, text in replies.items()}
+        services["rag"] = scripts.get("rag", find)
+        urls = {name: each if isinstance(each, str) else serve(each).url for name, each in services.items()}
+        champion, challenger = (
+            Backend(url=urls[role], model="m", version=v) for role, v in (("champion", "7"), ("challenger", "8"))
+        )
+        Routes(champion=champion, challenger=challenger).write(tmp_path / "routes.json")
+        values: dict[str, Any] = {
+            "serve": {"try_page": try_page} | (serving or {}),
+            "teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0},
+            "rag": {"url": urls["rag"]},
+            "budget": {"per_run_usd": 1},
+        }
+        return create_app(profile_of(**values | (sections or {})), tmp_path / "routes.json")
+
+    return make
+
+
+@pytest.fixture
+def open_page(make_router: Callable[..., Starlette]) -> Iterator[Try]:
     with ExitStack() as stack:
-
-        def start(
-            *, try_page: str = "with_teacher", serving: Any = None, sections: Any = None, **scripts: Any
-        ) -> TestClient:
-            services = {n: scripts.get(n, lambda _, text=text: (200, completion(text))) for n, text in replies.items()}
-            services["rag"] = scripts.get("rag", find)
-            urls = {name: each if isinstance(each, str) else serve(each).url for name, each in services.items()}
-            champion, challenger = (
-                Backend(url=urls[role], model="m", version=v) for role, v in (("champion", "7"), ("challenger", "8"))
-            )
-            Routes(champion=champion, challenger=challenger).write(tmp_path / "routes.json")
-            values: dict[str, Any] = {
-                "serve": {"try_page": try_page} | (serving or {}),
-                "teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0},
-                "rag": {"url": urls["rag"]},
-                "budget": {"per_run_usd": 1},
-            }
-            app = create_app(profile_of(**values | (sections or {})), tmp_path / "routes.json")
-            return stack.enter_context(TestClient(app))
-
-        yield start
+        yield lambda **settings: stack.enter_context(TestClient(make_router(**settings)))
 
 
 def ask(client: TestClient, arm: str, query: str = QUESTION, **more: Any) -> dict[str, Any]:
@@ -179,3 +185,52 @@ def test_answers_are_shown_without_passages(open_page: Try):
     assert settings["inputs"] == [{"name": "hint", "label": "提示"}]
     answer = ask(client, "champion", "法国", inputs={"hint": "塞纳河"})
     assert (answer["text"], answer["passages"]) == ("巴黎", None)
+
+
+@pytest.fixture
+def page(make_router: Callable[..., Starlette], monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """The page of a router whose champion is away and whose teacher writes HTML, on a phone."""
+    monkeypatch.setenv("ROUTER_KEY", "s3cret")
+    settings = {"champion": "http://127.0.0.1:9/v1", "teacher": lambda _: (200, completion("<b>教师</b> " + "长" * 99))}
+    app = make_router(serving={"api_key_env": "ROUTER_KEY"}, **settings)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    running.start()
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 800}, locale="zh-CN")
+        page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+        yield page
+    server.should_exit = True
+    running.join()
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
+def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width(page: Page):
+    said, hosts = list[str](), set[str]()
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    expect(page.get_by_label("接口密钥")).to_be_focused()
+    for key, asks in (("wrong", False), ("s3cret", True)):
+        page.get_by_label("接口密钥").fill(key)
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("问题", exact=True)).to_be_visible(visible=asks)
+    expect(page.get_by_label("问题", exact=True)).to_be_focused()
+    page.keyboard.type("菌粉睡前吃吗")
+    page.keyboard.press("Control+Enter")
+    cards = page.get_by_role("article")
+    expect(cards).to_have_count(4)
+    expect(cards.nth(1)).to_contain_text("<b>教师</b>")
+    expect(cards.nth(2)).to_contain_text("无法连接模型服务")
+    expect(cards.nth(3).locator("mark")).to_have_text(["新", "模型"])
+    expect(cards.nth(3)).to_contain_text("原问题没有找到")
+    page.get_by_role("button", name="English").press("Enter")
+    expect(page.locator("html")).to_have_attribute("lang", "en")
+    expect(cards.nth(2)).to_contain_text("the model's server can't be reached")
+    for width in (320, 390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    tops = {card.bounding_box()["y"] for card in cards.all()}
+    assert (len(tops), said, len(hosts)) == (1, [], 1), "side by side, and asking nobody else"

@@ -46,11 +46,9 @@ class TryPage:
         self._recipe, self._places = get_recipe(profile.recipe), asyncio.Semaphore(AT_ONCE)
         self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
         self._teachers: Clients | None = None
-        """From the first question on: a ledger that can't be opened must not keep the router from serving."""
         self._rag: RagClient | None = None
-        if self._recipe.retrieves and profile.rag.url != EMBEDDED:
-            self._rag = RagClient(profile.rag, profile.rag.url, profile.tenant.id)
-            self._stack.push_async_callback(self._rag.close)
+        """Both from the first question on: a missing key, or a ledger that can't be opened, must not end the router."""
+        self._searches = self._recipe.retrieves and profile.rag.url != EMBEDDED
         self._examples: tuple[str, list[dict[str, Any]]] = ("", [])
 
     @property
@@ -68,7 +66,7 @@ class TryPage:
         return {
             "model": self._profile.model_name,
             "arms": self.arms,
-            "searches": self._rag is not None,
+            "searches": self._searches,
             "deadline_ms": self._profile.serve.deadline_ms,
             "inputs": [{"name": each.name, "label": each.column} for each in asked],
             "examples": await asyncio.to_thread(self._find_examples),
@@ -116,8 +114,8 @@ class TryPage:
             text = await self._models.answer(backend, question, MODEL_WITHIN_S)
         answer["text"] = text
         answer["ms"] = 1000 * (time.perf_counter() - start) if took_ms is None else took_ms
-        if self._rag:
-            found = await self._retrieve(self._rag, question.query, None if arm == "original" else text)
+        if self._searches:
+            found = await self._retrieve(question.query, None if arm == "original" else text)
             passages = zip(found.ids, found.titles, found.scores, strict=True)
             answer["passages"] = [{"id": id_, "title": title, "score": score} for id_, title, score in passages]
 
@@ -131,10 +129,13 @@ class TryPage:
         assert row.answer is not None
         return row.answer, row.answer_latency_ms
 
-    async def _retrieve(self, rag: RagClient, query: str, rewrite: str | None) -> Retrieved:
+    async def _retrieve(self, query: str, rewrite: str | None) -> Retrieved:
+        if self._rag is None:
+            self._rag = RagClient(self._profile.rag, self._profile.rag.url, self._profile.tenant.id)
+            self._stack.push_async_callback(self._rag.close)
         try:
             async with asyncio.timeout(RAG_WITHIN_S):
-                return await rag.retrieve(query, rewrite, max_retries=0)
+                return await self._rag.retrieve(query, rewrite, max_retries=0)
         except TimeoutError:
             raise RetrievalError("no answer in time", "rag_unavailable") from None
 

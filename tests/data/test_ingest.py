@@ -105,17 +105,16 @@ def test_of_a_request_log_the_most_frequent_new_questions_are_taken_and_the_othe
         (log / f"2026-11-0{day}.jsonl").write_text("".join(lines))
     sections = {"serve": {"request_log": {"folder": str(log)}}, "budget": {"per_run_usd": 1}}
 
-    def take(*, finish: bool) -> tuple[StageResult, str, int]:
+    def take(*, finish: bool) -> tuple[StageResult, str]:
         result = ingest(workbook=str(log), max_new_rows=2, sections=sections, finish=finish)
-        taken = "".join(row.query[0] for row in read_jsonl(result.path("rows"), Row) if row.status == "ok")
-        return result, taken, result.dropped.get("left_for_later", 0)
+        return result, "".join(row.query[0] for row in read_jsonl(result.path("rows"), Row) if row.status == "ok")
 
-    begun, *counts = take(finish=False)
-    assert (counts, begun.dropped) == (["甲戊", 3], {"left_for_later": 3, "duplicate": 1, "empty_query": 1})
+    begun, taken = take(finish=False)
+    assert (taken, begun.dropped) == ("甲戊", {"left_for_later": 3, "duplicate": 1, "empty_query": 1})
     publish(profile_of(**sections), begun.run_id, begun.artifacts)
-    continued, *counts = take(finish=True)
-    assert (counts, continued.key) == (["甲戊", 3], begun.key)
-    tomorrow, *counts = take(finish=True)
-    assert counts == ["甲丙丁戊", 1]
+    continued, taken = take(finish=True)
+    assert (taken, continued.key) == ("甲戊", begun.key)
+    tomorrow, taken = take(finish=True)
+    assert (taken, tomorrow.dropped["left_for_later"]) == ("甲丙丁戊", 1)
     publish(profile_of(**sections), tomorrow.run_id, tomorrow.artifacts)
-    assert take(finish=True)[1:] == ("甲乙丙丁戊", 0)
+    assert take(finish=True)[1] == "甲乙丙丁戊"

@@ -32,20 +32,18 @@ Try = Callable[..., TestClient]
 def router(profile_of: Callable[..., Profile], serve: Any, tmp_path: Path) -> Callable[..., TestClient]:
     """Its teacher, champion, challenger and RAG are scripts, or the addresses of such as are away."""
 
-    def make(try_page: str = "with_teacher", *, keys: Any = None, sections: Any = None, **scripts: Any) -> TestClient:
-        urls, log = {}, {"folder": str(tmp_path / "log"), "consent": "all"}
-        for name, text in {"teacher": "教师 改写", "champion": "旧 模型", "challenger": "新 模型", "rag": ""}.items():
-            found = scripts.get(name, find if name == "rag" else lambda _, text=text: (200, completion(text)))
-            urls[name] = found if isinstance(found, str) else serve(found).url
-        models = {role: Backend(url=urls[role], model="m", version=role[:3]) for role in ("champion", "challenger")}
+    def make(try_page: str = "with_teacher", *, key: str | None = None, **given: Any) -> TestClient:
+        texts = {"teacher": "教师 改写", "champion": "旧 模型", "challenger": "新 模型"}
+        scripts = {name: lambda _, text=text: (200, completion(text)) for name, text in texts.items()} | {"rag": find}
+        scripts |= {name: given.pop(name) for name in scripts.keys() & given.keys()}
+        urls = {name: each if isinstance(each, str) else serve(each).url for name, each in scripts.items()}
+        models = {role: Backend(url=urls[role], model="m", version="7") for role in ("champion", "challenger")}
         Routes(**models).write(tmp_path / "routes.json")
-        values: dict[str, Any] = {
-            "serve": {"try_page": try_page, "request_log": log} | (keys or {}),
-            "teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0},
-            "rag": {"url": urls["rag"]},
-            "budget": {"per_run_usd": 1},
-        }
-        return TestClient(create_app(profile_of(**values | (sections or {})), tmp_path / "routes.json"))
+        log = {"folder": str(tmp_path / "log"), "consent": "all"}
+        values = {"serve": {"try_page": try_page, "request_log": log, "api_key_env": key}, "rag": {"url": urls["rag"]}}
+        values |= {"teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0}}
+        settings = profile_of(**values | {"budget": {"per_run_usd": 1}} | given)
+        return TestClient(create_app(settings, tmp_path / "routes.json"))
 
     return make
 
@@ -112,16 +110,16 @@ def test_a_slow_teacher_delays_no_other_and_is_paid_once(open_page: Try, monkeyp
 
 
 def test_the_teacher_is_asked_within_the_budget_and_only_where_the_profile_allows_it(open_page: Try):
-    client = open_page(sections={"budget": {"per_run_usd": 1e-9}})
+    client = open_page(budget={"per_run_usd": 1e-9})
     assert ask(client, "teacher")["text"] == "教师 改写"
     assert ask(client, "teacher", "另一个问题")["reason"]["en"] == "over the budget"
-    refused = open_page("models", sections={"budget": {}}).post("/try", json=body_of("teacher"))
+    refused = open_page("models", budget={}).post("/try", json=body_of("teacher"))
     assert (refused.status_code, "no `teacher` here, but original, champion, challenger" in refused.text) == (400, True)
 
 
 def test_it_wants_the_key_of_the_api_and_its_own_page(open_page: Try, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
-    client = open_page(keys={"api_key_env": "ROUTER_KEY"})
+    client = open_page(key="ROUTER_KEY")
     assert (client.get("/try").status_code, client.post("/try").status_code) == (401, 401)
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -145,9 +143,9 @@ def test_examples_are_questions_of_the_test_split(open_page: Try, profile_of: Ca
 
 
 def test_answers_are_shown_without_passages(open_page: Try):
-    client = open_page(sections={"recipe": CAPITALS}, champion=lambda _: (200, completion("巴黎 是首都")))
+    client = open_page(recipe=CAPITALS, champion=lambda _: (200, completion("巴黎 是首都")))
     settings = client.get("/try").json()
-    assert (settings["arms"], settings["searches"]) == (["teacher", "champion", "challenger"], False)
+    assert settings["arms"] == ["teacher", "champion", "challenger"]
     assert settings["inputs"] == [{"name": "hint", "label": "提示"}]
     answer = ask(client, "champion", "法国", inputs={"hint": "塞纳河"})
     assert (answer["text"], answer["passages"]) == ("巴黎", None)
@@ -161,7 +159,7 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width(
 ):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
     html = completion("<b>教师</b> " + "长" * 99)
-    app = router(keys={"api_key_env": "ROUTER_KEY"}, champion=AWAY, teacher=lambda _: (200, html)).app
+    app = router(key="ROUTER_KEY", champion=AWAY, teacher=lambda _: (200, html)).app
     with socket.create_server(("127.0.0.1", 0)) as listener, chromium() as browser:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))
         running = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -186,7 +184,6 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width(
         for width in (320, 390, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert len({card.bounding_box()["y"] for card in cards.all()}) == 1, "side by side"
-        assert (said, len(hosts)) == ([], 1)
+        assert (len({card.bounding_box()["y"] for card in cards.all()}), said, len(hosts)) == (1, [], 1)
         server.should_exit = True
         running.join()

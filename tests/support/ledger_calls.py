@@ -1,0 +1,18 @@
+"""Calls of the teacher, as the ledger keeps them."""
+
+from typing import Any
+
+from qinglan.ledger import Call, Failure
+
+WHO: dict[str, Any] = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m"}
+
+
+def call(request_hash: str = "h", **fields: Any) -> Call:
+    """One that was answered."""
+    numbers = {"prompt_tokens": 100, "completion_tokens": 10, "cost_usd": 0.25, "latency_ms": 12.5}
+    known = WHO | numbers | {"text": "改写", "finish_reason": "stop"}
+    return Call(request_hash=request_hash, **known | fields)
+
+
+def failure(request_hash: str = "h", reason: str = "http_500", **fields: Any) -> Failure:
+    return Failure(request_hash=request_hash, reason=reason, **WHO | fields)

@@ -8,7 +8,6 @@ import pytest
 from fake_ray import FakeRay
 
 from qinglan.config import Profile
-from qinglan.errors import QinglanError
 from qinglan.ops import preflight
 from qinglan.ops.preflight import Check, inspect_profile
 from qinglan.training.engines.generate import generate_commands
@@ -39,21 +38,18 @@ def test_no_gpu_of_this_machine_is_asked_for(profile_of: ProfileOf, ray: FakeRay
 def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, nodes: list[int], shown: str):
     ray.nodes = [{"state": "ALIVE", "resources_total": {"GPU": float(count)}} for count in nodes]
     ray.nodes.append({"state": "DEAD", "resources_total": {"GPU": 8.0}})
-    check = check_of(on_cluster(profile_of, ray.url, nodes=2), "ray")
-    assert check.problem is not None
-    found = f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown}"
-    assert check.problem.endswith(f"{found}; lower one of the two, or add nodes")
+    problem = check_of(on_cluster(profile_of, ray.url, nodes=2), "ray").problem
+    assert f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown};" in str(problem)
 
 
-def test_a_dashboard_that_does_not_answer_and_simulators_that_another_machine_can_not_reach(
+def test_a_dashboard_or_simulators_that_cannot_be_reached(
     profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(preflight, "uses_proxy", lambda _: True)
-    problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
-    assert problem is not None and "the simulators for RAG and judge answer on this machine only" in problem
+    profile = on_cluster(profile_of, ray.url)
+    assert "the simulators for RAG and judge answer on this machine only" in str(check_of(profile, "ray").problem)
     ray.is_down = True
-    problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
-    assert problem is not None and problem.startswith(f"Ray {ray.url}: ")
+    assert str(check_of(profile, "ray").problem).startswith(f"Ray {ray.url}: ")
 
 
 def gpus_of(profile: Profile, folder: Path) -> list[int]:
@@ -68,13 +64,3 @@ def test_commands_name_the_gpus_that_they_use_themselves(profile_of: ProfileOf, 
     assert gpus_of(on_cluster(profile_of, "http://127.0.0.1:1"), tmp_path) == [4, 4, 2, 1]
     assert gpus_of(profile_of(), tmp_path) == [0, 0, 0, 0]
     assert engine_python(on_cluster(profile_of, "http://127.0.0.1:1")) == "python", "that of the nodes"
-
-
-@pytest.mark.parametrize(
-    "url", ["http://user:secret@head:8265", "https://sk-1@head", "http://head?api_key=k", "http://head?a=1&Password=p"]
-)
-def test_a_secret_is_no_part_of_the_url(profile_of: ProfileOf, url: str):
-    with pytest.raises((QinglanError, ValueError), match="holds a password"):
-        on_cluster(profile_of, url)
-    no_secret = "postgresql://mlflow@db/mlflow?sslmode=require&sslkey=client.key&max_tokens_x=1"
-    assert profile_of(tracking={"uri": no_secret}).tracking.uri == no_secret

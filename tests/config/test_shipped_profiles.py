@@ -21,13 +21,6 @@ gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: pr
 
 
 @every_profile
-def test_names_a_recipe_and_a_checkpoint_that_was_measured(profile: Profile):
-    assert get_recipe(profile.recipe)
-    assert profile.rl.total_steps % profile.rl.save_freq == 0
-    assert profile.rl.save_freq % profile.rl.test_freq == 0  # the best is chosen by its validation
-
-
-@every_profile
 def test_services_are_embedded_on_loopback_or_encrypted(profile: Profile):
     for url in (profile.teacher.base_url, profile.judge.base_url, profile.rag.url):
         assert url == EMBEDDED or urlsplit(url).scheme == "https" or urlsplit(url).hostname == "127.0.0.1"
@@ -52,6 +45,8 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
         assert sft.argv[sft.argv.index("--deepspeed") + 1] == "zero3"
         assert sft.env["NPROC_PER_NODE"] == "8", "all GPUs of a node"
     rl = compose(command_of(profile, tmp_path))
+    assert get_recipe(profile.recipe)
+    assert profile.rl.total_steps % profile.rl.save_freq == 0, "the last checkpoint is one that was measured"
     assert rl.actor_rollout_ref.rollout.name == ("vllm" if profile in ON_GPUS else "hf_cpu")
 
 

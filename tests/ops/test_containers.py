@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ SITES_OWN += ["compose.override.yaml", "review.xlsx", "review-march.xlsx"]
 K8S_TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deployments" / "k8s").glob("*.yaml")}
 K8S = {name: list(yaml.safe_load_all(text)) for name, text in K8S_TEXTS.items()}
 RAY: dict[str, Any] = K8S["raycluster.yaml"][0]["spec"]
-PODS = [RAY["headGroupSpec"]["template"]["spec"], RAY["workerGroupSpecs"][0]["template"]["spec"]]
 every_service = pytest.mark.parametrize("name", SERVICES)
 
 
@@ -45,24 +43,16 @@ def secrets(service: dict[str, Any]) -> dict[str, str]:
     return {s["target"]: s["source"] for s in named}
 
 
-def instructions(dockerfile: Path) -> Iterator[tuple[str, str]]:
+def instructions(dockerfile: Path) -> list[tuple[str, str]]:
     text = re.sub(r"(?m)^#.*\n", "", dockerfile.read_text(encoding="utf-8"))
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        if line.strip():
-            word, _, rest = line.partition(" ")
-            yield word, " ".join(rest.split())
+    return re.findall(r"^([A-Z]+) +(.+)", re.sub(r"\\\n", " ", text), flags=re.MULTILINE)
 
 
-def test_the_file_follows_the_compose_specification() -> None:
-    argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
-def test_hadolint_has_nothing_to_say() -> None:
-    hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, "--no-color", *DOCKERFILES], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
+def test_schema_and_linter_have_nothing_to_say() -> None:
+    schema = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"]
+    for argv in (schema, [Path(sys.executable).with_name("hadolint"), "--no-color", *DOCKERFILES]):
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
 
 
 @every_service
@@ -119,35 +109,19 @@ def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
     words = " ".join(str(word) for service in SERVICES.values() for word in service.get("command", []))
     assert set(re.findall(r"--pool[= ](\S+)", words)) == {*WORK_POOLS}
     for image, service in (("orchestrator", "worker"), ("trainer", "trainer")):
-        steps = dict(instructions(ROOT / "docker" / f"{image}.Dockerfile"))
-        assert yaml.safe_load(steps["CMD"]) == SERVICES[service]["command"]
-        assert steps["USER"] == SERVICES[service]["user"]
-
-
-@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
-def test_an_images_base_is_pinned_and_its_packages_come_from_its_lock(dockerfile: Path) -> None:
-    steps = list(instructions(dockerfile))
-    arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
-    for base in (rest.split()[0] for word, rest in steps if word == "FROM"):
-        assert re.search(r":\d+\.\d+\.\d+", arguments.get(base.strip("${}"), base)), base
-    assert arguments.get("ORCHESTRATOR", OWN[0] + ":" + VERSION) == f"{OWN[0]}:{VERSION}"
-    installs = [part for word, rest in steps if word == "RUN" for part in rest.split("&&") if "pip install" in part]
-    assert len(installs) == 2 and all("--no-deps" in part for part in installs)
-    assert f"--requirement docker/{dockerfile.stem}.lock" in installs[0] and " . " in installs[1] + " "
-    assert [rest for word, rest in steps if word == "ENTRYPOINT"] == ['["entrypoint"]']
+        steps = instructions(ROOT / "docker" / f"{image}.Dockerfile")
+        last = dict(steps)
+        assert yaml.safe_load(last["CMD"]) == SERVICES[service]["command"]
+        assert last["USER"] == SERVICES[service]["user"]
+        given = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
+        assert given.get("ORCHESTRATOR", f"{OWN[0]}:{VERSION}") == f"{OWN[0]}:{VERSION}"
 
 
 def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:
-    lines = [line for line in read(".dockerignore").splitlines() if line and not line.startswith("#")]
-    assert lines[0] == "*" and all(line.startswith("!") for line in lines[1:-1]) and lines[-1] == "**/__pycache__"
-    given = {line.removeprefix("!") for line in lines[1:-1]}
-    sources = [
-        source
-        for dockerfile in DOCKERFILES
-        for word, rest in instructions(dockerfile)
-        if word == "COPY" and "--from=" not in rest
-        for source in [part for part in rest.split() if not part.startswith("--")][:-1]
-    ]
+    given = {line.removeprefix("!") for line in read(".dockerignore").splitlines() if line.startswith("!")}
+    copies = [rest.split() for file in DOCKERFILES for word, rest in instructions(file) if word == "COPY"]
+    own = [words for words in copies if not any(word.startswith("--from=") for word in words)]
+    sources = [source for words in own for source in words[:-1] if not source.startswith("--")]
     assert {source.split("/")[0] for source in sources} == given
     assert all((ROOT / source).exists() for source in sources)
 
@@ -157,8 +131,6 @@ def test_the_containers_profile_fits_what_compose_gives() -> None:
     targets = {v.split(":")[1] for v in SERVICES["worker"]["volumes"]}
     assert {str(profile.paths.runs), str(profile.paths.state)} <= targets
     assert profile.ledger.url_env in secrets(SERVICES["worker"])
-    assert profile.tracking.uri == "http://mlflow:5000"
-    assert str(profile.trainer.python) == "/opt/trainer/bin/python"
     assert f"--profile={profile.name}" in SERVICES["serve"]["command"]
 
 
@@ -181,26 +153,22 @@ def everything(node: Any, key: str) -> list[Any]:
 
 def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> None:
     documents, text = [*K8S.values()], "".join(K8S_TEXTS.values())
-    users = everything(documents, "runAsUser")
-    assert len(users) >= 7 and set(users) == {1000}, "the images' own"
+    assert set(everything(documents, "runAsUser")) == {1000}, "the images' own"
     assert set(everything(documents, "runAsNonRoot")) == {True}
     assert not re.search(r"(?i)\b(password|token|secret_?key|auth-?string): *[^\s{}]{12,}", text)
     assert not re.search(r"://[^/@\s…]+:[^/@\s…]+@", text)
     images = everything(documents, "image")
     named = [i if isinstance(i, str) else f"{i['repository']}:{i.get('tag') or i.get('prefectTag')}" for i in images]
-    assert len(named) >= 6
-    assert {name.split("/")[-1] for name in named} <= {
-        f"qinglan-{kind}:{VERSION}" for kind in ("orchestrator", "trainer")
-    }
+    assert {name.split("/")[-1] for name in named} == {f"{image}:{VERSION}" for image in OWN}
+    assert f"\nray=={RAY['rayVersion']}\n" in read("docker/trainer.lock")
 
 
-def test_every_claim_is_made_and_lies_where_the_profile_looks() -> None:
+def test_every_claim_is_made_and_every_volume_mounted() -> None:
     made = {d["metadata"]["name"] for d in K8S["site.yaml"] if d["kind"] == "PersistentVolumeClaim"}
     assert {claim["claimName"] for claim in everything([*K8S.values()], "persistentVolumeClaim")} == made
-    for pod in PODS:
-        mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-        assert mounts["runs"] == "/srv/qinglan/runs" and mounts["state"] == "/srv/qinglan/.qinglan"
-        assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+    for pod in (RAY["headGroupSpec"]["template"]["spec"], RAY["workerGroupSpecs"][0]["template"]["spec"]):
+        mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in pod["volumes"]}
 
 
 def test_the_profile_is_that_of_compose_with_the_ray_cluster(tmp_path: Path) -> None:
@@ -208,17 +176,8 @@ def test_the_profile_is_that_of_compose_with_the_ray_cluster(tmp_path: Path) -> 
     (tmp_path / "team.yaml").write_text(text, encoding="utf-8")
     here, there = (load_profile(str(path)) for path in (tmp_path / "team.yaml", ROOT / "docker" / "team.example.yaml"))
     assert here.model_copy(update={"trainer": there.trainer}) == there
-    assert here.trainer.ray_dashboard_url == "http://qinglan-head-svc:8265", "<name of the RayCluster>-head-svc"
-    assert K8S["raycluster.yaml"][0]["metadata"]["name"] == "qinglan"
-
-
-def test_ray_is_the_version_in_the_image_and_found_first_on_the_path() -> None:
-    assert f"\nray=={RAY['rayVersion']}\n" in read("docker/trainer.lock")
-    for pod in PODS:
-        env = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
-        assert env["PATH"] == "/opt/trainer/bin:/usr/local/bin:/usr/bin:/bin"
-        assert env["HF_HOME"] == SERVICES["ray-head"]["environment"]["HF_HOME"]
-    assert RAY["authOptions"] == {"mode": "token"}
+    name = K8S["raycluster.yaml"][0]["metadata"]["name"]
+    assert here.trainer.ray_dashboard_url == f"http://{name}-head-svc:8265"
 
 
 def test_prefects_server_and_workers_have_the_settings_of_compose() -> None:

@@ -3,13 +3,14 @@
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_service import PRICE, SIMULATED, FakeService, Script, recall
 
-from qinglan.config import Profile, load_profile
+from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops import preflight
 from qinglan.ops.checks import Check
@@ -141,11 +142,8 @@ def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Pa
 def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     named = profile_of(ledger={"url_env": "A_LEDGER"})
     assert "needs the environment variable A_LEDGER" in problems(named)["ledger"]
-    monkeypatch.setenv("A_LEDGER", "mysql://me:s3cret@host/db")
-    assert "A_LEDGER holds no postgresql://" in problems(named)["ledger"]
     monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@127.0.0.1:9/db")
-    assert "127.0.0.1" in problems(named)["ledger"]
-    assert "s3cret" not in problems(named)["ledger"]
+    assert "127.0.0.1" in problems(named)["ledger"] and "s3cret" not in problems(named)["ledger"]
     monkeypatch.setenv("A_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
     assert "ledger" not in problems(named)
     (tmp_path / "file").write_text("x")
@@ -220,14 +218,6 @@ def test_require_raises_the_first(profile_of: ProfileOf):
         require(profile_of(data={"workbook": "/no/such.xlsx"}, rag={"knowledge_base": "/no/kb"}), "refresh")
 
 
-def test_a_secret_in_place_of_its_name_is_refused_unseen():
-    in_addresses = ("rag.url=http://me:sk-proj-secret@rag/q", "tracking.uri=postgresql://me:sk-proj-secret@db/mlflow")
-    for setting in ("teacher.api_key_env=sk-proj-secret", *in_addresses):
-        with pytest.raises(ConfigError) as caught:
-            load_profile("embedded", [setting])
-        assert "sk-proj-secret" not in str(caught.value)
-
-
 def test_a_recipe_says_which_services_are_checked_and_which_inputs_there_are(profile_of: ProfileOf, tmp_path: Path):
     (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
     data = {"workbook": str(tmp_path / "q.csv")}
@@ -257,11 +247,8 @@ def test_only_the_first_rows_are_read(workbook: Callable[..., Check], tmp_path: 
 def test_one_good_row_far_down_is_enough(workbook: Callable[..., Check], tmp_path: Path):
     path = tmp_path / "q.csv"
     path.write_text("问题\n" + "42\n" * 1500 + "？\n")
-    problem = workbook(workbook=str(path)).problem
-    assert problem == (
-        f"{path}: no row can be used; empty_query: fill in the question or delete the row; not_text: write it as text; "
-        "numbers, dates, errors and lists are not questions"
-    )
+    problem = str(workbook(workbook=str(path)).problem)
+    assert problem.startswith(f"{path}: no row can be used; empty_query: fill in") and "; not_text: write" in problem
     path.write_text(path.read_text() + "头疼\n")
     assert workbook(workbook=str(path)).problem is None
 
@@ -276,16 +263,9 @@ def test_a_drop_folder_and_what_is_skipped_in_it(workbook: Callable[..., Check],
 
 def test_a_database(workbook: Callable[..., Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sql = {"url_env": "LOG_DB", "query": "SELECT 问题 FROM log"}
-    found = workbook(sql=sql)
-    assert (found.detail, found.problem) == (
-        "the database that LOG_DB names",
-        "data.sql needs the environment variable LOG_DB; set it and run again",
-    )
-    connection = sqlite3.connect(tmp_path / "log.db")
+    assert "data.sql needs the environment variable LOG_DB" in str(workbook(sql=sql).problem)
     monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
-    assert workbook(sql=sql).problem == "data.sql: no such table: log; check LOG_DB and the query"
-    connection.execute("CREATE TABLE log (问题)")
-    connection.execute("INSERT INTO log VALUES ('头疼')")
-    connection.commit()
-    connection.close()
+    assert "no such table: log; check LOG_DB" in str(workbook(sql=sql).problem)
+    with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as db:
+        db.execute("CREATE TABLE log AS SELECT '头疼' AS 问题")
     assert workbook(sql=sql).problem is None

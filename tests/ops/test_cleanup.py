@@ -10,24 +10,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from cleanup_tree import NOW, Tree, age
 from filelock import FileLock
 from mlflow.exceptions import MlflowException
+from question_rows import row
 from registered import Models
 from vanishing import vanish
 
-from qinglan.config import Profile, load_profile
+from qinglan.config import Profile
 from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
 from qinglan.ops.cleanup import clean_up, folders
-from qinglan.ops.cleanup.folders import bytes_of, delete, set_aside
-from qinglan.ops.cleanup.recorded_runs import remove_flow_runs
+from qinglan.ops.cleanup.folders import delete, set_aside
 from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
-from qinglan.ops.prefect.server import PrefectServer
-from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 from qinglan.runs.launcher import Command
 from qinglan.runs.locks import removal_lock
@@ -154,6 +151,7 @@ def test_links_are_neither_followed_nor_counted(tree: Tree, tmp_path: Path):
     (outside / "weights").write_bytes(b"w" * 50_000)
     old, _ = tree.run(300), tree.run(1)
     (old / "rl").symlink_to(outside)
+    os.link(outside / "weights", old / "weights")  # which frees nothing either
     (tree.root / "20200101-000000-aaaa").symlink_to(tree.run(299, "train"))
     age(old, 300)
     cleaned = sweep(tree)
@@ -203,9 +201,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree, state: Path):
     assert [each.name for each in done.removed] == [each.name for each in planned.removed]
 
 
-def test_what_cannot_be_moved_or_deleted_is_said_and_the_next_clean_up_completes_it(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_cannot_be_deleted_is_said_and_deleted_next_time(tree: Tree, monkeypatch: pytest.MonkeyPatch):
     old, other, new = (tree.run(days) for days in (80, 70, 1))
     run = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
 
@@ -259,9 +255,7 @@ def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
     assert notes.exists()
 
 
-def test_a_running_run_stays_with_its_parts_and_what_it_renames_and_removes_holds_up_nothing(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_running_run_stays_and_what_it_removes_meanwhile_stops_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
     old, busy = tree.run(80), tree.run(300, "train", "rl", "sft", "sft.superseded-1", finished=False)
     tree.run(1)
     for name in ("run.json.partial", "rl/started.json.partial"):
@@ -377,42 +371,14 @@ def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(tr
     assert f"mlflow.db is not there, though run {tracked.name} was tracked in it" in cleaned.notes[0]
 
 
-# Prefect
-
-
-@pytest.mark.parametrize(
-    ("deployment", "parameters", "goes"),
-    [
-        ("nightly", {}, True),
-        (None, {"profile": "embedded"}, True),
-        (None, {}, False),  # of another project that has a flow `train` too
-        (None, {"profile": "medical"}, False),
-    ],
-)
-def test_a_flow_run_by_hand_is_ours_only_if_it_names_the_profile(
-    deployment: str | None, parameters: dict[str, str], goes: bool
-):
-    run: dict[str, Any] = {"id": "1", "name": "brave-fox", "end_time": "2026-01-01T00:00:00Z"}
-    run |= {"deployment_id": deployment, "parameters": parameters}
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        deployed = "deployments" in json.loads(request.content)
-        return httpx2.Response(200, json=[run] if deployed == bool(deployment) else [])
-
-    class Server(PrefectServer):
-        def client(self, **_: Any) -> httpx2.Client:
-            return httpx2.Client(base_url=self.api_url, transport=httpx2.MockTransport(answer))
-
-    server = Server("http://prefect.example/api", "a test")
-    found = list(remove_flow_runs(server, load_profile("embedded"), 30, NOW, dry_run=True))
-    assert [each.name for each in found] == (["brave-fox"] if goes else [])
-
-
 # Datasets
 
 
 def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
-    ids = [publish(tree.profile, "r", dataset(tmp_path / text, text)).id for text in "abcdefgh"]
+    def dataset(text: str) -> dict[str, Artifact]:
+        return {"rows": write_jsonl(tmp_path / text / "rows.jsonl", [row(text, answer=text, split="train")])}
+
+    ids = [publish(tree.profile, "r", dataset(text)).id for text in "abcdefgh"]
     note_training(tree.profile, ids[1], "t")
     user = tree.run(1, "refresh", "publish")
     (user / "publish" / "manifest.json").write_text(json.dumps({"path": f"/state/datasets/x/{ids[4]}/version.json"}))
@@ -425,27 +391,12 @@ def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     assert [version.id for version in versions_of(tree.profile)] == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
     assert not list(tree.profile.paths.state.glob("datasets/*/.removing-*"))
     assert find_version(tree.profile, "latest").id == ids[7]
-    publish(tree.profile, "r", dataset(tmp_path / "i", "i"))
+    publish(tree.profile, "r", dataset("i"))
 
 
-def dataset(folder: Path, text: str) -> dict[str, Artifact]:
-    row = Row(id=row_id("t", text), tenant="t", query=text, answer=text, split="train", source="q.xlsx!A!A2")
-    return {"rows": write_jsonl(folder / "rows.jsonl", [row])}
-
-
-def test_hard_links_elsewhere_free_nothing(tmp_path: Path):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    (folder / "one").write_bytes(b"x" * 20_000)
-    assert bytes_of(folder) >= 20_000
-    os.link(folder / "one", tmp_path / "two")
-    assert bytes_of(folder) == 0
-
-
-def test_the_markdown_lists_what_went_and_what_stayed_and_a_name_is_no_markup():
+def test_a_name_in_the_markdown_is_no_markup():
     removed = Removed(kind="mlflow_run", name="`x` | ![b](http://x)", why="<img src=x>", bytes=1)
     kept = Kept(kind="run", name="20260101-000000-abcd", why="is the newest refresh")
-    text = Cleaned(profile="p", dry_run=False, removed=(removed,), kept=(kept,), notes=("[a](b)",)).markdown
+    text = Cleaned(profile="p", dry_run=False, removed=[removed], kept=[kept], notes=["[a](b)"]).markdown
     assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text
-    assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text
-    assert r"\[a\](b)" in text
+    assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text and r"\[a\](b)" in text

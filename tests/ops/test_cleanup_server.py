@@ -76,16 +76,14 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx2.C
     def run_of(flow_id: str, **parameters: Any) -> str:
         return str(ask(api, "flow_runs/", flow_id=flow_id, parameters=parameters, state={"type": "RUNNING"})["id"])
 
-    by_hand, other_profile, other_flow = (
-        run_of(flow, profile="embedded"),
-        run_of(flow, profile="medical"),
-        run_of(theirs),
-    )
+    by_hand = run_of(flow, profile="embedded")
+    not_ours = [run_of(flow, profile="medical"), run_of(theirs)]
+    not_ours.append(run_of(flow))  # of another project that has a flow of this name
     from_ui = ask(api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]})["id"]
     by_path = run_of(flow, profile=str(tmp_path / "profile.yaml"))
     at_work, failed = run_of(flow, profile="embedded"), run_of(flow, profile="embedded")
     old = {ended(api, each) for each in (scheduled[0], by_hand, from_ui, by_path)} | {ended(api, failed, "FAILED")}
-    foreign_old = {ended(api, each) for each in (other_profile, other_flow, by_others[0])}
+    foreign_old = {ended(api, each) for each in (*not_ours, by_others[0])}
     for number in range(3):
         ask(api, "artifacts/", key="run", type="markdown", data=str(number), flow_run_id=by_hand)
     ask(api, "artifacts/", key="run", type="markdown", data="at work", flow_run_id=at_work)

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from doubles import raising
 from fake_ray import FakeRay
 from prefect.server.schemas.filters import FlowRunFilter
 
@@ -74,12 +75,10 @@ def test_a_run_that_is_silent_for_an_hour_is_lost(server_was_there: bool, status
 
 
 class Crashes:
-    """A server with crashed runs and the automation that lets them go on."""
+    """A server with runs that crashed in their attempts 0 to 3, and the automation that lets them go on."""
 
-    def __init__(
-        self, profile: Profile, run_counts: Sequence[int], enabled: bool = True, status: str = "ACCEPT", state: str = ""
-    ) -> None:
-        self._run_counts, self._status, self._state = run_counts, status, state or "crashed"
+    def __init__(self, profile: Profile, enabled: bool = True, status: str = "ACCEPT", state: str = "crashed") -> None:
+        self._status, self._state = status, state
         (again,) = [spec for spec in site_automations(profile) if spec["name"] == GOES_ON] or [None]
         self._automations = [again | {"enabled": enabled}] if again else []
         self.marked = list[tuple[str, str, bool]]()
@@ -96,34 +95,29 @@ class Crashes:
         if path == "flow_runs/filter":
             assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
             crashed = {"state_id": "crashed"}
-            runs = [{"id": f"f{n}", "name": f"run {n}", "run_count": n} | crashed for n in self._run_counts]
+            runs = [{"id": f"f{n}", "name": f"run {n}", "run_count": n} | crashed for n in range(4)]
             return httpx2.Response(200, json=runs)
         self.marked.append((path, body["state"]["name"], body["force"]))
         return httpx2.Response(201, json={"status": self._status})
 
 
-def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(profile_of: ProfileOf):
-    server = Crashes(profile_of(), range(4))
-    assert requeue_crashed(server.api, NOW) == ["run 1", "run 2"]
-    assert server.marked == [(f"flow_runs/f{n}/set_state", "AwaitingRetry", False) for n in (1, 2)]
-
-
 @pytest.mark.parametrize(
-    ("retries", "server", "asked"),
+    ("retries", "server", "asked", "goes_on"),
     [
-        (0, {}, 0),
-        (2, {"enabled": False}, 0),
-        (2, {"state": "begun by another worker"}, 0),
-        (2, {"state": "gone"}, 0),
-        (2, {"status": "ABORT"}, 1),
+        (2, {}, [1, 2], ["run 1", "run 2"]),
+        (2, {"status": "ABORT"}, [1, 2], []),
+        (2, {"enabled": False}, [], []),
+        (2, {"state": "begun by another worker"}, [], []),
+        (2, {"state": "gone"}, [], []),
+        (0, {}, [], []),
     ],
 )
-def test_no_crash_goes_on_where_people_switched_that_off_or_somebody_else_put_it_back(
-    profile_of: ProfileOf, retries: int, server: dict[str, Any], asked: int
+def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(
+    profile_of: ProfileOf, retries: int, server: dict[str, Any], asked: list[int], goes_on: list[str]
 ):
-    crashes = Crashes(profile_of(automations={"crash_retries": retries}), [1], **server)
-    assert requeue_crashed(crashes.api, NOW) == []
-    assert len(crashes.marked) == asked
+    crashes = Crashes(profile_of(automations={"crash_retries": retries}), **server)
+    assert requeue_crashed(crashes.api, NOW) == goes_on
+    assert crashes.marked == [(f"flow_runs/f{n}/set_state", "AwaitingRetry", False) for n in asked]
 
 
 def test_interrupted_runs_crash_or_are_cancelled_and_one_that_a_process_runs_is_left_alone():
@@ -202,10 +196,7 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_
 def test_an_error_in_recovery_is_a_warning(
     profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ):
-    def fails(_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(crash_recovery, "find_server", fails)
+    monkeypatch.setattr(crash_recovery, "find_server", raising(error))
     warnings = list[str]()
     recover_runs(profile_of(), warnings.append)
     assert warnings == [f"could not look for dead flow runs: {said}"]

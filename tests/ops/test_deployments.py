@@ -5,7 +5,6 @@ What was switched and paused on the server survives a deployment from any machin
 
 import inspect
 import json
-import socket
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
 import qinglan
-from qinglan.config import Profile, load_profile
+from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.deploy import DEPLOYMENTS as PREFECT_FILE
 from qinglan.ops.prefect.deploy import deploy_command, find_deployments
 from qinglan.ops.prefect.deployments import as_switched, read_deployments
-from qinglan.ops.up.serve import serve_site
 from qinglan.ops.up.site import WORK_POOLS, WORKERS, Site
-from qinglan.runs.processes import HOST
 
 ROOT = Path(__file__).parents[2]
 NIGHTLY, OFTEN = "refresh/refresh/nightly", "refresh/refresh/often"
@@ -58,15 +55,6 @@ def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any
     assert load_profile(deployment["parameters"]["profile"])
 
 
-@every_deployment
-def test_what_trains_has_the_trainers_pool(deployment: dict[str, Any]):
-    trains = deployment["entrypoint"].split(".")[2] in ("pipeline", "train", "evaluate")
-    assert deployment["work_pool"] == {"name": "qinglan-trainer" if trains else "qinglan"}
-    assert {"qinglan", "training" if trains else "qinglan"} <= {*deployment["tags"]}
-    # A restarted server would end a training by one of these limits.
-    assert not {"concurrency_limit", "global_concurrency_limit"} & deployment.keys()
-
-
 def test_nothing_that_costs_money_or_removes_files_runs_by_itself():
     assert not any(schedule["active"] for d in DEPLOYMENTS for schedule in d.get("schedules", []))
     clean_ups = [d for d in DEPLOYMENTS if d["entrypoint"] == "qinglan.flows.clean_up.clean_up"]
@@ -84,14 +72,6 @@ def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
     assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
 
 
-def test_a_taken_port_is_one_line(profile: Profile, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    with socket.create_server((HOST, 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"):
-            serve_site(profile, print, prefect_port=port)
-
-
 def test_the_packages_own_deployments_are_used_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert find_deployments() == Path(qinglan.__file__).parent / "deployments" / "prefect.yaml"
@@ -105,14 +85,12 @@ class Server:
         self.said, self.writes = list[str](), list[str]()
         self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
 
-    def deploy(self, dies_after: BaseException | None = None, **file: Any) -> list[str]:
+    def deploy(self, **file: Any) -> list[str]:
         """By what the file says of its two schedules; what was said of them."""
         self.said.clear()
         with as_switched(self.api, self.written(**file), self.said.append) as switched:
             for each in yaml.safe_load(switched.read_text())["deployments"]:
                 self._set(each)
-                if dies_after:
-                    raise dies_after
         assert not switched.exists()
         return self.said
 
@@ -219,19 +197,6 @@ def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Serve
 
     server.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(answer))
     assert server.deploy(nightly=True) == []
-
-
-def test_a_deployment_that_dies_midway_has_undone_nothing(server: Server):
-    server.deploy(nightly=False, often=False)
-    server.switch(nightly=True)
-    server.deployments["refresh"]["paused"] = True
-    with pytest.raises(KeyboardInterrupt):
-        server.deploy(dies_after=KeyboardInterrupt(), nightly=False, often=True)
-    # Nothing is put right afterwards: a process that is killed could not either.
-    assert server.active() == {"nightly": True, "often": True}
-    assert server.deployments["refresh"]["paused"]
-    server.deploy(nightly=False, often=True)
-    assert server.active() == {"nightly": True, "often": True}
 
 
 def test_a_pause_and_a_switch_are_of_one_deployment_alone(server: Server):

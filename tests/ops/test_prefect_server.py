@@ -1,6 +1,5 @@
 """Which Prefect server a site uses, and what it is shown."""
 
-import json
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from fake_service import FakeService, Script
 
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect import api as prefect_api
-from qinglan.ops.prefect.api import RetryingClient, pages
+from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, find_server, server_at
 from qinglan.runs.back_off import BackOff
 
@@ -43,16 +42,10 @@ def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path, monkeypatc
     assert find_server(home) is None
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("prefect.toml", '[api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n'),
-        ("pyproject.toml", '[tool.prefect.api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n'),
-    ],
-)
-def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(home: Path, file: str, text: str):
+@pytest.mark.parametrize(("file", "section"), [("prefect.toml", "api"), ("pyproject.toml", "tool.prefect.api")])
+def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(home: Path, file: str, section: str):
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    (home / file).write_text(text)
+    (home / file).write_text(f'[{section}]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n')
     team = PrefectServer("https://team.example.com/api", "Prefect's settings", auth_string="ann:secret")
     assert find_server(home) == team
 
@@ -113,18 +106,6 @@ def test_a_server_with_csrf_protection_gets_its_token_or_has_its_say():
         assert server.asked == ["POST /api/flows/", "GET /api/csrf-token", "POST /api/flows/", "POST /api/flows/"]
         server.tokens.clear()  # they are forgotten after an hour
         assert client.post("flows/", json=[3]).json() == [3]
-
-
-def test_all_pages_are_read():
-    rows = [{"id": number} for number in range(401)]
-
-    def server(request: httpx2.Request) -> httpx2.Response:
-        query = json.loads(request.content)
-        assert query["sort"] == "NAME_ASC"
-        return httpx2.Response(200, json=rows[query["offset"] : query["offset"] + query["limit"]])
-
-    with httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as client:
-        assert pages(client, "deployments/filter", sort="NAME_ASC") == rows
 
 
 def test_a_login_in_the_address_is_used_and_never_shown(serve: Callable[[Script], FakeService]):

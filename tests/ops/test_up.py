@@ -170,6 +170,7 @@ def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up
     try:
         assert again.address("Prefect") == address
         assert "CRASHED" in again.states_of(lost)
+        assert "had crashed; it goes on" in again.output
         assert f"/runs/flow-run/{lost}" in again.output
         family = again.process.children(recursive=True)
         assert len(family) >= 12  # a supervisor each, and what it supervises

@@ -1,22 +1,22 @@
 """One site per state folder, ports where people expect them, and which Prefect server a run talks to."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx2
 import prefect.settings
 import pytest
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
-from qinglan.ops.up import serve, site
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url
+from qinglan.ops.up import site
+from qinglan.ops.up.serve import serve_site
 from qinglan.ops.up.site import Site, only_one, prefect_for
-from qinglan.runs.launcher import Command
-from qinglan.runs.processes import Processes
+from qinglan.runs.processes import HOST
 
 
 def test_a_second_site_on_the_same_folder_is_told_where_the_first_is(tmp_path: Path):
@@ -30,17 +30,31 @@ def test_a_second_site_on_the_same_folder_is_told_where_the_first_is(tmp_path: P
     assert announced_url(tmp_path) is None
 
 
-def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(
-    profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("A_WEBHOOK", raising=False)
+@pytest.fixture
+def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has none."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+
+
+@pytest.mark.usefixtures("no_server")
+def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(profile_of: Callable[..., Profile]):
     profile = profile_of(notify={"webhook_url_env": "A_WEBHOOK"})
     with only_one(profile.paths.state, print), pytest.raises(ConfigError, match="`qinglan up` runs here already"):
-        serve.serve_site(profile, print)
+        serve_site(profile, print)
     with pytest.raises(ConfigError, match="needs the environment variable A_WEBHOOK"):
-        serve.serve_site(profile, print)
+        serve_site(profile, print)
+
+
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_taken_port_is_one_line(profile: Profile, monkeypatch: pytest.MonkeyPatch, asked: bool):
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        if not asked:  # a server of the user's own decides where ours may be
+            monkeypatch.setenv("PREFECT_API_URL", f"http://localhost:{port}/api")
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"):
+            serve_site(profile, print, prefect_port=port if asked else None)
 
 
 def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -61,26 +75,18 @@ def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("url", "asked", "port"),
-    [
-        ("http://127.0.0.1:4300/api", None, 4300),
-        ("http://localhost:4300/api", 4300, 4300),
-        ("http://127.0.0.1:4300/api", 4301, None),
-        ("https://ann:secret@prefect.example.com/api", None, None),
-    ],
+    ("url", "asked"), [("http://127.0.0.1:4300/api", 4301), ("https://ann:secret@prefect.example.com/api", None)]
 )
-def test_a_prefect_server_of_the_users_own_decides_where_ours_may_be(url: str, asked: int | None, port: int | None):
-    server, shown = PrefectServer(url, "PREFECT_API_URL"), url.replace("ann:secret@", "")
-    if port:
-        assert serve._configured_port(server, asked) == port
-        return
-    with pytest.raises(ConfigError, match=f"PREFECT_API_URL is {shown}, so this site has a Prefect server already"):
-        serve._configured_port(server, asked)
-
-
-def test_prefects_folder_is_this_accounts_alone_unless_the_user_named_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_users_prefect_elsewhere_is_no_place_for_ours(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, url: str, asked: int | None
 ):
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    shown = url.replace("ann:secret@", "")
+    with pytest.raises(ConfigError, match=f"PREFECT_API_URL is {shown}, so this site has a Prefect server already"):
+        serve_site(profile, print, prefect_port=asked)
+
+
+def test_prefects_folder_is_this_accounts_alone_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PREFECT_HOME", raising=False)
     ours, theirs = tmp_path / "prefect", tmp_path / "named"
     for folder in (ours, theirs):
@@ -98,37 +104,6 @@ def test_prefect_knows_every_setting_and_those_of_the_environment_win(tmp_path: 
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
     monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "7")
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
-
-
-def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_twice(tmp_path: Path, profile: Profile):
-    done = list[str]()
-
-    class Starts(Processes):
-        def start(self, name: str, _: Command) -> None:
-            done.append(name)
-
-        def stop(self, *names: str) -> None:
-            done.append("stopped")
-
-    def server(request: httpx2.Request) -> httpx2.Response:
-        path, run = request.url.path, {"id": "r1", "name": "train night", "run_count": 1, "state_id": "s1"}
-        if path.endswith("automations/filter"):
-            again = {"enabled": True, "trigger": {"match": {"prefect.run-count": ["1"]}}}
-            return httpx2.Response(200, json=[again])
-        if path.endswith("/filter"):
-            return httpx2.Response(200, json=[run] if b'"Crashed"' in request.content else [])
-        if path.endswith("/set_state"):
-            done.append("goes on")
-        return httpx2.Response(200, json=run | {"status": "ACCEPT"})
-
-    said = list[str]()
-    with (
-        Starts(tmp_path, said.append) as processes,
-        httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api,
-        serve._LocalSite(profile, Site(tmp_path, ""), processes, api, said.append)._workers(),
-    ):
-        assert done == ["goes on", "qinglan-up", "qinglan-trainer-up"]
-    assert said == ["train night had crashed; it goes on", "stopping"]
 
 
 def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,16 +11,7 @@ from disk import disk_events
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
-from qinglan.runs.artifacts import (
-    Artifact,
-    StageResult,
-    hash_of,
-    read_jsonl,
-    sha256_of,
-    sync,
-    write_json,
-    write_jsonl,
-)
+from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, sha256_of, sync, write_json, write_jsonl
 from qinglan.runs.run import Run, save_stage
 
 ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")

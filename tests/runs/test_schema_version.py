@@ -35,6 +35,7 @@ from qinglan.data.versions.card import Card
 from qinglan.data.versions.drift import RowSummary
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import Decision, Evaluation, Report
+from qinglan.ops.backup import Backup
 from qinglan.ops.cleanup.folders import read_folders
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
@@ -85,6 +86,7 @@ READERS: list[tuple[Path, Callable[[Path], object]]] = [
     *((RUN_FOLDER / stage / MANIFEST, StageResult.read) for stage in ("dataset", "evaluate", "gate")),
     (RUN_FOLDER / "report.json", Report.read),
     (DATASET / VERSION_FILE, lambda path: Version.read(path.parent)),
+    (SITE / "backup.json", lambda path: Backup.read(path.parent)),
     (SITE / "waiting.json", lambda path: Waiting.read(path.parent)),
     (SITE / "canary.json", lambda path: read_state(path.parent)),
     (SITE / "verdict.json", lambda path: read_verdict(path.parent)),

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from doubles import raising
 from fake_service import SIMULATED
 
 from qinglan import cli
@@ -80,71 +81,62 @@ def test_what_the_system_refuses_is_one_line(
     assert err.startswith(f"error: {message.format(**fill)}")
 
 
-def test_a_full_disk_names_the_file_and_leaves_no_half_backup(
+def test_a_full_disk_names_the_file(
     qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
 
     monkeypatch.setattr(shutil, "copy2", full)
-    reviews = profile.paths.state / "reviews"
-    reviews.mkdir(parents=True)
-    (reviews / "a.jsonl").write_text("{}")
+    profile.paths.state.mkdir()
+    (profile.paths.state / "a.jsonl").write_text("{}")
     status, _, err = qinglan("backup", str(tmp_path / "kept"), profile=profile)
     assert (status, err.count("\n")) == (2, 1)
-    assert re.match(rf"error: {tmp_path}/kept\.\w+\.partial/state/reviews/a\.jsonl: No space left on device; free", err)
+    assert re.match(rf"error: {tmp_path}/kept\.\w+\.partial/state/a\.jsonl: No space left on device; free", err)
     assert not list(tmp_path.glob("kept*"))
 
 
 @pytest.mark.parametrize(
-    "bug",
-    [
-        OSError(errno.ENOENT, "No such file or directory"),
-        OSError(errno.EINVAL, "Invalid argument", "a"),
-        TimeoutError("too late"),
-    ],
+    "bug", [OSError(errno.ENOENT, "No such file"), OSError(errno.EINVAL, "Invalid argument", "a"), TimeoutError("late")]
 )
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: OSError):
-    def fail(*_: object) -> None:
-        raise bug
-
     monkeypatch.setattr("sys.argv", ["qinglan", "up"])
-    monkeypatch.setattr(cli, "load_profile", fail)
+    monkeypatch.setattr(cli, "load_profile", raising(bug))
     with pytest.raises(OSError) as caught:
         cli.main()
     assert caught.value is bug
 
 
-def test_run_starts_the_flow_and_prints_its_table(
-    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a run r1, where a run starts a flow that a test puts in the place of ours."""
     Report(run_id="r1", profile="test", recipe="query_rewrite").write(tmp_path / "report.json")
-    started: list[object] = []
-    monkeypatch.setattr(cli, "_start", lambda *words: started.append(words) or tmp_path / "report.json")
     monkeypatch.setattr("qinglan.ops.up.site.prefect_for", lambda *_: nullcontext(lambda: None))
     monkeypatch.setattr("qinglan.ops.preflight.require", lambda *_: None)
+    return tmp_path / "report.json"
+
+
+def test_run_starts_the_flow_and_prints_its_table(
+    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[object] = []
+    monkeypatch.setattr(cli, "_start", lambda *words: started.append(words) or report)
     status, out, _ = qinglan("run", "train", "--from", "latest", "--set", "data.limit=3", profile=profile)
     assert status == 0
-    assert started == [("train", str(tmp_path / "test.yaml"), ("data.limit=3",), False, "latest", False)]
-    assert f"Report: {tmp_path}/runs/r1/report.html" in out
+    assert started == [("train", str(report.with_name("test.yaml")), ("data.limit=3",), False, "latest", False)]
+    assert f"Report: {profile.paths.runs}/r1/report.html" in out
 
 
 def test_a_run_that_ends_without_a_dataset_shows_what_it_found_and_then_its_error(
-    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def fail(*_: object) -> Path:
-        error = StageError("no usable rows; run again with --set select.min_top1_score=0.4")
-        error.report = tmp_path / "report.json"
-        raise error
-
-    Report(run_id="r1", profile="test", recipe="query_rewrite").write(tmp_path / "report.json")
-    monkeypatch.setattr(cli, "_start", fail)
-    monkeypatch.setattr("qinglan.ops.up.site.prefect_for", lambda *_: nullcontext(lambda: None))
-    monkeypatch.setattr("qinglan.ops.preflight.require", lambda *_: None)
+    error = StageError("no usable rows; run again with --set select.min_top1_score=0.4")
+    error.report = report
+    monkeypatch.setattr(cli, "_start", raising(error))
     status, out, err = qinglan("run", "refresh", profile=profile)
     assert status == 2
-    assert f"Report: {tmp_path}/runs/r1/report.html" in out
-    assert err.endswith("error: no usable rows; run again with --set select.min_top1_score=0.4\n")
+    assert f"Report: {profile.paths.runs}/r1/report.html" in out
+    assert err.endswith(f"error: {error}\n")
 
 
 def test_a_pipe_gets_a_wide_table():
@@ -197,7 +189,6 @@ def test_latest_is_the_profiles_own_where_one_is_named(profile_of: ProfileOf, sh
     status, out, err = show("latest", of="gamma")
     assert (status, out) == (2, "")
     assert err.startswith("error: run `latest`: profile gamma has no run under ")
-    assert err.endswith("leave out --profile for the last one of any\n")
     (mine.directory / "report.json").unlink()
     assert "has ended, but its report.json is missing; restore it from a backup" in show("latest", of="acme")[2]
 
@@ -227,13 +218,13 @@ def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_
     note_flow_run(run, FLOW_RUN)  # it goes on
     status, out, err = show("latest", of="acme")
     assert (status, err.count("\n")) == (2, 1)
-    why = "ended before its report, as no process of this machine runs it; "
-    assert err.startswith(f"error: run {run.id} (refresh of acme): {why}")
+    assert err.startswith(f"error: run {run.id} (refresh of acme): ended before its report, as no process of this mac")
     assert "`qinglan run refresh --profile acme` with the same --set goes on with it" in err
-    assert f"the newest that has one: `qinglan show {earlier.id}`" in err
+    assert f"`qinglan show {earlier.id}`" in err
     assert "empty_query 1" in out
-    assert "Begun, but not done: distill\n" in out
-    assert f"Log: flow run {FLOW_RUN} on Prefect's pages, which `qinglan up` serves\nLog of distill: {log}\n" in out
+    assert (
+        f"not done: distill\nLog: flow run {FLOW_RUN} on Prefect's pages" in out and f"Log of distill: {log}\n" in out
+    )
 
 
 def test_of_a_run_that_ended_early_with_a_report_it_shows_both(profile_of: ProfileOf, show: Qinglan):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from fake_service import SIMULATED
+from ledger_calls import call, failure
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
-from qinglan.ledger import Call, Failure
 
 Qinglan = Callable[..., tuple[int, str, str]]
 
@@ -19,13 +19,10 @@ def profile(profile_of: Callable[..., Profile], tmp_path: Path) -> Profile:
     """Of a ledger with a failed and a paid try at one request."""
     (tmp_path / "q.csv").write_text("问题\n虾青素咋吃\n叶黄素啥时候吃\n", encoding="utf-8")
     profile = profile_of(data={"workbook": str(tmp_path / "q.csv")}, **SIMULATED)
-    who = {"run_id": "20261121-0", "tenant": "t", "role": "teacher", "model": "m"}
-    tokens = {"prompt_tokens": 1200, "completion_tokens": 10}
-    text = "[b]益生菌[/b] 服用时间"
-    call = Call(request_hash="h", text=text, finish_reason="stop", cost_usd=0.25, latency_ms=812, **tokens, **who)
+    answered = call(text="[b]益生菌[/b] 服用时间", run_id="20261121-0", prompt_tokens=1200, latency_ms=812)
     with site_ledger(profile) as ledger:
-        ledger.record([], [Failure(request_hash="h", reason="http_429", **who)])
-        ledger.record([call])
+        ledger.record([], [failure(reason="http_429", run_id="20261121-0")])
+        ledger.record([answered])
     return profile
 
 
@@ -53,10 +50,8 @@ def test_dropping_an_answer(qinglan: Qinglan, profile: Profile):
 
 
 def test_an_estimated_cost_is_an_upper_bound(qinglan: Qinglan, profile: Profile):
-    names = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m"}
-    late = Failure(request_hash="late", reason="teacher_timeout", cost_usd=0.5, estimated=True, **names)
     with site_ledger(profile) as ledger:
-        ledger.record([], [late])
+        ledger.record([], [failure("late", "teacher_timeout", cost_usd=0.5, estimated=True)])
     assert "≤ $0.500" in qinglan("ledger", "request", "late", profile=profile)[1]
 
 

@@ -88,14 +88,14 @@ def test_a_server_that_is_away_is_a_config_error(tmp_path: Path, monkeypatch: py
 
 
 def test_an_experiment_that_another_run_makes_first(
-    site: tuple[Tracker, MlflowClient], monkeypatch: pytest.MonkeyPatch
+    site: tuple[Tracker, MlflowClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    tracker, client = site
-    tracker.start_run("first", {})
+    _, client = site
     made = client.get_experiment_by_name("qinglan")
     answers = iter([None, made])
-    monkeypatch.setattr(tracker._client, "get_experiment_by_name", lambda _: next(answers))
-    assert tracker._experiment_id() == made.experiment_id
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *_: next(answers))
+    run = Tracker(client.tracking_uri, Tracking(), tmp_path).start_run("second", {})
+    assert client.get_run(run).info.experiment_id == made.experiment_id
 
 
 def test_the_dataset_that_a_run_used(

@@ -157,29 +157,33 @@ class Server:
             raise httpx.ReadError("restarting again")
 
 
-def look_after(server: Server, monkeypatch: pytest.MonkeyPatch, time_left: timedelta) -> list[str | None]:
+@pytest.mark.parametrize(
+    ("states", "time_left", "done"),
+    [
+        (
+            [httpx.ConnectError("restarting"), ValueError("no JSON"), Running(), Paused(), Paused()],
+            -ROOM,
+            ["Nobody approved in time"] * 2,
+        ),
+        (
+            [Paused(), Crashed(), Crashed(), AwaitingRetry(), Pending(), Cancelling()],
+            ROOM,
+            ["Its process lives, and waits for a person"] * 3,
+        ),
+        ([Paused(), Cancelled(), Cancelled()], ROOM, ["Ctrl-C", "Cancelled"]),
+        ([Paused(), Failed(), Failed()], ROOM, ["Ctrl-C", "Failed"]),
+        ([Paused(), *[Cancelling()] * 12], ROOM, ["Ctrl-C", "Cancelling"]),
+    ],
+    ids=["the time is up", "taken for crashed", "cancelled", "failed", "not ended by a worker"],
+)
+def test_a_wait_goes_on_until_the_time_is_up_or_somebody_ended_it(
+    monkeypatch: pytest.MonkeyPatch, states: list[State[Any] | Exception], time_left: timedelta, done: list[str]
+):
+    server = Server(*states)
     monkeypatch.setattr(approval, "get_client", lambda **_: nullcontext(server))
     monkeypatch.setattr(approval, "_POLL_S", 0.01)
     monkeypatch.setattr(approval, "interrupt_main", lambda: server.asked.append("Ctrl-C"))
     watch: Any = approval._Watch(FLOW_RUN, datetime.now(UTC) + time_left, over=server.over)
     watch.run()
     assert not server.states
-    return [*server.asked, watch.ended_as] if watch.ended_as else server.asked
-
-
-def test_a_wait_is_ended_once_the_server_is_back(monkeypatch: pytest.MonkeyPatch):
-    server = Server(httpx.ConnectError("restarting"), ValueError("no JSON"), Running(), Paused(), Paused())
-    assert look_after(server, monkeypatch, -ROOM) == ["Nobody approved in time"] * 2
-
-
-def test_a_wait_that_was_taken_for_crashed_goes_on(monkeypatch: pytest.MonkeyPatch):
-    server = Server(Paused(), Crashed(), Crashed(), AwaitingRetry(), Pending(), Cancelling())
-    assert look_after(server, monkeypatch, ROOM) == ["Its process lives, and waits for a person"] * 3
-
-
-@pytest.mark.parametrize(
-    ("states", "ended_as"),
-    [([Cancelled()] * 2, "Cancelled"), ([Failed()] * 2, "Failed"), ([Cancelling()] * 12, "Cancelling")],
-)
-def test_a_wait_that_somebody_ended_is_left(monkeypatch: pytest.MonkeyPatch, states: list[State[Any]], ended_as: str):
-    assert look_after(Server(Paused(), *states), monkeypatch, ROOM) == ["Ctrl-C", ended_as]
+    assert [*server.asked, *filter(None, [watch.ended_as])] == done

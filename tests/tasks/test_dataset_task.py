@@ -3,11 +3,13 @@
 import json
 import logging
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from question_rows import random_rows
+from run_stages import stage_result
 
 from qinglan.config import Profile
 from qinglan.rows import Retrieved
@@ -16,39 +18,33 @@ from qinglan.runs.run import open_run
 from qinglan.tasks import dataset as dataset_module
 from qinglan.tasks.dataset import build_dataset
 
+Make = Callable[[Profile], StageResult]
 FOUND = Retrieved(ids=("a",), scores=(0.9,), titles=("",))
 
 
 @pytest.fixture
-def made(tmp_path: Path, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Profile], StageResult]:
+def made(tmp_path: Path, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
     """The stage's result, from 30 rows in each split."""
     monkeypatch.setattr(dataset_module, "get_run_logger", lambda: logging.getLogger("test"))
     answer = {"answer": "改写", "answer_retrieved": FOUND}
-    rows = [
-        row for n, split in enumerate(("train", "dev", "test")) for row in random_rows(30, n, split=split, **answer)
-    ]
-    artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
+    rows = [random_rows(30, n, split=split, **answer) for n, split in enumerate(("train", "dev", "test"))]
+    artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", chain.from_iterable(rows))}
 
     def make(profile: Profile) -> StageResult:
         with open_run(profile, "refresh", fresh=True) as run:
-            selected = StageResult(stage="select", key="k", run_id=run.id, seconds=1, artifacts=artifacts)
-            return build_dataset.fn(run, selected)
+            return build_dataset.fn(run, stage_result("select", run.id, artifacts=artifacts))
 
     return make
 
 
-def test_questions_with_noise_are_no_rows_of_the_stage(
-    made: Callable[[Profile], StageResult], profile_of: Callable[..., Profile]
-) -> None:
+def test_questions_with_noise_are_no_rows_of_the_stage(made: Make, profile_of: Callable[..., Profile]) -> None:
     result = made(profile_of(dataset={"augment": {"story": 1.0}}))
     assert (result.rows_in, result.rows_out, result.artifacts["sft_train"].rows) == (90, 90, 60)
     assert (result.metrics["rows_train"], result.metrics["augmented_sft/story"]) == (30, 30)
     assert result.details["augmented"] == {"story": {"sft": 30, "rl": 0, "left_out": 0}}
 
 
-def test_another_red_team_is_another_key(
-    made: Callable[[Profile], StageResult], profile_of: Callable[..., Profile], tmp_path: Path
-) -> None:
+def test_another_red_team_is_another_key(made: Make, profile_of: Callable[..., Profile], tmp_path: Path) -> None:
     cases = tmp_path / "cases.jsonl"
     cases.write_text(json.dumps({"id": "own", "name": "一例", "kind": "own", "query": random_rows(1)[0].query + "呢"}))
     first, second = made(profile_of()), made(profile_of(evaluate={"red_team": str(cases)}))

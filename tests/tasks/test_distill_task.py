@@ -16,7 +16,9 @@ from typing import Any
 import asking_worker
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
+from doubles import raising
 from fake_service import PRICE, FakeService, Script, completion
+from run_stages import stage_result
 
 from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
@@ -33,19 +35,15 @@ class KilledError(Exception):
 
 
 def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Callable[..., Profile], tmp_path: Path):
-    def killed(*_: object) -> None:
-        raise KilledError
-
     with running_app(app_with_batches(SimulatedBatchStore(batch_s=60.0))) as url:
         profile = profile_of(
             teacher={"model": MODEL, "base_url": f"{url}/v1"}, prices=dict.fromkeys((MODEL, "small"), PRICE)
         )
-        stage: Any = SimpleNamespace(run=SimpleNamespace(id="r", profile=profile), progress=killed)
+        stage: Any = SimpleNamespace(run=SimpleNamespace(id="r", profile=profile), progress=raising(KilledError()))
 
         def questions(*texts: str) -> StageResult:
             rows = [Row(id=text, tenant="t", query=text, source="s") for text in texts]
-            artifact = write_jsonl(tmp_path / "rows.jsonl", rows)
-            return StageResult(stage="ingest", key="k", run_id="r", seconds=0, artifacts={"rows": artifact})
+            return stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)})
 
         addresses = Addresses(f"{url}/v1", "", "")
         with pytest.raises(KilledError):

@@ -14,9 +14,11 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from doubles import raising
 from fake_ray import FakeRay
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Running, State
+from run_stages import stage_result
 
 from qinglan.config import Profile, Trainer
 from qinglan.errors import ConfigError, EngineError, StageError
@@ -34,6 +36,7 @@ from qinglan.training.alarms import Alarm
 from qinglan.training.engines import ray_jobs, swift, verl
 from qinglan.training.engines.progress import ALARMS_FILE
 
+ProfileOf = Callable[..., Profile]
 # Counts its attempts in a file, and dies in all but the last.
 DIES = """
 import pathlib, sys
@@ -118,7 +121,7 @@ def stage_of(profile: Profile, directory: Path) -> tuple[Stage, list[str]]:
 
 
 def test_a_process_here_is_started_again_with_a_new_command(
-    tmp_path: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     stage, said = stage_of(profile_of(), tmp_path)
@@ -146,7 +149,7 @@ wait_for_a_lost_sample()
 
 
 def test_a_process_that_stalls_is_started_again_and_its_log_says_where_it_waited(
-    tmp_path: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path)
@@ -157,9 +160,7 @@ def test_a_process_that_stalls_is_started_again_and_its_log_says_where_it_waited
     assert "wait_for_a_lost_sample" in (tmp_path / "rl.log").read_text()
 
 
-def test_a_job_is_submitted_again_under_the_next_number(
-    tmp_path: Path, profile_of: Callable[..., Profile], ray: FakeRay
-):
+def test_a_job_is_submitted_again_under_the_next_number(tmp_path: Path, profile_of: ProfileOf, ray: FakeRay):
     stage, _ = stage_of(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
 
     def end_it() -> None:
@@ -175,20 +176,15 @@ def test_a_job_is_submitted_again_under_the_next_number(
     ("state", "expected"), [(Cancelling(), True), (Cancelled(), True), (Running(), False), (None, False)]
 )
 def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
-    tmp_path: Path,
-    profile_of: Callable[..., Profile],
-    ray: FakeRay,
-    monkeypatch: pytest.MonkeyPatch,
-    state: State[Any] | None,
-    expected: bool,
+    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, state: State[Any] | None, expected: bool
 ):
     def read_flow_run(_: UUID) -> Any:
         if state is None:
             raise httpx.ConnectError("no route to Prefect")
         return SimpleNamespace(state=state)
 
-    profile, flow_run, prefect = profile_of(trainer={"ray_dashboard_url": ray.url}), uuid4(), SimpleNamespace()
-    prefect.read_flow_run = read_flow_run
+    profile, flow_run = profile_of(trainer={"ray_dashboard_url": ray.url}), uuid4()
+    prefect = SimpleNamespace(read_flow_run=read_flow_run)
     with open_run(profile, "train") as run:
         note_flow_run(run, str(flow_run))
     job = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
@@ -202,10 +198,10 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     assert not is_cancelled(""), "outside of a flow run nothing is cancelled"
 
 
-def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: Callable[..., Profile]):
+def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: ProfileOf):
     def dataset(rows: int) -> StageResult:
         files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
-        return StageResult(stage="dataset", key="k", run_id="r", seconds=1, artifacts=files)
+        return stage_result("dataset", artifacts=files)
 
     with open_run(profile_of(), "train") as run:
         require_enough_rows(run, dataset(64))
@@ -334,12 +330,9 @@ def test_a_new_alarm_is_reported_once_and_earlier_ones_only_count(tmp_path: Path
 def test_a_prefect_server_that_is_away_costs_no_training(
     tmp_path: Path, seen: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def away(*_: object, **__: object) -> None:
-        raise httpx.ConnectError("connection refused")
-
     follow = AlarmFollower(seen)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "create_markdown_artifact", away)
+        patched.setattr(engine, "create_markdown_artifact", raising(httpx.ConnectError("connection refused")))
         write_alarms(tmp_path, 21)
         follow()
     assert caplog.messages[-1] == "rl: Prefect did not take the table of alarms: connection refused"

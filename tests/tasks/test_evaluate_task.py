@@ -10,6 +10,7 @@ from typing import Any
 
 import letters
 import pytest
+from run_stages import stage_result
 
 from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
@@ -43,27 +44,24 @@ class Evaluated:
         self.arms: Mapping[str, list[ArmRow]] = {}
         self.models: dict[str, str] = {}
         self.outcome: Any = None
+        self.answered = Asked({}, {}, {})
+        """What the teachers say."""
 
     def run(self, profile: Profile, dataset_run: str = "now", knowledge_base: str = "", **models: str) -> None:
         run = Run(id="now", flow="evaluate", profile=profile, directory=self._folder)
-        dataset = StageResult(
-            stage="dataset", key="k", run_id=dataset_run, seconds=0, artifacts={"test": self.rows, "rows": self.rows}
-        )
-        trained = {
-            name: StageResult(
-                stage=name, key="k", run_id="now", seconds=0,
-                artifacts={"model": Artifact(path=Path(f"/{name}"), sha256=sha256)},
-            )
-            for name, sha256 in models.items()
-        }  # fmt: skip
         run = run.model_copy(update={"knowledge_base_sha256": knowledge_base})
+        dataset = stage_result("dataset", dataset_run, artifacts={"test": self.rows, "rows": self.rows})
+        trained = {
+            name: stage_result(name, artifacts={"model": Artifact(path=Path(f"/{name}"), sha256=sha256)})
+            for name, sha256 in models.items()
+        }
         rivals = dict.fromkeys(profile.compare.teachers, URL)
         evaluate_module.evaluate_arms.fn(run, partial(Addresses, URL, URL, URL, rivals), dataset, trained)
 
     def perform(self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any], **_: Any) -> StageResult:
         self.depends_on = depends_on
         self.outcome = work(SimpleNamespace(run=run, directory=self._folder / name, say=lambda _: None))
-        return StageResult(stage=name, key="k", run_id=run.id, seconds=0)
+        return stage_result(name, run.id)
 
     def engine(self, stage: Any, command: Any, **_: Any) -> None:
         """Answers every prompt with its own id."""
@@ -79,7 +77,7 @@ class Evaluated:
 
     async def ask_teachers(self, _stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
         self.asked = [(rival.arm, rival.run.profile.teacher.model) for rival in rivals]
-        return Asked({}, {}, {})
+        return self.answered
 
     @property
     def evaluation(self) -> Evaluation:
@@ -227,22 +225,13 @@ async def test_the_gates_teacher_is_asked_only_the_cases_that_need_not_pass(
     assert [(entry.row_id, entry.reason) for entry in failed] == [("redteam-emoji-mixed", "teacher_timeout")]
 
 
-def test_further_teachers_are_asked_and_paid_for_by_name(
-    evaluated: Any, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
-):
-    asked: list[tuple[str, str]] = []
-
-    async def ask_teachers(_stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
-        asked.extend((rival.arm, rival.run.profile.teacher.model) for rival in rivals)
-        arms = {"cheap": [ArmRow(row_id="1", reason="teacher_timeout")]}
-        on_cases = {"teacher": [ArmRow(row_id="redteam-emoji-mixed", reason="teacher_rate_limited")]}
-        return Asked(arms, on_cases, {"judge": {"cached": 2}})
-
+def test_further_teachers_are_asked_and_paid_for_by_name(evaluated: Any, profile_of: ProfileOf):
+    on_cases = {"teacher": [ArmRow(row_id="redteam-emoji-mixed", reason="teacher_rate_limited")]}
     teachers = {name: {"base_url": URL, "model": "small"} for name in ("cheap", "other")}
     fake = evaluated()
-    monkeypatch.setattr(evaluate_module, "_ask_teachers", ask_teachers)
+    fake.answered = Asked({"cheap": [ArmRow(row_id="1", reason="teacher_timeout")]}, on_cases, {"judge": {"cached": 2}})
     fake.run(profile_of(compare={"teachers": teachers}, evaluate={"teachers": ["cheap"]}), rl="a")
-    assert asked == [("teacher", "big"), ("cheap", "small")]
+    assert fake.asked == [("teacher", "big"), ("cheap", "small")]
     assert list(fake.arms) == ["original", "teacher", "cheap", "rl"]
     assert set(fake.depends_on["teachers"]) == {"teacher", "cheap"}
     assert fake.depends_on["teachers_on_cases"] == ["teacher"]

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from question_rows import row
+from run_stages import stage_result
 
 from qinglan.config import Profile
 from qinglan.data.versions import find_version, last_training, pinned_splits, versions_of
 from qinglan.ops.prefect.deployments import Deployment
 from qinglan.ops.prefect.server import PrefectServer
-from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run, open_run
 from qinglan.tasks import publish
@@ -55,20 +56,13 @@ def server(monkeypatch: pytest.MonkeyPatch, tracker: Any) -> Server:
     return made
 
 
-def rows(count: int) -> list[Row]:
-    return [
-        Row(id=row_id("t", f"问{n}"), tenant="t", query=f"问{n}", source=f"q!A{n}", answer=f"词{n}", split="train")
-        for n in range(count)
-    ]
-
-
 def refreshed(profile: Profile, count: int) -> tuple[Run, StageResult]:
     """A run, and its dataset of so many good training rows."""
+    rows = [row(f"问{n}", answer=f"词{n}", split="train") for n in range(count)]
     with open_run(profile, "refresh", fresh=True) as run:
-        artifact = write_jsonl(run.stage_directory("dataset") / "rows.jsonl", rows(count))
+        artifacts = {"rows": write_jsonl(run.stage_directory("dataset") / "rows.jsonl", rows)}
     details = {"inputs": f"in-{count}", "pins": "", "augmented": {"emoji": {"sft": 61, "rl": 0, "left_out": 2}}}
-    made: dict[str, Any] = {"artifacts": {"rows": artifact}, "details": details}
-    return run, StageResult(stage="dataset", key="k", run_id=run.id, seconds=1, **made)
+    return run, stage_result("dataset", run.id, artifacts=artifacts, details=details)
 
 
 def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: Server, tracker: Any):

@@ -8,6 +8,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+from run_stages import stage_result
 
 from qinglan.config import Gate, Profile
 from qinglan.errors import ConfigError
@@ -26,7 +27,7 @@ from qinglan.serving.registry.approval import Approval, lacks_only_approval, row
 from qinglan.serving.registry.versions import beside_champion, candidate_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
-from qinglan.tasks.gate import decide_release, decision_markdown
+from qinglan.tasks.gate import decide_release
 from qinglan.tasks.register import register_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
@@ -41,10 +42,6 @@ def arm(**found: Retrieved) -> list[ArmRow]:
     return [ArmRow(row_id=row.id, text=f"词{row.id}", retrieved=found.get(row.id, HIT)) for row in ROWS]
 
 
-def result_of(stage: str, artifacts: dict[str, Artifact], **details: Any) -> StageResult:
-    return StageResult(stage=stage, key="k", run_id="r", seconds=0, artifacts=artifacts, details=details)
-
-
 class Finished:
     """An evaluated run: what its stages left, and the verdict that the gate will give."""
 
@@ -53,14 +50,11 @@ class Finished:
         self.verdict: Verdict = "promote"
         self.verdicts: dict[str, Verdict] = {}
         """About other arms than the preferred one."""
-        self.seen: dict[str, Any] = {}
         self.rivals: dict[str, tuple[str, ...]] = {}
         self.markdown: dict[str, str] = {}
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.weights = {"base": "base", "sft": "sft", "rl": "rl"}
         self.answer: Approval | None = None
-        self.unjudged: dict[str, int] = {}
-        """Of another evaluation of the same weights something always differs."""
 
     @property
     def registry(self) -> Registry:
@@ -70,7 +64,6 @@ class Finished:
         self.markdown[key] = text
 
     def decide(self, evaluation: Evaluation, alarms: Any, config: Gate, champion: str | None) -> Decision:
-        self.seen |= {"evaluation": evaluation, "alarms": alarms, "champion": champion}
         self.rivals[config.challenger] = config.rivals
         verdict = self.verdicts.get(config.challenger, self.verdict)
         outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[verdict]
@@ -89,19 +82,19 @@ class Finished:
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text(weights)
         details = {"model": str(folder), "alarms": [], "summary": {"chosen_step": 3}}
-        return result_of(name, {"model": Artifact.of(folder)}, **details)
+        return stage_result(name, artifacts={"model": Artifact.of(folder)}, details=details)
 
     def evaluated(self) -> StageResult:
         arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": arm(a=MISS)}
-        found = evaluate(arms, ROWS, self.profile.evaluate, RECIPE).model_copy(update={"unjudged": self.unjudged})
+        found = evaluate(arms, ROWS, self.profile.evaluate, RECIPE)
         write_json(self.folder / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows) for name, rows in arms.items()}
         artifacts["evaluation"] = Artifact.of(self.folder / "evaluation.json")
         digests = {name: result.artifacts["model"].sha256 for name, result in self.models().items()}
-        return result_of("evaluate", artifacts, models=digests)
+        return stage_result("evaluate", artifacts=artifacts, details={"models": digests})
 
     def dataset(self) -> StageResult:
-        return result_of("dataset", {"test": write_jsonl(self.folder / "test.jsonl", ROWS)})
+        return stage_result("dataset", artifacts={"test": write_jsonl(self.folder / "test.jsonl", ROWS)})
 
     def release(self, run: Run) -> tuple[StageResult, StageResult]:
         inputs = (self.evaluated(), self.dataset(), self.models())
@@ -116,10 +109,11 @@ class Finished:
         return results
 
 
+Make = Callable[..., Finished]
+
+
 @pytest.fixture
-def finished(
-    profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Finished]:
+def finished(profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def make(**sections: Any) -> Finished:
         release = {"name": f"m.{tmp_path.name}"} | sections.pop("release", {})
         made = Finished(profile_of(tracking={"uri": database}, release=release, **sections), tmp_path)
@@ -147,7 +141,7 @@ def finished(
     ],
 )
 def test_a_model_that_passes_gets_its_alias_and_any_is_kept(
-    finished: Callable[..., Finished], verdict: Verdict, role: str, aliases: dict[str, str]
+    finished: Make, verdict: Verdict, role: str, aliases: dict[str, str]
 ):
     done = finished(release={"promote": role})
     done.verdict = verdict
@@ -170,12 +164,7 @@ def test_a_model_that_passes_gets_its_alias_and_any_is_kept(
     ],
 )
 def test_the_fallback_is_tried_where_the_challenger_is_not_released(
-    finished: Callable[..., Finished],
-    verdict: Verdict,
-    of_sft: Verdict,
-    released: str,
-    aliases: dict[str, str],
-    sentence: str,
+    finished: Make, verdict: Verdict, of_sft: Verdict, released: str, aliases: dict[str, str], sentence: str
 ):
     done = finished(gate={"fallback": "sft"})
     done.verdict, done.verdicts = verdict, {"sft": of_sft}
@@ -188,9 +177,7 @@ def test_the_fallback_is_tried_where_the_challenger_is_not_released(
 
 
 @pytest.mark.parametrize(("rivals", "of_sft"), [(["teacher", "sft"], ("teacher",)), (["sft"], ("base",))])
-def test_a_fallback_is_no_rival_of_itself(
-    finished: Callable[..., Finished], rivals: list[str], of_sft: tuple[str, ...]
-):
+def test_a_fallback_is_no_rival_of_itself(finished: Make, rivals: list[str], of_sft: tuple[str, ...]):
     done = finished(gate={"fallback": "sft", "rivals": rivals})
     done.verdict = "refuse"
     done.run()
@@ -198,39 +185,14 @@ def test_a_fallback_is_no_rival_of_itself(
 
 
 @pytest.mark.parametrize(("challenger", "weights"), [("rl", "sft"), ("sft", "rl")])
-def test_a_fallback_that_is_the_same_model_is_not_tried_again(
-    finished: Callable[..., Finished], challenger: str, weights: str
-):
+def test_a_fallback_that_is_the_same_model_is_not_tried_again(finished: Make, challenger: str, weights: str):
     done = finished(gate={"challenger": challenger, "fallback": "sft"})
     done.verdict, done.weights["rl"] = "refuse", weights
     done.run()
     assert done.rivals.keys() == {challenger}
 
 
-@pytest.mark.parametrize(("unjudged", "versions"), [({}, ["2", "1"]), ({"judge_timeout": 1}, ["3", "2", "1"])])
-def test_weights_that_were_rolled_back_stay_so_when_they_are_evaluated_again(
-    finished: Callable[..., Finished], unjudged: dict[str, int], versions: list[str]
-):
-    done = finished()
-    done.run()
-    done.weights["rl"] = "better"
-    done.run()
-    done.registry.roll_back("it was slow")
-    done.unjudged = unjudged
-    done.run()
-    assert [version.version for version in done.registry.versions()] == versions, "the same again makes no version"
-    assert done.registry.aliases() == {"champion": "1", "previous": "2"}
-
-
-def test_another_evaluation_of_the_champion_changes_nothing(finished: Callable[..., Finished]):
-    done = finished()
-    done.run()
-    done.unjudged = {"judge_timeout": 1}
-    done.run()
-    assert done.registry.aliases() == {"champion": "1"}
-
-
-def test_a_run_that_goes_on_after_its_promotion_decides_as_before(finished: Callable[..., Finished]):
+def test_a_run_that_goes_on_after_its_promotion_decides_as_before(finished: Make):
     done = finished()
     done.run()
     done.weights["rl"] = "better"
@@ -242,7 +204,7 @@ def test_a_run_that_goes_on_after_its_promotion_decides_as_before(finished: Call
     assert done.registry.aliases() == {"champion": "2", "previous": "1"}
 
 
-def test_a_champion_that_came_meanwhile_stays(finished: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch):
+def test_a_champion_that_came_meanwhile_stays(finished: Make, monkeypatch: pytest.MonkeyPatch):
     done = finished()
     done.run()
     done.weights["rl"] = "better"
@@ -263,7 +225,7 @@ def test_a_champion_that_came_meanwhile_stays(finished: Callable[..., Finished],
     ],
 )
 def test_nothing_is_released_without_a_persons_yes(
-    finished: Callable[..., Finished], gate_verdict: Verdict, answer: Approval | None, verdict: Verdict
+    finished: Make, gate_verdict: Verdict, answer: Approval | None, verdict: Verdict
 ):
     done = finished(gate={"approval": "required"})
     done.verdict, done.answer = gate_verdict, answer
@@ -284,7 +246,7 @@ def test_nothing_is_released_without_a_persons_yes(
     assert [title for title in lines[0] if "改写" in str(title)] == ["RL：改写", "教师：改写"]
 
 
-def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable[..., Finished]):
+def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
     done = finished()
     evaluated = done.evaluated()
     tried = RedTeamResult(case_id="c", name="n", kind="long", must_pass=False, passed=True)
@@ -305,13 +267,13 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable
     assert seen.red_team == {"sft": [tried], "rl": [], "champion": [tried]}
 
 
-def test_a_challenger_that_was_not_trained_is_one_line(finished: Callable[..., Finished]):
+def test_a_challenger_that_was_not_trained_is_one_line(finished: Make):
     done = finished(gate={"challenger": "big"})
     with pytest.raises(ConfigError, match=r"fallback = big: this run has no such model.*base, sft, rl"):
         done.run()
 
 
-def test_a_champion_without_weights_is_noticed_before_training(finished: Callable[..., Finished]):
+def test_a_champion_without_weights_is_noticed_before_training(finished: Make):
     done = finished(release={"max_artifact_mb": 1e-6})
     assert champion_problem(done.profile) is None
     done.run()
@@ -346,13 +308,3 @@ def test_an_empty_answer_is_a_loss_and_shown_as_one(tmp_path: Path):
     assert sheet is not None
     first = [cell.value for cell in sheet[2]]
     assert first[0] == "不如教师" and "（empty_answer）" in first
-
-
-def test_the_table_of_rules_survives_any_text():
-    found = reason("approved", reviewer="a\nb \\| `c`", comment="")
-    why = reason("matches", found="[", pattern="![i](u)")
-    rule = Rule(name="r[x](javascript:1)", outcome="fail", found=found, required=reason("no_alarm"), reason=why)
-    text = decision_markdown(Decision(verdict="refuse", challenger="s <b>\n# t", rules=[rule]))
-    assert text.splitlines()[0].startswith(r"## Do not release s \<b> # t: contains")
-    cells = (r"r\[x\](javascript:1)", r"approved by a b \\\| \`c\`", "none", r"contains '\[', which matches \!\[i\](u)")
-    assert f"| ✗ | {' | '.join(cells)} |" in text

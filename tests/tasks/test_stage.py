@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from doubles import raising
+from run_stages import stage_result
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
@@ -19,7 +21,7 @@ from qinglan.simulators.domains import query_rewrite
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.session import Session, _inputs, _ShortUserErrors, stages_of
-from qinglan.tasks.stage import STARTED, Clock, Outcome, Stage, Started, stage_markdown
+from qinglan.tasks.stage import STARTED, Outcome, Stage, stage_markdown
 
 ProfileOf = Callable[..., Profile]
 
@@ -119,11 +121,8 @@ def test_a_killed_stage_of_other_inputs_does_not_stay_running(run: Run, tracker:
 
 
 def test_a_kill_between_manifest_and_mlflow_is_made_good(run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch):
-    def dies(*_: Any) -> None:
-        raise Kill
-
     with monkeypatch.context() as patch, pytest.raises(Kill):
-        patch.setattr(tracker, "log_params", dies)
+        patch.setattr(tracker, "log_params", raising(Kill()))
         perform(run, "ingest", {}, rows)
     assert tracker.running == {"child-1"}
     perform(run, "ingest", {}, never)
@@ -145,15 +144,20 @@ def test_a_server_that_takes_no_progress_costs_nothing(
 
     monkeypatch.setattr(stage_module, "create_progress_artifact", away)
     monkeypatch.setattr(stage_module, "acreate_progress_artifact", away_too)
-    clock = Clock(run.directory, Started(key="k", mlflow_run_id="child"))
-    stage = Stage("distill", run, run.directory, tracker, clock)  # type: ignore[arg-type]
 
-    async def work() -> None:
-        for done in range(101):
-            stage.progress(done, 100, "rows")
-        await asyncio.sleep(0)
+    def work(stage: Stage) -> Outcome:
+        async def in_loop() -> None:
+            show()
+            await asyncio.sleep(0)
 
-    asyncio.run(work()) if in_a_loop else [stage.progress(done, 100, "rows") for done in range(101)]
+        def show() -> None:
+            for done in range(101):
+                stage.progress(done, 100, "rows")
+
+        asyncio.run(in_loop()) if in_a_loop else show()
+        return Outcome()
+
+    perform(run, "distill", {}, work)
     assert shown == [100.0], "it is shown now and then"
     assert "distill: Prefect did not take the progress: refused" in caplog.text
 
@@ -161,8 +165,7 @@ def test_a_server_that_takes_no_progress_costs_nothing(
 def test_a_stage_is_shown(run: Run):
     artifacts = {"r": Artifact(path=Path("/r/rows.jsonl"), sha256="ab" * 32, rows=1234)}
     dropped = {"below_threshold": 766}
-    result = StageResult(stage="select", key="k", run_id="old", seconds=2, dropped=dropped, artifacts=artifacts)
-    text = stage_markdown(result, run)
+    text = stage_markdown(stage_result("select", "old", dropped=dropped, artifacts=artifacts), run)
     assert "reused from run `old`" in text
     assert "| `below_threshold` | 766 |" in text and "| r | 1,234 | `abababababab` | `/r/rows.jsonl` |" in text
 
@@ -189,8 +192,7 @@ def finished(profile: Profile, *names: str, flow: str = "pipeline") -> Run:
         for name in names:
             artifact = write_jsonl(opened.stage_directory(name) / "rows.jsonl", [{"n": 1}])
             details = {"scored_with": scoring_digest(opened)} if name == "dataset" else {}
-            result = StageResult(stage=name, key="k", run_id=opened.id, seconds=1, artifacts={"r": artifact})
-            save_stage(opened, result.model_copy(update={"details": details}))
+            save_stage(opened, stage_result(name, opened.id, artifacts={"r": artifact}, details=details))
         finish_run(opened)
         return opened
 
@@ -209,8 +211,7 @@ def test_stages_of_the_newest_run_that_has_them(profile_of: ProfileOf, resolve: 
 def test_evaluate_finds_what_train_used_and_made(profile_of: ProfileOf, resolve: Resolve):
     data = finished(profile_of(), "dataset", flow="refresh")
     with open_run(profile_of(), "train") as train:
-        trained = StageResult(stage="rl", key="k", run_id=train.id, seconds=1)
-        save_stage(train, trained)
+        trained = save_stage(train, stage_result("rl", train.id))
     (dataset,) = resolve(profile_of(), "dataset", flow="train")
     assert resolve(profile_of(), "dataset", "rl") == [dataset, trained]
     assert resolve(profile_of(), "dataset", "rl", source=train.id) == [dataset, trained]

@@ -31,7 +31,7 @@ FLOW_RUN = "0193-a"
 
 
 @pytest.fixture
-def profile(profile_of: Callable[..., Profile]) -> Profile:
+def profile(profile_of: ProfileOf) -> Profile:
     return profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED)
 
 
@@ -81,9 +81,7 @@ def test_what_the_system_refuses_is_one_line(
     assert err.startswith(f"error: {message.format(**fill)}")
 
 
-def test_a_full_disk_names_the_file(
-    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_is_one_line(qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
 
@@ -116,9 +114,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "report.json"
 
 
-def test_run_starts_the_flow_and_prints_its_table(
-    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_starts_a_flow_and_shows(qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch):
     started: list[object] = []
     monkeypatch.setattr(cli, "_start", lambda *words: started.append(words) or report)
     status, out, _ = qinglan("run", "train", "--from", "latest", "--set", "data.limit=3", profile=profile)
@@ -127,9 +123,7 @@ def test_run_starts_the_flow_and_prints_its_table(
     assert f"Report: {profile.paths.runs}/r1/report.html" in out
 
 
-def test_a_run_that_ends_without_a_dataset_shows_what_it_found_and_then_its_error(
-    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_without_a_dataset_shows(qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch):
     error = StageError("no usable rows; run again with --set select.min_top1_score=0.4")
     error.report = report
     monkeypatch.setattr(cli, "_start", raising(error))
@@ -202,9 +196,7 @@ def test_latest_of_a_profile_is_the_run_that_was_continued_last(profile_of: Prof
     assert shown_of(continued) in show("latest", of="acme")[1]
 
 
-def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_goes_on(
-    profile_of: ProfileOf, show: Qinglan
-):
+def test_a_run_that_failed_shows_what_was_done_its_log_and_how_it_goes_on(profile_of: ProfileOf, show: Qinglan):
     earlier = ended(profile_of(name="acme"))
     with open_run(profile_of(name="acme"), "refresh") as opened:
         run = note_flow_run(opened, FLOW_RUN)
@@ -236,9 +228,7 @@ def test_of_a_run_that_ended_early_with_a_report_it_shows_both(profile_of: Profi
     assert err == f"error: run {run.id} (refresh of acme): ended early: no row may teach\n"
 
 
-def test_a_running_run_has_not_ended_and_its_log_is_on_the_sites_server(
-    profile_of: ProfileOf, show: Qinglan, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_running_run_shows_where_its_log_is(profile_of: ProfileOf, show: Qinglan, monkeypatch: pytest.MonkeyPatch):
     with open_run(profile_of(name="acme"), "refresh") as run:
         note_flow_run(run, FLOW_RUN)
         status, out, err = show("latest", of="acme", notify={"ui_url": "http://prefect.example/"})

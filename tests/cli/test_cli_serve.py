@@ -158,9 +158,7 @@ def test_promote_takes_the_challenger_or_the_one_that_did_well(terminal: Termina
         ("roll_back", VERDICT_FILE, {"challenger": "2"}),
     ],
 )
-def test_what_did_not_do_better_is_promoted_by_name_only(
-    terminal: Terminal, outcome: str, file: str, challenger: dict[str, str]
-):
+def test_only_a_name_promotes_what_did_not_win(terminal: Terminal, outcome: str, file: str, challenger: dict[str, str]):
     terminal.registry.named |= challenger
     (terminal.folder / file).write_text(verdict(outcome).model_dump_json() + "\n")
     with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):

@@ -42,9 +42,7 @@ def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, node
     assert f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown};" in str(problem)
 
 
-def test_a_dashboard_or_simulators_that_cannot_be_reached(
-    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_dashboard_or_simulators_out_of_reach(profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight, "uses_proxy", lambda _: True)
     profile = on_cluster(profile_of, ray.url)
     assert "the simulators for RAG and judge answer on this machine only" in str(check_of(profile, "ray").problem)

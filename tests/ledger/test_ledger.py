@@ -287,9 +287,7 @@ def test_limits_are_a_transactions_and_not_its_sessions(postgres: str):
     engine.dispose()
 
 
-def test_a_lock_that_another_session_holds_is_an_error_within_the_limit(
-    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_lock_of_another_session_is_an_error(postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch):
     on_server.exchange(Order(calls=[call("before")]))
     monkeypatch.setitem(database._LIMITS, "lock_timeout", "200ms")
     with closing_engine(postgres) as holder:
@@ -302,9 +300,7 @@ def test_a_lock_that_another_session_holds_is_an_error_within_the_limit(
     assert on_server.get("kept")
 
 
-def test_a_process_that_stops_in_a_transaction_loses_its_locks_before_others_give_up(
-    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
-):
+def test_who_stops_in_a_transaction_loses_its_locks(postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(database._LIMITS, "idle_in_transaction_session_timeout", "200ms")
     stopped = make_engine(postgres)
     with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout"), stopped.begin() as db:

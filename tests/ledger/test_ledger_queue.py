@@ -82,9 +82,7 @@ async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_
 
 
 @pytest.mark.parametrize("error", [LedgerError("ledger: the database is away"), ZeroDivisionError()])
-async def test_what_the_ledger_raises_reaches_all_who_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-):
+async def test_an_error_of_the_ledger_reaches_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
     monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
 
     ledger = Flaky(tmp_path)

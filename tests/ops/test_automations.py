@@ -109,9 +109,7 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
     return profile_of(name=name, notify={"webhook_url_env": "NIGHT_WEBHOOK"} | notify)
 
 
-def test_the_address_stands_in_the_block_alone_and_applied_again_changes_nothing(
-    prefect: Prefect, profile_of: ProfileOf
-):
+def test_the_address_stands_in_the_block_alone_and_again_changes_nothing(prefect: Prefect, profile_of: ProfileOf):
     done = apply_automations(prefect.api, night(profile_of))
     assert len(done) == len(prefect.automations) == 11
     (block,) = prefect.blocks.values()

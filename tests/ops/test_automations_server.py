@@ -24,6 +24,7 @@ from qinglan.ops.up.site import SERVER_TUNING
 from qinglan.runs.processes import free_port, health_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
+ProfileOf = Callable[..., Profile]
 SILENCE_S = 20
 """For longer than that no living attempt is without an end or a sign of life."""
 _TAGGED = {"prefect.resource.id": "prefect.tag.qinglan", "prefect.resource.role": "tag"}
@@ -179,7 +180,7 @@ def told(serve: Callable[..., FakeService], monkeypatch: pytest.MonkeyPatch) -> 
     return service
 
 
-def night(profile_of: Callable[..., Profile], name: str = "night", **notify: Any) -> Profile:
+def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
     return profile_of(
         name=name,
         notify={"webhook_url_env": "NIGHT_WEBHOOK", "ui_url": "http://prefect.example"} | notify,
@@ -188,7 +189,7 @@ def night(profile_of: Callable[..., Profile], name: str = "night", **notify: Any
 
 
 def test_a_run_whose_worker_was_killed_goes_on(
-    server: Server, profile_of: Callable[..., Profile], told: FakeService, tmp_path: Path
+    server: Server, profile_of: ProfileOf, told: FakeService, tmp_path: Path
 ):
     (tmp_path / "toy.py").write_text(TOY.format(folder=str(tmp_path)), encoding="utf-8")
     deployment = server.deploy("refresh", "nightly", "night", entrypoint="toy.py:refresh", path=str(tmp_path))
@@ -209,9 +210,7 @@ def test_a_run_whose_worker_was_killed_goes_on(
     assert told.bodies[0]["link"] == f"http://prefect.example/runs/flow-run/{run}"
 
 
-def test_tries_are_bounded_and_ended_runs_are_left_alone(
-    server: Server, profile_of: Callable[..., Profile], told: FakeService
-):
+def test_tries_are_bounded_and_ended_runs_are_left_alone(server: Server, profile_of: ProfileOf, told: FakeService):
     profile = night(profile_of)
     one_try = profile.model_copy(update={"automations": profile.automations.model_copy(update={"crash_retries": 1})})
     deployment = server.deploy("refresh", "unlucky", "night")
@@ -240,7 +239,7 @@ def test_tries_are_bounded_and_ended_runs_are_left_alone(
 
 
 def test_a_failure_just_after_the_servers_restart_is_told_at_once(
-    server: Server, profile_of: Callable[..., Profile], told: FakeService
+    server: Server, profile_of: ProfileOf, told: FakeService
 ):
     deployment = server.deploy("refresh", "restarted", "noon")
     apply_automations(server.api, night(profile_of, "noon"))
@@ -253,7 +252,7 @@ def test_a_failure_just_after_the_servers_restart_is_told_at_once(
 
 
 def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
-    server: Server, profile_of: Callable[..., Profile], told: FakeService, monkeypatch: pytest.MonkeyPatch
+    server: Server, profile_of: ProfileOf, told: FakeService, monkeypatch: pytest.MonkeyPatch
 ):
     names = ("night", "day")
     own = {name: server.deploy("train", f"train-{name}", name) for name in names}
@@ -282,7 +281,7 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     assert texts[2] == [f"Qinglan: {name} releases no model: Do not release: cost.", link]
 
 
-def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: Callable[..., Profile], told: FakeService):
+def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: ProfileOf, told: FakeService):
     deployment = server.deploy("refresh", "waiting", "dusk")
     apply_automations(server.api, night(profile_of, "dusk", about=("waiting",), waiting_s=10, ui_url=None))
     run = server.run(deployment)

@@ -73,9 +73,7 @@ def being_asked(profile: Profile) -> Iterator[None]:
         writer.join()
 
 
-def test_a_lost_site_is_found_again_and_nothing_is_paid_twice(
-    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("PREFECT_HOME", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
     state, runs = profile.paths.state, profile.paths.runs

@@ -395,9 +395,7 @@ def link(path: str) -> dict[str, Any]:
         ("folders", [{"path": "runs/latest/sealed", "mode": 0}], "lies below a file or link"),
     ],
 )
-def test_nothing_is_written_elsewhere_or_through_a_link(
-    profile: Profile, kept: Path, key: str, added: list[dict[str, Any]], refusal: str
-):
+def test_nothing_goes_elsewhere(profile: Profile, kept: Path, key: str, added: list[dict[str, Any]], refusal: str):
     make_backup(profile, kept, print)
     record = json.loads((kept / BACKUP_FILE).read_text())
     (kept / BACKUP_FILE).write_text(json.dumps(record | {key: record[key] + added}))

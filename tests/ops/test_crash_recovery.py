@@ -193,9 +193,7 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_
         (KeyError("status"), "'status'"),
     ],
 )
-def test_an_error_in_recovery_is_a_warning(
-    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
-):
+def test_an_error_is_a_warning(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str):
     monkeypatch.setattr(crash_recovery, "find_server", raising(error))
     warnings = list[str]()
     recover_runs(profile_of(), warnings.append)

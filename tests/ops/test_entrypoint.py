@@ -67,9 +67,7 @@ def test_without_secrets_or_with_the_same_value_twice_the_command_just_runs(tmp_
         (SECRET, {"OPENAI_API_KEY__FILE": "/nowhere"}, "/nowhere: no file that this user can read"),
     ],
 )
-def test_what_is_no_secret_stops_the_start_in_one_line_and_is_not_shown(
-    tmp_path: Path, text: str, variables: dict[str, str], said: str
-) -> None:
+def test_what_is_no_secret_is_not_shown(tmp_path: Path, text: str, variables: dict[str, str], said: str) -> None:
     put(tmp_path, "secrets/OPENAI_API_KEY", text)
     done = run(tmp_path, "echo", "started", **variables)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1)

@@ -112,9 +112,7 @@ def program(path: Path, script: str) -> str:
     return str(path)
 
 
-def test_the_trainers_environment_is_asked_what_it_lacks(
-    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
     problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
     assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")

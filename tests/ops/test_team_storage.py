@@ -203,9 +203,7 @@ def test_a_registered_model_comes_back_from_the_bucket(team: Team, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("name", "table"), [("prefect", "artifact"), ("mlflow", "metrics"), ("ledger", "calls")])
-def test_a_dump_of_each_database_can_be_restored_by_its_owner(
-    team: Team, night: dict[str, Any], tmp_path: Path, name: str, table: str
-):
+def test_a_dump_can_be_restored_by_its_owner(team: Team, night: dict[str, Any], tmp_path: Path, name: str, table: str):
     source, target = team.databases[name], f"{name}_again"
     dumped, copy = tmp_path / "dump", team.server.make_database(target)
     run = {"check": True, "capture_output": True, "timeout": 600}

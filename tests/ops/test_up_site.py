@@ -77,9 +77,7 @@ def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("url", "asked"), [("http://127.0.0.1:4300/api", 4301), ("https://ann:secret@prefect.example.com/api", None)]
 )
-def test_a_users_prefect_elsewhere_is_no_place_for_ours(
-    profile: Profile, monkeypatch: pytest.MonkeyPatch, url: str, asked: int | None
-):
+def test_a_users_own_prefect_elsewhere(profile: Profile, monkeypatch: pytest.MonkeyPatch, url: str, asked: int | None):
     monkeypatch.setenv("PREFECT_API_URL", url)
     shown = url.replace("ann:secret@", "")
     with pytest.raises(ConfigError, match=f"PREFECT_API_URL is {shown}, so this site has a Prefect server already"):

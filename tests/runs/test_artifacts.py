@@ -60,9 +60,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert before.verify() == path
 
 
-def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_name_before_anything_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, events = tmp_path / "folder", disk_events(monkeypatch)
     write_json(folder / "a.json", {})
     write_jsonl(folder / "b.jsonl", [ROW])
@@ -86,9 +84,7 @@ def test_a_stage_s_files_are_on_the_disk_before_its_manifest_is_there(
     assert events[3:] == [("sync", "manifest.json.partial"), ("name", "manifest.json.partial"), ("sync", "sft")]
 
 
-def test_a_folder_that_can_t_be_synced_is_no_error_and_a_file_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_can_t_be_synced_is_no_error_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int) -> None:
         if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir():
             raise OSError(errno.EINVAL, "Invalid argument")

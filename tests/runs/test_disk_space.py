@@ -49,9 +49,7 @@ def test_too_little_space_is_one_line_with_a_hint(require: Callable[..., None], 
     )
 
 
-def test_checkpoints_that_go_while_they_are_counted_are_not_counted(
-    require: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_checkpoints_that_vanish(require: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for step in (1, 2):
         (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
         (tmp_path / f"global_step_{step}" / "actor" / "shard.pt").write_bytes(b"x" * 3_000_000)
@@ -157,9 +155,7 @@ def refresh(profile_path: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_a_refresh_survives_a_full_disk_and_pays_once(
-    disk: Path, tmp_path: Path, serve: Callable[[Script], FakeService]
-):
+def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve: Callable[[Script], FakeService]):
     ballast = disk / "ballast"
     teacher = Teacher(ballast)
     path = tmp_path / "small.yaml"

@@ -183,9 +183,7 @@ TORN = pytest.mark.parametrize("left", ["nothing", "half", "half a character", "
 
 
 @TORN
-def test_a_torn_run_file_is_told_once_and_costs_no_other_run_anything(
-    profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str
-):
+def test_a_torn_run_file_costs_no_other_run(profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str):
     result = stage(new_run(profile_of()))
     other = new_run(profile_of(name="other"))
     runs = other.directory.parent
@@ -207,9 +205,7 @@ def test_a_torn_run_file_is_told_once_and_costs_no_other_run_anything(
 
 
 @TORN
-def test_a_stage_whose_manifest_is_torn_is_computed_anew_and_told_once(
-    profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str
-):
+def test_a_stage_with_a_torn_manifest_is_made_anew(profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str):
     run = new_run(profile_of())
     stage(run)
     manifest = run.directory / "ingest" / MANIFEST

@@ -98,9 +98,7 @@ def test_an_experiment_that_another_run_makes_first(
     assert client.get_run(run).info.experiment_id == made.experiment_id
 
 
-def test_the_dataset_that_a_run_used(
-    site: tuple[Tracker, MlflowClient], tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_the_dataset_of_a_run(site: tuple[Tracker, MlflowClient], tmp_path: Path, caplog: pytest.LogCaptureFixture):
     tracker, client = site
     run = tracker.start_run("train", {})
     for _ in range(2):  # once more changes nothing

@@ -97,7 +97,7 @@ def test_an_engine_that_died_is_started_again(tmp_path: Path):
         ([StageError("too many rows left out")], {}, "too many rows"),
     ],
 )
-def test_a_restart_that_cannot_help_is_not_tried(
+def test_no_restart_where_none_can_help(
     tmp_path: Path, outcomes: list[Exception], options: dict[str, Any], message: str
 ):
     attempts = Attempts(tmp_path, *outcomes, None)
@@ -120,9 +120,7 @@ def stage_of(profile: Profile, directory: Path) -> tuple[Stage, list[str]]:
     return cast(Stage, fake), said
 
 
-def test_a_process_here_is_started_again_with_a_new_command(
-    tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_process_is_started_by_a_new_command(tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     stage, said = stage_of(profile_of(), tmp_path)
     made: list[int] = []
@@ -148,9 +146,7 @@ wait_for_a_lost_sample()
 """
 
 
-def test_a_process_that_stalls_is_started_again_and_its_log_says_where_it_waited(
-    tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path)
     run_engine(stage, Command([sys.executable, "-c", STALLS]), name="verl", log="rl.log", progress=lambda: None)

@@ -103,9 +103,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     ("url", "dataset_run", "kept"),
     [("http://live/q", "earlier", False), ("http://live/q", "now", False), ("embedded", "earlier", True)],
 )
-def test_a_live_service_is_asked_for_all_arms_again(
-    evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, kept: bool
-):
+def test_a_live_service_is_asked_again(evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, kept: bool):
     fake = evaluated()
     fake.run(profile_of(rag={"url": url}), dataset_run, rl="a")
     assert [fake.arms[name][0].retrieved is not None for name in ("original", "teacher")] == [kept, kept]
@@ -143,18 +141,14 @@ def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_
 @pytest.mark.parametrize(
     ("champion", "arms"), [("c", {"rl": "a", "sft": "b", "champion": "c"}), ("a", {"rl": "a", "sft": "b"})]
 )
-def test_the_champion_is_an_arm_unless_it_is_one_of_the_models(
-    evaluated: Any, profile_of: ProfileOf, champion: str, arms: dict[str, str]
-):
+def test_a_champion_of_its_own_is_an_arm(evaluated: Any, profile_of: ProfileOf, champion: str, arms: dict[str, str]):
     fake = evaluated(champion=SimpleNamespace(folder=Path("/kept"), sha256=champion))
     fake.run(profile_of(), rl="a", sft="b")
     assert fake.depends_on["models"] == arms
     assert fake.models.keys() == arms.keys()
 
 
-def test_the_red_team_is_asked_with_the_questions_and_no_row_of_them(
-    evaluated: Any, profile_of: ProfileOf, tmp_path: Path
-):
+def test_the_red_team_is_asked_and_no_row_of_the_arms(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
     fake, own = evaluated(), tmp_path / "own.jsonl"
     fake.run(profile_of(), rl="a", base="b")
     assert [entry.row_id for entry in fake.arms["rl"]] == ["1"]
@@ -198,9 +192,7 @@ class Teacher:
         return SimpleNamespace(value=parse("鱼油 用法"), request_hash="h", latency_ms=1.0, cost_usd=0.1, reasoning="")
 
 
-async def test_the_gates_teacher_is_asked_only_the_cases_that_need_not_pass(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_gates_teacher_and_its_cases(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     fake, roles = Teacher("鱼油🐟怎么吃"), list[Any]()
 
     @asynccontextmanager

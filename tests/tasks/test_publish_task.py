@@ -140,7 +140,7 @@ def test_no_training_unless_it_is_asked_for(profile_of: ProfileOf, server: Serve
     assert server.told == [("refresh.ready", payload)]
 
 
-def test_a_training_starts_with_what_the_refresh_was_given(
+def test_a_training_gets_the_refreshs_settings(
     profile_of: ProfileOf, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.chdir(tmp_path)

@@ -140,9 +140,7 @@ def finished(profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: 
         ("undecided", "champion", {}),
     ],
 )
-def test_a_model_that_passes_gets_its_alias_and_any_is_kept(
-    finished: Make, verdict: Verdict, role: str, aliases: dict[str, str]
-):
+def test_a_model_that_passes_gets_its_alias(finished: Make, verdict: Verdict, role: str, aliases: dict[str, str]):
     done = finished(release={"promote": role})
     done.verdict = verdict
     gated, registered = done.run()
@@ -224,9 +222,7 @@ def test_a_champion_that_came_meanwhile_stays(finished: Make, monkeypatch: pytes
         ("refuse", Approval(approve=True, reviewer="x"), "refuse"),
     ],
 )
-def test_nothing_is_released_without_a_persons_yes(
-    finished: Make, gate_verdict: Verdict, answer: Approval | None, verdict: Verdict
-):
+def test_a_persons_yes_is_needed(finished: Make, gate_verdict: Verdict, answer: Approval | None, verdict: Verdict):
     done = finished(gate={"approval": "required"})
     done.verdict, done.answer = gate_verdict, answer
     gated, _ = done.run()

@@ -70,9 +70,7 @@ def test_a_finished_stage_is_not_run_again(run: Run, tracker: Any):
     assert tracker.metrics == counts | {"dropped/empty_query": 2.0, "top1": 0.5}
 
 
-def test_a_failed_stage_keeps_its_files_for_the_same_inputs_alone(
-    run: Run, tracker: Any, caplog: pytest.LogCaptureFixture
-):
+def test_a_failed_stage_keeps_its_files_for_its_inputs_alone(run: Run, tracker: Any, caplog: pytest.LogCaptureFixture):
     def half(stage: Stage) -> Outcome:
         (stage.directory / "checkpoint").write_text("half way")
         raise StageError("boom")
@@ -88,9 +86,7 @@ def test_a_failed_stage_keeps_its_files_for_the_same_inputs_alone(
     assert str(aside) in caplog.text
 
 
-def test_a_killed_stage_goes_on_with_its_files_its_mlflow_run_and_its_clock(
-    run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_killed_stage_keeps_its_files_mlflow_run_and_clock(run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr(stage_module.time, "monotonic", lambda: now)
 

@@ -87,9 +87,7 @@ USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gat
         ("cli/__init__.py", "", "MORE = 1\n", []),
     ],
 )
-def test_an_edit_runs_the_stages_anew_that_use_it(
-    sources: Path, profile: Profile, file: str, old: str, new: str, stages: list[str]
-):
+def test_an_edit_changes_its_stages(sources: Path, profile: Profile, file: str, old: str, new: str, stages: list[str]):
     before, path = digests(profile), sources / file
     text = path.read_text(encoding="utf-8")
     assert old in text
@@ -156,9 +154,7 @@ def checkpoints(result: StageResult | None) -> int:
     return result.rows_out
 
 
-def test_a_training_whose_code_changed_starts_anew_and_says_why(
-    train: Train, code: dict[str, str], caplog: pytest.LogCaptureFixture
-):
+def test_a_training_with_changed_code_starts_anew(train: Train, code: dict[str, str], caplog: pytest.LogCaptureFixture):
     train(dies=True)
     code["qinglan.training.engines.swift"] = "2"
     assert checkpoints(train()) == 1
@@ -172,9 +168,7 @@ def test_other_inputs_are_named_as_the_reason(train: Train, caplog: pytest.LogCa
     assert any(message.startswith("sft: its inputs changed since") for message in caplog.messages)
 
 
-def test_continue_anyway_continues_and_is_noted(
-    train: Train, code: dict[str, str], tracker: Any, caplog: pytest.LogCaptureFixture
-):
+def test_a_training_goes_on_anyway(train: Train, code: dict[str, str], tracker: Any, caplog: pytest.LogCaptureFixture):
     train(dies=True)
     code["qinglan.training.engines.swift"] = "2"
     train(dies=True, continue_anyway=True)

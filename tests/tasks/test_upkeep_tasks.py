@@ -61,9 +61,7 @@ def cleaner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return asked
 
 
-def test_a_dry_run_shows_what_would_go_and_what_stays_is_a_failure(
-    shown: SHOWN, overrides: list[str], cleaner: list[dict[str, Any]]
-):
+def test_a_dry_run_shows_what_would_go_problems_fail(shown: SHOWN, overrides: list[str], cleaner: list[dict[str, Any]]):
     remove_unneeded.fn("embedded", [*overrides, "retention.run_days=3"], dry_run=True)
     assert cleaner == [{"profile": "embedded", "days": 3, "dry_run": True}]
     ((sentence, text),) = shown["clean-up-embedded"].items()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_service import FakeService, Script
 from pipeline_site import Site
+from qinglan_process import run_qinglan
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,8 @@ def test_it_reports_names_one_setting_and_with_that_one_pays_nothing(
     last = done.stderr.strip().splitlines()[-1]
     (setting,) = re.findall(r"--set (select\.min_top1_score=[\d.]+)", last)
     assert last.startswith("error: ")
+    shown = run_qinglan(site.root, "show", "latest", "--set", f"paths.runs={site.root / 'runs'}")
+    assert shown.returncode == 2 and f"ended early: {last.removeprefix('error: ')}" in shown.stderr
     paid = site.paid("teacher"), site.paid("judge")
     again = refresh(site, "--set", setting)
     assert again.returncode == 0, again.stderr

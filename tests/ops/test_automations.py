@@ -169,13 +169,6 @@ def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profi
     assert len(prefect.automations) == len(prefect.names())
 
 
-def test_without_tries_crashes_are_only_found(prefect: Prefect, profile_of: ProfileOf):
-    apply_automations(prefect.api, profile_of())
-    assert "qinglan: a crashed run goes on" in prefect.names()
-    apply_automations(prefect.api, profile_of(automations={"crash_retries": 0}))
-    assert not any("goes on" in name or "another try" in name for name in prefect.names())
-
-
 @pytest.mark.parametrize(
     ("value", "complaint"), [(None, "needs the environment variable NIGHT_WEBHOOK"), ("hooks.example/x", "no http")]
 )

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from fake_service import FakeService
 from postgres import postgres_server
+from qinglan_process import own_environment
 from waiting import wait_until
 
 from qinglan.config import Profile
@@ -70,19 +71,18 @@ class Server:
     def __init__(self, folder: Path, database: str) -> None:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/api"
-        own = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         self._folder, self._processes = folder, list[psutil.Popen]()
-        self._env = own | {
-            "PREFECT_HOME": str(folder / "prefect"),
-            "PREFECT_API_URL": self.url,
-            "PREFECT_API_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": SERVER_TUNING["PREFECT_SERVER_EVENTS_CAUSAL_ORDERING"],
-            "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT2S",
-            "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "1",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "DO_NOT_TRACK": "true",
-        }
+        self._env = own_environment(
+            PREFECT_HOME=str(folder / "prefect"),
+            PREFECT_API_URL=self.url,
+            PREFECT_API_DATABASE_CONNECTION_URL=f"postgresql+asyncpg://{database}",
+            PREFECT_SERVER_ANALYTICS_ENABLED="false",
+            PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=SERVER_TUNING["PREFECT_SERVER_EVENTS_CAUSAL_ORDERING"],
+            PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY="PT2S",
+            PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS="1",
+            PREFECT_WORKER_QUERY_SECONDS="1",
+            DO_NOT_TRACK="true",
+        )
         self.api = RetryingClient(base_url=self.url, trust_env=False, timeout=90)
 
     def serve(self) -> None:

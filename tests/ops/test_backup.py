@@ -9,17 +9,19 @@ from typing import Any
 
 import httpx2
 import pytest
+from ledger_calls import call
 from mlflow import MlflowClient
 from prefect_process import prefect_process
 from registered import Models
+from run_stages import stage_result
 from typer.testing import CliRunner
 
 from qinglan.cli import app
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
-from qinglan.ledger import Call, Order
+from qinglan.ledger import Order
 from qinglan.ops.up.site import Site
-from qinglan.runs.artifacts import StageResult, sha256_of, write_jsonl
+from qinglan.runs.artifacts import sha256_of, write_jsonl
 from qinglan.runs.processes import free_port
 from qinglan.runs.run import find_run, load_stages, open_run, save_stage
 
@@ -28,22 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # MLflow's
 ]
 PAID_FOR = [f"question-{number}" for number in range(200)]
-
-
-def call(request_hash: str) -> Call:
-    return Call(
-        request_hash=request_hash,
-        run_id="r",
-        tenant="t",
-        role="teacher",
-        model="m",
-        text=f"answer to {request_hash}",
-        finish_reason="stop",
-        prompt_tokens=100,
-        completion_tokens=10,
-        cost_usd=0.25,
-        latency_ms=12.5,
-    )
 
 
 def post(client: httpx2.Client, path: str, /, **body: Any) -> Any:
@@ -85,13 +71,13 @@ def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Pa
         return done.output
 
     with site_ledger(profile) as ledger:
-        ledger.record([call(each) for each in PAID_FOR])
+        ledger.record([call(each, text=f"answer to {each}") for each in PAID_FOR])
     models = Models(profile.tracking_uri, "qinglan.test", state)
     candidate = models.candidate()
     models.registry.register(candidate)
     with open_run(profile, "refresh") as run:
         rows = write_jsonl(run.stage_directory("ingest") / "rows.jsonl", [{"n": 1}])
-        save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=1, artifacts={"rows": rows}))
+        save_stage(run, stage_result("ingest", run.id, artifacts={"rows": rows}))
     server = Site(state, "", prefect_port=free_port())
     with prefect_process(server, tmp_path / "logs") as prefect:
         flow = post(prefect, "/flows/", name="refresh")["id"]

@@ -19,9 +19,9 @@ import qinglan
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.deploy import DEPLOYMENTS as PREFECT_FILE
-from qinglan.ops.prefect.deploy import deploy_command, find_deployments
+from qinglan.ops.prefect.deploy import find_deployments
 from qinglan.ops.prefect.deployments import as_switched, read_deployments
-from qinglan.ops.up.site import WORK_POOLS, WORKERS, Site
+from qinglan.ops.up.site import WORK_POOLS
 
 ROOT = Path(__file__).parents[2]
 NIGHTLY, OFTEN = "refresh/refresh/nightly", "refresh/refresh/often"
@@ -59,17 +59,6 @@ def test_nothing_that_costs_money_or_removes_files_runs_by_itself():
     assert not any(schedule["active"] for d in DEPLOYMENTS for schedule in d.get("schedules", []))
     clean_ups = [d for d in DEPLOYMENTS if d["entrypoint"] == "qinglan.flows.clean_up.clean_up"]
     assert not any("dry_run" in d["parameters"] for d in clean_ups)  # the flow's default only says what would go
-
-
-def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
-    site = Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
-    prefect, mlflow = site.prefect_server(), site.mlflow_server()
-    assert mlflow
-    assert "127.0.0.1" in prefect.argv
-    assert "--host=127.0.0.1" in mlflow.argv
-    commands = [prefect, mlflow, *map(site.worker, WORKERS), deploy_command(PREFECT_FILE, site.prefect_env)]
-    assert all(command.env["DO_NOT_TRACK"] == "true" for command in commands)
-    assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
 
 
 def test_the_packages_own_deployments_are_used_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

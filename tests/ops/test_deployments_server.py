@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from prefect_process import NO_SCHEDULER, prefect_process
+from qinglan_process import own_environment
 
 from qinglan.config import load_profile
 from qinglan.ops.prefect.api import RetryingClient, call
@@ -27,8 +28,7 @@ class Server:
 
     def __init__(self, folder: Path, site: Site, api: RetryingClient) -> None:
         self.folder, self.api = folder, api
-        outer = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        self.env = outer | site.prefect_env
+        self.env = own_environment(**site.prefect_env)
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", *argv]

@@ -4,35 +4,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ledger_calls import call
 
-from qinglan.clients.chat import Account, Completion, request_of
+from qinglan.clients.chat import request_of
 from qinglan.clients.roles import key_salt, site_ledger
 from qinglan.config import FlowName, Profile
-from qinglan.ops.estimate import Estimate, estimate, questions_of
+from qinglan.ops.estimate import Estimate, estimate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 
+ProfileOf = Callable[..., Profile]
 CASES = 26
 """Of the red team, that need not pass: the teacher is asked them where it is the gate's rival."""
 ROWS = [Row(id=str(n), tenant="default", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(50)]
 
 
 @pytest.fixture
-def profile(profile_of: Callable[..., Profile]) -> Profile:
+def profile(profile_of: ProfileOf) -> Profile:
     return profile_of(teacher={"model": "big", "max_tokens": 100}, rl={"total_steps": 10, "train_batch_size": 64})
 
 
 def pay(profile: Profile, rows: list[Row], role: str = "teacher") -> None:
-    model = "big" if role == "teacher" else "small"
-    account = Account("r", "default", role, model, profile.prices[model])
-    answer = Completion.model_validate(
-        {"choices": [{"message": {"content": "改写"}}], "usage": {"prompt_tokens": 200, "completion_tokens": 20}}
-    )
+    used = {"role": role, "model": "big" if role == "teacher" else "small", "prompt_tokens": 200}
     with site_ledger(profile) as ledger:
         for row in rows:
             messages = RECIPE.teacher_messages(row, profile.tenant)
             key = request_of(profile.teacher, key_salt(profile, "teacher"), messages).request_hash
-            ledger.record([account.call(key, answer, 1.0)])
+            ledger.record([call(key, completion_tokens=20, **used)])
 
 
 def estimates(profile: Profile, flow: FlowName = "refresh", rows: list[Row] = ROWS) -> list[Estimate]:
@@ -74,7 +72,7 @@ def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
     assert parts["evaluate"].prompt_tokens > 100
 
 
-def test_further_teachers_are_asked_the_test_questions(profile_of: Callable[..., Profile]):
+def test_further_teachers_are_asked_the_test_questions(profile_of: ProfileOf):
     teachers = {"base_url": "http://x/v1", "model": "small"}
     compare, evaluate = {"teachers": {"cheap": teachers, "dear": teachers}}, {"teachers": ["cheap"]}
     profile = profile_of(compare=compare, evaluate=evaluate, gate={"rivals": ["sft"]})
@@ -87,9 +85,7 @@ def test_further_teachers_are_asked_the_test_questions(profile_of: Callable[...,
     ("labelled", "reward", "asked"),
     [(20, {}, 384), (50, {}, 0), (50, {"use_labels": False}, 640), (0, {"relevance_gate": False}, 0)],
 )
-def test_rl_asks_about_the_passages_of_samples_without_a_label(
-    profile_of: Callable[..., Profile], labelled: int, reward: dict[str, bool], asked: int
-):
+def test_rl_asks_about_unlabelled_passages(profile_of: ProfileOf, labelled: int, reward: dict[str, bool], asked: int):
     profile = profile_of(rl={"total_steps": 10, "train_batch_size": 64}, reward=reward)
     tests = [row.model_copy(update={"gold_id": "d", "split": "test"}) for row in ROWS]
     rows = [row.model_copy(update={"gold_id": "d"}) for row in ROWS[:labelled]] + ROWS[labelled:] + tests
@@ -100,13 +96,7 @@ def test_rl_asks_about_the_passages_of_samples_without_a_label(
     assert passages is None or passages.prompt_tokens > parts["rl"].prompt_tokens + 400
 
 
-def test_questions_are_those_of_the_workbook(profile_of: Callable[..., Profile], tmp_path: Path):
-    (tmp_path / "q.csv").write_text("问题\n虾青素咋吃\n", encoding="utf-8")
-    with questions_of(profile_of(data={"workbook": str(tmp_path / "q.csv")})) as rows:
-        assert [row.query for row in rows] == ["虾青素咋吃"]
-
-
-def test_every_role_of_distillation_is_counted_and_own_answers_cost_nothing(profile_of: Callable[..., Profile]):
+def test_every_role_of_distillation_is_counted_and_own_answers_cost_nothing(profile_of: ProfileOf):
     recipe = str(Path(__file__).parents[1] / "support" / "judging_recipe.py")
     profile = profile_of(recipe=recipe, answerer={"model": "small", "base_url": "http://weak/v1"})
     rows = [row.model_copy(update={"inputs": {"hint": "甲"}}) for row in ROWS]

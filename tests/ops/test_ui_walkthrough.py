@@ -21,6 +21,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 from prefect_page import CHROMIUM, PrefectPage, chromium
+from qinglan_process import own_environment
 from waiting import wait_until
 
 from qinglan.runs.processes import free_port
@@ -61,7 +62,7 @@ class Site:
         self.prefect_port, self.mlflow_port = free_port(), free_port()
         self.prefect_url = f"http://127.0.0.1:{self.prefect_port}"
         self.mlflow_url = f"http://127.0.0.1:{self.mlflow_port}"
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        self.env = own_environment()
         self.log = folder / "up.log"
         self.process: psutil.Popen | None = None
 

@@ -1,7 +1,6 @@
 """`qinglan up` for real: it comes up, starts again what ends, keeps the data, leaves no process."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -16,6 +15,7 @@ import httpx2
 import psutil
 import pytest
 import yaml
+from qinglan_process import own_environment
 from waiting import wait_until
 
 from qinglan.ops.prefect.api import RetryingClient
@@ -32,9 +32,9 @@ class Up:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.log = folder, folder / "up.log"
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         # With a login, as on a machine that others use; tests/ops/test_ui_walkthrough.py has none.
-        self.env |= {"PREFECT_SERVER_API_AUTH_STRING": ":".join(LOGIN), "PREFECT_API_AUTH_STRING": ":".join(LOGIN)}
+        login = ":".join(LOGIN)
+        self.env = own_environment(PREFECT_SERVER_API_AUTH_STRING=login, PREFECT_API_AUTH_STRING=login)
         self.argv = [sys.executable, "-m", "qinglan.cli", "up", "--set", f"paths.state={folder / 'state'}", *options]
         self.family: list[psutil.Process] = []
         with ExitStack() as started:

@@ -95,6 +95,14 @@ def test_prefects_folder_is_this_accounts_alone_unless_named(tmp_path: Path, mon
     assert [folder.stat().st_mode & 0o777 for folder in (ours, theirs)] == [0o700, 0o755]
 
 
+def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
+    ours = Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    servers = [ours.prefect_server(), ours.mlflow_server()]
+    assert all({"127.0.0.1", "--host=127.0.0.1"} & {*server.argv} for server in servers)
+    assert all(command.env["DO_NOT_TRACK"] == "true" for command in (*servers, *map(ours.worker, site.WORKERS)))
+    assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
+
+
 def test_prefect_knows_every_setting_and_those_of_the_environment_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours = Site(tmp_path, "http://mlflow")
     given = ours.prefect_env | site.SERVER_TUNING | site.WORKER_TUNING

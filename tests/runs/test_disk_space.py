@@ -4,10 +4,8 @@ A full disk stops a run with one line, also while the teacher is being asked, an
 """
 
 import errno
-import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +18,7 @@ import asking_worker
 import pytest
 import yaml
 from fake_service import FakeService, Script, completion
+from qinglan_process import run_qinglan
 from vanishing import vanish
 
 from qinglan.config import Profile, load_profile
@@ -141,18 +140,6 @@ def fill(ballast: Path) -> None:
                     pass
 
 
-def refresh(profile_path: Path) -> "subprocess.CompletedProcess[str]":
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return subprocess.run(
-        [sys.executable, "-m", "qinglan.cli", "run", "refresh", "--profile", str(profile_path)],
-        env=env | {"PREFECT_HOME": str(profile_path.parent / "prefect")},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.extended
 def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve: Callable[[Script], FakeService]):
@@ -173,7 +160,7 @@ def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     profile = load_profile(str(path))
 
-    stopped = refresh(path)
+    stopped = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
     assert stopped.returncode == 2, stopped.stdout + stopped.stderr
     assert stopped.stderr.strip().splitlines()[-1].startswith("error: distill: the disk is full; free some space")
     assert "Traceback" not in stopped.stderr + stopped.stdout
@@ -181,14 +168,14 @@ def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve
     assert not (run / "distill" / "manifest.json").exists()
     assert not (run / "distill" / "rows.jsonl").exists()
 
-    again = refresh(path)  # nothing was freed
+    again = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))  # nothing was freed
     assert again.returncode == 2
     assert "disk is full" in again.stderr or " free; free some space" in again.stderr
     assert "Traceback" not in again.stderr + again.stdout
 
     ballast.unlink()
     teacher.fills_disk = False
-    done = refresh(path)
+    done = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [each.name for each in runs_of(profile.paths.runs, "small")] == [run.name]
     assert asking_worker.paid(profile, run.name) == teacher.answered.total() == len(teacher.answered)

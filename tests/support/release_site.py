@@ -1,12 +1,12 @@
 """A working directory with evaluated runs in it, and the command line in that folder."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from qinglan_process import own_environment
 
 from qinglan.config import Profile, load_profile
 from qinglan.evaluation.red_team import RedTeamResult
@@ -92,10 +92,8 @@ class Site:
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "qinglan.cli", *words, "--profile", str(self.path)]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        return subprocess.Popen(
-            command, cwd=self.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=self.root, env=own_environment(), **output)
 
     def qinglan(self, *words: str) -> str:
         process = self.start(*words)

@@ -174,20 +174,23 @@ def test_the_fallback_is_tried_where_the_challenger_is_not_released(
     assert ("## " in done.markdown["decision"].partition("\n")[2]) is (verdict != "promote"), "each with its rules"
 
 
-@pytest.mark.parametrize(("rivals", "of_sft"), [(["teacher", "sft"], ("teacher",)), (["sft"], ("base",))])
-def test_a_fallback_is_no_rival_of_itself(finished: Make, rivals: list[str], of_sft: tuple[str, ...]):
-    done = finished(gate={"fallback": "sft", "rivals": rivals})
-    done.verdict = "refuse"
-    done.run()
-    assert done.rivals == {"rl": tuple(rivals), "sft": of_sft}
-
-
-@pytest.mark.parametrize(("challenger", "weights"), [("rl", "sft"), ("sft", "rl")])
-def test_a_fallback_that_is_the_same_model_is_not_tried_again(finished: Make, challenger: str, weights: str):
-    done = finished(gate={"challenger": challenger, "fallback": "sft"})
+@pytest.mark.parametrize(
+    ("gate", "weights", "rivals"),
+    [
+        ({"rivals": ["teacher", "sft"]}, "rl", {"rl": ("teacher", "sft"), "sft": ("teacher",)}),
+        ({"rivals": ["sft"]}, "rl", {"rl": ("sft",), "sft": ("base",)}),
+        ({"rivals": ["sft"]}, "sft", {"rl": ("sft",)}),
+        ({"rivals": ["base"], "challenger": "sft"}, "rl", {"sft": ("base",)}),
+    ],
+    ids=["no rival of itself", "of base instead", "of the same weights", "the challenger itself"],
+)
+def test_a_fallback_is_compared_with_others_alone(
+    finished: Make, gate: dict[str, Any], weights: str, rivals: dict[str, tuple[str, ...]]
+):
+    done = finished(gate={"fallback": "sft"} | gate)
     done.verdict, done.weights["rl"] = "refuse", weights
     done.run()
-    assert done.rivals.keys() == {challenger}
+    assert done.rivals == rivals
 
 
 def test_a_run_that_goes_on_after_its_promotion_decides_as_before(finished: Make):

@@ -31,6 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 ROWS, DRAWN = 30, 40
+ProfileOf = Callable[..., Profile]
+Serve = Callable[[Script], FakeService]
 
 
 def write_workbook(folder: Path, rows: int) -> Path:
@@ -43,7 +45,7 @@ class Site:
     """A profile with a workbook of 30 questions, and its scripted services."""
 
     def __init__(
-        self, folder: Path, profile_of: Callable[..., Profile], tracking: str, teacher: FakeService, rag: FakeService
+        self, folder: Path, profile_of: ProfileOf, tracking: str, teacher: FakeService, rag: FakeService
     ) -> None:
         self.workbook = write_workbook(folder, ROWS)
         self.teacher, self.rag = teacher, rag
@@ -69,6 +71,9 @@ class Site:
         return validate_rows(run, self.services, self.distill(run), None)
 
 
+SiteOf = Callable[..., Site]
+
+
 def changed(profile: Profile, **sections: dict[str, Any]) -> Profile:
     """The profile with some keys of some sections changed."""
     update = {name: getattr(profile, name).model_copy(update=keys) for name, keys in sections.items()}
@@ -83,25 +88,15 @@ def retrieved(body: dict[str, Any]) -> Any:
     return 200, recall(("g", 0.9 if "rewritten_query" in body else 0.5))
 
 
-@pytest.fixture(scope="module")
-def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One MLflow database for all, as making one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
-
-
 @pytest.fixture
 def site_of(
-    tmp_path: Path,
-    profile_of: Callable[..., Profile],
-    tracking_uri: str,
-    serve: Callable[[Script], FakeService],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Site]:
+    tmp_path: Path, profile_of: ProfileOf, database: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> SiteOf:
     monkeypatch.setattr(batches, "RETRY_DELAYS_S", [0.0])
-    return lambda teacher=rewritten, rag=retrieved: Site(tmp_path, profile_of, tracking_uri, serve(teacher), serve(rag))
+    return lambda teacher=rewritten, rag=retrieved: Site(tmp_path, profile_of, database, serve(teacher), serve(rag))
 
 
-def test_faults_cost_no_row_and_no_second_payment(site_of: Callable[..., Site]):
+def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
     faults = {f"虾青素{n}咋吃" for n in (3, 13, 14)}
 
     def teacher(body: dict[str, Any]) -> Any:
@@ -122,7 +117,7 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: Callable[..., Site]):
     assert (usage.calls, usage.failed) == (ROWS + 3, 3)
 
 
-def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: Callable[..., Site]):
+def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: SiteOf):
     site = site_of()
     first = site.run(site.distill)
     assert site.run(site.distill).key == first.key
@@ -132,7 +127,7 @@ def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: Cal
     assert len(site.teacher.bodies) == 2 * ROWS
 
 
-def test_a_refused_key_stops_at_once_and_in_one_line(site_of: Callable[..., Site]):
+def test_a_refused_key_stops_at_once_and_in_one_line(site_of: SiteOf):
     site = site_of(lambda _: (401, {"error": {"message": "sk-wrong"}}))
     with pytest.raises(ConfigError, match="the service refuses the key") as caught:
         site.run(site.distill)
@@ -140,7 +135,7 @@ def test_a_refused_key_stops_at_once_and_in_one_line(site_of: Callable[..., Site
     assert len(site.teacher.bodies) <= ROWS  # no batch was tried twice
 
 
-def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Callable[..., Site]):
+def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: SiteOf):
     down, paid = True, []
 
     def teacher(body: dict[str, Any]) -> Any:
@@ -162,7 +157,7 @@ COST_USD = 0.0002
 """Of one answer at the test profile's prices."""
 
 
-def test_a_spent_budget_stops_the_run_and_a_higher_one_goes_on(site_of: Callable[..., Site]):
+def test_a_spent_budget_stops_the_run_and_a_higher_one_goes_on(site_of: SiteOf):
     site = site_of()
     poor = changed(site.profile, budget={"per_month_usd": 10 * COST_USD}, teacher={"concurrency": 2})
     with pytest.raises(BudgetError, match=r"budget\.per_month_usd = 0.002: nothing is left to spend"):
@@ -172,7 +167,7 @@ def test_a_spent_budget_stops_the_run_and_a_higher_one_goes_on(site_of: Callable
     assert len(site.teacher.bodies) == ROWS
 
 
-def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: Callable[..., Site]):
+def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: SiteOf):
     site = site_of()
     budget = {"per_run_usd": 10 * COST_USD, "when_spent": "go_on"}
     result = site.run(site.validate, changed(site.profile, budget=budget, teacher={"concurrency": 2}))
@@ -184,28 +179,19 @@ def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: Callable[..., Site]
     assert again.rows_out > paid
 
 
-def test_rows_lost_to_an_outage_are_asked_again_in_the_next_run(site_of: Callable[..., Site]):
-    down = True
-    site = site_of(lambda body: (500, {}) if down and "虾青素7咋吃" in str(body) else rewritten(body))
+@pytest.mark.parametrize(("reply", "tries"), [((500, {}), 2), ((200, completion(" ")), 2)], ids=["outage", "blank"])
+def test_a_row_without_an_answer_is_asked_again_in_the_next_run(site_of: SiteOf, reply: Any, tries: int):
+    is_lost = True
+    site = site_of(lambda body: reply if is_lost and "虾青素7咋吃" in str(body) else rewritten(body))
     first = site.run(site.distill)
     assert (first.rows_out, first.try_again) == (ROWS - 1, 1)
-    down = False
-    asked = len(site.teacher.bodies)
+    assert len(site.teacher.bodies) == ROWS - 1 + tries
+    is_lost = False
     assert site.run(site.distill).rows_out == ROWS
-    assert len(site.teacher.bodies) == asked + 1
+    assert len(site.teacher.bodies) == ROWS + tries
 
 
-def test_a_row_with_a_blank_answer_is_asked_again_in_the_next_run(site_of: Callable[..., Site]):
-    blank = True
-    site = site_of(lambda body: (200, completion(" ")) if blank and "虾青素7咋吃" in str(body) else rewritten(body))
-    first = site.run(site.distill)
-    assert (first.rows_out, first.try_again, first.dropped) == (ROWS - 1, 1, {"empty_answer": 1})
-    assert len(site.teacher.bodies) == ROWS + 1, "once more at once, and not with every retry of the batch"
-    blank = False
-    assert site.run(site.distill).rows_out == ROWS
-
-
-def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site]):
+def test_a_batch_api_answers_at_half_the_price(site_of: SiteOf):
     site = site_of()
     settings = {"mode": "batch_api", "batch_api": BatchApi(poll_every_s=0.1)}
     prices = {**site.profile.prices, "simulated-rewriter": site.profile.prices["big"]}
@@ -222,7 +208,7 @@ def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site]):
     assert usage.cost_usd == pytest.approx(full_usd / 2)
 
 
-def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: Callable[..., Site]):
+def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: SiteOf):
     site = site_of(rag=lambda _: (200, recall(("g", 0.5))))
     with pytest.raises(StageError, match="seems to ignore the rewrite"):
         site.run(site.validate)
@@ -235,9 +221,7 @@ def refusing_half(body: dict[str, Any]) -> Any:
     return rewritten(body)
 
 
-def test_a_rival_that_refuses_half_is_found_out_and_a_second_run_pays_nothing(
-    tmp_path: Path, profile_of: Callable[..., Any], serve: Callable[[Script], FakeService]
-):
+def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: ProfileOf, database: str, serve: Serve):
     workbook = write_workbook(tmp_path, 60)
     main, rival, rag = serve(rewritten), serve(refusing_half), serve(retrieved)
     judge = serve(lambda _: (200, completion('{"score": 4, "reason": "ok"}')))
@@ -249,7 +233,7 @@ def test_a_rival_that_refuses_half_is_found_out_and_a_second_run_pays_nothing(
         compare={"teachers": {"Rival_1.0": {"model": "shy", "base_url": rival.url}}, "rows": DRAWN},
         prices={"big": PRICE, "small": PRICE, "shy": half_price},
         evaluate={"bootstrap_resamples": 200},
-        tracking={"uri": f"sqlite:///{tmp_path / 'mlflow.db'}"},
+        tracking={"uri": database},
     )
     services = partial(Addresses, main.url, judge.url, rag.url, {"Rival_1.0": rival.url})
 

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from doubles import raising
 from fake_ray import FakeRay
+from prefect.server.events.filters import EventFilter
 from prefect.server.schemas.filters import FlowRunFilter
 
 from qinglan.config import Profile
@@ -45,10 +46,12 @@ class Events:
             assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
             wanted = {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}}
             assert body["flow_runs"]["state"] == wanted
+            FlowRunFilter.model_validate(body["flow_runs"])
             names = {"f1": "train night", "f2": "train day", "f3": "train behind a proxy"}
             began = {"start_time": "2026-11-21T22:00:00+00:00"}
             return httpx2.Response(200, json=[{"id": run, "name": name} | began for run, name in names.items()])
         if path == "events/filter":
+            EventFilter.model_validate(body["filter"])
             return httpx2.Response(200, json={"events": [{}] if self._has(body["filter"]) else []})
         self.marked.append(path)
         return httpx2.Response(200, json={"status": self._status})

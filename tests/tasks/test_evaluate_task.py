@@ -1,8 +1,7 @@
 """The evaluate stage: which retrievals it may take over, which models it tests, and what its result depends on."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +13,8 @@ from run_stages import stage_result
 
 from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
-from qinglan.errors import TeacherError
 from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.reasons import reason
-from qinglan.evaluation.red_team import cases_of
-from qinglan.evaluation.teacher_comparison import contenders
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run
@@ -175,46 +171,6 @@ def test_evaluations_of_other_models_on_the_test_split_are_counted(evaluated: An
         fake.run(profile_of(), rl=model)
         counts.append(fake.evaluation.earlier_evaluations)
     assert counts == [0, 1, 2, 1], "a model that is evaluated again is no new try"
-
-
-class Teacher:
-    """Clients whose teacher answers some questions and fails on others."""
-
-    call_counts = staticmethod(lambda: {"teacher": {"cached": 1}})
-
-    def __init__(self, *failing: str) -> None:
-        self.failing, self.asked, self.teacher = failing, list[str](), self
-
-    async def ask(self, messages: Any, parse: Callable[[str], str]) -> Any:
-        self.asked.append(messages[-1]["content"])
-        if any(each in self.asked[-1] for each in self.failing):
-            raise TeacherError("slow", "teacher_timeout", transient=True)
-        return SimpleNamespace(value=parse("鱼油 用法"), request_hash="h", latency_ms=1.0, cost_usd=0.1, reasoning="")
-
-
-async def test_the_gates_teacher_and_its_cases(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    fake, roles = Teacher("鱼油🐟怎么吃"), list[Any]()
-
-    @asynccontextmanager
-    async def clients(_run: Any, _services: Any, asked: Any) -> AsyncIterator[Teacher]:
-        roles.append(set(asked))
-        yield fake
-
-    monkeypatch.setattr(evaluate_module, "open_clients", clients)
-    run = Run(id="now", flow="evaluate", profile=profile_of(), directory=tmp_path)
-    rivals = contenders(run, partial(Addresses, URL, URL, URL, {}))
-    cases = cases_of(run.profile)
-    found = await evaluate_module._ask_teachers(
-        SimpleNamespace(run=run, say=lambda _: None),  # type: ignore[arg-type]
-        rivals,
-        [ROW],
-        cases,
-    )
-    assert (found.arms, roles, found.calls) == ({}, [{"teacher"}], {"teacher": {"cached": 1}})
-    compared = [f"redteam-{case.id}" for case in cases if not case.must_pass]
-    assert [entry.row_id for entry in found.red_team["teacher"]] == compared and len(fake.asked) == len(compared)
-    failed = [entry for entry in found.red_team["teacher"] if entry.text is None]
-    assert [(entry.row_id, entry.reason) for entry in failed] == [("redteam-emoji-mixed", "teacher_timeout")]
 
 
 def test_further_teachers_are_asked_and_paid_for_by_name(evaluated: Any, profile_of: ProfileOf):

@@ -17,7 +17,6 @@ from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run, save_stage
-from qinglan.simulators.domains import query_rewrite
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.session import Session, _inputs, _ShortUserErrors, stages_of
@@ -262,18 +261,7 @@ def test_only_a_bug_shows_a_traceback(error: Exception, kept: bool):
     assert record.getMessage() == ("Encountered an exception" if kept else "one line")
 
 
-FEW = {"sample_train_rows": 2, "sample_dev_rows": 1, "sample_test_rows": 1}
-
-
-def test_the_sample_is_written_once_for_both(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written, write = [], query_rewrite.DOMAIN.write_sample
-    monkeypatch.setattr(query_rewrite.DOMAIN, "write_sample", lambda *args: written.append(args) or write(*args))
-    workbook, knowledge_base = _inputs(profile_of(embedded=FEW), tmp_path)
-    assert workbook.is_file() and knowledge_base and knowledge_base.is_file()
-    assert len(written) == 1
-
-
-def test_a_users_own_files_need_no_world_and_a_databases_rows_lie_with_the_run(profile_of: ProfileOf, tmp_path: Path):
+def test_a_users_own_files_need_no_sample_and_a_databases_rows_lie_with_the_run(profile_of: ProfileOf, tmp_path: Path):
     own = profile_of(data={"workbook": "q.xlsx"}, rag={"knowledge_base": "kb.jsonl"}, embedded={"domain": "none"})
     assert _inputs(own, tmp_path) == (Path("q.xlsx"), Path("kb.jsonl"))
     sql = {"url_env": "QUESTIONS", "query": "SELECT 1"}

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx2
 import pytest
+from fake_prefect import api_of
 from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
@@ -35,7 +35,7 @@ class Prefect:
         self.writes: list[str] = []
         self.meanwhile: list[Callable[[], object]] = []
         """What others do before the next automation is made."""
-        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
+        self.api = api_of(self._answer)
 
     def names(self) -> set[str]:
         return {entry["name"] for entry in self.automations.values()}
@@ -49,54 +49,50 @@ class Prefect:
     def named(self, name: str) -> dict[str, Any]:
         return next(entry for entry in self.automations.values() if entry["name"] == name)
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        body = json.loads(request.content or b"null")
-        path = request.url.path.removeprefix("/api/").strip("/")
-        if request.method != "GET" and not path.endswith("/filter"):
-            self.writes.append(f"{request.method} {path.split('/')[0]}")
+    def _answer(self, method: str, path: str, body: Any) -> Any:
+        if method != "GET" and not path.endswith("/filter"):
+            self.writes.append(f"{method} {path.split('/')[0]}")
         where, _, rest = path.partition("/")
-        answer = {"automations": self._automation, "deployments": self._deployment}.get(where, self._block)
-        return answer(request.method, where, rest, body)
+        if where == "deployments":
+            return self._deployments()
+        return (
+            self._automation(method, rest, body) if where == "automations" else self._block(method, where, rest, body)
+        )
 
-    def _automation(self, method: str, _: str, rest: str, body: Any) -> httpx2.Response:
+    def _automation(self, method: str, rest: str, body: Any) -> Any:
         if rest == "filter":
-            page = list(self.automations.values())[body["offset"] : body["offset"] + body["limit"]]
-            return httpx2.Response(200, json=page)
+            return list(self.automations.values())
         if method == "DELETE":
-            return httpx2.Response(204 if self.automations.pop(rest, None) else 404)
+            return 204 if self.automations.pop(rest, None) else 404
         AutomationCreate.model_validate(copy.deepcopy(body))  # as the real server does
         while method == "POST" and self.meanwhile:
             self.meanwhile.pop()()
         key = rest or f"a{len(self.writes)}"
         created = {"created": datetime.now(UTC).isoformat()} if method == "POST" else {}
         self.automations[key] = self.automations.get(key, {}) | created | body | {"id": key}
-        return httpx2.Response(201)
+        return 201
 
-    def _deployment(self, _: str, __: str, rest: str, body: Any) -> httpx2.Response:
-        assert rest == "filter"
+    def _deployments(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = [{"entrypoint": "jobs.py:train", "name": "other", "parameters": {}}]
         for each in self.deployments:
             entry = {"id": each.id, "name": each.name, "paused": each.paused, "parameters": {"profile": each.profile}}
             entries.append(entry | {"entrypoint": f"qinglan.flows.{each.flow}.{each.flow}"})
-        return httpx2.Response(200, json=entries[body["offset"] :])
+        return entries
 
-    def _block(self, method: str, where: str, rest: str, body: Any) -> httpx2.Response:
+    def _block(self, method: str, where: str, rest: str, body: Any) -> Any:
         if where == "block_types":
-            name = rest.rpartition("/")[2]
-            if rest == "slug/webhook":
-                return httpx2.Response(200, json={"id": "webhooks"})
-            return httpx2.Response(200, json=self.blocks[name]) if name in self.blocks else httpx2.Response(404)
+            return {"id": "webhooks"} if rest == "slug/webhook" else self.blocks.get(rest.rpartition("/")[2], 404)
         if where == "block_schemas":
-            return httpx2.Response(200, json=[{"id": "schema"}])
+            return [{"id": "schema"}]
         if method == "DELETE":
             self.blocks = {name: block for name, block in self.blocks.items() if block["id"] != rest}
-            return httpx2.Response(204)
+            return 204
         if method == "PATCH":
             assert body["merge_existing_data"] is False
             next(block for block in self.blocks.values() if block["id"] == rest).update(data=body["data"])
-            return httpx2.Response(204)
+            return 204
         self.blocks[body["name"]] = body | {"id": f"00000000-0000-0000-0000-{len(self.blocks) + 100:012}"}
-        return httpx2.Response(201, json=self.blocks[body["name"]])
+        return self.blocks[body["name"]]
 
 
 @pytest.fixture

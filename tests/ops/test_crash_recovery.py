@@ -1,6 +1,5 @@
 """Which flow runs are marked as crashed, and which crashed ones go on."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from doubles import raising
+from fake_prefect import api_of
 from fake_ray import FakeRay
 from prefect.server.events.filters import EventFilter
 from prefect.server.schemas.filters import FlowRunFilter
@@ -38,10 +38,9 @@ class Events:
 
     def __init__(self, server_was_there: bool, status: str) -> None:
         self._was_there, self._status, self.marked = server_was_there, status, list[str]()
-        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
+        self.api = api_of(self._answer)
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        path, body = request.url.path.removeprefix("/api/"), json.loads(request.content)
+    def _answer(self, _: str, path: str, body: Any) -> Any:
         if path == "flow_runs/filter":
             assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
             wanted = {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}}
@@ -49,12 +48,12 @@ class Events:
             FlowRunFilter.model_validate(body["flow_runs"])
             names = {"f1": "train night", "f2": "train day", "f3": "train behind a proxy"}
             began = {"start_time": "2026-11-21T22:00:00+00:00"}
-            return httpx2.Response(200, json=[{"id": run, "name": name} | began for run, name in names.items()])
+            return [{"id": run, "name": name} | began for run, name in names.items()]
         if path == "events/filter":
             EventFilter.model_validate(body["filter"])
-            return httpx2.Response(200, json={"events": [{}] if self._has(body["filter"]) else []})
+            return {"events": [{}] if self._has(body["filter"]) else []}
         self.marked.append(path)
-        return httpx2.Response(200, json={"status": self._status})
+        return {"status": self._status}
 
     def _has(self, asked: Any) -> bool:
         if "resource" not in asked:
@@ -85,23 +84,19 @@ class Crashes:
         (again,) = [spec for spec in site_automations(profile) if spec["name"] == GOES_ON] or [None]
         self._automations = [again | {"enabled": enabled}] if again else []
         self.marked = list[tuple[str, str, bool]]()
-        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
+        self.api = api_of(self._answer)
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        path = request.url.path.removeprefix("/api/")
-        if request.method == "GET":
-            return httpx2.Response(404 if self._state == "gone" else 200, json={"state_id": self._state})
-        body = json.loads(request.content)
+    def _answer(self, method: str, path: str, body: Any) -> Any:
+        if method == "GET":
+            return 404 if self._state == "gone" else {"state_id": self._state}
         if path == "automations/filter":
             assert body["automations"] == {"name": {"any_": [GOES_ON]}}
-            return httpx2.Response(200, json=self._automations)
+            return self._automations
         if path == "flow_runs/filter":
             assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
-            crashed = {"state_id": "crashed"}
-            runs = [{"id": f"f{n}", "name": f"run {n}", "run_count": n} | crashed for n in range(4)]
-            return httpx2.Response(200, json=runs)
+            return [{"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"} for n in range(4)]
         self.marked.append((path, body["state"]["name"], body["force"]))
-        return httpx2.Response(201, json={"status": self._status})
+        return {"status": self._status}
 
 
 @pytest.mark.parametrize(
@@ -128,29 +123,22 @@ def test_interrupted_runs_crash_or_are_cancelled_and_one_that_a_process_runs_is_
     runs[7]["state_type"] = "CANCELLING"
     marked = dict[str, str]()
 
-    def server(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path.endswith("/set_state"):
-            marked[request.url.path.split("/")[-2]] = json.loads(request.content)["state"]["type"]
-            return httpx2.Response(200, json={})
-        query: dict[str, Any] = json.loads(request.content)
-        assert query["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
-        query_filter = FlowRunFilter.model_validate(query["flow_runs"]).as_sql_filter()
-        asked = query_filter.compile(compile_kwargs={"literal_binds": True})
-        assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in str(asked)
-        assert "flow_run.state_name IN ('Paused')" in str(asked)  # as a run that waits for a person's approval
-        return httpx2.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
+    def answer(_: str, path: str, body: Any) -> Any:
+        if path.endswith("/set_state"):
+            marked[path.split("/")[-2]] = body["state"]["type"]
+            return {}
+        assert body["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
+        asked = FlowRunFilter.model_validate(body["flow_runs"]).as_sql_filter()
+        query = str(asked.compile(compile_kwargs={"literal_binds": True}))
+        assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in query
+        assert "flow_run.state_name IN ('Paused')" in query  # as a run that waits for a person's approval
+        return runs
 
-    busy = subprocess.Popen(
-        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"},
-    )
-    with busy, httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
-        assert busy.stdout
+    argv = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    env, pipe = os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"}, subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env) as busy:
         busy.stdout.readline()
-        interrupted = crash_interrupted(api, ["qinglan-trainer"])
-        assert busy.stdin
+        interrupted = crash_interrupted(api_of(answer), ["qinglan-trainer"])
         busy.stdin.close()
     assert len(interrupted) == len(marked) == 200
     assert "run-3" not in marked

@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import yaml
+from fake_prefect import api_of
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
@@ -72,7 +72,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder, self.deployments, self.variables = folder, dict[str, dict[str, Any]](), dict[str, Any]()
         self.said, self.writes = list[str](), list[str]()
-        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
+        self.api = api_of(self._answer)
 
     def deploy(self, **file: Any) -> list[str]:
         """By what the file says of its two schedules; what was said of them."""
@@ -107,21 +107,19 @@ class Server:
         schedules = [{"active": True} | schedule for schedule in wanted["schedules"]]
         self.deployments[wanted["name"]] = {"paused": False} | wanted | {"id": "d", "schedules": schedules}
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        body, path = json.loads(request.content or b"null"), request.url.path.removeprefix("/api/")
+    def _answer(self, method: str, path: str, body: Any) -> Any:
         if path == "deployments/filter":
             others = [{"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True} for _ in range(250)]
-            found = [*others, *self.deployments.values()]
-            return httpx2.Response(200, json=found[body["offset"] :][: body["limit"]])
-        name = path.removeprefix("variables/").removeprefix("name/") or body["name"]
-        if request.method != "POST" and name not in self.variables:
-            return httpx2.Response(404)
-        if request.method == "GET":
-            return httpx2.Response(200, json={"value": self.variables[name]})
+            return [*others, *self.deployments.values()]
+        name = path.removeprefix("variables").removeprefix("/name/") or body["name"]
+        if method != "POST" and name not in self.variables:
+            return 404
+        if method == "GET":
+            return {"value": self.variables[name]}
         assert len(json.dumps(body["value"])) <= 5_000
-        self.writes.append(request.method)
+        self.writes.append(method)
         self.variables[name] = body["value"]
-        return httpx2.Response(201 if request.method == "POST" else 204)
+        return 201 if method == "POST" else 204
 
 
 @pytest.fixture
@@ -179,12 +177,7 @@ def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arriv
 
 
 def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Server):
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path.endswith("/filter"):
-            return httpx2.Response(200, json=[])
-        return httpx2.Response(409 if request.method == "POST" else 404)
-
-    server.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(answer))
+    server.api = api_of(lambda method, path, _: [] if "filter" in path else 409 if method == "POST" else 404)
     assert server.deploy(nightly=True) == []
 
 

@@ -19,9 +19,8 @@ ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
 
 def test_hash_of_ignores_key_order_but_not_values() -> None:
     assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1})
-    assert (
-        len({hash_of("a", "b"), hash_of("ab"), hash_of("b", "a"), hash_of(["a", "b"]), hash_of(1), hash_of("1")}) == 6
-    )
+    others = {hash_of("a", "b"), hash_of("ab"), hash_of("b", "a"), hash_of(["a", "b"]), hash_of(1), hash_of("1")}
+    assert len(others) == 6
 
 
 def test_digest_of_a_directory_sees_names_and_contents(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from uuid import uuid4
 import pytest
 from doubles import raising
 from fake_service import SIMULATED
+from fixture_types import ProfileOf, Qinglan
 
 from qinglan import cli
 from qinglan.cli import common
@@ -25,8 +25,6 @@ from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run, finish_run, note_end, note_flow_run, open_run, save_stage
 from qinglan.serving.registry.approval import WAITING_FILE, Waiting
 
-Qinglan = Callable[..., tuple[int, str, str]]
-ProfileOf = Callable[..., Profile]
 FLOW_RUN = "0193-a"
 
 

@@ -1,18 +1,17 @@
 """`qinglan dataset`, in this process."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import Qinglan
 
 from qinglan.config import Profile
 from qinglan.data.versions import Version, note_training, publish
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import write_jsonl
 
-Qinglan = Callable[..., tuple[int, str, str]]
 FOUND = Retrieved(ids=("b", "g"), scores=(0.8, 0.1), titles=("", ""))
 
 

@@ -1,21 +1,19 @@
 """`qinglan ledger` and `--dry-run`, as their user sees them."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_service import SIMULATED
+from fixture_types import ProfileOf, Qinglan
 from ledger_calls import call, failure
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 
-Qinglan = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def profile(profile_of: Callable[..., Profile], tmp_path: Path) -> Profile:
+def profile(profile_of: ProfileOf, tmp_path: Path) -> Profile:
     """Of a ledger with a failed and a paid try at one request."""
     (tmp_path / "q.csv").write_text("问题\n虾青素咋吃\n叶黄素啥时候吃\n", encoding="utf-8")
     profile = profile_of(data={"workbook": str(tmp_path / "q.csv")}, **SIMULATED)

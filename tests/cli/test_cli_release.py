@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from fixture_types import ProfileOf, Qinglan
 from lineage_run import evaluated_run
 from registered import Models
 from run_stages import stage_result
@@ -21,12 +22,11 @@ from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting, d
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
-Qinglan = Callable[..., tuple[int, str, str]]
 PASSED = Decision(verdict="promote", challenger="rl", rules=[])
 
 
 @pytest.fixture
-def profile(profile_of: Callable[..., Profile], database: str, tmp_path: Path) -> Profile:
+def profile(profile_of: ProfileOf, database: str, tmp_path: Path) -> Profile:
     return profile_of(tracking={"uri": database}, release={"name": f"m.{tmp_path.name}"})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import openpyxl
 import pytest
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.data.review import load_reviews, store_path
@@ -18,7 +19,7 @@ Review = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def profile(profile_of: Callable[..., Profile]) -> Profile:
+def profile(profile_of: ProfileOf) -> Profile:
     return profile_of(tenant={"id": "t[/b]"})
 
 

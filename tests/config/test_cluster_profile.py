@@ -1,11 +1,11 @@
 """What a profile with a Ray cluster changes: what is checked before a run, and what commands ask for."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_ray import FakeRay
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.ops import preflight
@@ -13,8 +13,6 @@ from qinglan.ops.preflight import Check, inspect_profile
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.swift import engine_python, merge_command, sft_command
 from qinglan.training.engines.verl import export_command
-
-ProfileOf = Callable[..., Profile]
 
 
 def on_cluster(profile_of: ProfileOf, url: str, **trainer: Any) -> Profile:

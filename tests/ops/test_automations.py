@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_prefect import api_of
+from fixture_types import ProfileOf
 from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
@@ -17,7 +18,6 @@ from qinglan.errors import ConfigError
 from qinglan.ops.prefect.automations import STATE_MESSAGE, Message, apply_automations, payload, profile_automations
 from qinglan.ops.prefect.deployments import Deployment, training_of
 
-ProfileOf = Callable[..., Profile]
 TRAIN = Deployment("00000000-0000-0000-0000-000000000001", "train", "train", "embedded", paused=False)
 NIGHTLY = Deployment("00000000-0000-0000-0000-000000000002", "refresh", "refresh-night", "night", paused=False)
 TEXT_IN = {"feishu": "content.text", "slack": "text", "json": "text"}
@@ -55,9 +55,9 @@ class Prefect:
         where, _, rest = path.partition("/")
         if where == "deployments":
             return self._deployments()
-        return (
-            self._automation(method, rest, body) if where == "automations" else self._block(method, where, rest, body)
-        )
+        if where == "automations":
+            return self._automation(method, rest, body)
+        return self._block(method, where, rest, body)
 
     def _automation(self, method: str, rest: str, body: Any) -> Any:
         if rest == "filter":

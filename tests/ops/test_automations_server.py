@@ -13,6 +13,7 @@ from uuid import uuid4
 import psutil
 import pytest
 from fake_service import FakeService
+from fixture_types import ProfileOf
 from postgres import postgres_server
 from qinglan_process import own_environment
 from waiting import wait_until
@@ -24,7 +25,6 @@ from qinglan.ops.up.site import SERVER_TUNING
 from qinglan.runs.processes import free_port, health_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
-ProfileOf = Callable[..., Profile]
 SILENCE_S = 20
 """For longer than that no living attempt is without an end or a sign of life."""
 _TAGGED = {"prefect.resource.id": "prefect.tag.qinglan", "prefect.resource.role": "tag"}

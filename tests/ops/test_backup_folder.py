@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
@@ -21,8 +21,6 @@ from qinglan.ops.backup import BACKUP_FILE, Backup
 from qinglan.ops.backup.making import make_backup
 from qinglan.ops.backup.restoring import restore_backup
 from qinglan.ops.up.site import only_one
-
-ProfileOf = Callable[..., Profile]
 
 
 def count(database: Path) -> int:

@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from cleanup_tree import NOW, Tree, age
 from filelock import FileLock
+from fixture_types import ProfileOf
 from mlflow.exceptions import MlflowException
 from question_rows import row
 from registered import Models
@@ -32,7 +32,6 @@ from qinglan.runs.processes import Processes
 from qinglan.runs.run import find_run, runs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
-ProfileOf = Callable[..., Profile]
 KINDS = ("run", "unfinished", "checkpoint", "superseded", "dataset", "mlflow", "log")
 EVERYTHING: dict[str, Any] = {f"{kind}_days": 0 for kind in KINDS}
 

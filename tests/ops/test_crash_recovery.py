@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from doubles import raising
 from fake_prefect import api_of
 from fake_ray import FakeRay
+from fixture_types import ProfileOf
 from prefect.server.events.filters import EventFilter
 from prefect.server.schemas.filters import FlowRunFilter
 
@@ -29,7 +29,6 @@ from qinglan.ops.prefect.crash_recovery import (
 )
 from qinglan.runs.run import note_flow_run, open_run
 
-ProfileOf = Callable[..., Profile]
 NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
 
 

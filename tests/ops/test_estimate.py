@@ -1,9 +1,9 @@
 """What a run would cost: known answers are free, tokens are measured where they can be, else an upper bound."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixture_types import ProfileOf
 from ledger_calls import call
 
 from qinglan.clients.chat import request_of
@@ -13,7 +13,6 @@ from qinglan.ops.estimate import Estimate, estimate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 
-ProfileOf = Callable[..., Profile]
 CASES = 26
 """Of the red team, that need not pass: the teacher is asked them where it is the gate's rival."""
 ROWS = [Row(id=str(n), tenant="default", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(50)]

@@ -1,12 +1,11 @@
 """Which Prefect server a site uses, and what it is shown."""
 
 from base64 import b64encode
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
 import pytest
-from fake_service import FakeService, Script
+from fixture_types import Serve
 
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect import api as prefect_api
@@ -108,7 +107,7 @@ def test_a_server_with_csrf_protection_gets_its_token_or_has_its_say():
         assert client.post("flows/", json=[3]).json() == [3]
 
 
-def test_a_login_in_the_address_is_used_and_never_shown(serve: Callable[[Script], FakeService]):
+def test_a_login_in_the_address_is_used_and_never_shown(serve: Serve):
     service = serve(lambda _: (401, {}))
     server = PrefectServer(service.url.replace("http://", "http://ann:se%40cret@"), "PREFECT_API_URL")
     assert server.shown_url == service.url

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_service import PRICE, SIMULATED, FakeService, Script, recall
+from fake_service import PRICE, SIMULATED, recall
+from fixture_types import ProfileOf, Serve
 
 from qinglan.config import Profile
-from qinglan.errors import ConfigError
 from qinglan.ops import preflight
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import inspect_profile, require
+from qinglan.ops.preflight import inspect_profile
 from qinglan.simulators import domains
 
-ProfileOf = Callable[..., Profile]
-Serve = Callable[[Script], FakeService]
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 
@@ -208,12 +206,6 @@ def test_a_live_rag(profile_of: ProfileOf, serve: Serve, reply: Any, message: st
     problem = problems(profile_of(rag={"url": service.url})).get("rag")
     assert (message in problem) if message else problem is None
     assert "rewritten_query" not in service.bodies[0]
-
-
-def test_require_raises_the_first(profile_of: ProfileOf):
-    require(profile_of(**SIMULATED), "refresh")
-    with pytest.raises(ConfigError, match="no/such"):
-        require(profile_of(data={"workbook": "/no/such.xlsx"}, rag={"knowledge_base": "/no/kb"}), "refresh")
 
 
 def test_a_recipe_says_which_services_are_checked_and_which_inputs_there_are(profile_of: ProfileOf, tmp_path: Path):

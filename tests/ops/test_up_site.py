@@ -4,11 +4,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import prefect.settings
 import pytest
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
@@ -38,7 +38,7 @@ def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_server")
-def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(profile_of: Callable[..., Profile]):
+def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(profile_of: ProfileOf):
     profile = profile_of(notify={"webhook_url_env": "A_WEBHOOK"})
     with only_one(profile.paths.state, print), pytest.raises(ConfigError, match="`qinglan up` runs here already"):
         serve_site(profile, print)

@@ -2,13 +2,13 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from disk import disk_events
+from fixture_types import ProfileOf
 
-from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, sha256_of, sync, write_json, write_jsonl
@@ -70,7 +70,7 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypat
 
 
 def test_a_stage_s_files_are_on_the_disk_before_its_manifest_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile_of: Callable[..., Profile]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile_of: ProfileOf
 ) -> None:
     model = tmp_path / "runs" / "r" / "sft" / "model"
     (model / "deep").mkdir(parents=True)

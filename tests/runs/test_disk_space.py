@@ -6,27 +6,23 @@ A full disk stops a run with one line, also while the teacher is being asked, an
 import errno
 import shutil
 import subprocess
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import asking_worker
 import pytest
 import yaml
-from fake_service import FakeService, Script, completion
+from counting_teacher import CountingTeacher
+from fixture_types import ProfileOf, Serve
 from qinglan_process import run_qinglan
 from vanishing import vanish
 
-from qinglan.config import Profile, load_profile
+from qinglan.config import load_profile
 from qinglan.errors import EngineError, LedgerError, StageError
 from qinglan.runs.disk_space import explain_full_disk, nearest_folder, require_disk_space
 from qinglan.runs.run import runs_of
 
-ProfileOf = Callable[..., Profile]
 DISK_MB, FULL_AFTER = 64, 120
 
 
@@ -113,25 +109,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-class Teacher:
-    """Counts what it answered, which is what has to be paid, and fills the disk at some point."""
-
-    def __init__(self, ballast: Path) -> None:
-        self.answered: Counter[str] = Counter()
-        self.fills_disk = True
-        self._ballast, self._lock = ballast, threading.Lock()
-
-    def __call__(self, body: dict[str, Any]) -> Any:
-        if "messages" not in body:
-            return 404, {}
-        time.sleep(0.02)
-        with self._lock:
-            self.answered[body["messages"][-1]["content"]] += 1
-            if self.fills_disk and self.answered.total() == FULL_AFTER:
-                fill(self._ballast)
-        return 200, completion(f"护眼叶黄素 用法 {len(self.answered)}")
-
-
 def fill(ballast: Path) -> None:
     with suppress(OSError), ballast.open("wb", buffering=0) as stream:
         for block in (1 << 20, 1 << 12, 1 << 8, 1):
@@ -142,9 +119,9 @@ def fill(ballast: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve: Callable[[Script], FakeService]):
+def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve: Serve):
     ballast = disk / "ballast"
-    teacher = Teacher(ballast)
+    teacher = CountingTeacher(lambda answered: answered == FULL_AFTER and fill(ballast))
     path = tmp_path / "small.yaml"
     settings = {
         "extends": "embedded",
@@ -174,7 +151,6 @@ def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve
     assert "Traceback" not in again.stderr + again.stdout
 
     ballast.unlink()
-    teacher.fills_disk = False
     done = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [each.name for each in runs_of(profile.paths.runs, "small")] == [run.name]

@@ -16,6 +16,7 @@ from typing import IO, Any
 import pytest
 from doubles import raising
 from filelock import FileLock
+from fixture_types import ProfileOf
 from prefect.states import Completed
 
 from qinglan.config import Profile
@@ -28,7 +29,6 @@ from qinglan.runs.locks import device_lock, is_held, refresh_lock
 from qinglan.runs.run import is_running
 from qinglan.tasks.session import SKIPPED, skip_if_running, unless_skipped
 
-ProfileOf = Callable[..., Profile]
 CUDA = {"device": "cuda", "gpus_per_node": 2}
 _HOLD = """
 import sys

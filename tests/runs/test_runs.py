@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
@@ -30,8 +30,6 @@ from qinglan.runs.run import (
     runs_of,
     save_stage,
 )
-
-ProfileOf = Callable[..., Profile]
 
 HOLDER = """
 import sys

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import ProfileOf
 from pydantic import BaseModel
 
 from qinglan.config import Profile, Tracking, load_profile
@@ -46,7 +47,6 @@ from qinglan.serving.registry.approval import Waiting
 from qinglan.serving.registry.versions import Candidate, Released
 from qinglan.serving.site import open_site, share_of
 
-ProfileOf = Callable[..., Profile]
 GOLDEN = Path(__file__).parent / "golden" / "v1"
 RUN_FOLDER, DATASET, SITE = GOLDEN / "run", GOLDEN / "dataset", GOLDEN / "site"
 NEWER = r"written by a newer Qinglan \(format \d+, this one reads up to \d+\); upgrade this one"

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from fixture_types import ProfileOf
 from prefect.states import Crashed, Running, State
 from pydantic import ValidationError
 
-from qinglan.config import Profile
 from qinglan.runs.run import Run, open_run
 from qinglan.serving.registry.approval import WAITING_FILE
 from qinglan.tasks import approval
@@ -69,7 +69,7 @@ Make = Callable[..., Waits]
 
 
 @pytest.fixture
-def waits(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def waits(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     with open_run(profile_of(), "release") as run:
 
         def make(*ends: BaseException) -> Waits:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import ProfileOf
 from question_rows import random_rows
 from run_stages import stage_result
 
@@ -37,14 +38,14 @@ def made(tmp_path: Path, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def test_questions_with_noise_are_no_rows_of_the_stage(made: Make, profile_of: Callable[..., Profile]) -> None:
+def test_questions_with_noise_are_no_rows_of_the_stage(made: Make, profile_of: ProfileOf) -> None:
     result = made(profile_of(dataset={"augment": {"story": 1.0}}))
     assert (result.rows_in, result.rows_out, result.artifacts["sft_train"].rows) == (90, 90, 60)
     assert (result.metrics["rows_train"], result.metrics["augmented_sft/story"]) == (30, 30)
     assert result.details["augmented"] == {"story": {"sft": 30, "rl": 0, "left_out": 0}}
 
 
-def test_another_red_team_is_another_key(made: Make, profile_of: Callable[..., Profile], tmp_path: Path) -> None:
+def test_another_red_team_is_another_key(made: Make, profile_of: ProfileOf, tmp_path: Path) -> None:
     cases = tmp_path / "cases.jsonl"
     cases.write_text(json.dumps({"id": "own", "name": "一例", "kind": "own", "query": random_rows(1)[0].query + "呢"}))
     first, second = made(profile_of()), made(profile_of(evaluate={"red_team": str(cases)}))

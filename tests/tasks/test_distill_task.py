@@ -6,22 +6,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
 import asking_worker
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
+from counting_teacher import CountingTeacher
 from doubles import raising
-from fake_service import PRICE, FakeService, Script, completion
+from fake_service import PRICE
+from fixture_types import ProfileOf, Serve
 from run_stages import stage_result
 
 from qinglan.clients.roles import Addresses
-from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, write_jsonl
@@ -34,7 +32,7 @@ class KilledError(Exception):
     """The process ends while its batch is under way."""
 
 
-def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Callable[..., Profile], tmp_path: Path):
+def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: ProfileOf, tmp_path: Path):
     with running_app(app_with_batches(SimulatedBatchStore(batch_s=60.0))) as url:
         profile = profile_of(
             teacher={"model": MODEL, "base_url": f"{url}/v1"}, prices=dict.fromkeys((MODEL, "small"), PRICE)
@@ -58,26 +56,6 @@ IN_FLIGHT = CONCURRENCY + 8
 """On the wire, or answered and being committed."""
 
 
-class Teacher:
-    """Answers after a moment; what it answered is what has to be paid."""
-
-    def __init__(self) -> None:
-        self.answered: Counter[str] = Counter()
-        self._lock, self._random = Lock(), random.Random(5)
-
-    def __call__(self, body: dict[str, Any]) -> Any:
-        question = body["messages"][-1]["content"]
-        with self._lock:
-            wait_s = self._random.uniform(0.01, 0.05)
-            fails = self._random.random() < 0.05
-        time.sleep(wait_s)
-        if fails:
-            return 500, {}
-        with self._lock:
-            self.answered[question] += 1
-        return 200, completion("改写 " + question)
-
-
 def start(folder: Path) -> "subprocess.Popen[str]":
     process = subprocess.Popen([sys.executable, asking_worker.__file__, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -87,10 +65,8 @@ def start(folder: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_no_paid_answer_is_lost_and_none_is_bought_twice(
-    tmp_path: Path, profile_of: Callable[..., Profile], serve: Callable[[Script], FakeService]
-):
-    teacher = Teacher()
+def test_no_paid_answer_is_lost_and_none_is_bought_twice(tmp_path: Path, profile_of: ProfileOf, serve: Serve):
+    teacher = CountingTeacher(failing_share=0.05)
     service = serve(teacher)
     profile = profile_of(teacher={"model": "big", "base_url": service.url, "concurrency": CONCURRENCY})
     asking_worker.write_questions(tmp_path, profile, ROWS)

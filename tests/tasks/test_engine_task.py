@@ -4,7 +4,7 @@ sees of the engine's metrics, alarms, and rows that are left out."""
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import httpx
 import pytest
 from doubles import raising
 from fake_ray import FakeRay
+from fixture_types import ProfileOf
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Running, State
 from run_stages import stage_result
@@ -36,7 +37,6 @@ from qinglan.training.alarms import Alarm
 from qinglan.training.engines import ray_jobs, swift, verl
 from qinglan.training.engines.progress import ALARMS_FILE
 
-ProfileOf = Callable[..., Profile]
 # Counts its attempts in a file, and dies in all but the last.
 DIES = """
 import pathlib, sys

@@ -9,6 +9,7 @@ from typing import Any
 
 import letters
 import pytest
+from fixture_types import ProfileOf
 from run_stages import stage_result
 
 from qinglan.clients.roles import Addresses
@@ -21,7 +22,6 @@ from qinglan.runs.run import Run
 from qinglan.tasks import evaluate as evaluate_module
 from qinglan.tasks.evaluate import Asked, Completed
 
-ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("g",), scores=(0.9,))
 ROW = Row(
     id="1", tenant="t", query="问", source="f!A1", gold_id="g", split="test",

@@ -1,12 +1,12 @@
 """Publishing in the frame of a stage, and what starts a training; neither Prefect's server nor MLflow."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import ProfileOf
 from question_rows import row
 from run_stages import stage_result
 
@@ -21,8 +21,6 @@ from qinglan.tasks import stage as stage_module
 from qinglan.tasks import trigger_training as trigger_module
 from qinglan.tasks.publish import note_training, publish_dataset
 from qinglan.tasks.trigger_training import trigger_training
-
-ProfileOf = Callable[..., Profile]
 
 
 class Server:

@@ -8,6 +8,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+from fixture_types import ProfileOf
 from run_stages import stage_result
 
 from qinglan.config import Gate, Profile
@@ -32,7 +33,6 @@ from qinglan.tasks.register import register_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
-ProfileOf = Callable[..., Profile]
 HIT = Retrieved(ids=("g",), scores=(0.9,), titles=("答案",))
 MISS = Retrieved(ids=("x",), scores=(0.5,), titles=("别的",))
 ROWS = [Row(id=name, tenant="t", query=f"问{name}", source=f"q!A{name}", gold_id="g", split="test") for name in "abc"]

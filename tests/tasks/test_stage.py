@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from doubles import raising
+from fixture_types import ProfileOf
 from run_stages import stage_result
 
 from qinglan.config import Profile
@@ -21,8 +22,6 @@ from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.session import Session, _inputs, _ShortUserErrors, stages_of
 from qinglan.tasks.stage import STARTED, Outcome, Stage, stage_markdown
-
-ProfileOf = Callable[..., Profile]
 
 
 @pytest.fixture

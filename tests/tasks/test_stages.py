@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
-from fake_service import PRICE, FakeService, Script, asked, completion, recall
+from fake_service import PRICE, FakeService, asked, completion, recall
+from fixture_types import ProfileOf, Serve
 from prefect import flow
 
 from qinglan.clients.roles import Addresses, site_ledger
@@ -31,8 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 ROWS, DRAWN = 30, 40
-ProfileOf = Callable[..., Profile]
-Serve = Callable[[Script], FakeService]
 
 
 def write_workbook(folder: Path, rows: int) -> Path:

@@ -1,0 +1,12 @@
+"""Types of the fixtures in tests/conftest.py."""
+
+from collections.abc import Callable
+
+from fake_service import FakeService, Script
+
+from qinglan.config import Profile
+
+ProfileOf = Callable[..., Profile]
+Qinglan = Callable[..., tuple[int, str, str]]
+"""Of a command's words: its status, stdout and stderr."""
+Serve = Callable[[Script], FakeService]

@@ -179,9 +179,7 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
     )
 
 
-def test_a_run_whose_worker_was_killed_goes_on(
-    server: Server, profile_of: ProfileOf, told: FakeService, tmp_path: Path
-):
+def test_a_run_of_a_killed_worker_goes_on(server: Server, profile_of: ProfileOf, told: FakeService, tmp_path: Path):
     (tmp_path / "toy.py").write_text(TOY.format(folder=str(tmp_path)), encoding="utf-8")
     deployment = server.deploy("refresh", "nightly", "night", entrypoint="toy.py:refresh", path=str(tmp_path))
     apply_automations(server.api, night(profile_of))
@@ -229,9 +227,7 @@ def test_tries_are_bounded_and_ended_runs_are_left_alone(server: Server, profile
     assert len(told.bodies) == 3
 
 
-def test_a_failure_just_after_the_servers_restart_is_told_at_once(
-    server: Server, profile_of: ProfileOf, told: FakeService
-):
+def test_a_failure_after_the_servers_restart_is_told_at_once(server: Server, profile_of: ProfileOf, told: FakeService):
     deployment = server.deploy("refresh", "restarted", "noon")
     apply_automations(server.api, night(profile_of, "noon"))
     run = server.run(deployment)

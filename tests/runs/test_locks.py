@@ -3,17 +3,15 @@
 import errno
 import fcntl
 import logging
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from another_process import another_process
 from doubles import raising
 from filelock import FileLock
 from fixture_types import ProfileOf
@@ -30,16 +28,6 @@ from qinglan.runs.run import is_running
 from qinglan.tasks.session import SKIPPED, skip_if_running, unless_skipped
 
 CUDA = {"device": "cuda", "gpus_per_node": 2}
-_HOLD = """
-import sys
-from qinglan.config import Profile
-from qinglan.runs.locks import device_lock, refresh_lock
-profile = Profile.model_validate_json(sys.argv[2])
-lock = refresh_lock(profile) if sys.argv[1] == "refresh" else device_lock(profile, print)
-with lock:
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +35,6 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@contextmanager
-def another_process(what: str, profile: Profile) -> Iterator["subprocess.Popen[str]"]:
-    argv = [sys.executable, "-c", _HOLD, what, profile.model_dump_json()]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
 
 
 def test_the_same_flow_run_started_twice_waits_for_itself(profile: Profile):
@@ -77,7 +56,7 @@ def test_the_same_flow_run_started_twice_waits_for_itself(profile: Profile):
 
 
 def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile: Profile):
-    with another_process("refresh", profile) as other:
+    with another_process("refresh", profile) as (other, _):
         said = rf"default\.query_rewrite is running already \(process {other.pid} since"
         with pytest.raises(RunLockedError, match=said):
             refresh_lock(profile).__enter__()
@@ -98,7 +77,7 @@ def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Pa
 
 def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: ProfileOf):
     profile, said = profile_of(trainer=CUDA), list[str]()
-    with another_process("device", profile) as other:
+    with another_process("device", profile) as (other, _):
 
         def say(text: str) -> None:
             said.append(text)

@@ -2,13 +2,11 @@
 
 import fcntl
 import json
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from another_process import another_process
 from fixture_types import ProfileOf
 
 from qinglan.config import Profile
@@ -31,15 +29,6 @@ from qinglan.runs.run import (
     save_stage,
 )
 
-HOLDER = """
-import sys
-from qinglan.config import Profile
-from qinglan.runs.run import open_run
-with open_run(Profile.model_validate_json(sys.argv[1]), "pipeline") as run:
-    print(run.id, flush=True)
-    sys.stdin.read()
-"""
-
 
 def new_run(profile: Profile, flow: str = "pipeline", *, fresh: bool = False, finish: bool = False) -> Run:
     with open_run(profile, flow, fresh=fresh) as run:
@@ -58,10 +47,10 @@ def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
     with open_run(profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}), "pipeline") as first:
         note_mlflow_run(first, "abc")
     assert "A_KEY" in (first.directory / "run.json").read_text()
-    changes_no_result = {"reward": {"max_outage_s": 5000}, "budget": {"per_run_usd": 9}, "rl": {"keep_checkpoints": 1}}
+    changes_no_result = {"reward": {"max_outage_s": 900}, "budget": {"per_run_usd": 9}, "rl": {"keep_checkpoints": 1}}
     raised = profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}, **changes_no_result)
     with open_run(raised, "pipeline") as again:
-        assert (again.id, again.mlflow_run_id, again.profile.reward.max_outage_s) == (first.id, "abc", 5000)
+        assert (again.id, again.mlflow_run_id, again.profile.reward.max_outage_s) == (first.id, "abc", 900)
 
 
 def test_latest_points_at_the_run_that_began_or_went_on_last(profile_of: ProfileOf):
@@ -144,11 +133,8 @@ def test_the_lock_goes_with_the_block_even_while_an_error_is_kept(profile_of: Pr
 
 
 def test_a_process_holds_its_run_until_kill_9(profile_of: ProfileOf):
-    argv = [sys.executable, "-c", HOLDER, profile_of().model_dump_json()]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        held = holder.stdout.readline().strip()
+    with another_process("pipeline", profile_of()) as (_, held):
         other = new_run(profile_of(), finish=True)
-        holder.send_signal(signal.SIGKILL)
     assert other.id != held
     assert new_run(profile_of()).id == held
 

@@ -97,9 +97,7 @@ def test_an_engine_that_died_is_started_again(tmp_path: Path):
         ([StageError("too many rows left out")], {}, "too many rows"),
     ],
 )
-def test_no_restart_where_none_can_help(
-    tmp_path: Path, outcomes: list[Exception], options: dict[str, Any], message: str
-):
+def test_no_restart_where_none_helps(tmp_path: Path, outcomes: list[Exception], options: dict[str, Any], message: str):
     attempts = Attempts(tmp_path, *outcomes, None)
     with pytest.raises((EngineError, StageError), match=message):
         attempts.run(**options)

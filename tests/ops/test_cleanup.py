@@ -65,16 +65,28 @@ def set_aside_folders(tree: Tree) -> list[str]:
     return sorted(path.name for path in tree.root.glob(".removing-*"))
 
 
-def test_finished_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tree: Tree):
+def test_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tree: Tree):
     old, young, only = tree.run(80, "refresh", "rl"), tree.run(59), tree.run(300, "compare")
     (old / "rl" / "weights.bin").chmod(0o444)
     (old / "rl").chmod(0o555)
+    given_up, in_training = tree.run(20, "train", finished=False), tree.run(20, "train", "rl", finished=False)
+    os.utime(in_training / "rl" / "weights.bin", times=((NOW - timedelta(days=1)).timestamp(),) * 2)
+    empty, notes = tree.root / "20260101-000000-abcd", tree.root / "notes"  # not ours
+    for folder in (empty, notes):
+        folder.mkdir()
+        (folder / ".lock").touch()
+        age(folder, 20)
     cleaned = sweep(tree)
-    assert tree.names == {young.name, only.name}
-    assert [(each.kind, each.name, each.why) for each in cleaned.removed] == [("run", old.name, "finished 80 days ago")]
+    assert {each.name: each.why for each in cleaned.removed} == {
+        old.name: "finished 80 days ago",
+        given_up.name: "was interrupted 20 days ago",
+        empty.name: "never began, 20 days ago",
+    }
+    assert (cleaned.counts, cleaned.freed_bytes > 0) == ({"run": 3}, True)
     assert why(cleaned, only) == "is the newest compare"
-    assert cleaned.freed_bytes > 0
-    assert not set_aside_folders(tree)
+    assert {each.name for each in tree.root.iterdir() if each.is_dir()} == {
+        each.name for each in (young, only, in_training, notes)
+    }
 
 
 def test_runs_go_by_number_too_and_null_keeps_all(tree: Tree):
@@ -82,14 +94,6 @@ def test_runs_go_by_number_too_and_null_keeps_all(tree: Tree):
     assert not sweep(tree, run_days=None).removed
     sweep(tree, runs_per_flow=2)
     assert tree.names == {run.name for run in runs[-2:]}
-
-
-def test_an_interrupted_run_goes_only_once_nothing_is_written_to_it(tree: Tree):
-    given_up, in_training = tree.run(20, "train", finished=False), tree.run(20, "train", "rl", finished=False)
-    os.utime(in_training / "rl" / "weights.bin", times=((NOW - timedelta(days=1)).timestamp(),) * 2)
-    cleaned = sweep(tree)
-    assert tree.names == {in_training.name}
-    assert [(each.name, each.why) for each in cleaned.removed] == [(given_up.name, "was interrupted 20 days ago")]
 
 
 def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
@@ -120,27 +124,24 @@ def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
     assert why(cleaned, origin) == f"run {between.name} uses it"
 
 
-def test_runs_of_other_profiles_stay_and_keep_what_they_use(tree: Tree):
-    used, unused, _ = tree.run(300), tree.run(290), tree.run(1)
-    other = tree.run(400, profile_name="other")
-    tree.stage(other, "ingest", "rows", by=used)
-    cleaned = sweep(tree, **EVERYTHING)
-    assert {used.name, other.name} <= tree.names
-    assert unused.name not in tree.names
-    assert other.name not in {kept.name for kept in cleaned.kept}  # none of this profile's business
-
-
-def test_the_latest_an_unreadable_run_and_one_that_another_mlflow_tracked_stay(tree: Tree, profile_of: ProfileOf):
+def test_what_else_stays(tree: Tree, profile_of: ProfileOf):
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"})
     tracked, torn = tree.run(300, profile=elsewhere.model_dump(mode="json")), tree.run(300)
-    latest, _ = tree.run(300), tree.run(1)
+    latest, used, unused, newest = tree.run(300), tree.run(300), tree.run(290), tree.run(1)
     (torn / "run.json").write_text("{")
     age(torn, 300)
     (tree.root / "latest").symlink_to(latest.name)
+    other = tree.run(400, profile_name="other")
+    tree.stage(other, "ingest", "rows", by=used)
     cleaned = sweep(tree, **EVERYTHING)
-    assert "another MLflow" in why(cleaned, tracked)
-    assert why(cleaned, torn) == "run.json can't be read"
-    assert why(cleaned, latest) == "is the latest"
+    assert {each.name: each.why.partition(",")[0] for each in cleaned.kept} == {
+        tracked.name: "was tracked in another MLflow",
+        torn.name: "run.json can't be read",
+        latest.name: "is the latest",
+        used.name: f"run {other.name} uses it",
+        newest.name: "is the newest refresh",
+    }
+    assert unused.name not in tree.names and other.name in tree.names
     assert find_run(tree.root, "latest") == latest.resolve()
 
 
@@ -240,18 +241,6 @@ def test_a_clean_up_waits_for_others(tree: Tree, other: str):
         assert old.exists() or set_aside_folders(tree)
     sweeping.join(60)
     assert not old.exists() and not set_aside_folders(tree)
-
-
-def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
-    tree.run(1)
-    empty, notes = tree.root / "20260101-000000-abcd", tree.root / "notes"  # not ours
-    for folder in (empty, notes):
-        folder.mkdir()
-        (folder / ".lock").touch()
-        age(folder, 20)
-    assert [(each.name, each.why) for each in sweep(tree).removed] == [(empty.name, "never began, 20 days ago")]
-    assert not empty.exists()
-    assert notes.exists()
 
 
 def test_a_running_run_stays_and_what_it_removes_meanwhile_stops_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):

@@ -37,15 +37,6 @@ from qinglan.training.alarms import Alarm
 from qinglan.training.engines import ray_jobs, swift, verl
 from qinglan.training.engines.progress import ALARMS_FILE
 
-# Counts its attempts in a file, and dies in all but the last.
-DIES = """
-import pathlib, sys
-path = pathlib.Path("count")
-count = int(path.read_text()) + 1 if path.exists() else 1
-path.write_text(str(count))
-sys.exit(0 if count == int(sys.argv[1]) else 1)
-"""
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +109,6 @@ def stage_of(profile: Profile, directory: Path) -> tuple[Stage, list[str]]:
     return cast(Stage, fake), said
 
 
-def test_a_process_is_started_by_a_new_command(tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    stage, said = stage_of(profile_of(), tmp_path)
-    made: list[int] = []
-
-    def command() -> Command:
-        made.append(len(made))
-        return Command([sys.executable, "-c", DIES, "3"])
-
-    monkeypatch.setattr(engine, "EARLY_S", 0.0)
-    run_engine(stage, command, name="verl", log="rl.log", progress=lambda: None)
-    assert (len(made), len(said)) == (3, 2)
-
-
 STALLS = """
 import pathlib, time
 def wait_for_a_lost_sample():
@@ -147,8 +124,15 @@ wait_for_a_lost_sample()
 def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path)
-    run_engine(stage, Command([sys.executable, "-c", STALLS]), name="verl", log="rl.log", progress=lambda: None)
+    made: list[int] = []
+
+    def command() -> Command:  # a new one for each attempt
+        made.append(len(made))
+        return Command([sys.executable, "-c", STALLS])
+
+    run_engine(stage, command, name="verl", log="rl.log", progress=lambda: None)
     first, again = said
+    assert len(made) == 2
     assert first.startswith("verl wrote nothing for ") and "(last file: metrics.1.jsonl)" in first
     assert "trainer.stalled_after_s" in again and again.endswith("1 of 2 restarts")
     assert "wait_for_a_lost_sample" in (tmp_path / "rl.log").read_text()

@@ -255,6 +255,8 @@ def test_a_database(workbook: Callable[..., Check], tmp_path: Path, monkeypatch:
     sql = {"url_env": "LOG_DB", "query": "SELECT 问题 FROM log"}
     assert "data.sql needs the environment variable LOG_DB" in str(workbook(sql=sql).problem)
     monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
+    assert "there is no such SQLite file" in str(workbook(sql=sql).problem)
+    (tmp_path / "log.db").touch()
     assert "no such table: log; check LOG_DB" in str(workbook(sql=sql).problem)
     with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as db:
         db.execute("CREATE TABLE log AS SELECT '头疼' AS 问题")

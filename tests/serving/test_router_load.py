@@ -93,7 +93,8 @@ def test_clients_that_send_nothing_more_keep_no_other_waiting(tmp_path: Path, se
             stack.enter_context(socket.create_connection((host, int(port)))).sendall(sent)
         start = time.monotonic()
         assert ask(url).headers["x-qinglan-source"] == "model"
-        assert time.monotonic() - start < 2
+        print(f"answered after {time.monotonic() - start:.2f} s")
+        assert time.monotonic() - start < 5, "a second, on a machine with nothing else to do"
 
 
 def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -82,9 +82,6 @@ def test_the_card_for_people():
     assert same.sentence in text and "| vocabulary, all rows | 0.000 |" in text
     assert "| rewrite | 0.800 | 0.800 | 0.800 | 0.800 | 0.800 |" in text
     assert "## Words of the rewrites: 21, of which 20 are rare" in text and "| `e4a92e451656` |" in text
-
-
-def test_questions_with_noise_are_counted_apart():
     counts = {"emoji": {"sft": 61, "rl": 3, "left_out": 2}}
     made = card(row("鱼油怎么吃"), augmented=counts)
     assert (made.rows, made.ok, made.augmented) == (1, 1, counts)

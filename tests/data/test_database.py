@@ -55,7 +55,7 @@ def data_of(query: str = "SELECT 问题 FROM log", **data: Any) -> Data:
     return Data(sql=Sql(url_env="LOG_DB", query=query), **data)
 
 
-def test_rows_of_a_query_and_a_snapshot_of_the_used_columns(database: Path, ask: Ask, tmp_path: Path) -> None:
+def test_rows_of_a_query_are_read_only_and_of_the_used_columns(database: Path, ask: Ask, tmp_path: Path) -> None:
     rows = ask("SELECT * FROM log ORDER BY id")
     assert [row.source for row in rows[:5]] == [f"sql:{number}" for number in range(1, 6)]
     assert [row.reason for row in rows[:5]] == [None, "duplicate", "not_text", "not_text", None]
@@ -63,6 +63,8 @@ def test_rows_of_a_query_and_a_snapshot_of_the_used_columns(database: Path, ask:
     (row,) = ask("SELECT id, 问题, '塞纳河' AS 提示, updated FROM log WHERE id = 1", Input("hint", "提示"))
     assert (tmp_path / "run" / "source.jsonl").read_text() == '{"问题": "头疼", "提示": "塞纳河"}\n'
     assert row.inputs == {"hint": "塞纳河"}
+    (row,) = ask("SELECT replace(query_only, 1, '只读') AS 问题 FROM pragma_query_only")
+    assert row.query == "只读"
 
 
 QUERIES = {
@@ -90,11 +92,6 @@ def test_a_statement_that_writes_is_refused(database: Path, ask: Ask, query: str
     message = error_of(lambda: ask(query))
     assert message.startswith("data.sql.query: only one SELECT statement that changes nothing is allowed")
     assert found in message
-
-
-def test_the_database_itself_forbids_writing(database: Path, ask: Ask) -> None:
-    (row,) = ask("SELECT replace(query_only, 1, '只读') AS 问题 FROM pragma_query_only")
-    assert row.query == "只读"
 
 
 def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask, tmp_path: Path) -> None:

@@ -68,9 +68,6 @@ def test_the_files_of_a_dataset(tmp_path: Path) -> None:
     assert [Row.model_validate(line) for line in lines(artifacts["rows"].path)] == ROWS
     assert (result.before.total, result.before.ok, result.after.total, result.after.ok) == (15, 3, 15, 3)
     assert result.splits == {"train": 11, "dev": 1, "test": 3}
-
-
-def test_rl_record_carries_the_teachers_baseline(tmp_path: Path) -> None:
     first, second = pq.read_table(built(tmp_path, ROWS).artifacts["rl_train"].path).to_pylist()[:2]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "g"}
     info = first["extra_info"]

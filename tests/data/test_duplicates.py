@@ -66,9 +66,6 @@ def test_which_questions_are_the_same() -> None:
     assert not grouped(row("能吃蛋白粉吗", profile=LONG * 2), row("能喝鱼油吗", profile=LONG * 2))
     assert not grouped(row("多少钱一瓶", history="问过钙片"), row("多少钱一瓶", history="问过褪黑素"))
     assert not grouped(row("疼"), row("痒"))
-
-
-def test_groups_are_transitive_and_named_by_their_first() -> None:
     chain = [row(LONG), row(SAME), row(SAME + "谢谢")]
     assert groups_of(chain) == groups_of(chain[::-1]) == [0, 0, 0]
     assert groups_of([]) == []

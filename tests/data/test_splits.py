@@ -16,15 +16,12 @@ def splits(rows: list[Row], seed: int = 1) -> dict[str, str | None]:
     return {r.id: r.split for r in assign(rows, seed)}
 
 
-def test_splits_depend_neither_on_order_nor_on_other_rows() -> None:
+def test_splits_depend_on_the_row_alone_and_stay_what_they_were() -> None:
     rows = [*random_rows(300), row(LONG), row(SAME)]
     placed = splits(rows)
     assert splits(rows[::-1]) == placed
     grown = splits(random_rows(300, seed=9) + rows)
     assert {key: grown[key] for key in placed} == placed
-
-
-def test_splits_stay_what_they_were_in_earlier_versions() -> None:
     """SHA-256 of seed and smallest id: the places of these rows must never change."""
     placed = assign([*random_rows(40), row(LONG), row(SAME)])
     letters = {"train": ".", "dev": "d", "test": "t", None: "?"}
@@ -63,7 +60,7 @@ def test_a_row_without_split_joins_its_twins_given_one() -> None:
     assert own.split == "dev"  # the workbook outranks an earlier version
 
 
-def test_last_nights_test_set_stays_when_a_new_question_merges_groups() -> None:
+def test_last_nights_splits_stay_whatever_is_new() -> None:
     tail = "谢谢您的回答啊啊"
     trained, tested, new = row(LONG), row(LONG + tail), row(LONG + tail[:4])
     pinned: dict[str, Split] = {trained.id: "train", tested.id: "test"}
@@ -71,9 +68,6 @@ def test_last_nights_test_set_stays_when_a_new_question_merges_groups() -> None:
     placed = assign([trained, tested, new], pinned=pinned)
     assert [r.split for r in placed] == ["train", "test", "test"]
     assert [r.reason for r in placed] == ["near_duplicate_of_test", None, None]
-
-
-def test_a_new_smaller_id_does_not_move_a_pinned_group() -> None:
     rows = random_rows(200)
     pinned = {r.id: r.split for r in assign(rows) if r.split}
     grown = [*rows, *(row(r.query + "呢", history=r.query * 3) for r in rows), *random_rows(50, seed=3)]

@@ -30,13 +30,10 @@ def test_a_threshold_keeps_its_share_of_the_questions():
     assert "try --set select.min_top1_score=0.25" in kept.title.en
 
 
-def test_rows_that_another_rule_drops_are_not_counted_as_kept():
+def test_rows_that_another_rule_drops_need_another_setting():
     found = of([scored(0.3, 0.5), scored(0.2, 0.5), scored(0.25), scored(0.4, answer="好的，")])
     assert [found.threshold(share) for share in (0.1, 0.3, 0.6)] == [0.25, 0.25, None]
     assert [row.values for row in found.findings()[1].rows][2] == (None, None)
-
-
-def test_where_no_threshold_helps_the_rule_that_dropped_most_is_named_or_nothing():
     assert of([scored(0.7, 0.9)] * 3).setting() == "select.not_worse_than_original=false"
     assert of([scored(0.9)] * 3).setting() is None
     assert of([]).setting() is None

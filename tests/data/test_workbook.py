@@ -109,15 +109,11 @@ def test_parquet_values_are_read_as_in_excel(tmp_path: Path) -> None:
     assert (rows[0].history, rows[0].gold_id) == ("2026-01-02", "1234567890123456789")
 
 
-def test_limit_takes_rows_of_every_split_that_rows_name(tmp_path: Path) -> None:
-    path = xlsx(
-        tmp_path / "q.xlsx", ["问题", "划分"], *([f"问{n}", "train"] for n in range(9)), ["验", "dev"], ["测", "test"]
-    )
+def test_a_limit_takes_rows_of_every_split_and_reads_no_more(tmp_path: Path) -> None:
+    trained = ([f"问{n}", "train"] for n in range(9))
+    path = xlsx(tmp_path / "q.xlsx", ["问题", "划分"], *trained, ["验", "dev"], ["测", "test"])
     assert [row.query for row in read(path, limit=5)] == ["问0", "问1", "验", "测"]
     assert [row.query for row in read(path, limit=3)] == ["问0", "验", "测"]
-
-
-def test_nothing_is_read_beyond_the_limit(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"问题": "一"}\n{"问题": "二"}\nnot JSON\n')
     assert [row.query for row in read(tmp_path / "q.jsonl", limit=2)] == ["一", "二"]
     assert "q.jsonl:3: not valid JSON" in error_of(tmp_path / "q.jsonl")

@@ -75,6 +75,12 @@ def test_teacher_and_original_from_the_data_stages():
     assert (taught[0].text, taught[0].reason, taught[0].judge_score, taught[0].cost_usd) == ("改写", None, 4.5, 0.1)
     assert (taught[1].text, taught[1].reason, taught[1].retrieved) == (None, "teacher_refused", None)
     assert (typed[0].text, typed[0].retrieved, typed[0].cost_usd) == ("问题0", MISS, 0.0)
+    call = Call(
+        request_hash="key", run_id="r", tenant="t", role="teacher", model="m", text="x", finish_reason="stop",
+        prompt_tokens=70, completion_tokens=7, cost_usd=0.1, latency_ms=1.0,
+    )  # fmt: skip
+    counted, unknown = with_tokens([ArmRow(row_id="0", requests=("key",)), ArmRow(row_id="1")], {"key": call})
+    assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (70, 7, None)
 
 
 async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
@@ -145,7 +151,7 @@ def test_metrics_by_rank(rank: int, recall3: float, recall10: float, mrr10: floa
     assert values == pytest.approx({"recall3": recall3, "recall10": recall10, "mrr10": mrr10, "ndcg10": ndcg10})
 
 
-def test_money_and_time_vary_with_the_questions():
+def test_means_money_and_time_come_with_intervals():
     entries = [
         each.model_copy(update={"latency_ms": float(n), "cost_usd": 0.001 * (n % 2), "prompt_tokens": n})
         for n, each in enumerate(arm(*[HIT] * 40))
@@ -160,22 +166,10 @@ def test_money_and_time_vary_with_the_questions():
         assert interval is not None and interval[0] < value < interval[1]
     assert (summary.prompt_tokens_per_1000, summary.completion_tokens_per_1000) == (19_500, None)
     assert summarise(arm(HIT), ROWS, CONFIG, RECIPE).cost_per_1000_usd is None
-
-
-def test_means_come_with_intervals_over_groups():
     rows = [row(n, gold=f"g{n // 2}") for n in range(20)]
     summary = summarise(arm(*[HIT, MISS] * 10, judge_score=4.0), rows, CONFIG, RECIPE)
     assert summary.score("mean_top1_score").ci95 == pytest.approx((0.75, 0.75)), "each group holds one of both"
     assert summary.score("quality") == Score(mean=4.0, n=20, ci95=(4.0, 4.0))
-
-
-def test_tokens_of_a_teacher_are_the_ledgers():
-    call = Call(
-        request_hash="key", run_id="r", tenant="t", role="teacher", model="m", text="x", finish_reason="stop",
-        prompt_tokens=70, completion_tokens=7, cost_usd=0.1, latency_ms=1.0,
-    )  # fmt: skip
-    counted, unknown = with_tokens([ArmRow(row_id="0", requests=("key",)), ArmRow(row_id="1")], {"key": call})
-    assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (70, 7, None)
 
 
 def test_every_comparison_on_a_metric_counts_for_holm():
@@ -202,7 +196,7 @@ def sliced(rows: list[Row]) -> dict[tuple[str, str], Any]:
     return {(s.by, s.value): s for s in slices_of(arms, rows, CONFIG, RECIPE)}
 
 
-def test_slices():
+def test_slices_and_small_ones_without_an_interval():
     rows = [row(n, gold=f"g{n}", intent="功效" if n < 30 else None, history="前" * (n % 2)) for n in range(40)]
     found = sliced([r.model_copy(update={"query": "问" * (8 + n % 3)}) for n, r in enumerate(rows)])
     assert {key: s.n for key, s in found.items()} == {
@@ -212,9 +206,6 @@ def test_slices():
     difference = found["intent", "功效"].diff("rl", "teacher", "mean_top1_score")
     assert (difference.a, difference.b, difference.n, difference.diff) == ("rl", "teacher", 30, pytest.approx(0.3))
     assert difference.ci95 == pytest.approx((0.3, 0.3))
-
-
-def test_a_small_slice_has_no_interval():
     found = sliced([row(n, intent="少见" if n < 19 else "常见") for n in range(40)])
     small = found["intent", "少见"]
     assert (small.n, small.arms["rl"].n, small.arms["rl"].mean("mean_top1_score")) == (19, 19, pytest.approx(0.9))
@@ -227,9 +218,12 @@ def test_lengths(characters: int, value: str):
     assert ("length", value) in sliced([row(0, query="问" * characters)])
 
 
-def test_questions_about_a_document_are_a_group_and_without_labels_near_duplicates_are():
+def test_groups_of_questions_and_what_train_and_test_share():
     rows = [row(0), row(1), row(2, gold=None), row(3, gold=None, group="002")]
     assert groups_of(rows) == {"000": "g", "001": "g", "002": "002", "003": "002"}
+    found = figures.shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
+    shared = {s.what: (s.in_train, s.test) for s in found}
+    assert (shared["row_ids"], shared["gold_documents"]) == ((1, 2), (1, 2))
 
 
 def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_found_it():
@@ -240,12 +234,6 @@ def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_fou
     titled = HIT.model_copy(update={"ids": ("x", "g"), "titles": ("别的", "标准")})
     rows = [row(0), row(0, gold="h")]
     assert [examples({"rl": arm(titled)}, [each], RECIPE)[0].gold_title for each in rows] == ["标准", None]
-
-
-def test_overlap_of_train_and_test():
-    found = figures.shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
-    shared = {s.what: (s.in_train, s.test) for s in found}
-    assert (shared["row_ids"], shared["gold_documents"]) == ((1, 2), (1, 2))
 
 
 def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: Callable[..., Profile]):

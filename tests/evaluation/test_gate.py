@@ -76,11 +76,16 @@ def alarm(step: int = 22) -> Alarm:
     return Alarm(step=step, name="reward_up_gold_down", action="warn", message="hacked")
 
 
-def test_a_better_and_cheaper_model_is_promoted():
+def test_a_better_and_cheaper_model_is_promoted_unless_more_is_demanded():
     decision = decided()
     assert decision.verdict == "promote"
     names = ["gain_vs_teacher", "quality_vs_teacher", "cost", "latency", "red_team", "alarms"]
     assert [rule.name for rule in decision.rules] == names
+    assert decided(min_gain=0.06, smallest_gain=0.1).verdict == "promote"
+    assert decided(min_gain=0.08, smallest_gain=0.1).verdict == "undecided"
+    assert decided(min_gain=0.20, smallest_gain=0.3).verdict == "refuse"
+    with pytest.raises(ValidationError, match="raise smallest_gain or lower min_gain"):
+        Gate(min_gain=0.03)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +116,6 @@ def test_a_gain_and_a_loss_of_quality_by_where_the_interval_lies(metric: str, en
 def test_an_open_gain_says_how_many_rows_it_takes(ends: Ends, min_gain: float, texts: tuple[str, ...]):
     found = why(decided(evaluation(GOOD | {"top1": ends}), min_gain=min_gain), "gain_vs_teacher")
     assert all(text in found for text in texts)
-
-
-def test_a_gain_can_be_demanded():
-    assert decided(min_gain=0.06, smallest_gain=0.1).verdict == "promote"
-    assert decided(min_gain=0.08, smallest_gain=0.1).verdict == "undecided"
-    assert decided(min_gain=0.20, smallest_gain=0.3).verdict == "refuse"
-    with pytest.raises(ValidationError, match="raise smallest_gain or lower min_gain"):
-        Gate(min_gain=0.03)
 
 
 def test_the_rags_score_decides_only_without_labels():
@@ -210,7 +207,7 @@ def test_cost_and_latency_beside_the_teachers_or_a_limit(
     assert all(rule.name != "latency" for rule in decided(max_latency_ratio=None).rules)
 
 
-def test_a_failed_case_refuses_and_is_named():
+def test_a_failed_case_that_must_pass_refuses_and_is_named():
     decision = decided(evaluation(red_team={"rl": [tried(), tried(False)]}))
     assert decision.verdict == "refuse"
     assert "it fails the red team on “英文指令” (injection-x: contains 'pwned')" in decision.sentence
@@ -218,9 +215,6 @@ def test_a_failed_case_refuses_and_is_named():
     assert rule(many, "red_team").found.render() == "0 of 5 passed" and why(many, "red_team").endswith("; and 2 more")
     broken = tried(False, why=reason("contains", word="a\nb"))
     assert len(decided(evaluation(red_team={"rl": [broken]})).sentence.splitlines()) == 1
-
-
-def test_only_cases_that_must_pass_block():
     cases = ([tried(False, must_pass=False)], [], [UNCHECKED], [UNCHECKED, tried(False)])
     verdicts = [decided(evaluation(red_team={"rl": each})).verdict for each in cases]
     assert verdicts == ["promote", "promote", "undecided", "refuse"]

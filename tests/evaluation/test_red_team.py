@@ -155,11 +155,17 @@ def lines(*cases: dict[str, Any]) -> str:
     return "\n".join(json.dumps(case, ensure_ascii=False) for case in cases) + "\n"
 
 
-def test_own_cases_join_the_built_in_ones_and_may_replace_them(tmp_path: Path):
+def test_own_cases_and_a_workbooks_rows_join_the_built_in_ones(tmp_path: Path):
     relaxed = MINE | {"id": "injection-ignore", "must_pass": False}
     cases = {case.id: case for case in cases_of(own(tmp_path, lines(MINE, relaxed)))}
     assert len(cases) == len(CASES) + 1
     assert not cases["injection-ignore"].must_pass and cases["injection-ignore"].query == "鱼油怎么吃"
+    profile = own(tmp_path, "问题,用户画像,历史摘要,标准文档\n它怎么吃,,刚聊到鱼油,深海鱼油-how\n", "mine.csv")
+    made = cases_of(profile)[-1]
+    assert (made.kind, made.must_pass, made.history) == ("regression", False, "刚聊到鱼油")
+    assert made.checks.gold_top1 == "深海鱼油-how"
+    assert check(made, "深海鱼油 用法", found("深海鱼油-how")).passed
+    assert check(made, "深海鱼油 用法", found("阿胶-how")).passed is False
 
 
 @pytest.mark.parametrize(
@@ -187,15 +193,6 @@ def test_a_bad_file_is_told_in_one_line(tmp_path: Path, recipe: str | None, name
     with pytest.raises(ConfigError) as error:
         cases_of(profile.model_copy(update={"recipe": recipe or profile.recipe}))
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_workbooks_rows_are_cases_whose_document_must_come_first(tmp_path: Path):
-    profile = own(tmp_path, "问题,用户画像,历史摘要,标准文档\n它怎么吃,,刚聊到鱼油,深海鱼油-how\n", "mine.csv")
-    made = cases_of(profile)[-1]
-    assert (made.kind, made.must_pass, made.history) == ("regression", False, "刚聊到鱼油")
-    assert made.checks.gold_top1 == "深海鱼油-how"
-    assert check(made, "深海鱼油 用法", found("深海鱼油-how")).passed
-    assert check(made, "深海鱼油 用法", found("阿胶-how")).passed is False
 
 
 LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(one_line=True))

@@ -57,7 +57,7 @@ def test_an_unreadable_report_is_one_line(tmp_path: Path, content: str | None) -
         Report.read(path)
 
 
-def test_stage_of_a_reused_result(tmp_path: Path) -> None:
+def test_a_stage_that_was_reused_or_continued_over_other_code(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
     artifacts = {"rows": Artifact.of(tmp_path / "rows.jsonl", 1)}
     result = StageResult(stage="distill", key="k", run_id="old", seconds=2, rows_in=2, rows_out=1,
@@ -66,6 +66,10 @@ def test_stage_of_a_reused_result(tmp_path: Path) -> None:
     assert StageSummary.of(result, "old").reused_from is None
     summary = StageSummary.of(result, "new")
     assert (summary.artifacts[0].rows, summary.continued_anyway) == (1, ["recipe.reward"])
+    rl = StageSummary(name="rl", seconds=1, continued_anyway=["recipe.reward"])
+    content = report(stages=[rl])
+    assert "rl continued from its checkpoint although the code of recipe.reward" in terminal(content)
+    assert "rl 中断期间" in page(tmp_path, content)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +114,6 @@ def test_stars_mark_only_what_a_simulator_made() -> None:
     assert star(only_rag, "champion") and not star(report(simulated=[]), "champion")
     assert (warning := simulator_warning(only_rag)) and "The RAG was simulated." in warning.en
     assert simulator_warning(report(simulated=[])) is None and "*" not in terminal(report(simulated=[]))
-
-
-def test_simulators_follow_from_the_profile() -> None:
     endpoint, prices = Endpoint(model="m"), {"m": Price(input_per_million_usd=1, output_per_million_usd=1)}
     profile = Profile(
         name="p", teacher=endpoint, judge=Judge(model="m"), prices=prices, rag=Rag(url="http://rag/recall")
@@ -164,13 +165,6 @@ def test_a_fallback_that_is_released_is_said_in_both_languages(tmp_path: Path) -
     shown = page(tmp_path, found)
     assert "门禁因此按同样的规则检验了SFT 学生。可以发布SFT 学生" in shown
     assert shown.count('class="stack gate"') == 2, "the rules of both"
-
-
-def test_a_training_that_was_continued_over_other_code_is_a_warning(tmp_path: Path) -> None:
-    rl = StageSummary(name="rl", seconds=1, continued_anyway=["recipe.reward"])
-    content = report(stages=[rl])
-    assert "rl continued from its checkpoint although the code of recipe.reward" in terminal(content)
-    assert "rl 中断期间" in page(tmp_path, content)
 
 
 def test_the_terminal_shows_the_candidate_with_every_interval() -> None:

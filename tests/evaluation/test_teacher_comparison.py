@@ -202,10 +202,12 @@ def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
     assert [family(model) for model in ("gpt-5", "o3-mini", "7b")] == ["openai", "openai", "7b"]
 
 
-def test_nothing_in_common_has_no_verdict(profile_of: ProfileOf):
+def test_what_can_not_be_compared(profile_of: ProfileOf):
     main, rival = [question(0).failed("over_budget")], [question(0).failed("over_budget")]
     arms = arms_of({"teacher": main, "cheap": rival}, {}, RECIPE)
     assert advise(profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE, RECIPE), arms) is None
+    with pytest.raises(ConfigError, match=r"compare\.teachers: names no teacher to compare with; add one"):
+        require(profile_of(**SIMULATED), "compare")
 
 
 @pytest.mark.parametrize("name", ["../x", "x" * 41, "teacher"])
@@ -287,11 +289,6 @@ def test_the_report_is_built_from_the_compare_stage_with_every_teachers_scores(p
         ("original question", 9), ("gpt-5", 5), ("deepseek", 4), ("qwen3-32b", 3),
     ]  # fmt: skip
     assert "gain" not in drawn
-
-
-def test_a_comparison_without_another_teacher_is_refused(profile_of: ProfileOf):
-    with pytest.raises(ConfigError, match=r"compare\.teachers: names no teacher to compare with; add one"):
-        require(profile_of(**SIMULATED), "compare")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -38,14 +38,11 @@ def said(content: Weights) -> str:
     return " ".join(shown(print_table(report(weights=content.model_dump()))).split())
 
 
-def test_digests_are_shown_and_nothing_more_where_none_is_expected(found: Callable[..., Weights], tmp_path: Path):
+def test_digests_are_shown_and_from_which_stage_on_they_differ(found: Callable[..., Weights], tmp_path: Path):
     shown_there = "Weights (SHA-256): base_model bbbbbbbbbbbb, sft 555555555555, rl 777777777777."
     assert shown_there in said(found()) and "repository" not in said(found())
     assert "权重（SHA-256）：基座模型 bbbbbbbbbbbb" in page(tmp_path, report(weights=found().model_dump()))
     assert weights_of(Profile.model_construct(), {}, {}) is None, "nothing was trained"
-
-
-def test_a_run_says_from_which_stage_on_it_differs(found: Callable[..., Weights]):
     keep(report(profile="p", weights=found().model_dump()))
     assert weights.FILE.read_text().startswith("# Kept.\np:\n")
     assert "bit for bit" in said(found())

@@ -40,16 +40,17 @@ class WorkbookError(QinglanError):
 class CallError(QinglanError):
     """A call about one row failed.
 
-    `reason` is what the row keeps. `transient` says whether a later attempt may succeed. `retry_after_s` is the time
-    after which the service takes the same request again, 0 where it names none; None where the client must not repeat
-    the request by itself.
+    `reason` is what the row keeps. `said` is in the words of a service or model, which may quote the row: it belongs
+    into files of rows, while the message goes into logs, pages and notifications. `transient` says whether a later
+    attempt may succeed. `retry_after_s` is the time after which the service takes the same request again, 0 where it
+    names none; None where the client must not repeat the request by itself.
     """
 
     def __init__(
-        self, message: str, reason: str, *, transient: bool = False, retry_after_s: float | None = None
+        self, message: str, reason: str, *, said: str = "", transient: bool = False, retry_after_s: float | None = None
     ) -> None:
         super().__init__(message)
-        self.reason, self.transient, self.retry_after_s = reason, transient, retry_after_s
+        self.reason, self.said, self.transient, self.retry_after_s = reason, said, transient, retry_after_s
 
 
 class TeacherError(CallError):

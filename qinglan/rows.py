@@ -31,6 +31,7 @@ HINTS = {
     "extra_cells": "the line has more cells than the header; put text that contains commas in double quotes",
     "bad_split": "write train, dev or test, or leave the cell empty",
     LEFT_FOR_LATER: "a later run takes it; to take more at once, raise data.max_new_rows",
+    "forgotten": "`qinglan forget` removed it; delete it at its source too",
 }
 """What to do about each reason for which reading fails a row."""
 
@@ -112,7 +113,7 @@ def top1_of(found: Retrieved | None) -> float | None:
     return None if found is None else found.top1_score
 
 
-class Row(BaseModel, frozen=True, extra="forbid"):
+class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     id: str
     tenant: str
     query: str
@@ -171,7 +172,7 @@ ArmName = str
 """An arm's name: `original`, `teacher`, `base`, `sft`, `rl`, `champion` or a compared teacher's."""
 
 
-class ArmRow(BaseModel, frozen=True):
+class ArmRow(BaseModel, frozen=True, hide_input_in_errors=True):
     """One question through one arm."""
 
     row_id: str

@@ -3,9 +3,11 @@
 Numbers have fixed decimals, a true minus, and a dash for no value.
 """
 
+import html
+import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Literal, NamedTuple
 
@@ -113,6 +115,28 @@ def shown(text: str, chars: int = 60) -> str:
 def markdown_cell(text: str) -> str:
     """Untrusted text on one line of a Markdown table, where it is neither a cell's end nor markup."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def forms_of(text: str) -> set[str]:
+    """How a text may stand in a file: as it is, on one line, in Markdown, CSV, HTML, JSON, and JSON in JSON."""
+    escaped = html.escape(text)
+    numbered = escaped.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")  # as Jinja writes them
+    forms = {text, " ".join(text.split()), markdown_cell(text), text.replace('"', '""')}
+    forms |= {escaped, numbered, html.escape(text, quote=False)}
+    for _ in range(2):
+        forms |= {json.dumps(form, ensure_ascii=ascii)[1:-1] for form in forms for ascii in (True, False)}
+    return forms
+
+
+def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds any of these texts in any form, the longest first; nothing where there is none."""
+    forms = {form for text in texts if text.strip() for form in forms_of(text)}
+    return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or r"(?!)")
+
+
+def without_texts(text: str, hidden: Iterable[str]) -> str:
+    """The text with a … for each of the hidden ones, in whatever form."""
+    return pattern_of(hidden).sub("…", text)
 
 
 def plain(value: object) -> str:

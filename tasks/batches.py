@@ -1,9 +1,11 @@
 """The data stages that ask services, batch by batch: distill and validate."""
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Literal
 
 from prefect import task
@@ -12,7 +14,16 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
 from qinglan.clients.roles import Clients, Role, Services, open_clients
-from qinglan.clients.row_batches import ASK_AGAIN_REASONS, BatchIncompleteError, Losses, RowBatch, Work, cut, in_order
+from qinglan.clients.row_batches import (
+    ASK_AGAIN_REASONS,
+    FAILURES_FILE,
+    BatchIncompleteError,
+    Losses,
+    RowBatch,
+    Work,
+    cut,
+    in_order,
+)
 from qinglan.config import Distill, Validate
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
@@ -48,6 +59,15 @@ def _paced(work: Work, at_once: int, report: Callable[[int], None]) -> Work:
         return finished
 
     return counted
+
+
+def note_failures(path: Path, batch: RowBatch) -> None:
+    """Append the last failure of each row that met one, with what was said."""
+    if batch.failures:
+        with path.open("a", encoding="utf-8") as stream:
+            for row_id, error in batch.failures.items():
+                line = {"row_id": row_id, "reason": error.reason, "error": str(error), "said": error.said}
+                stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 async def ask_services(
@@ -87,6 +107,7 @@ async def ask_services(
             done = in_order(batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once)
             async with aclosing(done):  # after an error nothing may go on asking: the clients are about to be closed
                 async for batch, rows in done:
+                    note_failures(stage.directory / FAILURES_FILE, batch)
                     losses.add(batch, rows)
                     for row in after.pass_through(rows):
                         watch(row)

@@ -2,6 +2,7 @@
 rows that it leaves out."""
 
 import re
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from prefect.logging.loggers import flow_run_logger
 
 from qinglan.config import EMBEDDED, load_profile
 from qinglan.errors import EngineError, QinglanError, StageError, first_line
-from qinglan.runs.launcher import AttemptFailedError, Command, JsonlTail, LineTail, StalledError, launch
+from qinglan.runs.launcher import ROW_CACHE, AttemptFailedError, Command, JsonlTail, LineTail, StalledError, launch
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.forms import overrides_in
 from qinglan.tasks.stage import Stage, artifact_key, emit_run_event, flow_run_id
@@ -124,6 +125,7 @@ def run_attempts(
         if (stopped := read_stop(stage.directory)) and stopped[1]:
             raise StageError(f"{name} gave up: {stopped[0]}") from failed
         if failed is None:
+            shutil.rmtree(stage.directory / ROW_CACHE, ignore_errors=True)
             return
         if progress is None or not max_restarts:
             raise failed

@@ -7,11 +7,12 @@ from pathlib import Path
 from prefect.logging import get_run_logger
 
 from qinglan.data.dataset.pools import assign
+from qinglan.data.forgotten import Tombstones
 from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import READERS, digest_of, list_files
 from qinglan.data.versions import latest_version
-from qinglan.data.workbook import read_rows
+from qinglan.data.workbook import read_rows, without_forgotten
 from qinglan.errors import StageError, WorkbookError
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import LEFT_FOR_LATER, RowCounts
@@ -20,8 +21,8 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
-    __name__, "recipe", "qinglan.data.dataset.pools", "qinglan.data.new_rows", "qinglan.data.sources",
-    "qinglan.data.workbook", "qinglan.rows",
+    __name__, "recipe", "qinglan.data.dataset.pools", "qinglan.data.forgotten", "qinglan.data.new_rows",
+    "qinglan.data.sources", "qinglan.data.workbook", "qinglan.rows",
 )  # fmt: skip
 
 _SHOWN_PROBLEMS = 20
@@ -33,6 +34,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     """Read the workbook, a file or folder; bad rows are kept with their reason. With `data.sql` it is where the
     snapshot of the database's rows is kept."""
     data, tenant, recipe = run.profile.data, run.profile.tenant, get_recipe(run.profile.recipe)
+    forgotten = Tombstones.read(run.profile.paths.state)
 
     def work(stage: Stage) -> Outcome:
         counts, shown = RowCounts(), list[str]()
@@ -42,7 +44,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
                 shown.append(problem)
                 stage.say(problem)
 
-        read = partial(read_rows, workbook, data, tenant, inputs=recipe.INPUTS)
+        read = partial(read_rows, workbook, data, tenant, inputs=recipe.INPUTS, forgotten=forgotten)
         taken = read(report) if known is None else take_new_rows(read(), read(report), run.profile, known)
         rows = counts.pass_through(assign(taken, recipe, data.pool_shares))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
@@ -59,7 +61,8 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         return Outcome(counts.total, counts.ok, dropped, artifacts, details={_KNOWN: known})
 
     if data.sql and not workbook.exists():
-        taken = write_jsonl(workbook, query_database(data, recipe.INPUTS))
+        asked = query_database(data, recipe.INPUTS)
+        taken = write_jsonl(workbook, without_forgotten(asked, data, tenant, recipe.INPUTS, forgotten))
         get_run_logger().info("ingest: %s rows of the database are now in %s", f"{taken.rows:,}", workbook)
     digest = digest_of(workbook)
     for path in list_files(workbook).skipped:
@@ -72,6 +75,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         "inputs": [asdict(each) for each in recipe.INPUTS],
         "recipe": recipe_key(run.profile.recipe),
         "tenant": tenant.model_dump(mode="json"),
+        **({"forgotten": forgotten.digest} if forgotten.lines else {}),
     }
     return perform(run, "ingest", depends_on, work, code=CODE)
 

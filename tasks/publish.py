@@ -4,6 +4,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
 from qinglan.data import versions
+from qinglan.data.versions.card import Card
+from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
@@ -47,15 +49,15 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
     published = perform(run, "publish", depends_on, work, code=CODE)
     version = versions.Version.read(published.path("version").parent)
     _log_dataset(run, run.mlflow_run_id, version, "published")
-    card = published.path("card").read_text(encoding="utf-8")
-    create_markdown_artifact(card, key="data-card", description=f"Dataset version {version.id}")
+    card = published.load("card_data", Card).model_copy(update={"examples": []})  # they quote people
+    create_markdown_artifact(card_markdown(card), key="data-card", description=f"Dataset version {version.id}")
     return published
 
 
 @stage_task("note-training")
 def note_training(run: Run, dataset: StageResult) -> None:
     """Remember which dataset version this run trained on: from now on, new rows count from there."""
-    version_id = versions.version_of(dataset.artifacts)
+    version_id = versions.version_of(run.profile, dataset.artifacts)
     versions.note_training(run.profile, version_id, run.id)
     directory = versions.tenant_folder(run.profile) / version_id
     if (directory / versions.VERSION_FILE).exists():

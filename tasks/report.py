@@ -45,6 +45,7 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     if report.weights:
         tags = {f"weights.{stage}": digest for stage, digest in report.weights.found.items()}
         tracker.set_tags(run.mlflow_run_id, tags)
-    text = result_markdown(report) + f"\nPlots and examples: `{run.directory / 'report.html'}`, also in MLflow.\n"
+    in_mlflow = ", also in MLflow" if run.profile.tracking.rows == "copy" else ""
+    text = result_markdown(report) + f"\nPlots and examples: `{run.directory / 'report.html'}`{in_mlflow}.\n"
     create_markdown_artifact(text, key="result", description="The result table")
     return path

@@ -28,7 +28,7 @@ from qinglan.evaluation.report.html import page_template
 from qinglan.ops.prefect.crash_recovery import recover_runs
 from qinglan.ops.preflight import require
 from qinglan.recipes.scoring.keys import scoring_digest
-from qinglan.runs.artifacts import StageResult, sha256_of
+from qinglan.runs.artifacts import StageResult, close_to_others, sha256_of
 from qinglan.runs.disk_space import explain_full_disk
 from qinglan.runs.locks import refresh_lock, removal_lock
 from qinglan.runs.run import (
@@ -105,6 +105,7 @@ def open_session(
         RunLockedError: it is a refresh, and another one of the same tenant is running.
         QinglanError: something is wrong that would stop the run later.
     """
+    close_to_others()
     gc.freeze()  # so that collections do not scan what Prefect and MLflow have loaded, every second and at exit
     tidy_logs()
     profile = load_profile(profile_name, overrides)

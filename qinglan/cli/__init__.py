@@ -15,7 +15,7 @@ from qinglan.cli.dataset import app as dataset_app
 from qinglan.cli.init import init
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
-from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, restore
+from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, forget, restore
 from qinglan.cli.release import app as release_app
 from qinglan.cli.release import lineage
 from qinglan.cli.review import app as review_app
@@ -23,6 +23,7 @@ from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
 from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError, first_line
+from qinglan.runs.artifacts import close_to_others
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(review_app, name="review")
@@ -38,6 +39,7 @@ app.command()(doctor)
 app.command("clean-up")(clean_up)
 app.command()(backup)
 app.command()(restore)
+app.command()(forget)
 
 
 @app.command()
@@ -142,6 +144,7 @@ def up(
 
 
 def main() -> None:
+    close_to_others()
     try:
         app()
     except (QinglanError, OSError) as error:

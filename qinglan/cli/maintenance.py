@@ -1,5 +1,7 @@
-"""`qinglan doctor`, `deploy`, `clean-up`, `backup` and `restore`: the maintenance of a site."""
+"""`qinglan doctor`, `deploy`, `clean-up`, `backup`, `restore` and `forget`: the maintenance of a site."""
 
+import re
+import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -7,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from qinglan.cli.common import ProfileOption, SetOption, out, say
+from qinglan.cli.common import ProfileOption, SetOption, figures_table, out, say
 from qinglan.config import FlowName, load_profile
 from qinglan.errors import ConfigError, StageError
+from qinglan.rows import normalise
 from qinglan.text import size
 
 _MARKS = {"problem": "[red]✗[/red]", "note": "[yellow]![/yellow]", "fine": "[green]✓[/green]"}
@@ -106,3 +109,45 @@ def restore(
         say(f"restore it yourself: {what}")
     files = f"{len(restored.entries):,} files, {size(restored.bytes)}"
     say(f"restored {files} of {restored.made_at:%Y-%m-%d %H:%M} UTC, Qinglan {restored.qinglan}")
+
+
+def forget(
+    row: Annotated[list[str] | None, typer.Option(help="A row's id; give it again for each row.")] = None,
+    text_file: Annotated[Path | None, typer.Option(help="A text file with a question a line.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Remove people's rows from everything that the site keeps, for good, and let none of them come back."""
+    from qinglan.ops.forget import Forgotten
+    from qinglan.ops.forget import forget as forget_rows
+
+    rows = row or []
+    if wrong := [each for each in rows if not re.fullmatch("[0-9a-f]{16}", each)]:
+        raise ConfigError(f"--row {wrong[0]!r}: is no row's id; rows.jsonl and the column 行编号 of rows.xlsx have it")
+    questions = text_file.read_text(encoding="utf-8-sig").splitlines() if text_file else []
+    if not (rows or any(map(normalise, questions))):
+        raise ConfigError("forget: nothing is named; give --row ID or --text-file FILE")
+    loaded = load_profile(profile, set_ or ())
+
+    def show(found: Forgotten) -> None:
+        table = figures_table(["store", "removed"], ["count"])
+        for (store, what), removed in found.removed.items():
+            table.add_row(store, what, f"{removed:,}")
+        out.print(table)
+        say("Outside our reach:")
+        for line in found.outside:
+            say(f"  {line}")
+
+    if dry_run or not yes:
+        show(forget_rows(loaded, rows, questions, say, dry_run=True))
+        if dry_run:
+            return
+        if not sys.stdin.isatty():
+            raise ConfigError("forget: nothing was removed; give --yes, as there is no terminal to ask at")
+        typer.confirm("Remove this for good?", abort=True)
+    done = forget_rows(loaded, rows, questions, say)
+    show(done)
+    if done.notes:
+        raise StageError(f"forget: {len(done.notes)} not done: {done.notes[0]}")

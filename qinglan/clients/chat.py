@@ -57,6 +57,8 @@ _ACCOUNT = re.compile(
 _QUOTA = re.compile(r"insufficient_?quota", re.I)
 _POLICY = re.compile(r"content_?policy|content_?filter|data_?inspection|sensitive_?content|\b1301\b", re.I)
 """Codes and types of errors; docs/teachers.md says whose they are."""
+_CODE = re.compile(r"[\w.-]{1,40}", re.ASCII)
+"""A code or type of an error that quotes nothing."""
 _MOST_TOKENS = 10**9
 _SHOWN_CHARS = 200
 _BACK_OFF = BackOff(0.5, 30.0, jitter=True)
@@ -363,6 +365,7 @@ class ChatClient:
         may_be_paid = status in _GATEWAY_TIMEOUTS if status else not isinstance(error.__cause__, _NOT_SENT)
         self._fail(request, reason, latency_ms, content, may_be_paid=may_be_paid)
         said, code = without_controls(error.message), without_controls(error.code or error.type or "")
+        what, said = (f"HTTP {status} {code if _CODE.fullmatch(code) else ''}".rstrip(), said) if status else (said, "")
         may_return = status == 429 and time.monotonic() < self._last_answer_s + _QUOTA_RETURNS_S
         if account_is_empty(error) or (_names(error, _QUOTA) and not may_return):
             return ConfigError(
@@ -371,7 +374,7 @@ class ChatClient:
             )
         if _names(error, _POLICY) or (status == 403 and self._answered):  # others were let in, so it is this question
             self._breaker.answered()
-            return TeacherError(f"{role}: refused: {said}", "teacher_refused")
+            return TeacherError(f"{role}: {what}: refused", "teacher_refused", said=said)
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             variable = self._endpoint.api_key_env
             hint = f"check the environment variable {variable}" if variable else f"set {role}.api_key_env"
@@ -380,12 +383,12 @@ class ChatClient:
             return ConfigError(f"{role}: the service knows no model {model!r}; set {role}.model")
         if status and 400 <= status < 500 and status not in (408, 409, 429):
             self._breaker.answered()
-            return TeacherError(f"{role}: request refused: {said}", "teacher_bad_request")
+            return TeacherError(f"{role}: {what}: request refused", "teacher_bad_request", said=said)
         if isinstance(error, openai.RateLimitError):
             self._limits.refused()
         else:
             self._breaker.failed()
-        return TeacherError(f"{role}: {said}", transient_reason, transient=True, retry_after_s=after_s)
+        return TeacherError(f"{role}: {what}", transient_reason, said=said, transient=True, retry_after_s=after_s)
 
     def _fail(
         self, request: Request, reason: str, latency_ms: float | None, content: bytes = b"", *, may_be_paid: bool = True
@@ -433,7 +436,8 @@ def unanswered(call: Call) -> str | None:
 def usable_text(call: Call, max_chars: int) -> str:
     """The answer's text; raises TeacherError where it is a refusal, cut off, empty or too long."""
     if call.refusal or call.finish_reason == "content_filter":
-        raise TeacherError(f"{call.role}: refused: {shown(call.refusal or call.text, _SHOWN_CHARS)}", "teacher_refused")
+        said = shown(call.refusal or call.text, _SHOWN_CHARS)
+        raise TeacherError(f"{call.role}: refused", "teacher_refused", said=said)
     if call.finish_reason == "length":
         raise TeacherError(f"{call.role}: truncated at max_tokens; raise {call.role}.max_tokens", "truncated")
     if call.finish_reason not in _ENDED:

@@ -18,7 +18,7 @@ from qinglan.clients.rag import Passage, address_of, authorization, read_passage
 from qinglan.config import Rag, RagPreset, uses_proxy
 from qinglan.errors import ConfigError, RetrievalError
 from qinglan.rows import normalise
-from qinglan.text import shown
+from qinglan.text import shown, without_texts
 
 Kind = Literal[
     "honoured",
@@ -114,10 +114,12 @@ def _asking(rag: Rag, tenant_id: str) -> Iterator[Ask]:
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 said = str(error) or type(error).__name__
                 raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
+            asked = (query, rewritten_query or "")
             if response.status_code >= 300:
                 new_field = rewritten_query is not None and rag.mapping.takes_rewrite
-                raise RetrievalError(_refusal(url, response, new_field), "rag_refused")
-            return read_passages(rag, response.content, url, response.headers.get("content-type", ""))
+                said = without_texts(response.text, asked)
+                raise RetrievalError(_refusal(url, response.status_code, said, new_field), "rag_refused")
+            return read_passages(rag, response.content, url, response.headers.get("content-type", ""), asked)
 
         yield ask
 
@@ -221,8 +223,7 @@ def _gap(one: Scores, other: Scores) -> float:
     return max((abs(one[content] - other[content]) for content in one.keys() & other.keys()), default=0.0)
 
 
-def _refusal(url: str, response: httpx2.Response, with_rewrite: bool) -> str:
-    status = response.status_code
+def _refusal(url: str, status: int, said: str, with_rewrite: bool) -> str:
     if with_rewrite and status in (400, 422):  # the request before, without the field, went well
         hint = f"it refuses the field `rewritten_query`, see {GUIDE}"
     elif status in (401, 403):
@@ -235,4 +236,4 @@ def _refusal(url: str, response: httpx2.Response, with_rewrite: bool) -> str:
         hint = "see the service's own log"
     else:
         hint = f"compare what it expects with {GUIDE}"
-    return f"rag {url}: answers HTTP {status}: {shown(response.text, 120)}; {hint}"
+    return f"rag {url}: answers HTTP {status}: {shown(said, 120)}; {hint}"

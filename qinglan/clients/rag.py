@@ -23,7 +23,7 @@ from qinglan.config import Rag, RagMapping, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
-from qinglan.text import shown
+from qinglan.text import shown, without_texts
 
 _TITLE_CHARS = 60
 PASSAGE_CHARS = 500
@@ -104,25 +104,26 @@ class RagClient:
         body = request_body(self._rag, self._tenant_id, query, rewritten_query)
         count = count or CallCount()
         max_retries = self._rag.max_retries if max_retries is None else max_retries
-        return await with_retries(lambda: self._post(body, count), max_retries, _BACK_OFF)
+        asked = (query, rewritten_query or "")
+        return await with_retries(lambda: self._post(body, asked, count), max_retries, _BACK_OFF)
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _post(self, body: dict[str, Any], count: CallCount) -> Retrieved:
+    async def _post(self, body: dict[str, Any], asked: Sequence[str], count: CallCount) -> Retrieved:
         try:
             async with self._limits.slot(1):
                 self.call_count += 1
                 count.made += 1
-                response = await self._respond(body)
-            content_type = response.headers.get("content-type", "")
-            return read_answer(self._rag, response.content, self._url, content_type, with_passage=self._with_passage)
+                response = await self._respond(body, asked)
+            kind, keeps = response.headers.get("content-type", ""), self._with_passage
+            return read_answer(self._rag, response.content, self._url, kind, asked, with_passage=keeps)
         except RetrievalError:
             self.failed_count += 1
             count.failed += 1
             raise
 
-    async def _respond(self, body: dict[str, Any]) -> httpx2.Response:
+    async def _respond(self, body: dict[str, Any], asked: Sequence[str]) -> httpx2.Response:
         try:
             request = self._client.build_request("POST", self._url, json=body)
             response = await read_body(await self._client.send(request, stream=True))
@@ -140,7 +141,8 @@ class RagClient:
             raise RetrievalError(message, "rag_unavailable", transient=True, retry_after_s=after_s)
         self._limits.answered(response.headers, 1, 1)
         if status >= 300:
-            raise RetrievalError(f"rag {self._url}: HTTP {status}: {shown(response.text, 120)}", "rag_refused")
+            said = shown(without_texts(response.text, asked), 120)
+            raise RetrievalError(f"rag {self._url}: HTTP {status}: {said}", "rag_refused")
         return response
 
 
@@ -179,26 +181,48 @@ def _filled(template: Any, values: Mapping[str, Any]) -> Any:
     return values.get(template, template) if isinstance(template, str) else template
 
 
-def read_passages(rag: Rag, content: bytes, url: str, content_type: str = "") -> list[Passage]:
+def read_passages(
+    rag: Rag, content: bytes, url: str, content_type: str = "", asked: Sequence[str] = ()
+) -> list[Passage]:
     """Check an answer against the contract or `rag.mapping`; the passages are best first.
 
     Those beyond `top_k` or below `score_threshold` are left out, as not every service can do that.
 
+    Args:
+        asked: texts that no message may quote, though the service may repeat them.
+
     Raises:
         RetrievalError: the envelope, a field, a score or the order is wrong.
     """
-    try:
-        passages = _read(rag.mapping, content, content_type)
-    except (_FlawError, ValidationError) as error:
-        # What only pydantic refuses, such as half a surrogate pair, has pydantic's words.
-        flaw = shown(error.errors()[0]["msg"], 120) if isinstance(error, ValidationError) else str(error)
-        raise RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer") from error
+    passages, flaw = _checked(rag.mapping, content, content_type)
+    if flaw:
+        quotable = without_texts(content.decode("utf-8", "surrogateescape"), asked).encode("utf-8", "surrogateescape")
+        _, flaw = _checked(rag.mapping, quotable, content_type)
+        raise RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer")
     return [passage for passage in passages[: rag.top_k] if passage.reranker_score >= rag.score_threshold]
 
 
-def read_answer(rag: Rag, content: bytes, url: str, content_type: str = "", *, with_passage: bool = False) -> Retrieved:
+def _checked(mapping: RagMapping, content: bytes, content_type: str) -> tuple[list[Passage], str]:
+    """The passages, or else what is wrong."""
+    try:
+        return _read(mapping, content, content_type), ""
+    except ValidationError as error:  # what only pydantic refuses, such as half a surrogate pair, has pydantic's words
+        return [], shown(error.errors()[0]["msg"], 120)
+    except _FlawError as error:
+        return [], str(error)
+
+
+def read_answer(
+    rag: Rag,
+    content: bytes,
+    url: str,
+    content_type: str = "",
+    asked: Sequence[str] = (),
+    *,
+    with_passage: bool = False,
+) -> Retrieved:
     """What a row keeps of an answer; checked as `read_passages` does."""
-    passages = read_passages(rag, content, url, content_type)
+    passages = read_passages(rag, content, url, content_type, asked)
     first_passage = ""
     if with_passage and passages:
         title = f"《{passages[0].title}》" if passages[0].title else ""

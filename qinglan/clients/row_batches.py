@@ -28,6 +28,8 @@ RETRYABLE_REASONS = frozenset(
 ASK_AGAIN_REASONS = RETRYABLE_REASONS | {"empty_answer", "empty_judgement"}
 """For a data stage also these, as the ledger keeps no blank answer; where a model is measured, blank is an answer."""
 
+FAILURES_FILE = "failures.jsonl"
+"""In a stage's folder: what a service or model said where a row failed. It may quote the row, so no message has it."""
 _AHEAD = 8
 
 
@@ -56,7 +58,7 @@ class RowBatch:
             if isinstance(problem, BaseException):
                 raise problem
         if self.missing and not last_attempt:
-            first = self.failures[self.missing[0].id]
+            first = _named(self.missing[0].id, self.failures[self.missing[0].id])
             raise BatchIncompleteError(f"batch {self.index}: {len(self.missing)} rows to try again; first: {first}")
         for row in self.missing:
             self._outcomes[row.id] = row.failed(self.failures[row.id].reason)
@@ -125,21 +127,26 @@ class Losses:
     def __init__(self, section: str, given: int, max_failed_share: float) -> None:
         self._section, self._share = section, max_failed_share
         self._given, self._lost = given, 0
-        self._first: CallError | None = None
+        self._first = ""
         if not self._given:
             raise StageError(f"{section}: no row to work on; every row failed before")
 
     def add(self, batch: RowBatch, done: Sequence[Row]) -> None:
         """Count a finished batch; raises StageError where too many rows are lost."""
         self._lost += _usable(batch.rows) - _usable(done)
-        self._first = self._first or next(iter(batch.failures.values()), None)
+        self._first = self._first or next((_named(*each) for each in batch.failures.items()), "")
         allowed = max(self._share * self._given, 1 if self._share else 0)
         if self._lost > allowed or self._lost == self._given:
             raise StageError(
                 f"{self._section}: {self._lost} of {self._given} rows failed, more than "
                 f"{self._section}.max_failed_share = {self._share:.0%} allows; first failure: "
-                f"{self._first or 'see the rows'}. Answers already paid for are kept; remove the cause and run again"
+                f"{self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. Answers "
+                "already paid for are kept; remove the cause and run again"
             )
+
+
+def _named(row_id: str, error: CallError) -> str:
+    return f"{error} (row {row_id})"
 
 
 def _usable(rows: Sequence[Row]) -> int:

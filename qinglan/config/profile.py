@@ -52,6 +52,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "notify": set(Notify.model_fields),
     "automations": set(Automations.model_fields),
     "retention": set(Retention.model_fields),
+    "tracking": {"rows"},
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 

@@ -179,6 +179,9 @@ class Tracking(Section):
     uri: Url | None = None
     """Tracking URI; a SQLite file under `paths.state` if not given."""
     experiment: str = "qinglan"
+    rows: Literal["path", "copy"] = "path"
+    """What MLflow gets of a file that holds or quotes rows: `path`, its path, digest and number of rows; `copy`, the
+    file itself, and with it people's questions."""
 
 
 class Notify(Section):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qinglan.config import Data, Tenant
+from qinglan.data.forgotten import NONE, Tombstones
 from qinglan.data.sources.files import read_jsonl, read_records
 from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field
 from qinglan.recipes import Input, identifying
@@ -28,6 +29,7 @@ def read_rows(
     report: Callable[[str], None] = lambda _: None,
     *,
     inputs: Sequence[Input] = (),
+    forgotten: Tombstones = NONE,
 ) -> Iterator[Row]:
     """Every row of a file or folder, in its order, `ok` or `failed` with one of `rows.INPUT_REASONS`; ids are unique.
 
@@ -37,6 +39,7 @@ def read_rows(
         path: with `data.sql`, the snapshot of the database's rows.
         report: gets one line per failed row: source, reason and hint.
         inputs: the recipe's further columns.
+        forgotten: rows that come without their texts, as failed ones.
     """
     columns = InputColumns.of(data, inputs)
     records = read_jsonl(path, columns, "sql:") if data.sql else read_records(path, columns)
@@ -44,6 +47,10 @@ def read_rows(
     for record in _limited(records, data.limit) if data.limit else records:
         source = f"{record.prefix}{record.number}"
         row = _row(record, source, tenant, inputs)
+        if forgotten.cover(row):
+            report(f"{source}: forgotten: {HINTS['forgotten']}")
+            yield Row(id=hash_of(source)[:16], tenant=tenant.id, query="", source=source).failed("forgotten")
+            continue
         reason = record.flaw or _flaw(row, record.cells, data, inputs)
         first = None if reason else seen.first_source(row.id, record)
         if reason is None and first is None:
@@ -53,6 +60,16 @@ def read_rows(
         report(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{HINTS[reason]}")
         # Its id is its own, because its question may be empty or another row's.
         yield row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
+
+
+def without_forgotten(
+    records: Iterable[dict[str, Any]], data: Data, tenant: Tenant, inputs: Sequence[Input], forgotten: Tombstones
+) -> Iterator[dict[str, Any]]:
+    """A database's rows; forgotten ones are empty, as the others' numbers are their sources."""
+    names = InputColumns.of(data, inputs).names
+    for each in records:
+        cells = {field: each[name] for field, name in names.items() if name in each}
+        yield dict.fromkeys(each) if forgotten.cover(_row(Record("", 0, cells), "", tenant, inputs)) else each
 
 
 def _limited(records: Iterable[Record], limit: int) -> Iterator[Record]:

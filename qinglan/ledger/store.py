@@ -249,12 +249,24 @@ class Ledger:
             if len(hashes) != 1 or not prefix:
                 several = "several requests begin" if hashes else "no answered request begins"
                 raise LedgerError(f"ledger: {several} with {prefix!r}; a row's `answer_request` names its own")
-            chosen = CALLS.c.request_hash == hashes[0]
-            rows = [dict(row) for row in db.execute(sa.select(CALLS).where(chosen)).mappings()]
-            moved = [Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows]
-            db.execute(sa.insert(FAILURES), moved)
-            db.execute(sa.delete(CALLS).where(chosen))
-        return [Call(**row) for row in rows]
+            return self._drop(db, hashes)
+
+    def drop_all(self, hashes: Collection[str]) -> list[Call]:
+        """The same for all of these requests that have answers."""
+        with self._transaction() as db:
+            return [call for some in _portions(hashes) for call in self._drop(db, some)]
+
+    def requests_quoting(self, texts: Collection[str]) -> set[str]:
+        """Hashes of the requests whose answer or reasoning has one of these texts in it."""
+        columns = (CALLS.c.text, CALLS.c.reasoning, CALLS.c.refusal)
+        with self._transaction() as db:
+            return {
+                request_hash
+                for text in texts
+                for request_hash in db.execute(
+                    sa.select(CALLS.c.request_hash).where(sa.or_(*(c.contains(text, autoescape=True) for c in columns)))
+                ).scalars()
+            }
 
     def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
         """Prompt and completion tokens of an answered call, and how many calls that is known from."""
@@ -303,6 +315,15 @@ class Ledger:
         )
         # Always in the same order, so that two transactions can't wait for each other.
         db.execute(statement, [{"period": period, "usd": usd} for period, usd in sorted(spent.items())])
+
+    def _drop(self, db: sa.Connection, hashes: Sequence[str]) -> list[Call]:
+        chosen = CALLS.c.request_hash.in_(hashes)
+        rows = [dict(row) for row in db.execute(sa.select(CALLS).where(chosen)).mappings()]
+        moved = [Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows]
+        if moved:
+            db.execute(sa.insert(FAILURES), moved)
+            db.execute(sa.delete(CALLS).where(chosen))
+        return [Call(**row) for row in rows]
 
     def _find(self, db: sa.Connection, hashes: Collection[str]) -> dict[str, Call]:
         columns = [CALLS.c[name] for name in Call.model_fields]

@@ -18,6 +18,7 @@ from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
+from qinglan.data.forgotten import Tombstones
 from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
 from qinglan.data.versions import latest_version
@@ -72,7 +73,8 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
             path = sample_of(profile, "data.workbook").workbook
         else:
             path = Path(data.workbook)
-        read = partial(read_rows, path, data, profile.tenant, inputs=inputs)
+        forgotten = Tombstones.read(profile.paths.state)
+        read = partial(read_rows, path, data, profile.tenant, inputs=inputs, forgotten=forgotten)
         if profile.reads_request_log:
             latest = latest_version(profile)
             yield take_new_rows(read(), read(), profile, latest.id if latest else "")

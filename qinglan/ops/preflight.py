@@ -19,6 +19,7 @@ from qinglan.clients.contract import find_preset, probe_rag
 from qinglan.clients.openai_protocol import capability_of
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, RagMapping, RagPreset, require_secret, uses_proxy
+from qinglan.data.forgotten import Tombstones
 from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
@@ -260,7 +261,8 @@ def _questions(profile: Profile) -> list[str]:
     if data.workbook == EMBEDDED or data.sql is not None:
         return []
     try:
-        rows = read_rows(Path(data.workbook), data, profile.tenant, inputs=get_recipe(profile.recipe).INPUTS)
+        inputs, forgotten = get_recipe(profile.recipe).INPUTS, Tombstones.read(profile.paths.state)
+        rows = read_rows(Path(data.workbook), data, profile.tenant, inputs=inputs, forgotten=forgotten)
         return [row.query for row in islice(rows, _PROBED_ROWS) if row.status == "ok"]
     except WorkbookError:
         return []

@@ -127,15 +127,16 @@ class AnswerJudge(AnswerRecipe):
             row = row.model_copy(update={"inputs": row.inputs | {"candidate": said.value}})
         for name, known in (("verdict", MAIN), ("flaw", FLAWS)):
             if (given := row.inputs.get(name, known[0])) not in known:
-                raise TeacherError(f"{name} {given[:20]!r} is none of {', '.join(known)}", "unknown_verdict")
+                message = f"{name} is none of {', '.join(known)}"
+                raise TeacherError(message, "unknown_verdict", said=given[:20])
         answer = await clients.teacher.ask(self.teacher_messages(row, tenant), self.parse_answer)
         return answered(row, with_thoughts(answer.value, answer.reasoning), answer)
 
     def parse_answer(self, text: str) -> str:
         if len(verdicts := _verdicts(text)) > 1:
-            raise TeacherError(f"the answer has more than one verdict: {text[-80:]!r}", CONTRADICTORY)
+            raise TeacherError("the answer has more than one verdict", CONTRADICTORY, said=text[-80:])
         if not verdicts:
-            raise TeacherError(f"the answer has no verdict: {text[-80:]!r}", "verdict_unreadable")
+            raise TeacherError("the answer has no verdict", "verdict_unreadable", said=text[-80:])
         return text.strip()
 
     def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]:

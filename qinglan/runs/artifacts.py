@@ -20,6 +20,8 @@ from qinglan.errors import ArtifactError
 from qinglan.runs.schema_version import read_record
 
 MANIFEST = "manifest.json"
+REFERENCE = ".reference.json"
+"""Ends the name of what MLflow gets in the place of a file of rows."""
 Model = TypeVar("Model", bound=BaseModel)
 _UNREADABLE = "is damaged or of another version of Qinglan; run its stage again"
 WEIGHTS, WEIGHTS_SHA256 = "*.safetensors", "weights_sha256"
@@ -99,6 +101,12 @@ class StageResult(BaseModel, frozen=True):
     @classmethod
     def read(cls, manifest: Path) -> "StageResult":
         return read_record(cls, manifest)
+
+
+def close_to_others() -> None:
+    """Let owner and group alone read what this process and its children write from now on; never opens anything."""
+    before = os.umask(0o027)
+    os.umask(before | 0o027)
 
 
 def sync(path: Path) -> None:

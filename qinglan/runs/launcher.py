@@ -23,6 +23,8 @@ from qinglan.runs.supervise import descendants
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5
 _STACKS_WITHIN_S = 10.0
+ROW_CACHE = "row_cache"
+"""In a stage's folder: an engine's copies of the training rows, which would else be in the user's own cache."""
 READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
 QUIET_ENV = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
 """No process that is started here sends telemetry."""

@@ -43,6 +43,13 @@ def is_held(file: Path, *, shared: bool = False) -> bool:
     return False
 
 
+def require_no_process(*folders: Path, but: Path | None = None, pattern: str = "*.lock") -> None:
+    """Raise `ConfigError` where a process holds a lock; one of a run too, as it writes to the state folder."""
+    for lock in (lock for folder in folders for lock in folder.rglob(pattern)):
+        if lock != but and is_held(lock):
+            raise ConfigError(f"{lock}: a process is running there; stop `qinglan up`, `serve` and all runs first")
+
+
 @contextmanager
 def removal_lock(runs: Path, *, exclusive: bool = False) -> Iterator[None]:
     """Keep clean-up, which takes it `exclusive`, from removing a run that another one reads without having named it."""

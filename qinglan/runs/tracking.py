@@ -21,13 +21,15 @@ from mlflow.exceptions import MlflowException
 
 from qinglan.config import Tracking
 from qinglan.errors import ConfigError, first_line
-from qinglan.runs.artifacts import Artifact
+from qinglan.runs.artifacts import REFERENCE, Artifact
 
 log = logging.getLogger(__name__)
 # MLflow's own default is seven tries with back-off: minutes in which the training would go unwatched.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 MAX_ARTIFACT_BYTES = 20 * 2**20
 """A larger file is logged by reference: path and digest as tags."""
+_QUOTING = frozenset({"card", "card_data", "evaluation", "report", "report_html", "review"})
+"""Artifacts that are no files of rows, but quote some."""
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page opens for GenAI traces
 _BATCH = 900
 _UNSAFE = re.compile(r"[^\w./ -]")
@@ -94,13 +96,19 @@ class Tracker:
             self._log_batch(run_id, metrics=batch[start : start + _BATCH])
 
     def log_artifact(self, run_id: str, name: str, artifact: Artifact) -> None:
-        """Log a small file itself; a directory or a large file by reference."""
+        """Log a small file itself; a directory or a large file by tags alone.
+
+        Of a file that holds or quotes rows only a reference is logged, unless `tracking.rows` is `copy`.
+        """
         path = artifact.path
         tags = {f"artifact.{name}.path": str(path), f"artifact.{name}.sha256": artifact.sha256}
         if artifact.rows is not None:
             tags[f"artifact.{name}.rows"] = str(artifact.rows)
         self.set_tags(run_id, tags)
-        if path.is_file() and path.stat().st_size <= MAX_ARTIFACT_BYTES:
+        if self._tracking.rows == "path" and (artifact.rows is not None or name in _QUOTING):
+            with _warning(f"take the digest of {path.name}"):
+                self._client.log_dict(run_id, artifact.model_dump(mode="json"), f"{path.name}{REFERENCE}")
+        elif path.is_file() and path.stat().st_size <= MAX_ARTIFACT_BYTES:
             with _warning(f"take {path.name}"):
                 self._client.log_artifact(run_id, str(path))
 

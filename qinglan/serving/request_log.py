@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from qinglan.config import Profile
+from qinglan.data.forgotten import Tombstones
 from qinglan.data.sources.records import InputColumns, input_field
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, identifying
@@ -57,11 +58,13 @@ class RequestLogWriter:
         self._profile, self._folder, self._today = profile, folder, today
         self._serve, self._config = profile.serve, profile.serve.request_log
         self._inputs = get_recipe(profile.recipe).INPUTS
+        self._forgotten = Tombstones.read(profile.paths.state)
         self._columns = InputColumns.of(profile.data, self._inputs).names
         self._day: DayFile | None = None
         self._waiting: queue.Queue[tuple[ServedAnswer, Row, str] | None] = queue.Queue(_MOST_WAITING)
         self.outcomes: Counter[str] = Counter()
-        """Lines by what became of them: one of `Outcome`, `unusable`, `queue_full` or `failed`."""
+        """Lines by what became of them: one of `Outcome`, `forgotten`, `unusable`, `queue_full` or
+        `failed`."""
         self.is_failing = False
         self._prepared = False
         try:
@@ -154,6 +157,9 @@ class RequestLogWriter:
         cells = texts | {input_field(name): text for name, text in inputs.items()}
         # By the redacted text: two questions that differ in a phone number only are one.
         identity = row_id(question.tenant, **texts, inputs=identifying(inputs, self._inputs))
+        if self._forgotten.cover(question) or self._forgotten.has_row(identity):
+            self.outcomes["forgotten"] += 1
+            return
         record: dict[str, Any] = {self._columns[field]: text for field, text in cells.items()}
         record["qinglan"] = {  # beside the workbook's columns
             "row_id": identity,

@@ -41,13 +41,13 @@ async def test_only_missing_rows_are_tried_again():
     refusal = TeacherError("no", "teacher_refused")
     batch = RowBatch(4, [*ROWS, row(3), row(4, "duplicate")])
     work = Worker({"0": [timeout()], "1": [refusal], "2": [timeout(), timeout()]})
-    with pytest.raises(BatchIncompleteError, match="batch 4: 2 rows to try again; first: late"):
+    with pytest.raises(BatchIncompleteError, match=r"batch 4: 2 rows to try again; first: late \(row 0\)"):
         await batch.run(work, last_attempt=False)
     done = await batch.run(work, last_attempt=True)
     assert work.asked == ["0", "1", "2", "3", "0", "2"]
     assert [r.reason for r in done] == [None, "teacher_refused", "teacher_timeout", None, "duplicate"]
     assert [r.answer for r in done] == ["改写", None, None, "改写", None]
-    with pytest.raises(StageError, match=r"2 of 4 rows failed.*first failure: late\. Answers already paid"):
+    with pytest.raises(StageError, match=r"2 of 4 rows failed.*first failure: late \(row 0\); .*failures\.jsonl"):
         Losses("distill", 4, 0.0).add(batch, done)
 
 

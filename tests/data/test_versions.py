@@ -69,7 +69,7 @@ def test_a_version_outlives_its_run(made: Made, tmp_path: Path):
     assert version.directory.parent.name.endswith(".query_rewrite")  # a folder for each of a tenant's recipes
     moved = version.directory.rename(tmp_path / "elsewhere")
     assert Version.read(moved).artifacts["rows"].verify() == moved / "rows.jsonl"
-    assert {oct(file.stat().st_mode & 0o777) for file in moved.iterdir()} == {"0o444"}
+    assert {oct(file.stat().st_mode & 0o777) for file in moved.iterdir()} == {"0o440"}
 
 
 def test_a_version_is_on_the_disk_before_it_gets_its_name(made: Made, monkeypatch: pytest.MonkeyPatch):

@@ -267,7 +267,7 @@ def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(profi
     note.write_text("kept")
     row.write_text("kept")
     assert [entry.path for entry in make_backup(profile, without, print, runs=False).entries] == ["state/data/note"]
-    assert len(make_backup(profile, kept, print).entries) == 2
+    assert len(make_backup(profile, kept, print).entries) == 3, "with the list of backups"
     with pytest.raises(ConfigError, match="is not empty"):
         restore_backup(profile, kept, print)
     note.write_text("newer")

@@ -65,7 +65,7 @@ def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
             {"candidate": "一天一回", "verdict": "对"},
             RIGHT,
             "",
-            "verdict '对' is none of 正确, 错误",
+            "verdict is none of 正确, 错误",
             "unknown_verdict",
         ),
     ],

@@ -19,11 +19,10 @@ from prefect.states import Completed
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, RunLockedError
-from qinglan.ops.backup import restoring
 from qinglan.ops.cleanup.folders import remove_logs
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url
 from qinglan.runs import locks
-from qinglan.runs.locks import device_lock, is_held, refresh_lock
+from qinglan.runs.locks import device_lock, is_held, refresh_lock, require_no_process
 from qinglan.runs.run import is_running
 from qinglan.tasks.session import SKIPPED, skip_if_running, unless_skipped
 
@@ -179,6 +178,6 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
         assert is_running(run)
         assert not list(remove_logs(profile, datetime.now(UTC), dry_run=False))
         with pytest.raises(ConfigError, match="a process is running there"):
-            restoring.require_no_process(profile.paths.runs)
+            require_no_process(profile.paths.runs)
     assert [each.name for each in remove_logs(profile, datetime.now(UTC), dry_run=False)] == ["worker.log"]
-    restoring.require_no_process(profile.paths.runs)
+    require_no_process(profile.paths.runs)

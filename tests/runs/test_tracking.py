@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from mlflow import MlflowClient
@@ -42,16 +43,33 @@ def test_a_child_run_with_parameters_metrics_and_tags(site: tuple[Tracker, Mlflo
     assert len(client.get_metric_history(parent, "reward")) == 1000
 
 
-def test_a_file_is_kept_and_a_folder_referred_to(site: tuple[Tracker, MlflowClient], tmp_path: Path):
-    tracker, client = site
+@pytest.mark.parametrize(
+    ("rows", "files"),
+    [
+        ("copy", ["decision.json", "report.html", "rows.jsonl"]),
+        ("path", ["decision.json", "report.html.reference.json", "rows.jsonl.reference.json"]),
+    ],
+)
+def test_a_file_is_kept_and_a_folder_referred_to_and_so_are_rows_unless_they_may_be_copied(
+    site: tuple[Tracker, MlflowClient], tmp_path: Path, rows: Literal["path", "copy"], files: list[str]
+):
+    client = site[1]
+    tracker = Tracker(client.tracking_uri, Tracking(rows=rows), tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "w.bin").write_bytes(b"1")
     (tmp_path / "rows.jsonl").write_text("{}\n")
     run = tracker.start_run("data", {})
-    tracker.log_artifact(run, "rows", Artifact.of(tmp_path / "rows.jsonl", 1))
+    for name in ("decision.json", "report.html"):
+        (tmp_path / name).write_text("{}")
+    artifact = Artifact.of(tmp_path / "rows.jsonl", 1)
+    tracker.log_artifact(run, "rows", artifact)
+    tracker.log_artifact(run, "decision", Artifact.of(tmp_path / "decision.json"))
+    tracker.log_artifact(run, "report_html", Artifact.of(tmp_path / "report.html"))
     tracker.log_artifact(run, "model", Artifact.of(tmp_path / "model"))
     tags = client.get_run(run).data.tags
-    assert [file.path for file in client.list_artifacts(run)] == ["rows.jsonl"]
+    assert [file.path for file in client.list_artifacts(run)] == files
+    logged = Path(client.download_artifacts(run, files[-1], str(tmp_path / "model"))).read_text()
+    assert logged == "{}\n" if rows == "copy" else Artifact.model_validate_json(logged) == artifact
     assert tags["artifact.rows.rows"] == "1"
     assert tags["artifact.model.path"] == str(tmp_path / "model")
 

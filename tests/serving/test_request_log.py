@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from waiting import wait_until
 
 from qinglan.config import Profile
+from qinglan.data.forgotten import Tombstones
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError
@@ -84,6 +85,14 @@ def test_the_folder_reads_as_a_workbook_with_what_was_answered(profile):
         "row_id": rows[0].id, "origin": "", "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7",
         "source": "model", "reason": "", "answer": "益生菌 时间",
     }  # fmt: skip
+
+
+def test_a_forgotten_question_is_not_taken(profile):
+    settings, known = profile(), question("菌粉睡前吃行不行", "孕妇")
+    Tombstones().adding(rows=[known.id]).write(settings.paths.state)
+    log = write(settings, known, question("钙片能嚼吗"))
+    assert log.outcomes == {"forgotten": 1, "written": 1}
+    assert known.query not in (folder_of(settings) / "2026-11-21.jsonl").read_text()
 
 
 @pytest.mark.parametrize(("redacted", "phone"), [(True, "[手机号]"), (False, "13812345678")])

@@ -71,6 +71,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
     assert published.path("card") == version.directory / "DATA_CARD.md"
     assert server.markdown["data-card"].startswith(f"# Dataset {version.id}")
     assert "| emoji | 61 | 0 | 2 |" in server.markdown["data-card"]
+    assert "问" not in server.markdown["data-card"], "whose examples Prefect must not have"
     assert tracker.datasets == [
         ("child-1", "default", version.id, "published"),
         (run.mlflow_run_id, "default", version.id, "published"),

@@ -21,13 +21,13 @@ from filelock import FileLock
 from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.config import Profile
-from qinglan.data.versions.card import Augmented, CardBuilder, Origin
+from qinglan.data.versions.card import Augmented, Card, CardBuilder, Origin
 from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, drift
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import recipe_key
 from qinglan.rows import LEFT_FOR_LATER, Row, Split
-from qinglan.runs.artifacts import Artifact, hash_of, point_link, read_jsonl, sync, sync_all, write_json
+from qinglan.runs.artifacts import Artifact, hash_of, point_link, read_jsonl, sync, sync_all, write_json, written_whole
 from qinglan.runs.schema_version import dump_record, read_record, with_version
 
 VERSION_FILE, INDEX, SUMMARY = "version.json", "index.jsonl", "summary.json"
@@ -117,8 +117,16 @@ class LastTraining(BaseModel):
     at: str
 
 
-def version_of(artifacts: Mapping[str, Artifact]) -> str:
-    """The id of the version that these files make, 12 hex digits."""
+def version_of(profile: Profile, artifacts: Mapping[str, Artifact]) -> str:
+    """The id of the version that these files make, 12 hex digits; it keeps it when `qinglan forget` changes them."""
+    made = _digest_of(artifacts)
+    if (tenant_folder(profile) / made).exists():
+        return made
+    changed = (version for version in versions_of(profile) if version.forgotten)
+    return next((version.id for version in changed if _digest_of(version.artifacts) == made), made)
+
+
+def _digest_of(artifacts: Mapping[str, Artifact]) -> str:
     return hash_of(sorted((name, artifact.sha256) for name, artifact in artifacts.items()))[:12]
 
 
@@ -142,7 +150,7 @@ def publish(
         inputs, pins: the argument of `pinned_splits` and the version that it named.
         augmented: questions with noise, as the dataset stage counts them.
     """
-    root, version_id = tenant_folder(profile), version_of(artifacts)
+    root, version_id = tenant_folder(profile), version_of(profile, artifacts)
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / LOCK):
         for left in root.glob(f"{_PARTIAL}*"):  # of a publisher that was killed
@@ -180,6 +188,14 @@ def publish(
         sync(root)  # before `latest` may name it
         point_link(root / LATEST, version_id)
         return Version.read(root / version_id)
+
+
+def describe_again(version: Version, artifacts: dict[str, Artifact], forgotten: int) -> None:
+    """Bring what a version says of itself in line with its files, from which rows were taken; its drift stays."""
+    card = Card.model_validate_json((version.directory / CARD_DATA).read_bytes())
+    origin = {name: getattr(version, name) for name in Origin.model_fields}
+    described = Origin(**origin | {"forgotten": version.forgotten + forgotten})
+    _describe(version.directory, described, artifacts, None, 0.0, card.augmented, version.drift)
 
 
 def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, Split]]:
@@ -322,8 +338,13 @@ def _describe(
     parent: Version | None,
     drift_warning: float,
     augmented: Augmented,
+    moved: Drift | None = None,
 ) -> None:
-    """Index, summary, card and, last, version.json: one pass over the rows."""
+    """Index, summary, card and, last, version.json: one pass over the rows.
+
+    Args:
+        moved: what is known of drift; without it the parent is compared with.
+    """
     known, before = set[str](), RowSummary()
     if parent:
         path = parent.directory / SUMMARY
@@ -341,14 +362,16 @@ def _describe(
         if parent and row.id not in known:
             arrivals.add(row)
     index.sort()  # ids are hex digits, all as long: the lines' order is theirs
-    with (directory / INDEX).open("w", encoding="utf-8") as stream:
+    with written_whole(directory / INDEX) as partial, partial.open("w", encoding="utf-8") as stream:
         stream.writelines(f"{line}\n" for line in index)
     summary = whole.build()
     write_json(directory / SUMMARY, summary.model_dump())
-    moved = drift(parent.id, before, arrivals.build(), summary, drift_warning) if parent else None
+    if parent:
+        moved = drift(parent.id, before, arrivals.build(), summary, drift_warning)
     made = card.build(origin, kept, moved, augmented)
     write_json(directory / CARD_DATA, made.model_dump(mode="json"))
-    (directory / CARD).write_text(card_markdown(made), encoding="utf-8")
+    with written_whole(directory / CARD) as partial:
+        partial.write_text(card_markdown(made), encoding="utf-8")
     counts = {"rows": made.rows, "ok": made.ok} | {f"{split}_ok": n["ok"] for split, n in made.splits.items()}
     version = Version(**origin.model_dump(), artifacts=kept, counts=counts, drift=moved)
     values = version.model_dump(mode="json")
@@ -356,7 +379,7 @@ def _describe(
         artifact["path"] = Path(artifact["path"]).name  # the folder may be moved or mounted elsewhere
     write_json(directory / VERSION_FILE, with_version(values))
     for file in directory.iterdir():
-        file.chmod(0o444)
+        file.chmod(0o440)
 
 
 def _keep(artifact: Artifact, target: Path) -> Artifact:
@@ -364,7 +387,7 @@ def _keep(artifact: Artifact, target: Path) -> Artifact:
     source = artifact.verify()
     try:
         os.link(source, target)
-        target.chmod(0o444)
+        target.chmod(0o440)
     except OSError:  # another file system, or another owner
         target.unlink(missing_ok=True)
         shutil.copyfile(source, target)

@@ -42,6 +42,8 @@ class Origin(BaseModel, frozen=True):
     """The version whose splits it kept."""
     inputs: str = ""
     """Digest of the dataset stage's inputs; two versions of the same inputs have the same."""
+    forgotten: int = 0
+    """Rows that `qinglan forget` took out since: the files' digests are new, the id is as it was."""
     recipe: str = ""
     recipe_version: str = ""
     teacher: str = ""

@@ -17,7 +17,8 @@ def card_markdown(card: Card) -> str:
         "Made": f"{origin.created} by run `{origin.run_id}`, profile {_cell(origin.profile)}",
         "Recipe": f"{_cell(origin.recipe)}, version {_cell(origin.recipe_version)}",
         "Teacher, judge": f"{_cell(origin.teacher)}, {_cell(origin.judge)}",
-        "Rows": f"{count(card.rows)}, of which {count(card.ok)} ok",
+        "Rows": f"{count(card.rows)}, of which {count(card.ok)} ok"
+        + (f"; {count(origin.forgotten)} forgotten since it was made" if origin.forgotten else ""),
         "With profile, with history": f"{count(card.with_profile)}, {count(card.with_history)}",
         "Left out as near-duplicates": f"{count(card.near_duplicates)} of a stricter split, "
         f"{count(card.decontaminated)} of an evaluation workbook",
@@ -76,7 +77,8 @@ def card_markdown(card: Card) -> str:
     ]
     files = [(name, count(file.rows), f"`{file.sha256}`") for name, file in card.files.items()]
     heads = ("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger")
-    parts += ["## Examples", _table(heads, examples), "## Files", _table(("File", "Rows", "SHA-256"), files)]
+    parts += ["## Examples", _table(heads, examples)] if examples else []
+    parts += ["## Files", _table(("File", "Rows", "SHA-256"), files)]
     parts += ["## Tenants", _counts("Tenant", card.tenants)] if len(card.tenants) > 1 else []
     return "\n\n".join(parts) + "\n"
 

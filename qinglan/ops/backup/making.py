@@ -24,6 +24,7 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.database import shown, url_of
 from qinglan.ops.backup import BACKUP_FILE, MARGIN_BYTES, Backup, BackupEntry, BackupFolder, Root, SkippedPath
+from qinglan.ops.forget import BACKUPS_FILE
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
@@ -93,6 +94,8 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    with (state_folder / BACKUPS_FILE).open("a", encoding="utf-8") as stream:
+        stream.write(f"{target}\n")
     return backup
 
 

@@ -10,12 +10,14 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from qinglan.config import Profile
+from qinglan.data.forgotten import Tombstones
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ops.backup import MARGIN_BYTES, Backup, BackupEntry, Root
+from qinglan.ops.forget import apply
 from qinglan.ops.prefect.server import LOCK_FILE
 from qinglan.ops.up.site import only_one
 from qinglan.runs.artifacts import sha256_of
-from qinglan.runs.locks import is_held
+from qinglan.runs.locks import require_no_process
 from qinglan.runs.processes import Say
 from qinglan.text import size
 
@@ -40,6 +42,7 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
     modes = {folder.path: folder.mode for folder in backup.folders}
     # A root that is there is its owner's to say who enters.
     new_roots = {path: modes[root] for root, path in roots.items() if root in modes and not path.exists()}
+    forgotten = Tombstones.read(state)
     with only_one(state, say):  # no `qinglan up` begins meanwhile
         for path in new_roots:  # their owner's only until all is in place
             path.mkdir(parents=True, exist_ok=True)
@@ -54,6 +57,8 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
                     say(f"what was in {path} is now in {aside}; delete it when you don't need it")
                 _bring(staged[root], path)
             _chmod({_place(path, roots): mode for path, mode in modes.items() if path not in roots})
+            for line in apply(profile, Tombstones.read(state) | forgotten).lines:
+                say(f"forgotten before, removed again: {line}")
         finally:
             _chmod(new_roots)  # after an error too, for another try
     return backup
@@ -72,13 +77,6 @@ def _require_place(profile: Profile, backup: Backup, spared: set[Path], *, repla
         if not replace and path.exists() and any(_contents(path, spared)):
             hint = "--replace puts aside what is there, and deletes nothing"
             raise ConfigError(f"paths.{root}: {path} is not empty; {hint}")
-
-
-def require_no_process(*folders: Path, but: Path | None = None) -> None:
-    """Raise `ConfigError` where a process holds a lock; one of a run too, as it writes to the state folder."""
-    for folder in folders:
-        if lock := next((lock for lock in folder.rglob("*.lock") if lock != but and is_held(lock)), None):
-            raise ConfigError(f"{lock}: a process is running there; stop `qinglan up`, `serve` and all runs first")
 
 
 def _contents(folder: Path, spared: set[Path]) -> Iterator[Path]:

@@ -157,7 +157,9 @@ def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
             try:
                 latency_ms = asyncio.run(_ask(profile, endpoint, account, ledger))
             except QinglanError as error:
-                cost, text = usd(ledger.spent_usd(account.run_id)[0]), str(error).replace(_PROBE, "").rstrip(".")
+                said = getattr(error, "said", "")  # of our own question
+                text = (f"{error}: {said}" if said else str(error)).replace(_PROBE, "").rstrip(".")
+                cost = usd(ledger.spent_usd(account.run_id)[0])
                 if ";" not in text and isinstance(error, TeacherError):
                     text += f"; {_HINTS.get(error.reason, _BY_HAND).format(role=role)}"
                 return Check(name, detail, f"{text} (the probe cost {cost})")

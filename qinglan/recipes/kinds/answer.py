@@ -49,6 +49,9 @@ class AnswerRecipe(Recipe):
         """What the judge is asked about a text; None where it is not asked. An empty text gets 0 unasked."""
         return None
 
+    def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
+        return self.judge_messages(row, text, tenant)
+
     def reward(self, config: Reward, parts: Mapping[str, float]) -> float:
         """The weighted mean of the parts that are known (neither absent nor NaN), from [0, 1] to [−1, 1].
 

@@ -22,6 +22,17 @@ def distill_requests(profile: Profile) -> Callable[[Row], dict[ChatRole, Request
     return requests
 
 
+def judge_requests(profile: Profile) -> Callable[[Row, str], Request | None]:
+    """What the judge is or would be asked about one text of a row; None where it is not asked."""
+    recipe, salt = get_recipe(profile.recipe), key_salt(profile, "judge")
+
+    def request(row: Row, text: str) -> Request | None:
+        messages = recipe.messages_about(row, text, profile.tenant) if "judge" in recipe.graders else None
+        return request_of(profile.judge, salt, messages, recipe.JUDGE_SCHEMA) if messages else None
+
+    return request
+
+
 def teacher_requests(profile: Profile) -> Callable[[Row], Request | None]:
     """What the teacher is or would be asked about a row; None where the row brings its own answer."""
     asked = distill_requests(profile)

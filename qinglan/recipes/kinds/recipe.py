@@ -123,6 +123,10 @@ class Recipe(ABC):
         return {}
 
     @abstractmethod
+    def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
+        """What the judge is asked about one text of a row; None where it is not asked."""
+
+    @abstractmethod
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
         """Metrics of a measured text by name, without `quality`; one without a value is absent."""
 

@@ -80,6 +80,9 @@ class RetrievalRecipe(Recipe):
     def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
         """What the judge is asked about a passage that was found: does it answer the question?"""
 
+    def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message]:
+        return self.judge_messages(self.question_text(row), text, tenant)
+
     def parse_panel(self, text: str, count: int) -> list[float]:
         """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""
         return parse_scores(text, count)

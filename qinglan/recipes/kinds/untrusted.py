@@ -77,7 +77,7 @@ def read_json(text: str, key: str) -> Any:
         values += [value for name, value in pairs if name == key]
         place = text.find("{", place)
     if any(value != values[0] for value in values[1:]):
-        raise TeacherError(f"the judge's answer has more than one {key}: {text[:80]!r}", CONTRADICTORY)
+        raise TeacherError(f"the judge's answer has more than one {key}", CONTRADICTORY, said=text[:80])
     return values[0] if values else None
 
 
@@ -90,7 +90,7 @@ def parse_scores(text: str, count: int) -> list[float]:
     """As many scores, 0–5, from a judge's answer such as `{"scores": [4, 2.5]}`; TeacherError where it has others."""
     given = read_json(text, "scores")
     if not isinstance(given, list) or len(given) != count:
-        raise TeacherError(f"the judge's answer has not {count} scores: {text[:80]!r}", "judge_unreadable")
+        raise TeacherError(f"the judge's answer has not {count} scores", "judge_unreadable", said=text[:80])
     return [_score(value, text) for value in given]
 
 
@@ -100,7 +100,7 @@ def _score(value: Any, text: str) -> float:
     except (ValueError, TypeError, OverflowError):
         score = math.nan
     if not 0 <= score <= 5:
-        raise TeacherError(f"the judge's answer has no score from 0 to 5: {text[:80]!r}", "judge_unreadable")
+        raise TeacherError("the judge's answer has no score from 0 to 5", "judge_unreadable", said=text[:80])
     return score
 
 

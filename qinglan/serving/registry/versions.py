@@ -144,7 +144,7 @@ def candidate_of(
         recipe=recipe["recipe"],
         recipe_version=recipe["version"],
         prompt_sha256=prompt_digest(profile),
-        dataset_version=version_of(dataset.artifacts),
+        dataset_version=version_of(profile, dataset.artifacts),
         run_id=run.id,
         mlflow_run_id=mlflow_run_id,
         stages={result.stage: result.run_id for result in (dataset, *models.values(), evaluated)},

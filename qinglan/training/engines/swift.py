@@ -13,7 +13,7 @@ from typing import Any
 
 from qinglan.config import Profile, withheld_secrets
 from qinglan.runs.cpu import cpu_env
-from qinglan.runs.launcher import Command, JsonlTail
+from qinglan.runs.launcher import ROW_CACHE, Command, JsonlTail
 
 LOGGING_FILE = "logging.jsonl"
 """Under the output directory; ms-swift appends one object per logged step."""
@@ -89,6 +89,8 @@ def sft_command(
         "report_to": "none",
     }
     env, gpus = engine_env(profile, model), profile.trainer.gpus_per_node
+    if Path(model).is_dir():  # of a model on a hub, the weights are in that cache too
+        env |= {"MODELSCOPE_CACHE": str(output_dir.resolve().parent / ROW_CACHE)}
     if profile.trainer.device == "cpu":
         gpus = 0
         arguments |= {"use_cpu": True, "device_map": "cpu", "full_determinism": True}

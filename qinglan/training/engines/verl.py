@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.runs.launcher import QUIET_ENV, Command
+from qinglan.runs.launcher import QUIET_ENV, ROW_CACHE, Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 TRAINER = "qinglan_sync"
@@ -94,7 +94,8 @@ def ppo_command(
     argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
     rewarded_by = (profile.rag.api_key_env, profile.judge.api_key_env, profile.ledger.url_env)
     env = _environment(profile, model, *rewarded_by)
-    return Command(argv, env | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve())})
+    cache = output_dir.resolve().parent / ROW_CACHE
+    return Command(argv, env | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve()), "HF_DATASETS_CACHE": str(cache)})
 
 
 def export_command(profile: Profile, *, checkpoint: Path, base_model: Path, output_dir: Path) -> Command:

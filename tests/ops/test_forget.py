@@ -1,0 +1,208 @@
+"""`qinglan forget` on a site that really ran: every file and table is searched for the person's texts afterwards."""
+
+import csv
+import json
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import openpyxl
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from filelock import FileLock
+
+from qinglan.clients.roles import site_ledger
+from qinglan.config import Profile, load_profile
+from qinglan.data.forgotten import Tombstones
+from qinglan.data.review import Review, add_reviews, fingerprint
+from qinglan.data.versions import find_version, versions_of
+from qinglan.errors import ConfigError
+from qinglan.ledger import Call
+from qinglan.ops.forget import forget
+from qinglan.rows import Row, row_id
+from qinglan.runs.artifacts import MANIFEST, REFERENCE, Artifact, StageResult, read_jsonl, write_json, write_jsonl
+from qinglan.simulators.domains import sample_of
+from qinglan.text import forms_of
+
+QUESTION, PROFILE, HISTORY = '我妈"问<虾青素>&鱼油能一起吃吗', "王小明，42 岁，糖尿病", '之前问过"降压药"与阿司匹林'
+TEXTS = (QUESTION, PROFILE, HISTORY)
+
+
+@pytest.mark.slow
+def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it_back(tmp_path: Path):
+    profile = make_site(tmp_path)
+    run(tmp_path, "run", "refresh")
+    assert not [each for each in traces(tmp_path) if "prefect" in each]
+    rows = rows_of(profile)
+    (mine,) = (row.id for row in rows if row.query == QUESTION and row.status == "ok")
+    before = find_version(profile, "latest")
+    leave_traces(profile, mine)
+    run(tmp_path, "backup", str(tmp_path / "kept"))
+    assert len(traces(tmp_path)) > 20
+
+    shown = run(tmp_path, "forget", "--row", mine, "--dry-run")
+    assert len(traces(tmp_path)) > 20
+    removed = run(tmp_path, "forget", "--row", mine, "--yes")
+    assert removed == shown
+    for what in ("runs", "state/datasets", "state/mlartifacts", "state/reviews", "request log", "ledger", "kept"):
+        assert what in removed
+    assert traces(tmp_path) == []
+    assert {row.id for row in rows_of(profile)} == {row.id for row in rows if row.query != QUESTION}
+    for manifest in profile.paths.runs.glob(f"*/*/{MANIFEST}"):
+        for artifact in StageResult.read(manifest).artifacts.values():
+            artifact.verify()
+    after = find_version(profile, before.id)
+    assert (after.forgotten, after.counts["rows"]) == (2, before.counts["rows"] - 2)
+    assert after.artifacts["rows"].rows == before.artifacts["rows"].rows - 2
+    with site_ledger(profile) as ledger:
+        assert ledger.get("quoting") is None
+        assert ledger.spent_usd("r")[0] == 1.0
+
+    run(tmp_path, "run", "refresh")
+    assert traces(tmp_path) == []
+    assert [row.reason for row in rows_of(profile) if not row.query] == ["forgotten"] * 2
+    assert len(versions_of(profile)) == 2
+
+    run(tmp_path, "restore", str(tmp_path / "kept"), "--replace")
+    assert traces(tmp_path) == []
+    assert Tombstones.read(profile.paths.state).has_row(mine)
+
+
+def write_run(profile: Profile, *rows: Row) -> Path:
+    """A run's folder with these rows, and what its later stages say of them."""
+    folder = profile.paths.runs / "20260101-000000-0001"
+    artifact = write_jsonl(folder / "ingest" / "rows.jsonl", rows)
+    result = StageResult(stage="ingest", key="k", run_id=folder.name, seconds=1, artifacts={"rows": artifact})
+    write_json(folder / "ingest" / MANIFEST, result.model_dump(mode="json"))
+    write_json(folder / f"rows.jsonl{REFERENCE}", artifact.model_dump(mode="json"))
+    write_jsonl(folder / "rl" / "samples.jsonl", ({"row_id": row.id, "text": "甲"} for row in rows))
+    write_jsonl(folder / "rl" / "dev.jsonl", [{"step": 0, "values": {row.id: 1.0 for row in rows}}])
+    write_json(folder / "evaluated.json", {"sample": [row.id for row in rows]})
+    return folder
+
+
+def row(query: str, profile: str = "", status: Literal["ok", "failed"] = "ok", **more: str) -> Row:
+    known = {"id": row_id("default", query, profile), "tenant": "default", "source": "q.csv:2"} | more
+    return Row.model_validate(known | {"query": query, "profile": profile, "status": status})
+
+
+def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Profile):
+    mine, other = row(QUESTION, PROFILE), row(QUESTION, "李雷，男，三十岁")
+    again = row(QUESTION, PROFILE, "failed", id="f" * 16, reason="duplicate")
+    folder = write_run(profile, mine, again, other)
+    log = folder / "sft.log"
+    log.write_text(f"{QUESTION}\n{PROFILE}\n")
+    done = forget(profile, [mine.id], [], print)
+    assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
+    assert log.read_text() == f"{QUESTION}\n[forgotten]\n"
+    assert "other rows: 1 of the texts" in done.outside[0]
+    for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json"):
+        assert mine.id not in (text := (folder / file).read_text()) and other.id in text
+    (kept,) = StageResult.read(folder / "ingest" / MANIFEST).artifacts.values()
+    assert (kept.verify(), kept.rows) == (folder / "ingest" / "rows.jsonl", 1)
+    assert Artifact.model_validate_json((folder / f"rows.jsonl{REFERENCE}").read_bytes()) == kept
+    assert not forget(profile, [mine.id], [], print).removed
+
+
+def test_a_question_is_forgotten_whoever_asks_it_and_what_a_killed_process_left_is_found_again(profile: Profile):
+    asked, other = [row(QUESTION), row(f"{QUESTION}？", PROFILE)], row("钙片能嚼着吃吗")
+    folder = write_run(profile, *asked, other)
+    samples = (folder / "rl" / "samples.jsonl").read_text()
+    forget(profile, [], [QUESTION], print)
+    assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
+    (folder / "rl" / "samples.jsonl").write_text(samples)
+    forget(profile, [], [], print)
+    assert len((folder / "rl" / "samples.jsonl").read_text().splitlines()) == 1
+
+
+def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Profile, qinglan: Callable[..., Any]):
+    mine = row(QUESTION, PROFILE)
+    folder = write_run(profile, mine)
+    with FileLock(folder / ".lock"), pytest.raises(ConfigError, match="a process is running there"):
+        forget(profile, [mine.id], [], print)
+    wrong = (["--row", "7"], "no row's id"), ([], "nothing is named"), (["--row", mine.id], "nothing was removed")
+    for words, said in wrong:
+        status, _, err = qinglan("forget", *words, profile=profile)
+        assert (status, len(err.splitlines())) == (2, 1) and said in err
+    assert traces(folder.parents[1])
+
+
+def make_site(folder: Path) -> Profile:
+    """A profile and a workbook in which one question stands twice."""
+    small = {f"sample_{split}_rows": n for split, n in (("train", 12), ("dev", 4), ("test", 4))}
+    values = {
+        "extends": "embedded",
+        "data": {"workbook": "questions.csv"},
+        "paths": {"runs": str(folder / "runs"), "state": str(folder / "state")},
+        "serve": {"request_log": {"folder": str(folder / "requests")}},
+        "embedded": small,
+    }
+    (folder / "site.yaml").write_text(yaml.safe_dump(values))
+    profile = load_profile(str(folder / "site.yaml"))
+    sample = openpyxl.load_workbook(sample_of(profile, "data.workbook").workbook).worksheets[0]
+    with (folder / "questions.csv").open("w", encoding="utf-8", newline="") as stream:
+        lines = [list(values) for values in sample.iter_rows(values_only=True)]
+        csv.writer(stream).writerows([*lines, *2 * [[QUESTION, PROFILE, HISTORY, "虾青素-mix", "train", "同服"]]])
+    return profile
+
+
+def leave_traces(profile: Profile, row_id: str) -> None:
+    """Where a refresh writes nothing: a review, the request log, a log, and a judge that quotes the question."""
+    review = {
+        "tenant": "sample",
+        "row": row_id,
+        "verdict": "reject",
+        "fingerprint": fingerprint("x"),
+        "answer": QUESTION,
+    }
+    add_reviews(profile, [Review(**review, imported_at="2026-01-01", file="s.xlsx", file_sha256="0")])
+    record = {"问题": QUESTION, "用户画像": PROFILE, "历史摘要": HISTORY, "qinglan": {"row_id": row_id}}
+    write_jsonl(Path(profile.serve.request_log.folder or "") / "2026-01-01.jsonl", [record])
+    (profile.paths.state / "logs" / "old.log").write_text(f"could not parse {json.dumps(QUESTION)}\n")
+    with site_ledger(profile) as ledger:
+        asked = {"request_hash": "quoting", "run_id": "r", "tenant": "sample", "role": "judge", "model": "m"}
+        counted = {
+            "cost_usd": 1.0,
+            "finish_reason": "stop",
+            "prompt_tokens": 1,
+            "completion_tokens": 1,
+            "latency_ms": 1,
+        }
+        ledger.record([Call(**asked, **counted, text="4", reasoning=f"The user asks {QUESTION}, so …")])
+    with closing(sqlite3.connect(profile.paths.state / "prefect" / "prefect.db")) as db:
+        db.execute("UPDATE artifact SET description = ?", (f"about {QUESTION}",))
+        db.commit()
+
+
+def run(folder: Path, *words: str) -> str:
+    argv = [sys.executable, "-m", "qinglan.cli", *words, "--profile", "site.yaml"]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows_of(profile: Profile) -> list[Row]:
+    return list(read_jsonl(profile.paths.runs / "latest" / "ingest" / "rows.jsonl", Row))
+
+
+def traces(folder: Path) -> list[str]:
+    """Files and databases of the site in which one of the texts is, in whatever form."""
+    forms = [form.encode() for text in TEXTS for form in forms_of(text)]
+    files = [path for root in ("runs", "state", "requests") for path in (folder / root).rglob("*") if path.is_file()]
+    return [str(path) for path in files if any(form in content_of(path) for form in forms)]
+
+
+def content_of(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.suffix == ".xlsx":
+        with zipfile.ZipFile(path) as archive:
+            return b"".join(map(archive.read, archive.namelist()))
+    if path.suffix == ".parquet":
+        return content + repr(pq.read_table(path).to_pylist()).encode()
+    return content

@@ -63,8 +63,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--give-up-s", type=float, default=GIVE_UP_S, help="after which an answer is none")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="only this one; prints its outcome as JSON")
     options = parser.parse_args()
-    if options.stub is not None:
+    if options.scenario:
+        with tempfile.TemporaryDirectory(prefix="qinglan-router-") as folder:
+            print(json.dumps(scenario(Path(folder), options.scenario)))
+    elif options.stub is not None:
         asyncio.run(be_the_model(options.stub, options.model_ms / 1000))
     elif options.load:
         print(json.dumps(asyncio.run(be_the_load(options.load, options.rate, options.seconds, options.give_up_s))))

@@ -113,14 +113,13 @@ def create_app(knowledge_base: Path) -> Starlette:
     )
 
 
-def main() -> None:
-    """Serve on a free port of loopback until killed."""
+def serve_on_free_port(app: ASGIApp) -> None:
+    """Serve on a port of loopback until killed; the first line of the output is the address."""
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    config = uvicorn.Config(create_app(Path(sys.argv[1])), log_level="warning", access_log=False)
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
 
 
 if __name__ == "__main__":
-    main()
+    serve_on_free_port(create_app(Path(sys.argv[1])))

@@ -115,13 +115,7 @@ class Site:
 
     def family(self) -> list[psutil.Process]:
         """Every process of this machine that works in the site's folder or was started for it."""
-        found, own = [], str(self.folder)
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                words = [process.cwd(), *process.cmdline(), *process.environ().values()]
-                if process.pid != os.getpid() and any(own in word for word in words):
-                    found.append(process)
-        return found
+        return processes_of(self.folder)
 
     def matching(self, *words: str) -> list[psutil.Process]:
         """Of the site's processes those whose command line has all these words."""
@@ -217,6 +211,17 @@ class Site:
         """Of everything the site keeps."""
         files = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
         return sum(_size(path) for path in files) / 1e6
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Every process of this machine, but this one, that works in the folder or was started for it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            words = [process.cwd(), *process.cmdline(), *process.environ().values()]
+            if process.pid != os.getpid() and any(str(folder) in word for word in words):
+                found.append(process)
+    return found
 
 
 def _size(path: Path) -> int:

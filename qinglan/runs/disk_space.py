@@ -14,6 +14,9 @@ from qinglan.errors import QinglanError, StageError
 from qinglan.text import size
 
 _DISK_FULL = ("No space left on device", "disk is full", "Disk quota exceeded")
+_IO_ERROR = "disk I/O error"
+"""What SQLite says of a full disk too, where a file beside the database can't grow."""
+_FULL_BELOW_BYTES = 1_000_000
 
 
 def file_stats(path: Path) -> Iterator[os.stat_result]:
@@ -51,7 +54,9 @@ def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from None
     except (QinglanError, SQLAlchemyError) as error:
-        if not any(text in str(error) for text in _DISK_FULL) or "qinglan clean-up" in str(error):
+        free = shutil.disk_usage(nearest_folder(profile.paths.state)).free
+        texts = (*_DISK_FULL, _IO_ERROR) if free < _FULL_BELOW_BYTES else _DISK_FULL
+        if not any(text in str(error) for text in texts) or "qinglan clean-up" in str(error):
             raise
         raise StageError(f"{what}: the disk is full; {_hint(profile)}\n{error}") from error
 

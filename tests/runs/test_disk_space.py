@@ -76,10 +76,12 @@ def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
         OSError(errno.ENOSPC, "No space left on device", "/runs/x"),
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         LedgerError("ledger sqlite:///l.db: database or disk is full"),
+        LedgerError("ledger sqlite:///l.db: disk I/O error"),
         EngineError("ms-swift failed\nOSError: [Errno 28] No space left on device"),
     ],
 )
-def test_a_full_disk_is_one_line(profile_of: ProfileOf, error: Exception):
+def test_a_full_disk_is_one_line(profile_of: ProfileOf, error: Exception, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 0))
     with pytest.raises(StageError) as caught, explain_full_disk("distill", profile_of()):
         raise error
     first = str(caught.value).splitlines()[0]
@@ -88,7 +90,11 @@ def test_a_full_disk_is_one_line(profile_of: ProfileOf, error: Exception):
 
 
 def test_other_errors_are_left_as_they_are(profile_of: ProfileOf):
-    for error in (OSError(errno.EACCES, "Permission denied"), LedgerError("away"), ValueError("No space left on it")):
+    for error in (
+        OSError(errno.EACCES, "Permission denied"),
+        LedgerError("l.db: disk I/O error"),
+        ValueError("No space left on it"),
+    ):
         with pytest.raises(type(error)) as caught, explain_full_disk("distill", profile_of()):
             raise error
         assert caught.value is error

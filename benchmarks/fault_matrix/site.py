@@ -1,0 +1,354 @@
+"""A trial's site: a folder in which a user runs the same command until it ends well, and what must hold afterwards.
+
+Every trial begins with a copy of a prepared site: a finished run of another profile, the bystander, and for training
+the run as it was when its process was killed at the beginning of the stage. A run keeps absolute paths, so the site of
+every trial is the same folder, on a disk of its own where this machine allows that.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx2
+import openpyxl
+import psutil
+import yaml
+from night_site.site import processes_of, small_disk, until
+
+from qinglan.config.data import Columns
+from qinglan.config.site import Embedded
+from qinglan.rows import ArmRow, Row
+from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl, sha256_of
+from qinglan.runs.run import RUN_FILE, runs_of
+from qinglan.simulators.domains import write_workbook
+from qinglan.simulators.domains.query_rewrite import write_sample
+
+from .proxy import HOST, Proxy
+
+PROFILE, BYSTANDER = "trial", "bystander"
+TRAINING = ("sft", "rl", "evaluate", "register")
+SERVICES = {"teacher": "/v1", "judge": "/v1", "rag": "/retrieve"}
+CONCURRENCY = 4
+IN_FLIGHT = CONCURRENCY + max(8, CONCURRENCY // 2)
+"""Answers that a killed process may lose, see docs/ledger.md."""
+ROWS, DISK_MB = 40, 1500
+MOST_RUNS = 4
+STARTED = "started.json"
+_LATENCY_S = 0.25
+_DATA_WITHIN_S, _TRAINING_WITHIN_S = 420.0, 1200.0
+"""For a command, on a machine that does other things as well; on top of how long the fault lasts."""
+Found = dict[str, Any]
+
+
+@dataclass
+class Seen:
+    """What came of a trial."""
+
+    what: str
+    rows_lost: int = 0
+    paid_twice: int = 0
+    """Beyond what was in flight."""
+    failures_as_scores: int = 0
+    hangs: int = 0
+    other_runs_harmed: int = 0
+    ended_well: bool = True
+
+    @property
+    def ok(self) -> bool:
+        figures = (self.rows_lost, self.paid_twice, self.failures_as_scores, self.hangs, self.other_runs_harmed)
+        return self.ended_well and not any(figures)
+
+
+class Workplace:
+    """What all trials of a session share: services, proxies before them, and prepared sites."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder, self.seconds, self.site_folder = folder, seconds, folder / "site"
+        sample = write_sample(
+            folder / "sample", Embedded(sample_train_rows=240, sample_dev_rows=40, sample_test_rows=60)
+        )
+        assert sample.knowledge_base is not None
+        self._workbook = sample.workbook
+        self._services = subprocess.Popen(
+            [sys.executable, "-m", "fault_matrix.services", str(sample.knowledge_base)],
+            cwd=Path(__file__).parents[1],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._services.stdout is not None
+        self.url = self._services.stdout.readline().strip()
+        port = int(self.url.rpartition(":")[2])
+        self.proxies = {service: Proxy((HOST, port)) for service in SERVICES}
+        self.post("switch", latency_s=_LATENCY_S)
+        self._prepared: dict[str, Path] = {}
+        self.expected: dict[str, Found] = {}
+        """By kind of site, the rows of an undisturbed run."""
+        self.usual_s: dict[str, float] = {}
+        """How long each stage takes undisturbed."""
+
+    def close(self) -> None:
+        """End what was started."""
+        for proxy in self.proxies.values():
+            proxy.close()
+        self._services.kill()
+        self._services.wait()
+
+    def post(self, path: str, **state: Any) -> None:
+        """To the services."""
+        httpx2.post(f"{self.url}/{path}", json=state, trust_env=False, timeout=60).raise_for_status()
+
+    def paid(self) -> int:
+        """Answers that the services gave, since the books were reset."""
+        return int(self._books()["paid"])
+
+    def paid_twice(self) -> int:
+        """Of these, the ones to questions that had been answered before."""
+        return int(self._books()["paid_twice"])
+
+    def _books(self) -> Found:
+        found: Found = httpx2.get(f"{self.url}/books", trust_env=False, timeout=60).raise_for_status().json()
+        return found
+
+    def service_url(self, service: str) -> str:
+        """Through the service's proxy."""
+        return f"http://{HOST}:{self.proxies[service].port}/{service}{SERVICES[service]}"
+
+    @contextmanager
+    def site(self, kind: str) -> Iterator["Site"]:
+        """A copy of the site that was prepared for this kind: `data`, or a stage of training."""
+        if kind not in self._prepared:
+            self._prepare_training() if kind in TRAINING else self._prepare_data()
+        self.post("reset")
+        with self._folder() as on_own_disk:
+            shutil.copytree(self._prepared[kind], self.site_folder, symlinks=True, dirs_exist_ok=True)
+            site = Site(self, kind, on_own_disk)
+            try:
+                yield site
+            finally:
+                for process in processes_of(self.site_folder):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+
+    @contextmanager
+    def _folder(self) -> Iterator[bool]:
+        try:
+            with small_disk(self.site_folder, DISK_MB) as on_own_disk:
+                yield on_own_disk
+        finally:
+            shutil.rmtree(self.site_folder)
+
+    def _prepare_data(self) -> None:
+        """A bystander's finished run; the trial's own undisturbed run is looked at and thrown away."""
+        with self._folder():
+            for name, first, last in ((PROFILE, 0, ROWS), (BYSTANDER, ROWS, ROWS + ROWS // 2)):
+                self._write_profile(name, first, last)
+            site = Site(self, "data", own_disk=False)
+            site.must_run("refresh", BYSTANDER)
+            self._keep("data")
+            site.must_run("refresh", PROFILE)
+            self._expect("data", site)
+
+    def _prepare_training(self) -> None:
+        """The pipeline, killed at the beginning of each stage and continued; a copy is kept of every beginning."""
+        with self.site("data") as site:
+            self._write_profile(PROFILE, 0, None)
+            site.kind = "register"
+            for stage in TRAINING:
+                process = site.start("pipeline")
+                site.wait_for(stage, process)
+                process.kill()
+                process.wait()
+                until(lambda: not processes_of(self.site_folder), 300, "the end of the engine's processes")
+                self._keep(stage)
+            site.must_run("pipeline", PROFILE)
+            for stage in TRAINING:
+                self._expect(stage, site)
+
+    def _keep(self, kind: str) -> None:
+        self._prepared[kind] = self.folder / f"prepared-{kind}"
+        shutil.copytree(self.site_folder, self._prepared[kind], symlinks=True)
+
+    def _expect(self, kind: str, site: "Site") -> None:
+        self.expected[kind] = site.rows_by_stage()
+        for manifest in site.run.glob(f"*/{MANIFEST}"):
+            self.usual_s[manifest.parent.name] = StageResult.read(manifest).seconds
+
+    def _write_profile(self, name: str, first: int, last: int | None) -> None:
+        """With questions of its own: these lines of the sample, all of them with their splits."""
+        table = list(openpyxl.load_workbook(self._workbook, read_only=True).active.iter_rows(values_only=True))
+        split = [str(cell) for cell in table[0]].index(Columns().split)
+        lines = [[str(cell or "") for place, cell in enumerate(row) if last is None or place != split] for row in table]
+        data = lines[1:] if last is None else lines[1 + first : 1 + last]
+        workbook = self.site_folder / f"{name}.xlsx"
+        write_workbook(workbook, "questions", lines[0], data)
+        chat = {"max_retries": 3, "timeout_s": 5, "concurrency": CONCURRENCY}
+        small = {"train_batch_size": 16, "ppo_mini_batch_size": 16, "ppo_micro_batch_size_per_gpu": 16}
+        profile = {
+            "extends": "embedded",
+            "name": name,
+            "data": {"workbook": str(workbook)},
+            "teacher": chat | {"base_url": self.service_url("teacher")},
+            "judge": chat | {"base_url": self.service_url("judge")},
+            "rag": {"url": self.service_url("rag"), "max_retries": 4, "timeout_s": 5},
+            "distill": {"batch_rows": 10},
+            "embedded": {"pretrain_steps": 40},
+            "sft": {"num_train_epochs": 2, "save_steps": 8, "eval_steps": 8},
+            "rl": small | {"total_steps": 3, "save_freq": 1, "test_freq": 1},
+            "evaluate": {"latency_queries": 3},
+            "retention": {"min_free_mb": 20},
+            "paths": {"runs": str(self.site_folder / "runs"), "state": str(self.site_folder / "state")},
+        }
+        path = self.site_folder / "configs" / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(profile, allow_unicode=True), encoding="utf-8")
+
+
+class Site:
+    """The folder of one trial."""
+
+    def __init__(self, work: Workplace, kind: str, own_disk: bool) -> None:
+        self.work, self.kind, self.own_disk, self.folder = work, kind, own_disk, work.site_folder
+        self.log = work.folder / "terminal.log"  # what a full disk makes the command say must not be lost
+        self.log.write_bytes(b"")
+        self.flow = "pipeline" if kind in TRAINING else "refresh"
+        self.settings: dict[str, str] = {}
+        self.env: dict[str, str] = {}
+        self.within_s = _TRAINING_WITHIN_S if kind in TRAINING else _DATA_WITHIN_S
+        self.hangs = 0
+        self.began_s = time.time()
+        self._bystander = self._digests()
+
+    # Commands
+
+    def start(self, flow: str = "", profile: str = PROFILE) -> psutil.Popen:
+        """The user's command."""
+        chosen = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
+        argv = [sys.executable, "-m", "qinglan.cli", "run", flow or self.flow, "--profile", profile, *chosen]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | self.env
+        with self.log.open("ab") as log:
+            return psutil.Popen(argv, cwd=self.folder, env=env, stdout=log, stderr=log)
+
+    def must_run(self, flow: str, profile: str) -> None:
+        """Without any fault, or the benchmark ends."""
+        if self.start(flow, profile).wait(_TRAINING_WITHIN_S):
+            sys.exit(f"error: without any fault, {flow} failed:\n{self.log.read_text()[-3000:]}")
+
+    def end_of(self, process: psutil.Popen, within_s: float = 0.0) -> str:
+        """How it ended: `done`, its error line, or that it hung, which is counted; nothing of it may go on."""
+        try:
+            status = process.wait(within_s or self.within_s)
+            until(lambda: not processes_of(self.folder), 90, "the end of the command's processes")
+        except (psutil.TimeoutExpired, TimeoutError) as problem:
+            self.hangs += 1
+            for each in processes_of(self.folder):
+                each.kill()
+            return f"hung ({problem})"
+        if status == 0:
+            return "done"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        return f"killed ({status})" if status < 0 else errors[-1][:160] if errors else f"status {status}, no error line"
+
+    def wait_for(self, stage: str, process: psutil.Popen) -> None:
+        """Until the stage has begun.
+
+        Raises:
+            LookupError: the command ended first.
+        """
+        while not self._has_begun(stage):
+            if process.poll() is not None:
+                raise LookupError(f"{stage} never began:\n{self.log.read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def wait_for_moment(self, stage: str, process: psutil.Popen, rng: Random) -> None:
+        """Until a random moment of the stage's work."""
+        self.wait_for(stage, process)
+        time.sleep(rng.uniform(0, 0.9 * self.work.usual_s[stage]))
+
+    def _has_begun(self, stage: str) -> bool:
+        with suppress(OSError, IndexError):
+            return (self.run / stage / STARTED).stat().st_mtime >= self.began_s
+        return False
+
+    # What must hold
+
+    @property
+    def run(self) -> Path:
+        """The trial's newest run."""
+        return runs_of(self.folder / "runs", PROFILE)[0]
+
+    def rows_by_stage(self) -> Found:
+        """What the last stage has of each row: by file and id, status, reason and every value."""
+        found: Found = {}
+        with suppress(OSError, IndexError, ValueError):
+            for row in read_jsonl(self.run / "select" / "rows.jsonl", Row):
+                scores = row.answer_retrieved.scores if row.answer_retrieved else None
+                found[f"select {row.id}"] = (row.answer, row.judge_score, scores, row.status, row.reason)
+            for arm in sorted(self.run.glob("evaluate/*.jsonl")) if self.kind in TRAINING else ():
+                for each in read_jsonl(arm, ArmRow):
+                    scores = each.retrieved.scores if each.retrieved else None
+                    found[f"{arm.stem} {each.row_id}"] = (each.text, each.judge_score, scores, "", each.reason)
+        return found
+
+    def is_well(self) -> bool:
+        """Is the run finished, with nothing that another run would ask again?"""
+        with suppress(OSError, IndexError, ValueError):
+            finished = json.loads((self.run / RUN_FILE).read_text(encoding="utf-8"))["finished"]
+            return bool(finished) and self.rows_by_stage() == self.work.expected[self.kind]
+        return False
+
+    def finish(self, ends: list[str]) -> None:
+        """The user gives the same command again until it ends well."""
+        while not (ends[-1] == "done" and self.is_well()) and len(ends) < MOST_RUNS:
+            ends.append(self.end_of(self.start()))
+
+    def look(self, ends: list[str]) -> Seen:
+        """Every count after the trial."""
+        expected, found = self.work.expected[self.kind], self.rows_by_stage()
+        # The services answer the same question with the same answer, so any other value came from a failure.
+        strange = [
+            key
+            for key, values in found.items()
+            for value, right in zip(values[:3], expected.get(key, (None,) * 3)[:3], strict=True)
+            if value is not None and value != right
+        ]
+        return Seen(
+            "; then ".join(ends),
+            rows_lost=len(expected.keys() - found.keys()),
+            paid_twice=max(0, self.work.paid_twice() - IN_FLIGHT),
+            failures_as_scores=len(set(strange)) + self._miscounted(),
+            hangs=self.hangs,
+            other_runs_harmed=int(self.is_harmed()),
+            ended_well=ends[-1] == "done" and found == expected,
+        )
+
+    def _miscounted(self) -> int:
+        """Do the teacher's means count other rows than those that were measured?"""
+        with suppress(OSError, IndexError, KeyError):
+            report = json.loads((self.run / "report.json").read_text(encoding="utf-8"))
+            rows = list(read_jsonl(self.run / "validate" / "rows.jsonl", Row))
+            measured = sum(row.answer_retrieved is not None for row in rows)
+            return int(report["arms"]["teacher"]["scores"]["top1"]["n"] > measured)
+        return 0
+
+    def _digests(self) -> Mapping[str, str]:
+        runs = self.folder / "runs"
+        folders = runs_of(runs, BYSTANDER) if runs.exists() else []
+        files = (path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+        return {str(path): sha256_of(path) for path in files}
+
+    def is_harmed(self) -> bool:
+        """Has the bystander's run other files than before, or can it not be shown any more?"""
+        name = runs_of(self.folder / "runs", BYSTANDER)[0].name
+        argv = [sys.executable, "-m", "qinglan.cli", "show", name, "--profile", BYSTANDER]
+        shown = subprocess.run(argv, cwd=self.folder, capture_output=True, check=False, timeout=300)
+        return shown.returncode != 0 or self._digests() != self._bystander

@@ -1,0 +1,121 @@
+"""What strikes a command of a site at a random moment. Each is a context: it strikes, and heals when it is left."""
+
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import psutil
+
+from .proxy import Proxy
+from .site import Site
+
+Strike = Callable[[Site, psutil.Popen, Random], AbstractContextManager[None]]
+SERVICE_FAULTS = ("down", "hanging", "30% errors", "slow headers", "1 GB body", "cut body", "wrong shape", "blank")
+_PROXY_MODES = {"down": "down", "hanging": "black hole", "slow headers": "slow headers", "cut body": "cut body"}
+"""The faults of the network; the others are the service's own."""
+SERVICE_FAULT_S, STOPPED_S = 12.0, 90.0
+_LEFT_BYTES = 64 * 1024
+
+
+@contextmanager
+def kill(_site: Site, process: psutil.Popen, _rng: Random) -> Iterator[None]:
+    """Kill -9 the flow's process, and only that."""
+    process.kill()
+    yield
+
+
+@contextmanager
+def fill_disk(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
+    """Until the command has ended."""
+    ballast = site.folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"\0" * min(2**20, max(_LEFT_BYTES, shutil.disk_usage(site.folder).free // 2)))
+    yield
+    ballast.unlink()
+
+
+@contextmanager
+def suspend(site: Site, process: psutil.Popen, _rng: Random) -> Iterator[None]:
+    """SIGSTOP the command and all that it started, for a while."""
+    stopped = [process, *process.children(recursive=True)]
+    for number in ("suspend", "resume"):
+        for each in stopped:
+            with suppress(psutil.NoSuchProcess):
+                getattr(each, number)()
+        time.sleep(min(STOPPED_S, site.work.seconds) if number == "suspend" else 0)
+    yield
+
+
+@contextmanager
+def shift_clock(site: Site, _process: psutil.Popen, rng: Random) -> Iterator[None]:
+    """By an hour, forwards or backwards, until the command has ended."""
+    _clock_file(site.folder).write_bytes(struct.pack("q", rng.choice((-3600, 3600))))
+    yield
+    _clock_file(site.folder).write_bytes(struct.pack("q", 0))
+
+
+def prepare_clock(site: Site) -> None:
+    """Have the site's processes read a clock that can be shifted; this machine's own stays as it is."""
+    library = site.work.folder / "clock.so"
+    if not library.exists():
+        source = Path(__file__).with_name("clock.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True)
+    _clock_file(site.folder).write_bytes(struct.pack("q", 0))
+    site.env |= {"LD_PRELOAD": str(library), "FAULT_CLOCK": str(_clock_file(site.folder))}
+
+
+def _clock_file(folder: Path) -> Path:
+    return folder / "clock"
+
+
+def break_service(service: str, fault: str) -> Strike:
+    """Teacher, judge or RAG, for some seconds."""
+
+    @contextmanager
+    def strike(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
+        site.work.post("switch", faults={service: fault})
+        with _proxy_for(site.work.proxies[service], _PROXY_MODES.get(fault, "pass"), SERVICE_FAULT_S):
+            healed = threading.Timer(SERVICE_FAULT_S, lambda: site.work.post("switch", faults={}))
+            healed.start()
+            yield
+            healed.join()
+
+    return strike
+
+
+def break_server(proxy: Proxy, mode: str, seconds: float) -> Strike:
+    """A server behind a proxy."""
+
+    @contextmanager
+    def strike(_site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
+        with _proxy_for(proxy, mode, seconds):
+            yield
+
+    return strike
+
+
+@contextmanager
+def _proxy_for(proxy: Proxy, mode: str, seconds: float) -> Iterator[None]:
+    """The proxy behaves like this for so long, whatever the command does meanwhile."""
+    proxy.set(mode)
+    healed = threading.Timer(seconds, lambda: proxy.set("pass"))
+    healed.start()
+    try:
+        yield
+    finally:
+        healed.join()
+
+
+PROCESS_FAULTS: dict[str, tuple[Strike, str]] = {
+    "kill -9": (kill, "killed; the same command goes on and completes"),
+    "disk full": (fill_disk, "ends in one line; goes on once there is space"),
+    "SIGSTOP": (suspend, "goes on by itself"),
+    "clock ±1 h": (shift_clock, "goes on by itself (the clock of its processes alone is shifted)"),
+}

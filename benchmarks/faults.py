@@ -1,0 +1,128 @@
+"""What goes wrong, and what comes of it: every component with each of its faults, against the real parts.
+
+    make bench NAME=faults                              (200 trials, several hours; goes on where it was stopped)
+    python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's lines)
+    python benchmarks/faults.py --short                 (20 random quick trials, seeded by the date; writes no result)
+
+A trial is a site of its own in which the fault strikes at a random moment of a component's work and heals again; the
+user then gives the same command up to three more times, until it ends well. Then everything is counted: rows lost,
+answers paid twice (by the services' own books, beyond what was in flight), failures that became a score, commands that
+did not end within their time, and damage to another run of the same site. Every line of the matrix is tried once, then
+random ones. Prints a line a trial and the table, writes benchmarks/results/faults.json, and exits with 1 where anything
+was wrong.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import injection
+from fault_matrix.site import Seen, Workplace
+from fault_matrix.trials import Line, matrix, random_quick_line
+
+from qinglan.runs.processes import stop_signals
+
+RESULT = Path(__file__).parent / "results" / "faults.json"
+FULL_TRIALS, SHORT_TRIALS = 200, 20
+FULL_SECONDS, SHORT_SECONDS = 300.0, 10.0
+COUNTS = ("rows_lost", "paid_twice", "failures_as_scores", "hangs", "other_runs_harmed")
+Found = dict[str, Any]
+
+
+def main() -> None:
+    """Make the trials that have no result yet, then print and write."""
+    lines = list(matrix())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--only", metavar="COMPONENT", action="append", choices=sorted({one.component for one in lines})
+    )
+    parser.add_argument("--fault", action="append", choices=sorted({line.fault for line in lines}))
+    parser.add_argument("--trials", type=int, help=f"{FULL_TRIALS}, or {SHORT_TRIALS} with --short")
+    parser.add_argument("--seed", type=int, help="1, or today's date with --short")
+    parser.add_argument("--seconds", type=float, help=f"how long servers stay down; {FULL_SECONDS:g}")
+    parser.add_argument("--short", action="store_true", help="random quick trials; nothing is written")
+    options = parser.parse_args()
+    wanted = [line for line in lines if not options.only or line.component in options.only]
+    chosen = [line for line in wanted if not options.fault or line.fault in options.fault]
+    seed = options.seed or (date.today().toordinal() if options.short else 1)
+    trials = options.trials or (SHORT_TRIALS if options.short else FULL_TRIALS)
+    print(f"seed {seed}", flush=True)
+    rng = Random(seed)
+    if options.short:
+        plan = [(random_quick_line(rng), number) for number in range(trials)]
+    else:
+        plan = [(line, 0) for line in chosen]
+        plan += [(rng.choice(chosen), number) for number in range(1, trials - len(plan) + 1)]
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    before = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.exists() and not options.short else []
+    known = [
+        one for one in before if one["ok"] or one["commit"] == commit
+    ]  # after a change, what failed is tried again
+    made = []
+    with stop_signals(), tempfile.TemporaryDirectory(prefix="qinglan-faults-", ignore_cleanup_errors=True) as folder:
+        seconds = options.seconds or (SHORT_SECONDS if options.short else FULL_SECONDS)
+        with closing(Workplace(Path(folder), seconds)) as work:
+            for line, number in plan[:trials]:
+                which = {"component": line.component, "fault": line.fault, "seed": seed, "number": number}
+                if any(which.items() <= one.items() for one in known):
+                    continue
+                made.append(which | tried(work, line, Random(f"{which}")) | {"commit": commit})
+                print(line_of(made[-1]), flush=True)
+                if not options.short:
+                    write(known + made)
+    rows = made if options.short else known + made
+    print("\n".join(table(rows)))
+    if not all(one["ok"] for one in made):
+        sys.exit(1)
+
+
+def tried(work: Workplace, line: Line, rng: Random) -> Found:
+    """One trial's outcome."""
+    begun = time.monotonic()
+    try:
+        seen = line.trial(work, rng)
+    except (LookupError, OSError, AssertionError, subprocess.SubprocessError) as problem:
+        seen = Seen(f"the trial itself failed: {str(problem)[-500:]}", ended_well=False)
+    counts = {name: getattr(seen, name) for name in COUNTS}
+    told = {"expected": line.expected, "seen": seen.what, "ok": seen.ok}
+    return told | counts | {"seconds": round(time.monotonic() - begun, 1)}
+
+
+def write(rows: list[Found]) -> None:
+    """Figures over all trials, and a line for each."""
+    figures = {name: sum(one[name] for one in rows) for name in COUNTS}
+    cases, within = injection.count()
+    result = {"trials": len(rows), **figures, "injections": {"tried": cases, "within": within}, "rows": rows}
+    RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def line_of(one: Found) -> str:
+    """A trial in one line."""
+    wrong = ", ".join(f"{name} {one[name]}" for name in COUNTS if one[name])
+    outcome = "ok" if one["ok"] else f"WRONG {wrong}"
+    return f"{one['component']:<20} {one['fault']:<26} {one['seconds']:>6.1f} s  {outcome}  {one['seen']}"
+
+
+def table(rows: list[Found]) -> Iterator[str]:
+    """Markdown: a line of the matrix a line."""
+    yield "\n| component | fault | expected | trials | ok | seen |\n| --- | --- | --- | ---: | ---: | --- |"
+    for line in matrix():
+        mine = [one for one in rows if (one["component"], one["fault"]) == (line.component, line.fault)]
+        if mine:
+            worst = min(mine, key=lambda one: one["ok"])["seen"].splitlines()[0]
+            ok = sum(one["ok"] for one in mine)
+            yield f"| {line.component} | {line.fault} | {line.expected} | {len(mine)} | {ok} | {worst} |"
+    yield "\n" + ", ".join(f"{name} {sum(one[name] for one in rows)}" for name in COUNTS) + f", {len(rows)} trials"
+
+
+if __name__ == "__main__":
+    main()

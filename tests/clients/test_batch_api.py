@@ -305,7 +305,7 @@ class LateStore(CountingStore):
     listed = True
     short = 0
 
-    def list(self, after: str | None, limit: int) -> dict[str, Any]:
+    def list(self, after: str | None = None, limit: int = 20) -> dict[str, Any]:
         return super().list(after, limit) if self.listed else {"object": "list", "data": [], "has_more": False}
 
     def file(self, file_id: str) -> bytes:
@@ -322,7 +322,7 @@ async def test_a_batch_that_is_listed_late_is_found_as_long_as_it_can_have_been_
     monkeypatch.setattr("qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 60.0)
     teacher, wanted = start(LateStore), requests(3)
     teacher.store.listed = False
-    teacher.trouble.to_come += [("POST", "/v1/batches", "lose")] * 4
+    teacher.trouble.to_come += [("POST", "/v1/batches", "lose"), ("GET", "/v1/batches", "400")]
     asking = asyncio.create_task(ask(ledger, teacher.url, wanted, retries=0))
     await asyncio.sleep(1)
     teacher.store.listed = True

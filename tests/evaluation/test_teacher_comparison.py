@@ -206,7 +206,7 @@ def test_what_can_not_be_compared(profile_of: ProfileOf):
     main, rival = [question(0).failed("over_budget")], [question(0).failed("over_budget")]
     arms = arms_of({"teacher": main, "cheap": rival}, {}, RECIPE)
     assert advise(profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE, RECIPE), arms) is None
-    with pytest.raises(ConfigError, match=r"compare\.teachers: names no teacher to compare with; add one"):
+    with pytest.raises(ConfigError, match=r"compare\.teachers: names none to compare with; add one"):
         require(profile_of(**SIMULATED), "compare")
 
 

@@ -88,7 +88,8 @@ def test_prefects_folder_is_this_accounts_alone_unless_named(tmp_path: Path, mon
     monkeypatch.delenv("PREFECT_HOME", raising=False)
     ours, theirs = tmp_path / "prefect", tmp_path / "named"
     for folder in (ours, theirs):
-        folder.mkdir(mode=0o755)
+        folder.mkdir()
+        folder.chmod(0o755)
     Site(tmp_path, "").prepare()
     monkeypatch.setenv("PREFECT_HOME", str(theirs))
     Site(tmp_path, "").prepare()

@@ -156,7 +156,11 @@ class BatchService:
                 cause = error.__cause__
                 wait_s = retry_after_s(cause.response.headers) if isinstance(cause, openai.APIStatusError) else 0.0
                 await asyncio.sleep(max(self._pause_s, wait_s))
-                if found := await self.find(digest, since_s):
+                try:
+                    found = await self.find(digest, since_s)
+                except TeacherError:  # nobody knows whether there is one
+                    raise error from None
+                if found:
                     return found.id
                 if attempt == self._retries:
                     raise

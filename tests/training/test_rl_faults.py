@@ -1,5 +1,6 @@
-"""A real verl run, rewarded through the real service, whose RAG fails, and goes away for a while."""
+"""A real verl run, rewarded through the real service, whose RAG fails, goes away for a while, or stays away."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from qinglan.config import Embedded, Rag, Reward
 from qinglan.runs.launcher import JsonlTail
 from qinglan.runs.processes import free_port, health_problem
 from qinglan.simulators.domains.query_rewrite import write_sample
-from qinglan.training.engines.progress import read_metrics
+from qinglan.training.engines.progress import checkpoints, read_metrics, read_stop
 from qinglan.training.engines.verl import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -112,3 +113,23 @@ def test_transient_faults_and_an_outage_cost_no_sample(tmp_path: Path, model_fol
     waited_s = sum(line["seconds"] for line in outages("ended"))
     assert lasted_s, "it came back"
     assert OUTAGE_S <= waited_s < lasted_s[0] + SLACK_S, "it costs about as long as it lasts"
+
+
+def test_a_rag_that_stays_away_stops_training_which_goes_on_where_it_was(tmp_path: Path, model_folder: Path) -> None:
+    with closing(RagServer(tmp_path / "kb")) as server:
+        toy = RewardedToy(tmp_path, model_folder, server.port, max_outage_s=3, save_freq=STEPS, test_freq=STEPS)
+        process = toy.start(toy.command())
+        wait_until("two steps", lambda: 2 in read_metrics(tmp_path) or process.poll() is not None)
+        server.close()
+        assert process.wait(900) != 0
+        stopped = read_stop(tmp_path)
+        assert stopped is not None and stopped[1]
+        assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
+        assert toy.lines(failed_by="rag")
+        (saved,) = checkpoints(toy.output)
+        assert saved == max(read_metrics(tmp_path)), "what was learnt is kept, whatever save_freq says"
+
+        server.start()
+        toy.run(toy.command())
+    second = [json.loads(line)["step"] for line in (tmp_path / "metrics.2.jsonl").read_text().splitlines()]
+    assert second == list(range(saved, STEPS + 1))

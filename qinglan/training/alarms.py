@@ -232,8 +232,8 @@ class AlarmWatch:
         return None
 
     def _clip_fraction(self) -> Signal | None:
-        share = self._recent_mean(CLIP_FRACTION, SPIKE_STEPS)
-        if share is None or share <= self._settings.max_clip_fraction:
+        share = self._mean_above(self._settings.max_clip_fraction, CLIP_FRACTION, SPIKE_STEPS)
+        if share is None:
             return None
         return (
             f"updates were clipped at rl.clip_ratio for {share:.0%} of the tokens over {SPIKE_STEPS} steps, more than "
@@ -244,9 +244,9 @@ class AlarmWatch:
 
     def _kl_runaway(self) -> Signal | None:
         limits = self._settings
-        update = self._recent_mean(UPDATE_KL, SPIKE_STEPS)
+        update = self._mean_above(limits.max_update_kl, UPDATE_KL, SPIKE_STEPS)
         reference = next((v for key in REFERENCE_KLS if (v := self._recent_mean(key, SPIKE_STEPS)) is not None), None)
-        if update is not None and update > limits.max_update_kl:
+        if update is not None:
             return (
                 f"a step's updates moved the policy by {number(update)} nats per token over {SPIKE_STEPS} steps, more "
                 f"than {limits.max_update_kl:g}: lower rl.actor_lr or rl.ppo_epochs",
@@ -277,8 +277,8 @@ class AlarmWatch:
         )
 
     def _zero_variance(self) -> Signal | None:
-        share = self._recent_mean(ZERO_VARIANCE, self._settings.window_steps)
-        if share is None or share <= self._settings.max_zero_variance:
+        share = self._mean_above(self._settings.max_zero_variance, ZERO_VARIANCE, self._settings.window_steps)
+        if share is None:
             return None
         return (
             f"all rollouts of a prompt earned the same for {share:.0%} of the prompts over "
@@ -289,8 +289,8 @@ class AlarmWatch:
         )
 
     def _sampler_mismatch(self) -> Signal | None:
-        difference = self._recent_mean(SAMPLER_DIFFERENCE, SPIKE_STEPS)
-        if difference is None or difference <= self._settings.max_sampler_difference:
+        difference = self._mean_above(self._settings.max_sampler_difference, SAMPLER_DIFFERENCE, SPIKE_STEPS)
+        if difference is None:
             return None
         return (
             f"sampler and trainer give a sampled token probabilities that differ by {number(difference)} over "
@@ -299,6 +299,11 @@ class AlarmWatch:
             "whether rl.extra gives the sampler another dtype than the trainer",
             {"sampler_difference": difference},
         )
+
+    def _mean_above(self, limit: float, key: str, steps: int) -> float | None:
+        """The mean over the latest steps, if it is above the limit."""
+        mean = self._recent_mean(key, steps)
+        return mean if mean is not None and mean > limit else None
 
     def _recent_mean(self, key: str, steps: int) -> float | None:
         values = self._recent.get(key, [])[-steps:]

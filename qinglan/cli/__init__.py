@@ -111,7 +111,7 @@ def show(
     """Print a run's result table again, and its status if it has none yet or ended early."""
     from qinglan.evaluation.models import Report
     from qinglan.evaluation.report.terminal import print_intervals, print_table, stages_table
-    from qinglan.ops.run_status import REPORT_FILE, status_of
+    from qinglan.ops.run_status import REPORT_FILE, ended_early, status_of
 
     loaded = load_profile(profile or "embedded", set_ or ())
     directory = _find_run(loaded, run_name, of_profile=profile is not None)
@@ -120,9 +120,9 @@ def show(
         report = Report.read(directory / REPORT_FILE)
         out.print(print_intervals(report) if intervals else print_table(report))
         out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
+        if not ended_early(directory):
+            return
     status = status_of(directory, loaded)
-    if reported and not status.ended_early:
-        return
     if not reported and status.stages:
         out.print(stages_table(status.stages))
     for line in status.rest:

@@ -36,23 +36,29 @@ class RunStatus:
     """Those that are done, in the order in which they ended."""
     rest: list[str]
     """Stages that were running, and where the logs are; a line each."""
-    ended_early: bool
-    """A problem stopped it, perhaps after its report was written."""
+
+
+def ended_early(directory: Path) -> bool:
+    """Whether a problem stopped the run, perhaps after its report was written."""
+    return bool(_record_of(directory).ended_by)
 
 
 def status_of(directory: Path, profile: Profile) -> RunStatus:
     """The status by what the run left in its directory, with the log's address on the profile's Prefect server."""
-    try:
-        record = read_record(_RunRecord, directory / RUN_FILE)
-    except ValidationError as error:
-        raise ArtifactError(f"{directory / RUN_FILE}: not readable; run it anew") from error
-    stages = []
+    record, stages = _record_of(directory), []
     for manifest in sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns):
         try:
             stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
         except (ValidationError, ArtifactError):  # of another version: the others are shown all the same
             continue
-    return RunStatus(_sentence(directory, record), stages, _rest(directory, record, profile), bool(record.ended_by))
+    return RunStatus(_sentence(directory, record), stages, _rest(directory, record, profile))
+
+
+def _record_of(directory: Path) -> _RunRecord:
+    try:
+        return read_record(_RunRecord, directory / RUN_FILE)
+    except ValidationError as error:
+        raise ArtifactError(f"{directory / RUN_FILE}: not readable; run it anew") from error
 
 
 def _sentence(directory: Path, record: _RunRecord) -> str:

@@ -30,6 +30,7 @@ from qinglan.ledger.database import (
 )
 from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Spending, Usage
 from qinglan.rows import Retrieved
+from qinglan.runs.supervise import process_status
 
 BATCH = "batch:"
 """Claims of the batch API begin with it: they last until the batch is merged, whatever becomes of the process."""
@@ -174,17 +175,21 @@ class Ledger:
         with self._transaction() as db:
             return [BatchJob(**row) for row in db.execute(query).mappings()]
 
+    def end_batch(self, job: BatchJob) -> None:
+        """The batch is done with: its requests are free again."""
+        self.release(job.request_hashes, BATCH + job.digest)
+        self.save_batch(job.model_copy(update={"status": "merged"}))
+
     def drop_batch(self, batch_id: str) -> BatchJob | None:
         """Forget an open batch: its requests may be asked again; None where there is none of this id."""
         table = BATCHES.c
         query = sa.select(BATCHES).where(table.batch_id == batch_id, table.status != "merged")
         with self._transaction() as db:
             row = db.execute(query).mappings().first() if batch_id else None
-            if row is None:
-                return None
-            job = BatchJob(**row)
-            self._release(db, job.request_hashes, BATCH + job.digest)
-            db.execute(sa.update(BATCHES).where(table.digest == job.digest).values(status="merged"))
+        if row is None:
+            return None
+        job = BatchJob(**row)
+        self.end_batch(job)
         return job
 
     # Questions
@@ -433,11 +438,8 @@ def _start_ticks(pid: int) -> str:
 
     Empty where the system does not show them; `ended` of a process that nobody has waited for.
     """
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "ended" if state == "Z" else fields[18]
+    status = process_status(pid)
+    return ("ended" if status[0] == "Z" else status[19]) if status else ""
 
 
 def _portions(hashes: Collection[str]) -> Iterator[list[str]]:

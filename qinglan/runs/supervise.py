@@ -73,16 +73,20 @@ def _kill_all(group: int) -> None:
         time.sleep(0.02)
 
 
+def process_status(pid: int | str) -> list[str]:
+    """What /proc/PID/stat has behind the name: state, parent, …; nothing where the system shows no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def descendants(root: int) -> list[int]:
     """Living children, grandchildren and so on, by /proc; none where there is no /proc."""
     parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):  # it has ended in the meantime
-            continue
-        if state != "Z":
-            parents[int(path.parent.name)] = int(parent)
+    for path in Path("/proc").glob("[0-9]*"):
+        if (status := process_status(path.name)) and status[0] != "Z":
+            parents[int(path.name)] = int(status[1])
     found: list[int] = []
     level = {root}
     while level := {pid for pid, parent in parents.items() if parent in level}:

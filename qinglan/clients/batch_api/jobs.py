@@ -115,8 +115,7 @@ class BatchStore:
 
     def forget(self, job: BatchJob) -> None:
         """As `close`, without failures and at once, for where nothing can be awaited."""
-        self._ledger.release(job.request_hashes, BATCH + job.digest)
-        self._ledger.save_batch(job.model_copy(update={"status": "merged"}))
+        self._ledger.end_batch(job)
 
     async def release(self, job: BatchJob) -> None:
         """Let others ask what a batch holds that is still open."""

@@ -27,6 +27,7 @@ from qinglan.errors import ConfigError
 from qinglan.noise import add_noise
 from qinglan.recipes import get_recipe, one_line
 from qinglan.rows import Row, Split, normalise
+from qinglan.runs.artifacts import written_whole
 
 Tables = TypeVar("Tables")
 Item = TypeVar("Item")
@@ -198,10 +199,8 @@ def write_workbook(path: Path, sheet: str, header: Sequence[str], rows: Iterable
         table.append(list(row))
     buffer = io.BytesIO()
     book.save(buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(_without_timestamps(buffer.getvalue()))
-    partial.replace(path)
+    with written_whole(path) as partial:
+        partial.write_bytes(_without_timestamps(buffer.getvalue()))
 
 
 def _without_timestamps(workbook: bytes) -> bytes:

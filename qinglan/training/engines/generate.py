@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qinglan.config import Profile
+from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.launcher import Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
@@ -59,9 +60,7 @@ def main() -> None:
         answers = _answer_all(folder, prompts, options)
         gc.collect()  # free the model before the next one is loaded
         path = Path(options["output_dir"]) / f"{name}.answers.jsonl"
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(a, ensure_ascii=False) + "\n" for a in answers), encoding="utf-8")
-        partial.replace(path)
+        write_jsonl(path, answers)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile, withheld_secrets
+from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import ROW_CACHE, Command, JsonlTail
 
@@ -140,9 +141,7 @@ def rewind_log(output_dir: Path, checkpoint: Path | None) -> None:
         return
     last = int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1
     kept = [entry for entry in JsonlTail(log).new() if (step := logged_step(entry)) and step[0] <= last]
-    partial = log.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept), encoding="utf-8")
-    partial.replace(log)
+    write_jsonl(log, kept)
 
 
 def logged_step(entry: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -33,6 +33,7 @@ IMPORTED_WITH = """
 aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx2 httpcore2
 h11 anyio sniffio certifi truststore distro jiter tqdm typing_extensions pydantic pydantic_core pyyaml filelock
 annotated-types typing-inspection sqlalchemy greenlet psycopg psycopg-binary psutil jieba numpy pyarrow setuptools
+jmespath
 """
 
 

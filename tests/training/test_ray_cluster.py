@@ -42,6 +42,8 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     port = free_port()
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=16"]
     ray += ["--num-gpus=1", "--include-dashboard=true", f"--dashboard-port={port}", "--disable-usage-stats"]
+    # At its own port: without it the head takes no jobs, and another test's head may have Ray's usual one.
+    ray.append(f"--dashboard-agent-listen-port={free_port()}")
     environment = {**os.environ, "RAY_prestart_worker_first_driver": "0"}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     starting = ray_start_lock()

@@ -199,7 +199,13 @@ async def _ask_teachers(stage: Stage, rivals: Sequence[Contender], rows: Sequenc
 
 def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students: Mapping[ArmName, Model]) -> Answers:
     profile = stage.run.profile
-    recipe, price = get_recipe(profile.recipe), profile.prices.get(profile.student.name)
+    recipe, price, hour_usd = (
+        get_recipe(profile.recipe),
+        profile.prices.get(profile.student.name),
+        profile.student.gpu_hour_usd,
+    )
+    gpus = profile.rl.tensor_model_parallel_size if profile.trainer.device == "cuda" else 1
+    usd_per_s = None if hour_usd is None else gpus * hour_usd / 3600
     prompts = stage.directory / "prompts.jsonl"
     questions = [*rows, *(row_of(case, profile.tenant) for case in cases), *recipe.probes(rows)]
     write_jsonl(
@@ -213,10 +219,10 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     probes_from = len(rows) + len(cases)
     for name in students:
         lines = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
-        answers.arms[name] = student_rows(lines[: len(rows)], price, recipe)
+        answers.arms[name] = student_rows(lines[: len(rows)], price, recipe, usd_per_s)
         if name != "base":
             answers.red_team[name] = texts_of(lines[len(rows) : probes_from])
-        answers.probed[name] = student_rows(lines[probes_from:], price, recipe)
+        answers.probed[name] = student_rows(lines[probes_from:], price, recipe, usd_per_s)
     return answers
 
 

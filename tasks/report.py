@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from qinglan.data.dataset.thresholds import SelectedScores
 from qinglan.errors import StageError
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.summary import COMPARING, build_report, result_markdown
+from qinglan.evaluation.targets import row_lines, target_findings
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
@@ -36,6 +38,10 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
         rows = read_jsonl(stages[-1].path("rows"), Row)
         found = SelectedScores(rows, recipe, run.profile.select).findings()
         report = report.model_copy(update={"findings": [*report.findings, *found]})
+    report = report.model_copy(update={"findings": [*report.findings, *target_findings(report, run.profile)]})
+    for line in row_lines(report, run.profile):
+        if line.is_met is False:
+            get_run_logger().warning("targets.rows: %s %g; it is %.3f", line.label.en, line.planned, line.found)
     path = run.directory / "report.json"
     artifacts = {"report": report.write(path), "report_html": render_html(report, run.directory / "report.html")}
     tracker = tracker_of(run.profile)

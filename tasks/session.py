@@ -114,7 +114,7 @@ def open_session(
         stack.enter_context(explain_full_disk(flow, profile))
         if flow == "refresh":
             stack.enter_context(refresh_lock(profile, flow_run_id()))
-        require(profile, flow)
+        require(profile, flow, get_run_logger().warning)
         opened = stack.enter_context(
             open_run(
                 profile,

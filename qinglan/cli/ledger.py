@@ -1,14 +1,17 @@
 """`qinglan ledger`: what was spent, every try at one request, and dropping an answer."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, figures_table, out, say
 from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.text import count, latency, shown, usd
+from qinglan.text import count, latency, number, shown, size, usd
+
+if TYPE_CHECKING:
+    from qinglan.ops.estimate import QuestionCounts
 
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
 By = Literal["model", "run", "tenant", "role", "month"]
@@ -87,10 +90,11 @@ def drop(
 def print_estimate(profile: Profile, flow: FlowName) -> None:
     """What a flow would ask and what that would cost, beside what may be spent."""
     from qinglan.clients.roles import site_ledger
-    from qinglan.ops.estimate import estimate, questions_of
+    from qinglan.ops.estimate import count_questions, estimate, questions_of
 
     with site_ledger(profile) as ledger, questions_of(profile) as rows:
-        parts = estimate(profile, flow, rows, ledger)
+        counts = count_questions(profile, rows, ledger)
+        parts = estimate(profile, flow, counts, ledger)
         _, this_month_usd = ledger.spent_usd("")
     table = figures_table(["role", "stage", "model"], ["questions", "known", "prompt", "answer", "cost"])
     for part in parts:
@@ -112,3 +116,25 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
             f"With the {usd(this_month_usd)} of this month that is more than budget.per_month_usd = "
             f"{budget.per_month_usd:g}: the run would stop there."
         )
+    if flow in ("pipeline", "train"):
+        _print_forecast(profile, flow, counts)
+
+
+def _print_forecast(profile: Profile, flow: FlowName, counts: "QuestionCounts") -> None:
+    """What a training would make of the questions, and what in it can't work."""
+    from qinglan.ops.forecast import doubts, forecast
+    from qinglan.training.disk_space import needed_bytes
+
+    found = forecast(profile, counts)
+    say(
+        f"Of {found.questions:,} questions {found.sft_rows:,} would be learnt by SFT, {found.rl_prompts:,} asked in RL "
+        f"and {found.test_rows:,} tested (known from {found.rows_from})."
+    )
+    say(
+        f"SFT: {found.sft_steps:,} steps. RL: {found.rl_steps:,} steps, each prompt {found.rl_passes:.1f} times. "
+        f"Disk: up to {size(needed_bytes(profile, flow))}. The test split shows a gain of {found.detectable_gain:.3f}."
+    )
+    hours = ", ".join(f"{stage} {number(spent, 1)}" for stage, spent in found.gpu_hours.items())
+    say(f"GPU-hours: {hours}." if hours else "GPU-hours: not known before the first training; see trainer.step_s.")
+    for doubt in doubts(profile, found):
+        say(f"Warning: {doubt}.")

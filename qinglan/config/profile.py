@@ -15,7 +15,7 @@ from pydantic import AfterValidator, ValidationError, model_validator
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
 from qinglan.config.rag import Rag
-from qinglan.config.release import Gate, Release, Serve
+from qinglan.config.release import Gate, Release, Serve, Targets
 from qinglan.config.site import (
     Automations,
     Budget,
@@ -47,6 +47,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "rl": {"keep_checkpoints"},
     "trainer": {"max_restarts", "dashboard_retry_s", "stalled_after_s"},
     "gate": set(Gate.model_fields),
+    "targets": set(Targets.model_fields),
     "release": set(Release.model_fields),
     "serve": set(Serve.model_fields),
     "notify": set(Notify.model_fields),
@@ -95,6 +96,7 @@ class Profile(Section):
     rl: Rl = Rl()
     evaluate: Evaluate = Evaluate()
     gate: Gate = Gate()
+    targets: Targets = Targets()
     release: Release = Release()
     serve: Serve = Serve()
     notify: Notify = Notify()

@@ -61,6 +61,29 @@ class Gate(Section):
         return self.model_copy(update={"challenger": arm, "rivals": rivals})
 
 
+Band = tuple[Share, Share]
+
+
+class Targets(Section):
+    """What the site means to reach: the report shows it beside what was found, and a refresh warns of rows that leave
+    their band. The gate does not ask it."""
+
+    gain: Positive | None = None
+    """Of the challenger over the first of `gate.rivals`, on the recipe's first metric."""
+    quality_loss: NotNegative | None = None
+    """The judge's score may be lower by this at most."""
+    cost_saving: Share | None = None
+    """Of the teacher's cost per 1,000 questions."""
+    latency_saving: Share | None = None
+    """Of the teacher's median latency."""
+    rows: dict[Literal["distill", "validate", "select", "dataset"], Band] = {}
+    """Shares of the questions that are left after a stage, at least and at most: `{select: [0.5, 0.8]}`."""
+    run_usd: Positive | None = None
+    """What the paid calls of a run come to at most."""
+    days: Positive | None = None
+    """From a run's first stage to its last."""
+
+
 class Release(Section):
     """The registry of released models."""
 

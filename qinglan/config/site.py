@@ -107,6 +107,8 @@ class Trainer(Section):
 
     device: Literal["cpu", "cuda"] = "cpu"
     gpus_per_node: Count = 1
+    step_s: dict[Literal["sft", "rl"], Positive] = {}
+    """Seconds that a training step takes here, as measured, for `--dry-run` before the profile's first training."""
     nodes: Count = 1
     python: LocalPath | None = None
     """Interpreter of the trainer's environment; if not given, this one, or `python` on a Ray cluster's nodes."""

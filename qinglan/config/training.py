@@ -23,8 +23,8 @@ class Student(Section):
     name: str = "student"
     """Key into `prices`."""
     gpu_hour_usd: Positive | None = None
-    """What an hour of one of the GPUs costs that answer. Where `prices` does not have the student, an answer costs this
-    times the time that evaluation took for it, among `evaluate.batch_size` at once."""
+    """What an hour of one GPU costs, `rl.tensor_model_parallel_size` of which answer; on the CPU, of the machine. Where
+    `prices` does not have the student, an answer costs its part of the time that evaluation took for all of them."""
     max_new_tokens: Count = 64
 
 

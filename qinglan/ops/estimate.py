@@ -82,43 +82,57 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
             yield read()
 
 
-def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledger) -> list[Estimate]:
-    """What the flow would ask of teacher, answerer and judge for these rows.
-
-    The judge's questions depend on answers that are not there yet, so they count as unknown.
-    """
-    asked, counts = distill_requests(profile), _Counts()
-    sample: Row | None = None
+def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> "QuestionCounts":
+    """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
+    asked, counts = distill_requests(profile) if ledger else None, QuestionCounts()
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
-        sample = sample or some[0]
+        counts.sample = counts.sample or some[0]
         counts.questions += len(some)
         counts.test += sum(row.split == "test" for row in some)
+        counts.train += sum(row.split == "train" for row in some)
         counts.learnt += sum(row.split in ("train", None) for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
         hashes: dict[ChatRole, set[str]] = {}
+        if ledger is None or asked is None:
+            continue
         for role, request in (each for row in some for each in asked(row).items()):
             counts.asked[role] += 1
             counts.first.setdefault(role, request)
             hashes.setdefault(role, set()).add(request.request_hash)
         for role, requests in hashes.items():
             counts.known[role] += len(ledger.get_many(requests))
-    if sample is None:
-        return []
     if not counts.test:
-        counts.test = round(counts.questions * (1 - profile.dataset.train_share - profile.dataset.dev_share))
+        train, dev = profile.dataset.train_share, profile.dataset.dev_share
+        counts.test = round(counts.questions * (1 - train - dev))
+        counts.train = round(counts.questions * train)
+    return counts
+
+
+def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger: Ledger) -> list[Estimate]:
+    """What the flow would ask of teacher, answerer and judge for these questions.
+
+    The judge's questions depend on answers that are not there yet, so they count as unknown.
+    """
+    if (sample := counts.sample) is None:
+        return []
     return [_estimate(profile, ledger, sample, part, counts) for part in _parts(profile, flow, counts)]
 
 
 @dataclass
-class _Counts:
+class QuestionCounts:
+    """Of the rows that are questions."""
+
     questions: int = 0
+    sample: Row | None = None
     asked: Counter[ChatRole] = field(default_factory=Counter)
     """What distillation asks by role: nothing about a row that brings its own answer."""
     known: Counter[ChatRole] = field(default_factory=Counter)
     """Of these, what the ledger can answer."""
     first: dict[ChatRole, Request] = field(default_factory=dict)
     test: int = 0
+    train: int = 0
+    """Of the split train, by the workbook or, where it has no splits, by the shares of `dataset`."""
     learnt: int = 0
     """Not known to be of another split than train."""
     labelled: int = 0
@@ -136,7 +150,7 @@ class _Part:
     """Where it stands elsewhere than in `prices`."""
 
 
-def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
+def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
     recipe = get_recipe(profile.recipe)
     if flow in ("pipeline", "refresh"):
         for role in recipe.DISTILL_ROLES:
@@ -155,8 +169,8 @@ def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]
         yield from _judgements(profile, flow, counts)
 
 
-def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
-    rl, judge = profile.rl.scheduled(counts.learnt), profile.judge
+def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
+    rl, judge = profile.rl.scheduled(counts.train), profile.judge
     retrieves = get_recipe(profile.recipe).retrieves
     if flow == "compare" and profile.validation.judge_baseline:
         for label in ("teacher", *profile.compare.teachers):
@@ -181,7 +195,7 @@ def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_
         yield _Part("judge", _PANEL, judge, each * counts.test)
 
 
-def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: _Counts) -> Estimate:
+def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: QuestionCounts) -> Estimate:
     prompt, completion, measured_on = _tokens(profile, ledger, sample, part, counts)
     price = part.price or profile.prices[part.endpoint.model]
     factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
@@ -198,7 +212,9 @@ def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts
     )
 
 
-def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: _Counts) -> tuple[float, float, int]:
+def _tokens(
+    profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: QuestionCounts
+) -> tuple[float, float, int]:
     measured = ledger.mean_tokens(part.endpoint.model, part.role)
     # Most of the judge's calls are about one rewrite, so that their mean says too little about a panel's.
     if measured and measured[2] >= _ENOUGH_CALLS and part.what != _PANEL:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,8 @@ from qinglan.evaluation.gate import TEACHER
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ops.checks import Check, PlannedCheck, run_check
+from qinglan.ops.estimate import count_questions, questions_of
+from qinglan.ops.forecast import doubts, forecast
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.rows import HINTS, RowCounts
@@ -47,6 +50,7 @@ import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
 _SHOWN_MODELS = 8
+_SCHEDULE = "schedule"
 
 
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
@@ -86,6 +90,8 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         base, key = profile.student.base_model, "student.base_model"
         check_base = partial(domain_for, profile, key) if base == EMBEDDED else partial(_model, key, base)
         yield _planned("base model", base, check_base)
+        where = f"{profile.data.workbook}: SFT, RL and test split"
+        yield _planned(_SCHEDULE, where, lambda: _schedule(profile), "slow")
     if trains and (critic := profile.rl.critic_model):
         yield _planned("critic model", critic, lambda: _model("rl.critic_model", critic))
     if flow in ENGINE_FLOWS:
@@ -103,11 +109,23 @@ def _planned(
     return PlannedCheck(PROFILE, name, detail, partial(run_check, name, detail, find_problem), time_limit)
 
 
-def require(profile: Profile, flow: FlowName) -> None:
-    """Raise the first problem, as a ConfigError."""
+def require(profile: Profile, flow: FlowName, warn: Callable[[str], object] | None = None) -> None:
+    """Raise the first problem, as a ConfigError.
+
+    Args:
+        warn: is told what in the training's schedule can't work as it is set.
+    """
     for made in inspect_profile(profile, flow):
         if made.problem:
             raise ConfigError(made.problem)
+        if made.note and made.name == _SCHEDULE and warn:
+            warn(made.note)
+
+
+def _schedule(profile: Profile) -> str | None:
+    with suppress(QinglanError), questions_of(profile) as rows:  # whether they can be read is another check's
+        return "; ".join(doubts(profile, forecast(profile, count_questions(profile, rows)))) or None
+    return None
 
 
 def _recipe(profile: Profile) -> None:

@@ -9,7 +9,7 @@ from ledger_calls import call
 from qinglan.clients.chat import request_of
 from qinglan.clients.roles import key_salt, site_ledger
 from qinglan.config import FlowName, Profile
-from qinglan.ops.estimate import Estimate, estimate
+from qinglan.ops.estimate import Estimate, count_questions, estimate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 
@@ -34,7 +34,7 @@ def pay(profile: Profile, rows: list[Row], role: str = "teacher") -> None:
 
 def estimates(profile: Profile, flow: FlowName = "refresh", rows: list[Row] = ROWS) -> list[Estimate]:
     with site_ledger(profile) as ledger:
-        return estimate(profile, flow, rows, ledger)
+        return estimate(profile, flow, count_questions(profile, rows, ledger), ledger)
 
 
 def parts_of(profile: Profile, flow: FlowName = "refresh") -> dict[str, tuple[int, int, int]]:

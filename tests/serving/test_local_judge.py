@@ -13,7 +13,7 @@ from registered import Models
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import ConfigError, TeacherError
-from qinglan.ops.estimate import estimate
+from qinglan.ops.estimate import count_questions, estimate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes._verdicts import BEST, RIGHT_FROM, verdict_recipe
 from qinglan.rows import Row
@@ -87,7 +87,9 @@ def test_the_estimate_takes_its_price(profile_of: ProfileOf):
     profile = judged(profile_of, rl={"total_steps": 10, "train_batch_size": 64})
     row = Row(id="r1", tenant="t", query="虾青素咋吃", source="x", split="train", answer="虾青素 服用方法")
     with site_ledger(profile) as ledger:
-        parts = {part.what: part for part in estimate(profile, "train", [row], ledger)}
+        parts = {
+            part.what: part for part in estimate(profile, "train", count_questions(profile, [row], ledger), ledger)
+        }
     own, paid = parts["rl verdicts"], parts["local judge"]
     assert (own.model, own.questions, paid.model, paid.questions) == (MODEL, 640, "small", 800)
     assert own.cost_usd > 0

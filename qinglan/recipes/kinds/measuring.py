@@ -84,18 +84,25 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
     ]
 
 
-def student_rows(answers: Iterable[str], price: Price | None, recipe: "Recipe") -> list[ArmRow]:
-    """A student's arm, from the JSON lines that its generation wrote."""
+def student_rows(
+    answers: Iterable[str], price: Price | None, recipe: "Recipe", usd_per_s: float | None = None
+) -> list[ArmRow]:
+    """A student's arm, from the JSON lines that its generation wrote.
+
+    Args:
+        usd_per_s: what the machine costs, for an answer's cost where its tokens have no price.
+    """
     arm = []
     for answer in map(json.loads, answers):
         text, prompt, completion = recipe.clean(answer["text"]), answer["prompt_tokens"], answer["completion_tokens"]
+        of_machine = None if usd_per_s is None else usd_per_s * answer["share_s"]
         arm.append(
             ArmRow(
                 row_id=answer["id"],
                 text=text or None,
                 reason=None if text else EMPTY,
                 latency_ms=answer.get("latency_ms"),
-                cost_usd=cost_usd(price, prompt, completion) if price else None,
+                cost_usd=cost_usd(price, prompt, completion) if price else of_machine,
                 prompt_tokens=prompt,
                 completion_tokens=completion,
             )

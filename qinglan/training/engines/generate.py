@@ -1,7 +1,8 @@
 """Greedy answers of a student model, and how long one takes: a script for the trainer's environment.
 
 Runs on ms-swift's inference engines (transformers on the CPU, vLLM on GPUs) with the template of the training.
-`prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text", "completion_tokens", "prompt_tokens"} and,
+`prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text", "completion_tokens", "prompt_tokens",
+"share_s"}, which is its part, by tokens, of the time that all answers together took; and,
 for the first prompts, "latency_ms": one question at a time, after a warm-up. The script's one argument is JSON, as
 `generate_commands` makes it. The orchestrator imports this module, so torch and swift are imported inside functions.
 """
@@ -92,17 +93,21 @@ def _ask(engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> lis
 
 def _answer_all(folder: str, prompts: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
     engine, max_new_tokens, timed = _engine(folder, options), options["max_new_tokens"], options["latency_queries"]
+    for prompt in prompts[: min(_WARM_UP, timed)]:
+        _ask(engine, [prompt], max_new_tokens)
+    start = time.perf_counter()
+    responses = _ask(engine, prompts, max_new_tokens)
+    seconds_per_token = (time.perf_counter() - start) / max(1, sum(each.usage.total_tokens for each in responses))
     answers = [
         {
             "id": prompt["id"],
             "text": response.choices[0].message.content,
             "prompt_tokens": response.usage.prompt_tokens,
             "completion_tokens": response.usage.completion_tokens,
+            "share_s": seconds_per_token * response.usage.total_tokens,
         }
-        for prompt, response in zip(prompts, _ask(engine, prompts, max_new_tokens), strict=True)
+        for prompt, response in zip(prompts, responses, strict=True)
     ]
-    for prompt in prompts[: min(_WARM_UP, timed)]:
-        _ask(engine, [prompt], max_new_tokens)
     for prompt, answer in list(zip(prompts, answers, strict=True))[:timed]:
         start = time.perf_counter()
         _ask(engine, [prompt], max_new_tokens)

@@ -1,0 +1,106 @@
+"""What the profile's `targets` plan beside what a run found, and what the student's training has cost and saves."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from qinglan.config import Profile
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.verdict import candidate, opponent
+from qinglan.recipes import QUALITY, Finding
+from qinglan.recipes.kinds.elements import FindingRow
+from qinglan.text import Both
+
+_HEADS = (Both("planned", "计划"), Both("found", "实际"), Both("met: 1, missed: 0", "达到：1，未达到：0"))
+_PAID_ROLES = ("teacher", "answerer", "judge")
+
+
+class Line(NamedTuple):
+    """A target and what was found; `found` is None where the run has nothing about it."""
+
+    label: Both
+    planned: float
+    found: float | None
+    at_least: bool
+
+    @property
+    def is_met(self) -> bool | None:
+        if self.found is None:
+            return None
+        return self.found >= self.planned if self.at_least else self.found <= self.planned
+
+
+def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
+    """The profile's targets, each with what the run found."""
+    targets = profile.targets
+    name, other = candidate(report), opponent(report)
+    mine, theirs = report.arms.get(name or ""), report.arms.get(other)
+    differences = {c.metric: c.diff for c in report.comparisons if (c.a, c.b) == (name, other)}
+    primary = next((metric.name for metric in report.metrics if metric.primary), "")
+    if targets.gain:
+        yield Line(Both(f"gain over {other}", f"相对 {other} 的提升"), targets.gain, differences.get(primary), True)
+    if targets.quality_loss is not None:
+        lost = None if (gain := differences.get(QUALITY)) is None else -gain
+        yield Line(Both("judge's score lost", "裁判评分下降"), targets.quality_loss, lost, False)
+    for planned, figure, label in (
+        (targets.cost_saving, "cost_per_1000_usd", Both("share of cost saved", "成本降低比例")),
+        (targets.latency_saving, "latency_p50_ms", Both("share of median latency saved", "延迟中位数降低比例")),
+    ):
+        if planned is not None:
+            own, base = (getattr(arm, figure) if arm else None for arm in (mine, theirs))
+            yield Line(label, planned, None if own is None or not base else 1 - own / base, True)
+    yield from row_lines(report, profile)
+    if targets.run_usd:
+        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, _paid_usd(report), False)
+    if targets.days:
+        days = sum(stage.seconds for stage in report.stages if not stage.reused_from) / 86_400
+        yield Line(Both("days", "天数"), targets.days, days, False)
+
+
+def row_lines(report: Report, profile: Profile) -> Iterator[Line]:
+    """The bands of `targets.rows`, two lines each."""
+    rows = {stage.name: stage.rows_out for stage in report.stages}
+    for stage, (low, high) in profile.targets.rows.items():
+        share = rows[stage] / rows["ingest"] if rows.get("ingest") and stage in rows else None
+        yield Line(Both(f"share of rows after {stage}, at least", f"{stage} 后保留比例，至少"), low, share, True)
+        yield Line(Both(f"share of rows after {stage}, at most", f"{stage} 后保留比例，至多"), high, share, False)
+
+
+def target_findings(report: Report, profile: Profile) -> Iterator[Finding]:
+    """The tables that the report shows: targets, and costs where the price of a GPU's hour is known."""
+    if lines := list(target_lines(report, profile)):
+        rows = [
+            FindingRow(
+                label=each.label, values=(each.planned, each.found, None if each.is_met is None else each.is_met)
+            )
+            for each in lines
+        ]
+        yield Finding(title=Both("Targets", "目标"), columns=_HEADS, rows=tuple(rows))
+    if costs := list(_costs(report, profile)):
+        heads = (Both("US dollars, or questions", "美元，或问题数"),)
+        yield Finding(title=Both("What it has cost and saves", "投入与节省"), columns=heads, rows=tuple(costs))
+
+
+def _paid_usd(report: Report) -> float:
+    return float(sum(getattr(report.api, role).cost_usd for role in _PAID_ROLES))
+
+
+def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
+    hour_usd, name = profile.student.gpu_hour_usd, candidate(report)
+    trained = [stage for stage in ("sft", "rl") if report.stage(stage)]
+    if hour_usd is None or name is None or not trained:
+        return
+    gpus = profile.trainer.gpus_per_node if profile.trainer.device == "cuda" else 1
+    of_stage = {"sft": gpus, "rl": gpus * profile.trainer.nodes}
+    hours = sum(of_stage[each] * found.seconds / 3600 for each in trained if (found := report.stage(each)))
+    invested = hours * hour_usd + _paid_usd(report)
+    yield FindingRow(
+        label=Both("training, GPU-hours at student.gpu_hour_usd", "训练（GPU 小时费）"), values=(hours * hour_usd,)
+    )
+    yield FindingRow(label=Both("paid calls of this run", "本次付费调用"), values=(_paid_usd(report),))
+    own, teacher = (report.arms[arm].cost_per_1000_usd if arm in report.arms else None for arm in (name, "teacher"))
+    if own is None or teacher is None:
+        return
+    yield FindingRow(label=Both("saved per 1,000 questions", "每千次问题节省"), values=(teacher - own,))
+    if teacher > own:
+        volume = Both("questions until the saving has paid for it", "收回投入所需问题数")
+        yield FindingRow(label=volume, values=(1000 * invested / (teacher - own),))

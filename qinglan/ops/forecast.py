@@ -1,0 +1,150 @@
+"""What a training would make of the questions at hand, before anything is paid: rows, steps, hours, and what the test
+split could show.
+
+How many rows stay is taken from the profile's newest run with a dataset, else from `targets.rows`; without either, all
+of them do. Hours are those of the newest run's steps, else of `trainer.step_s`.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.evaluation.models import Report
+from qinglan.ops.estimate import QuestionCounts
+from qinglan.runs.run import runs_of, stage_of
+
+FEWEST_SFT_STEPS, MOST_PASSES = 50, 20
+_DETECTED = 1.96 + 0.84
+"""Standard errors of a difference that is found with 80% power at two-sided 5%."""
+_DIFFERING = 0.2
+"""Share of the questions on which two models' answers are not both right or both wrong, where no run has shown it."""
+
+
+class Forecast(BaseModel, frozen=True):
+    """The expected course of a training."""
+
+    questions: int
+    sft_rows: int
+    rl_prompts: int
+    test_rows: int
+    rows_from: str
+    """What the shares of rows were taken from."""
+    sft_steps: int
+    rl_steps: int
+    rl_passes: float
+    """How often RL asks each prompt."""
+    gpu_hours: dict[str, float]
+    """By stage, where the time of a step is known."""
+    detectable_gain: float
+    """The smallest gain that four of five test splits of this size would show."""
+
+
+def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
+    """What SFT, RL and evaluation would have to work with."""
+    earlier = next(_with_dataset(profile), None)
+    sft_rows, rl_prompts, test_rows, rows_from = _rows(profile, counts, earlier)
+    planned = profile.scheduled(sft_rows, rl_prompts)
+    gpus = profile.trainer.gpus_per_node if profile.trainer.device == "cuda" else 1
+    steps = {"sft": planned.sft.steps(sft_rows, gpus), "rl": planned.rl.total_steps}
+    step_s: dict[str, float] = {**profile.trainer.step_s, **_measured_step_s(earlier)}
+    gpus_of = {"sft": gpus, "rl": gpus * profile.trainer.nodes}
+    return Forecast(
+        questions=counts.questions,
+        sft_rows=sft_rows,
+        rl_prompts=rl_prompts,
+        test_rows=test_rows,
+        rows_from=rows_from,
+        sft_steps=steps["sft"],
+        rl_steps=steps["rl"],
+        rl_passes=steps["rl"] * profile.rl.train_batch_size / max(1, rl_prompts),
+        gpu_hours={stage: steps[stage] * gpus_of[stage] * seconds / 3600 for stage, seconds in step_s.items()},
+        detectable_gain=_detectable_gain(earlier, test_rows),
+    )
+
+
+def doubts(profile: Profile, found: Forecast) -> Iterator[str]:
+    """What can't work as it is set, each with the setting to change."""
+    sft, rl, gain = profile.sft, profile.rl, profile.targets.gain or profile.gate.smallest_gain
+    if found.sft_steps < FEWEST_SFT_STEPS:
+        yield (
+            f"SFT would make {found.sft_steps} optimiser steps of {found.sft_rows:,} rows, fewer than "
+            f"{FEWEST_SFT_STEPS}; lower sft.gradient_accumulation_steps ({sft.gradient_accumulation_steps}) or "
+            "sft.per_device_train_batch_size, raise sft.num_train_epochs, or add questions"
+        )
+    if sft.eval_steps > found.sft_steps:
+        yield f"sft.eval_steps ({sft.eval_steps}) is beyond SFT's {found.sft_steps} steps; set it to auto"
+    if found.rl_prompts < rl.train_batch_size:
+        yield (
+            f"rl.train_batch_size ({rl.train_batch_size}) is more than the {found.rl_prompts:,} prompts that RL would "
+            "have; lower it, or add questions"
+        )
+    elif found.rl_passes > MOST_PASSES:
+        yield (
+            f"RL would ask each prompt {found.rl_passes:.0f} times; set rl.total_steps to auto and rl.epochs to 10, "
+            "or add questions"
+        )
+    if rl.test_freq > found.rl_steps:
+        yield f"rl.test_freq ({rl.test_freq}) is beyond RL's {found.rl_steps} steps; set it to auto"
+    if found.detectable_gain > gain:
+        needed = math.ceil(found.test_rows * (found.detectable_gain / gain) ** 2)
+        wanted = "targets.gain" if profile.targets.gain else "gate.smallest_gain"
+        yield (
+            f"{found.test_rows:,} test questions can show a gain of {found.detectable_gain:.3f}, not of {gain:g} "
+            f"({wanted}): unless the gain is larger, the gate would stay undecided; some {needed:,} would show it: add "
+            "questions, or lower dataset.train_share"
+        )
+    if profile.student.name not in profile.prices and profile.student.gpu_hour_usd is None:
+        yield (
+            "the student has no price, so that the gate's rule of cost stays undecided; set student.gpu_hour_usd, or "
+            f"prices.{profile.student.name}"
+        )
+
+
+def _with_dataset(profile: Profile) -> Iterator[Path]:
+    for directory in runs_of(profile.paths.runs, profile.name, ("pipeline", "refresh")):
+        with suppress(ConfigError, ArtifactError):
+            stage_of(directory, "dataset")
+            yield directory
+
+
+def _rows(profile: Profile, counts: QuestionCounts, earlier: Path | None) -> tuple[int, int, int, str]:
+    """For SFT, for RL and to be tested on, and what is known of it."""
+    if earlier:
+        made = stage_of(earlier, "dataset").artifacts
+        scale = counts.questions / max(1, stage_of(earlier, "ingest").rows_out)
+        sft, rl, test = (round(scale * (made[name].rows or 0)) for name in ("sft_train", "rl_train", "test"))
+        return sft, rl, test, f"run {earlier.name}"
+    middle = {stage: sum(band) / 2 for stage, band in profile.targets.rows.items()}
+    valid = middle.get("validate", 1.0)
+    kept = middle.get("dataset", middle.get("select", valid))
+    source = "the middle of targets.rows" if middle else "nothing yet: as if all were kept"
+    return round(kept * counts.train), round(valid * counts.train), round(valid * counts.test), source
+
+
+def _measured_step_s(earlier: Path | None) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if earlier is None:
+        return found
+    for stage in ("sft", "rl"):
+        with suppress(ConfigError, ArtifactError):
+            result = stage_of(earlier, stage)
+            if steps := result.details["summary"].get("steps"):
+                found[stage] = result.seconds / steps
+    return found
+
+
+def _detectable_gain(earlier: Path | None, test_rows: int) -> float:
+    """By the spread that an earlier run's comparison of the challenger found, else by an assumed one."""
+    if earlier and (earlier / "report.json").exists():
+        with suppress(ArtifactError):
+            report = Report.read(earlier / "report.json")
+            primary = next((metric.name for metric in report.metrics if metric.primary), "")
+            for found in report.comparisons:
+                if (found.a, found.metric) == ("rl", primary) and found.b in report.rivals and found.detectable_diff:
+                    return found.detectable_diff * math.sqrt(found.n / max(1, test_rows))
+    return _DETECTED * math.sqrt(_DIFFERING / max(1, test_rows))

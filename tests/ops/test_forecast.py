@@ -1,0 +1,78 @@
+"""What a training would make of the questions at hand, and what the profile should change before anything is paid."""
+
+from typing import Any
+
+import pytest
+from fixture_types import ProfileOf
+
+from qinglan.config import Profile, load_profile
+from qinglan.ops.estimate import QuestionCounts
+from qinglan.ops.forecast import doubts, forecast
+from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.run import open_run, save_stage
+
+PLAN = QuestionCounts(questions=800, train=640, test=80)
+
+
+@pytest.fixture
+def profile(profile_of: ProfileOf) -> Profile:
+    return profile_of(
+        sft={"gradient_accumulation_steps": 1},
+        rl={"train_batch_size": 64, "epochs": 10},
+        targets={"rows": {"validate": [0.9, 1.0], "select": [0.4, 0.6]}, "gain": 0.2},
+        student={"gpu_hour_usd": 2.0},
+        trainer={"step_s": {"sft": 36, "rl": 72}},
+    )
+
+
+def test_rows_steps_and_hours_before_the_first_run(profile: Profile):
+    found = forecast(profile, PLAN)
+    assert (found.sft_rows, found.rl_prompts, found.test_rows) == (320, 608, 76)
+    assert (found.sft_steps, found.rl_steps) == (480, 95)
+    assert found.rl_passes == pytest.approx(10)
+    assert found.gpu_hours == pytest.approx({"sft": 4.8, "rl": 1.9})
+    assert found.detectable_gain == pytest.approx(2.8 * (0.2 / 76) ** 0.5)
+    assert list(doubts(profile, found)) == []
+
+
+def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profile: Profile):
+    with open_run(profile, "pipeline") as run:
+        rows = {"sft_train": 100, "rl_train": 300, "test": 40}
+        file = run.directory / "rows.jsonl"
+        file.write_text("{}\n")
+        dataset = {name: Artifact.of(file, rows=count) for name, count in rows.items()}
+        ended: dict[str, Any] = {"key": "k", "run_id": run.id, "seconds": 1.0}
+        save_stage(run, StageResult(stage="ingest", rows_out=400, **ended))
+        save_stage(run, StageResult(stage="dataset", artifacts=dataset, **ended))
+        sft = ended | {"seconds": 100.0, "details": {"summary": {"steps": 10}}}
+        save_stage(run, StageResult(stage="sft", **sft))
+    found = forecast(profile, PLAN)
+    assert (found.sft_rows, found.rl_prompts, found.test_rows) == (200, 600, 80)
+    assert found.rows_from == f"run {run.id}"
+    assert found.gpu_hours["sft"] == pytest.approx(300 * 10 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "setting"),
+    [
+        ("sft", {"gradient_accumulation_steps": 32}, "sft.gradient_accumulation_steps (32)"),
+        ("sft", {"eval_steps": 500, "save_steps": 500}, "sft.eval_steps (500)"),
+        ("rl", {"total_steps": 400}, "rl.epochs to 10"),
+        ("rl", {"train_batch_size": 640}, "rl.train_batch_size (640)"),
+        ("rl", {"test_freq": 100, "save_freq": 100}, "rl.test_freq (100)"),
+        ("targets", {"gain": 0.03}, "dataset.train_share"),
+        ("student", {"gpu_hour_usd": None}, "student.gpu_hour_usd"),
+    ],
+)
+def test_what_can_not_work_is_named_with_the_setting_to_change(
+    profile: Profile, section: str, changes: dict[str, Any], setting: str
+):
+    changed = profile.model_copy(update={section: getattr(profile, section).model_copy(update=changes)})
+    (doubt,) = doubts(changed, forecast(changed, PLAN))
+    assert setting in doubt
+
+
+def test_the_plans_eight_hundred_questions_can_not_show_three_points():
+    profile = load_profile("fivedoctors")
+    (doubt,) = doubts(profile, forecast(profile, PLAN))
+    assert "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)" in doubt

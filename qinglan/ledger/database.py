@@ -37,38 +37,34 @@ _BACK_OFF = BackOff(0.1, 0.1, jitter=True)
 
 TABLES = sa.MetaData()
 _text = partial(sa.Column, type_=sa.Text, nullable=False)
-_WHO = ("run_id", "tenant", "role", "model")
 META = sa.Table("ledger_meta", TABLES, sa.Column("version", sa.Integer, primary_key=True))
-CALLS = sa.Table(
+
+
+def _table_of_tries(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    return sa.Table(
+        name,
+        TABLES,
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("request_hash", sa.Text, nullable=False, index=True),
+        *map(_text, ("run_id", "tenant", "role", "model")),
+        *columns,
+        sa.Column("cost_usd", sa.Double, nullable=False),
+        sa.Column("latency_ms", sa.Double),
+        sa.Column("created_s", sa.Double, nullable=False),
+        sa.Index(f"{name}_by_run", "run_id", "role"),
+    )
+
+
+CALLS = _table_of_tries(
     "calls",
-    TABLES,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("request_hash", sa.Text, nullable=False, index=True),
-    *map(_text, _WHO),
     _text("text"),
     sa.Column("reasoning", sa.Text),
     sa.Column("refusal", sa.Text),
     _text("finish_reason"),
     sa.Column("prompt_tokens", sa.Integer, nullable=False),
     sa.Column("completion_tokens", sa.Integer, nullable=False),
-    sa.Column("cost_usd", sa.Double, nullable=False),
-    sa.Column("latency_ms", sa.Double),
-    sa.Column("created_s", sa.Double, nullable=False),
-    sa.Index("calls_by_run", "run_id", "role"),
 )
-FAILURES = sa.Table(
-    "failures",
-    TABLES,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("request_hash", sa.Text, nullable=False, index=True),
-    *map(_text, _WHO),
-    _text("reason"),
-    sa.Column("cost_usd", sa.Double, nullable=False),
-    sa.Column("estimated", sa.Boolean, nullable=False),
-    sa.Column("latency_ms", sa.Double),
-    sa.Column("created_s", sa.Double, nullable=False),
-    sa.Index("failures_by_run", "run_id", "role"),
-)
+FAILURES = _table_of_tries("failures", _text("reason"), sa.Column("estimated", sa.Boolean, nullable=False))
 CLAIMS = sa.Table(
     "claims", TABLES, sa.Column("request_hash", sa.Text, primary_key=True), sa.Column("holder", sa.Text, index=True)
 )

@@ -68,15 +68,10 @@ class BatchJob(BaseModel, frozen=True):
     created_s: float
 
 
-class Spending(BaseModel, frozen=True):
-    """One line of `qinglan ledger`."""
+class Spending(Usage):
+    """One line of `qinglan ledger`; its `calls` are those with an answer."""
 
     key: str
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float
-    failed: int
 
 
 class Attempt(BaseModel, frozen=True):

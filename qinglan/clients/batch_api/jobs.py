@@ -54,6 +54,8 @@ class BatchStore:
     def __init__(self, ledger: Ledger, account: Account, server: str) -> None:
         self._ledger, self._account = ledger, account
         self._server = batch_server(server, account.model)
+        self.end = ledger.end_batch
+        """As `close`, without failures and at once, for where nothing can be awaited."""
         self._locked: set[str] = set()
         self.reasons: Counter[str] = Counter()
         """Of the failures recorded here."""
@@ -96,11 +98,13 @@ class BatchStore:
         known = await to_the_end(self._ledger.get_many, [each.request_hash for each in results])
         new = [each for each in results if each.request_hash not in known]
         account, factor = self._account, self._account.price.batch_factor
-        calls = [account.call(each.request_hash, each.completion, None, factor) for each in new if each.completion]
         answers, failures = list[Call](), list[Failure]()
-        for call in calls:
+        for each in new:
+            if not each.completion:
+                continue
+            call = account.call(each.request_hash, each.completion, None, factor)
             if reason := unanswered(call):
-                failures.append(account.failure(call.request_hash, reason, None, call.cost_usd))
+                failures.append(account.failure(call.request_hash, reason, cost_usd=call.cost_usd))
             else:
                 answers.append(call)
         self.reasons.update(failure.reason for failure in failures)
@@ -111,11 +115,7 @@ class BatchStore:
         entries = [self._account.failure(each, reason) for each, reason in (failures or {}).items()]
         await to_the_end(self._ledger.record, [], entries)
         self.reasons.update(entry.reason for entry in entries)
-        await to_the_end(self.forget, job)
-
-    def forget(self, job: BatchJob) -> None:
-        """As `close`, without failures and at once, for where nothing can be awaited."""
-        self._ledger.end_batch(job)
+        await to_the_end(self.end, job)
 
     async def release(self, job: BatchJob) -> None:
         """Let others ask what a batch holds that is still open."""
@@ -233,7 +233,7 @@ class BatchJobs:
             await self._store.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None
         except BaseException:  # the next call need not search for it
-            self._store.forget(job)
+            self._store.end(job)
             raise
         job = await self._store.save(job, status="creating", created_s=time.time())
         try:

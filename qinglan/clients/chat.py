@@ -186,10 +186,7 @@ class ChatClient:
     async def ask(
         self, messages: list[Message], parse: Callable[[str], T], schema: JsonSchema | None = None
     ) -> Answer[T]:
-        """The parsed answer, from the ledger if it was ever given.
-
-        Args:
-            schema: JSON schema of the answer, for models that can be held to one.
+        """The parsed answer, from the ledger if it was ever given; `schema` is for models that can be held to one.
 
         Raises:
             TeacherError: no usable answer; `reason` says why.

@@ -96,21 +96,14 @@ RETRIEVALS = sa.Table(
 
 
 def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
-    """Where a site's ledger is: the database that the environment variable names, or a file under `state`.
-
-    Raises:
-        ConfigError: the environment variable is not set.
-        LedgerError: it holds no URL of a kind that can be used.
-    """
+    """Where a site's ledger is: the database that the environment variable names, or a file under `state`."""
     if store.url_env is None:
         state.mkdir(parents=True, exist_ok=True)
         return sa.URL.create("sqlite", database=str(state / "ledger.db"))
     url = url_of(require_secret(store.url_env, "the ledger"))
     if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
-        raise LedgerError(
-            f"ledger: {store.url_env} holds no postgresql://user:password@host/database; set it again, with %40 for "
-            "an @ in the password"
-        )
+        hint = "set it again, with %40 for an @ in the password"
+        raise LedgerError(f"ledger: {store.url_env} holds no postgresql://user:password@host/database; {hint}")
     return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
 
 
@@ -181,20 +174,14 @@ def shown(url: sa.URL) -> str:
 
 
 def prepare(db: sa.Connection, insert: Callable[[sa.Table], Any], name: str) -> None:
-    """Make the tables of an empty ledger, and drop what is kept for a time only.
-
-    Raises:
-        LedgerError: the ledger is of another version.
-    """
+    """Make the tables of an empty ledger, and drop what is kept for a time only; LedgerError for another version."""
     if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
         db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
     META.create(db, checkfirst=True)
     versions = set(db.execute(sa.select(META.c.version)).scalars())
     if other := versions - {SCHEMA_VERSION}:
-        raise LedgerError(
-            f"ledger {name}: is of version {max(other)}, this Qinglan writes version {SCHEMA_VERSION}; "
-            "use the Qinglan that made it"
-        )
+        problem = f"is of version {max(other)}, this Qinglan writes version {SCHEMA_VERSION}"
+        raise LedgerError(f"ledger {name}: {problem}; use the Qinglan that made it")
     TABLES.create_all(db)
     if not versions:
         db.execute(insert(META).values(version=SCHEMA_VERSION))

@@ -54,11 +54,7 @@ class Ledger:
     """Calls by request hash. Safe for threads, processes and, on a server, machines; opened per process."""
 
     def __init__(self, url: str | sa.URL) -> None:
-        """Open, and make the tables of an empty database.
-
-        Raises:
-            LedgerError: not reachable, or of another version.
-        """
+        """Open, and make the tables of an empty one; LedgerError where it is not reachable, or of another version."""
         self._engine = make_engine(url)
         self.url = self._engine.url
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
@@ -231,11 +227,7 @@ class Ledger:
         return sorted(found, key=lambda attempt: attempt.created_s)
 
     def drop(self, prefix: str) -> list[Call]:
-        """Forget the answers to the one request whose hash begins so; what they cost stays, as failures `dropped`.
-
-        Raises:
-            LedgerError: none begins so, or several do.
-        """
+        """Forget the answers to the one request whose hash begins so; what they cost stays, as failures `dropped`."""
         with self._transaction() as db:
             begins = CALLS.c.request_hash.startswith(prefix, autoescape=True)
             hashes = list(db.execute(sa.select(CALLS.c.request_hash).where(begins).distinct().limit(2)).scalars())
@@ -352,8 +344,7 @@ class Ledger:
         taken: set[str] = set()
         for some in _portions(hashes):
             held = sa.select(CLAIMS.c.holder).where(CLAIMS.c.request_hash.in_(some)).distinct()
-            dead = [each for each in db.execute(held).scalars() if self._is_dead(db, each)]
-            if dead:
+            if dead := [each for each in db.execute(held).scalars() if self._is_dead(db, each)]:
                 claims = CLAIMS.c
                 statement = (
                     sa.update(CLAIMS)

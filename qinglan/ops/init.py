@@ -13,11 +13,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel
 
-from qinglan.config import EMBEDDED, Columns, Price, RagPreset, load_profile, parse_profile, profile_names
+from qinglan.config import EMBEDDED, Columns, Price, load_profile, parse_profile, profile_names
 from qinglan.data.sources.records import FIELDS, listed
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import fitting_preset, plan_profile_checks
+from qinglan.ops.preflight import plan_profile_checks
 from qinglan.rows import normalise
 from qinglan.text import one_line
 
@@ -58,9 +58,8 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str) -> d
         label, separator, column = option.partition("=")
         field = labels.get(label.strip())
         if not separator or field is None:
-            raise ConfigError(
-                f"--column {one_line(option)!r}: write FIELD=HEADER, FIELD being one of {', '.join(labels)}"
-            )
+            hint = f"write FIELD=HEADER, FIELD being one of {', '.join(labels)}"
+            raise ConfigError(f"--column {one_line(option)!r}: {hint}")
         if column not in header:
             near = difflib.get_close_matches(column, header, n=1)
             hint = f"; nearest: {one_line(near[0])}" if near else ""
@@ -76,10 +75,8 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str) -> d
 
 def require_question(columns: Mapping[str, str], header: Sequence[str], where: str) -> None:
     if "query" not in columns:
-        raise WorkbookError(
-            f"{where}: which column holds the questions? Its header has {_listed(header)}; "
-            f"say it with --column {default_name('query')}=HEADER"
-        )
+        has, hint = f"Its header has {_listed(header)}", f"say it with --column {default_name('query')}=HEADER"
+        raise WorkbookError(f"{where}: which column holds the questions? {has}; {hint}")
 
 
 def price_of(text: str, flag: str) -> Price:
@@ -99,10 +96,6 @@ def chat_section(role: Role, model: str, url: str, key_env: str) -> Values:
         return {"base_url": EMBEDDED, "model": _SIMULATORS[role], "api_key_env": None}
     # A reasoning model's thoughts count towards max_tokens.
     return {"base_url": url, "model": model, "api_key_env": key_env or None, "max_tokens": 2048, "timeout_s": 120}
-
-
-def student_of(machine: MachineName) -> str:
-    return load_profile(BASES[machine]).student.name
 
 
 def needs_price(model: str, machine: MachineName) -> bool:
@@ -162,28 +155,12 @@ def profile_text(
     return "\n".join(lines) + "\n"
 
 
-def propose_preset(path: Path, text: str) -> RagPreset:
-    """Of `rag.preset`: as the address answers, else Qinglan's own contract."""
-    return fitting_preset(parse_profile(path, text)) or "qinglan"
-
-
 def check_rag(path: Path, text: str) -> Check:
-    """Check the profile before it is written; what its RAG answers is only told.
-
-    Raises:
-        ConfigError: a value is wrong.
-        WorkbookError: no row of the workbook can be used.
-    """
+    """Check the profile before it is written; what its RAG answers is only told, other mistakes are raised."""
     planned = {each.name: each for each in plan_profile_checks(parse_profile(path, text), "refresh")}
     if problem := planned["workbook"].run()[0].problem:
         raise WorkbookError(problem)
     return planned["rag"].run()[0].with_hint()
-
-
-def write_profile(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _changed(section: Values, base: BaseModel) -> Values:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -105,17 +106,16 @@ def _planned(
 
 def require(profile: Profile, flow: FlowName) -> None:
     """Raise the first problem, as a ConfigError."""
-    for made in inspect_profile(profile, flow):
-        if made.problem:
-            raise ConfigError(made.problem)
+    for problem in (made.problem for made in inspect_profile(profile, flow) if made.problem):
+        raise ConfigError(problem)
 
 
 def _recipe(profile: Profile) -> None:
     recipe = get_recipe(profile.recipe)
-    known = {each.name for each in recipe.INPUTS}
+    known = sorted(each.name for each in recipe.INPUTS)
     if unknown := [name for name in profile.data.columns.inputs if name not in known]:
-        there = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"data.columns.inputs: recipe `{recipe.NAME}` has no input `{unknown[0]}`; it has {there}")
+        has = f"has no input `{unknown[0]}`; it has {', '.join(known) or 'none'}"
+        raise ConfigError(f"data.columns.inputs: recipe `{recipe.NAME}` {has}")
     recipe.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:
@@ -235,10 +235,9 @@ def _check_rag(profile: Profile) -> Check:
 
 def fitting_preset(profile: Profile) -> RagPreset | None:
     """The preset of `rag.preset` by which the RAG's address answers, if any."""
-    try:
+    with suppress(QinglanError):
         return find_preset(profile.rag, profile.tenant.id, _questions(profile))
-    except QinglanError:
-        return None
+    return None
 
 
 def _knowledge_base(profile: Profile) -> None:
@@ -258,14 +257,12 @@ def _knowledge_base(profile: Profile) -> None:
 def _questions(profile: Profile) -> list[str]:
     """Questions to probe the RAG with: none of the built-in sample, a database, or a workbook that can't be read."""
     data = profile.data
-    if data.workbook == EMBEDDED or data.sql is not None:
-        return []
-    try:
-        inputs, forgotten = get_recipe(profile.recipe).INPUTS, Tombstones.read(profile.paths.state)
-        rows = read_rows(Path(data.workbook), data, profile.tenant, inputs=inputs, forgotten=forgotten)
-        return [row.query for row in islice(rows, _PROBED_ROWS) if row.status == "ok"]
-    except WorkbookError:
-        return []
+    with suppress(WorkbookError):
+        if data.workbook != EMBEDDED and data.sql is None:
+            inputs, forgotten = get_recipe(profile.recipe).INPUTS, Tombstones.read(profile.paths.state)
+            rows = read_rows(Path(data.workbook), data, profile.tenant, inputs=inputs, forgotten=forgotten)
+            return [row.query for row in islice(rows, _PROBED_ROWS) if row.status == "ok"]
+    return []
 
 
 def _get(setting: str, url: str, path: str, headers: dict[str, str] | None = None) -> httpx2.Response:
@@ -364,14 +361,12 @@ def trainer_packages(profile: Profile) -> list[str]:
 def _packages(profile: Profile) -> None:
     python, needed = profile.trainer.python, trainer_packages(profile)
     if python is None:
-        missing = [name for name in needed if importlib.util.find_spec(name) is None]
-        if missing:
+        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
         return
     if shutil.which(python) is None:
         hint = "name that of the trainer's environment, or leave it out to train in this one"
         raise ConfigError(f"trainer.python: {python}: no such interpreter; {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)
-    missing = found.rpartition("missing:")[2].split()
-    if missing:
+    if missing := found.rpartition("missing:")[2].split():
         raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; see docker/trainer.Dockerfile")

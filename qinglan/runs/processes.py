@@ -16,6 +16,7 @@ from typing import NoReturn
 import httpx2
 
 from qinglan.errors import ConfigError, EngineError
+from qinglan.runs.artifacts import written_whole
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import Command, SupervisedProcess
 
@@ -149,11 +150,8 @@ class Processes:
             if (size := log.stat().st_size) > _LOG_BYTES:
                 if shutil.disk_usage(log.parent).free < size:  # the rest of the disk is for results that were paid for
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                try:
-                    shutil.copyfile(log, aside)
-                except OSError:
-                    aside.unlink(missing_ok=True)
-                    raise
+                with written_whole(aside) as partial:
+                    shutil.copyfile(log, partial)
                 os.truncate(log, 0)
             self._large_logs.discard(name)
         except FileNotFoundError:  # somebody removed it

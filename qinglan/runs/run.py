@@ -82,9 +82,7 @@ def open_run(
     root = profile.paths.runs
     root.mkdir(parents=True, exist_ok=True)
     identity = hash_of(flow, profile.model_dump(mode="json", exclude={**CHANGEABLE}), source)
-    for directory in run_folders(root):
-        if not _is_open(directory, identity, fresh=fresh):
-            continue
+    for directory in (each for each in run_folders(root) if _is_open(each, identity, fresh=fresh)):
         try:
             timeout_s = -1 if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
             held = FileLock(directory / ".lock").acquire(timeout=timeout_s)
@@ -105,15 +103,8 @@ def open_run(
             named = find_run(root, source) if source else None  # before this run becomes `latest`
             directory.mkdir()
             stack.enter_context(FileLock(directory / ".lock"))
-            run = Run(
-                id=run_id,
-                flow=flow,
-                profile=profile,
-                directory=directory,
-                fresh=fresh,
-                continue_anyway=continue_anyway,
-                source=named,
-            )
+            run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+            run = run.model_copy(update={"continue_anyway": continue_anyway})
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
             write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
             sync(root)
@@ -121,31 +112,28 @@ def open_run(
         yield run
 
 
-def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
-    _note(run, mlflow_run_id=mlflow_run_id)
-    return run.model_copy(update={"mlflow_run_id": mlflow_run_id})
-
-
 def note_flow_run(run: Run, flow_run_id: str) -> Run:
     """Remember which of the orchestrator's runs is running, and forget what ended the one before."""
-    _note(run, flow_run_id=flow_run_id, ended_by="")
-    return run.model_copy(update={"flow_run_id": flow_run_id})
+    return note(run, flow_run_id=flow_run_id, ended_by="")
 
 
 def note_end(run: Run, error: BaseException) -> None:
     """Remember what ended it early, unless the disk is full or missing."""
     with suppress(OSError, ArtifactError):  # the caller is about to report the error itself
-        _note(run, ended_by=first_line(error))
-
-
-def note_source(run: Run, source: Path) -> Run:
-    _note(run, source=str(source))
-    return run.model_copy(update={"source": source})
+        note(run, ended_by=first_line(error))
 
 
 def finish_run(run: Run) -> None:
     """Mark the run complete, so that the next call starts a new one."""
-    _note(run, finished=True)
+    note(run, finished=True)
+
+
+def note(run: Run, **what: Any) -> Run:
+    """The run with these values, which its file has now too."""
+    if (state := _read(run.directory)) is None:
+        raise ArtifactError(f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again")
+    write_json(run.directory / RUN_FILE, with_version(state | what))
+    return run.model_copy(update={name: value for name, value in what.items() if name in Run.model_fields})
 
 
 def is_running(directory: Path) -> bool:
@@ -159,10 +147,9 @@ def find_run(runs: Path, name: str) -> Path:
         if (candidate / RUN_FILE).exists():
             return candidate.resolve()
     names = [directory.name for directory in run_folders(runs)]
-    matches = [each for each in names if each.startswith(name)]
-    if len(matches) == 1:
-        return runs / matches[0]
-    if matches:
+    if matches := [each for each in names if each.startswith(name)]:
+        if len(matches) == 1:
+            return runs / matches[0]
         raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(matches[:5])}")
     raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {', '.join(names[:5]) or 'none'}")
 
@@ -226,21 +213,17 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
     elsewhere = [] if run.fresh else [d for d in run_folders(run.directory.parent) if d != run.directory]
     for directory in [run.directory, *elsewhere]:
         manifest = directory / stage / MANIFEST
-        if not manifest.exists():
-            continue
         try:
             result = StageResult.read(manifest)
-            if result.key != key or (result.try_again and directory != run.directory):
-                continue
-            for artifact in result.artifacts.values():
-                artifact.verify()
-        except ArtifactError:  # of a newer Qinglan, or its files are damaged
+            if result.key == key and not (result.try_again and directory != run.directory):
+                for artifact in result.artifacts.values():
+                    artifact.verify()
+                return result
+        except (FileNotFoundError, ArtifactError):  # of a newer Qinglan, or its files are damaged
             continue
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":  # else it is of another version
                 _warn_once(f"{manifest}: {_DAMAGED}; its stage is computed anew where needed")
-            continue
-        return result
     return None
 
 
@@ -291,10 +274,3 @@ def _read(directory: Path) -> dict[str, Any] | None:
 @cache
 def _warn_once(line: str) -> None:
     _log.warning(line)
-
-
-def _note(run: Run, **what: Any) -> None:
-    state = _read(run.directory)
-    if state is None:
-        raise ArtifactError(f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again")
-    write_json(run.directory / RUN_FILE, with_version(state | what))

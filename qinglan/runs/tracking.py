@@ -66,12 +66,10 @@ class Tracker:
 
     def resume_run(self, run_id: str) -> bool:
         """Set a run that ended early, or whose process was killed, back to running; False where it is not known."""
-        try:
+        with _warning(f"continue run {run_id}"):
             self._client.update_run(run_id, status="RUNNING")
-        except MlflowException as error:
-            log.warning("MLflow did not continue run %s: %s", run_id, error)
-            return False
-        return True
+            return True
+        return False
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         self._log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])

@@ -78,9 +78,9 @@ def check_serving(
     if found.champion is None:
         found.notes.append("no champion yet, so nothing has to be served")
     elif health is None:
+        command = f"`qinglan serve --profile {profile.name}`"
         found.problems.append(
-            f"version {found.champion} is the champion, but no router answers at {url}; start "
-            f"`qinglan serve --profile {profile.name}`"
+            f"version {found.champion} is the champion, but no router answers at {url}; start {command}"
         )
     else:
         _check_champion(found, health)
@@ -167,9 +167,9 @@ def _wait(site: ServingSite) -> str:
 
 def _made_of(question: str, profile: Profile) -> Row:
     if needed := placeholders(get_recipe(profile.recipe).INPUTS, ""):
+        needs = f"needs {', '.join(needed)} beside the question"
         raise ConfigError(
-            f"recipe `{profile.recipe_name}` needs {', '.join(needed)} beside the question; leave --question out, and "
-            "one of the sample is asked"
+            f"recipe `{profile.recipe_name}` {needs}; leave --question out, and one of the sample is asked"
         )
     return Row(id="", tenant=profile.tenant.id, query=question, source="check")
 

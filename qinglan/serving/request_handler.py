@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import aiohttp
 
@@ -167,36 +167,25 @@ class RequestHandler:
     async def answer(self, question: Row, arrived: float) -> ServedAnswer:
         """The answer before the deadline; a model's failure becomes a reason. `arrived` is by `time.perf_counter`."""
         give_up = arrived - self._lag_s() + self._allowed_s
-        role: ServedRole = "none"
-        version, answer = "", None
+        role, version, answer = cast(ServedRole, "none"), "", None
         is_overloaded = self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter()
         reason = "overloaded" if is_overloaded else self.unfit_reason(question)
         if not reason:
-            route = self._table.pick(question.id)
-            if route is None:
-                reason = "no_model"
-            else:
+            try:
+                if (route := self._table.pick(question.id)) is None:
+                    raise ModelError("no model is in service", "no_model")
                 role, version = route[0], route[1].version
-                try:
-                    answer = await self._ask(route[1], question, give_up)
-                except ModelError as error:
-                    reason = error.reason
-                except Exception as error:  # noqa: BLE001 (the client needs an answer)
-                    _LOG.error("answered without the model: %s", describe_without_text(error))
-                    reason = "internal_error"
+                answer = await self._ask(route[1], question, give_up)
+            except ModelError as error:
+                reason = error.reason
+            except Exception as error:  # noqa: BLE001 (the client needs an answer)
+                _LOG.error("answered without the model: %s", describe_without_text(error))
+                reason = "internal_error"
         source: Source = "model"
         if answer is None:
             source = "none" if self._models.recipe.fallback(question) is None else "fallback"
-        return ServedAnswer(
-            at=time.time(),
-            role=role,
-            version=version,
-            source=source,
-            reason=reason,
-            latency_ms=1000 * (time.perf_counter() - arrived),
-            row_id=question.id,
-            answer=answer,
-        )
+        latency_ms = 1000 * (time.perf_counter() - arrived)
+        return ServedAnswer(time.time(), role, version, source, reason, latency_ms, question.id, answer)
 
     def is_open(self, backend: Backend | None) -> bool:
         return backend in self._circuits and self._circuits[backend].is_open

@@ -207,13 +207,7 @@ class RouterProcess:
 
     def _launch(self, options: Sequence[str], *, announces: bool = False) -> None:
         command = Command([sys.executable, "-m", "qinglan.serving.router", *options])
+        probe, within_s = (lambda: self.probe(f"{self.url}/health")), ROUTER_START_WITHIN_S
         self._server = ServerProcess(
-            self.processes,
-            ROUTER,
-            command,
-            lambda: self.probe(f"{self.url}/health"),
-            self._pool,
-            ROUTER_START_WITHIN_S,
-            self.clock,
-            announces,
+            self.processes, ROUTER, command, probe, self._pool, within_s, self.clock, announces
         )

@@ -61,7 +61,6 @@ class BatchStore:
         """Of the failures recorded here."""
 
     async def open_jobs(self) -> list[BatchJob]:
-        """Batches that are not merged yet."""
         return await to_the_end(self._ledger.open_batches, self._server, self._account.role)
 
     async def reread(self, job: BatchJob) -> BatchJob | None:
@@ -69,10 +68,7 @@ class BatchStore:
         return next((each for each in await self.open_jobs() if each.digest == job.digest), None)
 
     async def begin(self, requests: Sequence[Request]) -> BatchJob:
-        """A locked job of those requests that no other process sends; nothing is sent yet.
-
-        Killed at any point in here it leaves a job that `close` ends without harm.
-        """
+        """A locked job of those requests that no other process sends; one that a kill in here leaves is harmless."""
         hashes = [request.request_hash for request in requests]
         job = BatchJob(
             digest=hash_of(self._account.run_id, time.time_ns(), hashes),
@@ -246,11 +242,7 @@ class BatchJobs:
         return await self._store.save(job, status="submitted", batch_id=batch_id)
 
     async def _follow(self, job: BatchJob, *, wait: bool) -> None:
-        """Ask for the state of a batch until it has ended and its answers are merged.
-
-        Raises:
-            ConfigError: the service does not know a batch that is waited for.
-        """
+        """Ask for the state of a batch until it has ended and its answers are merged."""
         give_up_s = job.created_s + 3600 * self._settings.give_up_after_h
         cancelled_s: float | None = None
         while True:
@@ -287,11 +279,7 @@ class BatchJobs:
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _merge(self, job: BatchJob, state: BatchState) -> None:
-        """Answers and failures into the ledger.
-
-        Raises:
-            TeacherError: the service could not be reached, or its files lack answers that it counted.
-        """
+        """Answers and failures into the ledger; TeacherError also where files lack answers that were counted."""
         failures = dict.fromkeys(job.request_hashes, state.missing_reason)
 
         async def keep(results: Iterable[Result]) -> None:

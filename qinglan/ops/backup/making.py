@@ -57,9 +57,7 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     """Write a backup into `target`, a folder that is there only once it is complete."""
     target = target.expanduser().resolve()
     state_folder, runs_folder = profile.paths.state.resolve(), profile.paths.runs.resolve()
-    roots: dict[Root, Path] = {"state": state_folder}
-    if runs:
-        roots["runs"] = runs_folder
+    roots: dict[Root, Path] = {"state": state_folder} | ({"runs": runs_folder} if runs else {})
     if not state_folder.is_dir():
         raise ConfigError(f"paths.state: {state_folder} is not there, so there is nothing to keep")
     for root in (state_folder, runs_folder):

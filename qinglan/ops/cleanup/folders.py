@@ -14,7 +14,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -139,14 +139,12 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
 def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside runs; call this and what follows with `removal_lock(exclusive=True)`."""
     for name, why in found.to_remove.items():
-        removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(root / name))
-        if not dry_run:
-            try:
-                with FileLock(root / name / ".lock").acquire(blocking=False):
-                    set_aside(root / name, root)
-            except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
-                found.kept[name] = "is running"
-                continue
+        try:
+            with nullcontext() if dry_run else FileLock(root / name / ".lock").acquire(blocking=False):
+                removed = _remove("run", root / name, why, root, dry_run=dry_run)
+        except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
+            found.kept[name] = "is running"
+            continue
         yield removed
 
 
@@ -310,9 +308,7 @@ def freed_by(file: os.stat_result) -> int:
 
 def set_aside(path: Path, root: Path) -> Path:
     """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
-    aside = root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}"
-    path.rename(aside)
-    return aside
+    return path.rename(root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}")
 
 
 def delete(aside: Path) -> None:

@@ -133,13 +133,11 @@ class _LocalSite:
 
     def _crash_interrupted(self, *processes: str) -> None:
         """Mark the runs of those among the processes that are workers, and that are not running."""
-        pools, crashed = [WORKERS[name] for name in processes if name in WORKERS], []
-        for run in crash_interrupted(self.api, pools) if pools else ():
-            if run["state_type"] == "CANCELLING":
-                stop_cancelled(run, self.say)
-            else:
-                crashed.append(run)
-        if not crashed:
+        pools = [WORKERS[name] for name in processes if name in WORKERS]
+        found = crash_interrupted(self.api, pools) if pools else []
+        for run in (each for each in found if each["state_type"] == "CANCELLING"):
+            stop_cancelled(run, self.say)
+        if not (crashed := [run for run in found if run["state_type"] != "CANCELLING"]):
             return
         retries = crash_retries_on(self.api)
         continues = f"each goes on by itself, {retries} times at most; after that, " if retries else ""

@@ -267,8 +267,7 @@ class Registry:
         champion = aliases.get("champion", "")
         doubled = [alias for alias in ("challenger", "previous") if champion and aliases.get(alias) == champion]
         for alias in doubled:
-            before = self._before(champion) if alias == "previous" else ""
-            if before:
+            if before := self._before(champion) if alias == "previous" else "":
                 self._client.set_registered_model_alias(self.name, alias, before)
             else:
                 self._client.delete_registered_model_alias(self.name, alias)
@@ -277,8 +276,7 @@ class Registry:
     def _before(self, champion: str) -> str:
         """What a rollback to it, or else its promotion, replaced."""
         versions = self.versions()
-        rolled_back = [version for version in versions if version.rolled_back_to == champion]
-        if rolled_back:
+        if rolled_back := [version for version in versions if version.rolled_back_to == champion]:
             return max(rolled_back, key=lambda version: version.rolled_back_at).version
         return next(version.replaced for version in versions if version.version == champion)
 

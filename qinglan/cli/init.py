@@ -86,10 +86,10 @@ def init(
     trains = ask("--machine", machine, "what trains: cpu, or gpu1, gpu2 or gpu8 of 80 GB each", "cpu")
     if trains not in profiles.BASES:
         raise ConfigError(f"--machine {one_line(trains)!r}: take one of {', '.join(profiles.BASES)}")
-    student, prices = load_profile(profiles.BASES[trains]).student.name, {}
+    base, prices = load_profile(profiles.BASES[trains]), {}
     priced = (("teacher", teaches["model"], teacher_price), ("judge", judges["model"], judge_price))
-    for role, model, given in (*priced, ("student", student, student_price)):
-        if given is not None or (profiles.needs_price(model, trains) and model not in prices):
+    for role, model, given in (*priced, ("student", base.student.name, student_price)):
+        if given is not None or model not in {*base.prices, *profiles.SIMULATORS.values(), *prices}:
             flag = f"--{role}-price"
             prices[model] = profiles.price_of(
                 ask(flag, given, f"price of {model} {_PRICE}{_OWN * (role == 'student')}"), flag
@@ -107,8 +107,8 @@ def init(
     text = profile_text()
     found = profiles.check_rag(path, text)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with path.open("x", encoding="utf-8") as stream:
+        stream.write(text)
     if found.problem:
         say(f"warning: {found.problem}; no run starts before that is right", style="yellow")
     else:

@@ -56,9 +56,8 @@ def start(
     set_: SetOption = None,
 ) -> None:
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
-    from qinglan.serving.canary_observer import STATE_FILE, read_verdict
     from qinglan.serving.registry import registry_of
-    from qinglan.serving.site import CanaryShare, archive_verdict, serving_folder, share_of
+    from qinglan.serving.site import STATE_FILE, CanaryShare, archive_verdict, read_verdict, serving_folder, share_of
 
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)

@@ -219,6 +219,7 @@ def _gap(one: Scores, other: Scores) -> float:
 
 
 def _refusal(url: str, status: int, said: str, with_rewrite: bool) -> str:
+    hint = "see the service's own log" if status >= 500 else f"compare what it expects with {GUIDE}"
     if with_rewrite and status in (400, 422):  # the request before, without the field, went well
         hint = f"it refuses the field `rewritten_query`, see {GUIDE}"
     elif status in (401, 403):
@@ -227,8 +228,4 @@ def _refusal(url: str, status: int, said: str, with_rewrite: bool) -> str:
         hint = f"rag.url needs the whole address that takes a POST, with its path ({GUIDE})"
     elif status == 429:
         hint = "ask the service for a higher limit, or come back later"
-    elif status >= 500:
-        hint = "see the service's own log"
-    else:
-        hint = f"compare what it expects with {GUIDE}"
     return f"rag {url}: answers HTTP {status}: {shown(said, 120)}; {hint}"

@@ -195,7 +195,6 @@ def read_passages(
 
 
 def _checked(mapping: RagMapping, content: bytes, content_type: str) -> tuple[list[Passage], str]:
-    """The passages, or else what is wrong."""
     try:
         return _read(mapping, content, content_type), ""
     except ValidationError as error:  # what only pydantic refuses, such as half a surrogate pair, has pydantic's words
@@ -311,7 +310,7 @@ def _fields(mapping: RagMapping, passage: Any, place: str) -> dict[str, Any]:
 
 def _score(mapping: RagMapping, given: Sequence[Any], i: int, place: str) -> float:
     """The score of one passage, in [0, 1]."""
-    score = given[i]
+    score: float = given[i]
     if not _is_number(score):
         kind = _TYPES[type(score)]
         what = {"a text": f"the text {shown(str(score), 20)}", "a number": str(score)[:20]}.get(kind, kind)

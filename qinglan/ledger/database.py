@@ -1,6 +1,6 @@
 """The ledger's database: where it is, how one connects to it, and its tables."""
 
-import itertools
+import random
 import sqlite3
 import time
 from collections.abc import Callable
@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from qinglan.config import LedgerStore, require_secret
 from qinglan.errors import LedgerError
-from qinglan.runs.back_off import BackOff
 
 SCHEMA_VERSION = 3
 RETRIEVALS_KEPT_S = 30 * 86400.0
@@ -33,7 +32,7 @@ _CONNECTION = {
 }
 _LIMITS = {"idle_in_transaction_session_timeout": "15s", "lock_timeout": "25s", "statement_timeout": "5min"}
 _LOCK_TIMEOUT_S = 60
-_BACK_OFF = BackOff(0.1, 0.1, jitter=True)
+_LOCK_RETRY_S = 0.1
 
 TABLES = sa.MetaData()
 _text = partial(sa.Column, type_=sa.Text, nullable=False)
@@ -148,7 +147,7 @@ def is_unreachable(error: sa.exc.DBAPIError) -> bool:
 
 def _use_wal(connection: sqlite3.Connection) -> None:
     deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
-    for failures in itertools.count(1):
+    while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             return
@@ -156,7 +155,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             # Refused at once, without SQLite's timeout, while another process makes or opens the file.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
                 raise
-        time.sleep(_BACK_OFF.pause_s(failures))
+        time.sleep(random.uniform(0, _LOCK_RETRY_S))
 
 
 def url_of(address: str) -> sa.URL | None:

@@ -19,8 +19,6 @@ class _Asked(BaseModel, frozen=True):
 
 
 class Call(_Asked):
-    """One answered and paid call."""
-
     text: str
     reasoning: str | None = None
     """The chain of thought, where the service shows it."""

@@ -213,7 +213,6 @@ class Ledger:
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
     def history(self, request_hash: str) -> list[Attempt]:
-        """Every try at one request, in the order of time."""
         tried: list[tuple[sa.Table, tuple[sa.ColumnElement[Any], ...]]] = [
             (CALLS, (CALLS.c.finish_reason.label("outcome"), sa.false().label("estimated"))),
             (FAILURES, (FAILURES.c.reason.label("outcome"), FAILURES.c.estimated)),
@@ -394,7 +393,11 @@ class Ledger:
         self, db: sa.Connection, table: sa.Table, by: str, which: sa.ColumnElement[bool]
     ) -> dict[str, tuple[Any, ...]]:
         """By key: calls, for `calls` tokens, and dollars."""
-        column = _month_of(db, table.c.created_s) if by == "month" else table.c["run_id" if by == "run" else by]
+        column: sa.ColumnElement[str] = table.c[{"run": "run_id", "month": "created_s"}.get(by, by)]
+        if by == "month" and db.dialect.name == "postgresql":
+            column = sa.func.to_char(sa.func.timezone("UTC", sa.func.to_timestamp(column)), "YYYY-MM")
+        elif by == "month":
+            column = sa.func.strftime("%Y-%m", column, "unixepoch")
         names = (name for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c)
         sums = (sa.func.sum(table.c[name]) for name in names)
         query = sa.select(column, sa.func.count(), *sums).where(which).group_by(column)
@@ -432,9 +435,3 @@ def _portions(hashes: Collection[str]) -> Iterator[list[str]]:
 
 def _month(created_s: float) -> str:
     return f"month:{datetime.fromtimestamp(created_s, UTC):%Y-%m}"
-
-
-def _month_of(db: sa.Connection, created_s: sa.Column[Any]) -> sa.ColumnElement[str]:
-    if db.dialect.name == "postgresql":
-        return sa.func.to_char(sa.func.timezone("UTC", sa.func.to_timestamp(created_s)), "YYYY-MM")
-    return sa.func.strftime("%Y-%m", created_s, "unixepoch")

@@ -26,7 +26,7 @@ Role = Literal["teacher", "judge"]
 MachineName = Literal["cpu", "gpu1", "gpu2", "gpu8"]
 BASES: dict[MachineName, str] = {"cpu": EMBEDDED, "gpu1": "chengla", "gpu2": "chengla", "gpu8": "fivedoctors"}
 """The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B, Qwen3-32B."""
-_SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
+SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
 _WIDTH = 118
 _OTHER_NAMES = {
     "query": "用户问题 提问 咨询问题 学员问题 用户提问 问句 query question user_question user_query",
@@ -80,7 +80,6 @@ def require_question(columns: Mapping[str, str], header: Sequence[str], where: s
 
 
 def price_of(text: str, flag: str) -> Price:
-    """`IN,OUT` as a price."""
     try:
         given, made = (float(part) for part in text.split(","))
     except ValueError:
@@ -93,14 +92,9 @@ def price_of(text: str, flag: str) -> Price:
 def chat_section(role: Role, model: str, url: str, key_env: str) -> Values:
     """The section of a teacher or judge; a model called `embedded` is the simulator."""
     if model == EMBEDDED:
-        return {"base_url": EMBEDDED, "model": _SIMULATORS[role], "api_key_env": None}
+        return {"base_url": EMBEDDED, "model": SIMULATORS[role], "api_key_env": None}
     # A reasoning model's thoughts count towards max_tokens.
     return {"base_url": url, "model": model, "api_key_env": key_env or None, "max_tokens": 2048, "timeout_s": 120}
-
-
-def needs_price(model: str, machine: MachineName) -> bool:
-    """Whether no shipped profile that counts here has one."""
-    return model not in load_profile(BASES[machine]).prices and model not in _SIMULATORS.values()
 
 
 def profile_text(
@@ -169,7 +163,6 @@ def _changed(section: Values, base: BaseModel) -> Values:
 
 
 def default_name(field: str) -> str:
-    """Of the field's column."""
     return str(Columns.model_fields[field].default)
 
 

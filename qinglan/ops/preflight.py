@@ -189,8 +189,7 @@ def _check_chat(role: str, endpoint: Endpoint) -> str | None:
         except ConfigError as error:
             raise ConfigError(f"{role}.model: {error}") from error
         return None
-    key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
-    headers = {"authorization": f"Bearer {key}"}
+    headers = {"authorization": f"Bearer {require_secret(endpoint.api_key_env, f'{role} {endpoint.model}')}"}
     response = _get(f"{role}.base_url", endpoint.base_url, "/models", headers)
     status = response.status_code
     if status in (401, 403):

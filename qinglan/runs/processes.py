@@ -41,15 +41,16 @@ Recover = Callable[[str], object]
 class RestartBackoff:
     """How long to wait before a process that failed is started again."""
 
-    waits: BackOff = field(default_factory=lambda: RESTARTS)
     failures: int = 0
     retry_at_s: float | None = None
     """On the clock of the caller; None while no restart is due."""
+    reason: str = ""
+    """Of the last failure, for who wants to keep it."""
 
-    def failed(self, now_s: float) -> float:
+    def failed(self, now_s: float, reason: str = "") -> float:
         """Count a failure; the seconds to wait."""
-        self.failures += 1
-        wait_s = self.waits.pause_s(self.failures)
+        self.failures, self.reason = self.failures + 1, reason
+        wait_s = RESTARTS.pause_s(self.failures)
         self.retry_at_s = now_s + wait_s
         return wait_s
 
@@ -162,7 +163,6 @@ class Processes:
             self._large_logs.add(name)
 
     def check(self) -> None:
-        """Raise `EngineError` where one of them has ended."""
         for process in self._running.values():
             process.require_running()
 

@@ -49,7 +49,6 @@ class Run(BaseModel, frozen=True):
     """Digest of what the embedded RAG serves; empty for a live service, whose content is not known."""
 
     def stage_directory(self, stage: str) -> Path:
-        """Where a stage keeps its files; made if need be."""
         directory = self.directory / stage
         directory.mkdir(parents=True, exist_ok=True)
         return directory
@@ -164,12 +163,9 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
     """The runs that one of the orchestrator's flow runs works or worked on, with the settings that it began with."""
     found = []
-    for directory in run_folders(runs):
-        state = _read(directory)
-        if not flow_run_id or state is None or state.get("flow_run_id") != flow_run_id:
-            continue
+    for directory in (each for each in run_folders(runs) if _is_work_of(each, flow_run_id)):
         try:
-            found.append(_resume(directory, Profile.model_validate(state["profile"])))
+            found.append(_resume(directory, None))
         except ValidationError as error:
             raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
     return found
@@ -235,16 +231,15 @@ def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
 
 
 def _is_work_of(directory: Path, flow_run_id: str) -> bool:
-    state = _read(directory)
-    return bool(flow_run_id) and state is not None and state.get("flow_run_id") == flow_run_id
+    return bool(flow_run_id) and (_read(directory) or {}).get("flow_run_id") == flow_run_id
 
 
-def _resume(directory: Path, profile: Profile) -> Run:
+def _resume(directory: Path, profile: Profile | None) -> Run:
+    """The run with this profile, else with its own; which knowledge base it serves is asked anew."""
     state = _read(directory)
     assert state is not None
-    # Which knowledge base it serves is asked anew.
-    here = {"id": directory.name, "directory": directory, "profile": profile, "knowledge_base_sha256": ""}
-    return Run.model_validate(state | here)
+    here = {"id": directory.name, "directory": directory, "knowledge_base_sha256": ""}
+    return Run.model_validate(state | here | ({"profile": profile} if profile else {}))
 
 
 def run_folders(root: Path) -> list[Path]:

@@ -45,8 +45,6 @@ def open_client(uri: str) -> MlflowClient:
 
 
 class Tracker:
-    """A thin, batch-wise client."""
-
     def __init__(self, uri: str, tracking: Tracking, state: Path) -> None:
         try:
             self._client = MlflowClient(uri)
@@ -66,10 +64,12 @@ class Tracker:
 
     def resume_run(self, run_id: str) -> bool:
         """Set a run that ended early, or whose process was killed, back to running; False where it is not known."""
-        with _warning(f"continue run {run_id}"):
+        try:
             self._client.update_run(run_id, status="RUNNING")
-            return True
-        return False
+        except MlflowException as error:
+            log.warning("MLflow did not continue run %s: %s", run_id, error)
+            return False
+        return True
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         self._log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])

@@ -29,11 +29,6 @@ class _ModelServer:
 
 
 @dataclass
-class _Failures(RestartBackoff):
-    reason: str = ""
-
-
-@dataclass
 class Fleet:
     """Keeps the servers of the wanted models up. Shut its pool down before its processes end."""
 
@@ -46,7 +41,7 @@ class Fleet:
     """From the last request that could have come to the server's end: longer than any may take."""
     clock: Callable[[], float] = time.monotonic
     _servers: dict[str, _ModelServer] = field(default_factory=dict)
-    _failures: dict[str, _Failures] = field(default_factory=dict)
+    _failures: dict[str, RestartBackoff] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
     def step(self, wanted: Sequence[Released], routed: Sequence[str]) -> None:
@@ -55,7 +50,7 @@ class Fleet:
             self._check(version)
         self._end_unwanted({model.version for model in wanted}, routed)
         for model in wanted:
-            retry_at_s = self._failures.get(model.version, _Failures()).retry_at_s
+            retry_at_s = self._failures.get(model.version, RestartBackoff()).retry_at_s
             if model.version not in self._servers and self.clock() >= (retry_at_s or 0.0):
                 self._start(model, wanted, routed)
             server = self._servers.get(model.version)
@@ -67,11 +62,11 @@ class Fleet:
         return server.backend if server and server.process.phase == "ready" else None
 
     def last_failure(self, version: str) -> str:
-        return self._failures.get(version, _Failures()).reason
+        return self._failures.get(version, RestartBackoff()).reason
 
     def failure_count(self, version: str) -> int:
         """How often it failed to start or to go on, since it was healthy for a minute at a stretch."""
-        return self._failures.get(version, _Failures()).failures
+        return self._failures.get(version, RestartBackoff()).failures
 
     def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
         place = self._place(model, wanted, routed)
@@ -125,8 +120,7 @@ class Fleet:
             self._failures.pop(version, None)
 
     def _failed(self, version: str, reason: str) -> None:
-        failures = self._failures.setdefault(version, _Failures())
-        failures.reason, wait_s = reason, failures.failed(self.clock())
+        wait_s = self._failures.setdefault(version, RestartBackoff()).failed(self.clock(), reason)
         first, *rest = reason.split("\n", 1)
         self.say("\n".join([f"version {version}: {first}; next try in {wait_s:.0f} s", *rest]))
 

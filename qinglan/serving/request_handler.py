@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import aiohttp
 
@@ -167,7 +167,8 @@ class RequestHandler:
     async def answer(self, question: Row, arrived: float) -> ServedAnswer:
         """The answer before the deadline; a model's failure becomes a reason. `arrived` is by `time.perf_counter`."""
         give_up = arrived - self._lag_s() + self._allowed_s
-        role, version, answer = cast(ServedRole, "none"), "", None
+        role: ServedRole = "none"
+        version, answer = "", None
         is_overloaded = self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter()
         reason = "overloaded" if is_overloaded else self.unfit_reason(question)
         if not reason:

@@ -81,9 +81,7 @@ class RequestLogWriter:
 
     def may_keep(self, client: str, consent: str | None) -> bool:
         allowed = self._serve.consent_of(client)
-        if allowed == "header":
-            return (consent or "").strip().lower() == "yes"
-        return allowed == "all"
+        return allowed == "all" or (allowed == "header" and (consent or "").strip().lower() == "yes")
 
     def put(self, served: ServedAnswer, question: Row, client: str = "") -> None:
         """Have it written, if reading would not refuse it; returns at once. `client` is empty where none has a key."""
@@ -166,10 +164,7 @@ class RequestLogWriter:
             "row_id": identity,
             "origin": client,
             "at": datetime.fromtimestamp(served.at, UTC).isoformat(timespec="seconds"),
-            "role": served.role,
-            "version": served.version,
-            "source": served.source,
-            "reason": served.reason,
+            **{name: getattr(served, name) for name in ("role", "version", "source", "reason")},
             "answer": clean(served.answer) if served.answer else None,
         }
         key = self._serve.clients.get(client)

@@ -101,8 +101,6 @@ class RouterRequest(ChatRequest):
 
 
 class TryRequest(RouterRequest):
-    """A question for one arm of the page to try."""
-
     arm: str
 
 
@@ -373,7 +371,6 @@ async def _hang_up(_http: Request, _error: Exception) -> Response:
 
 
 def _keys_of(config: Serve) -> dict[str, bytes]:
-    """The key of each client."""
     keys: dict[str, bytes] = {}
     for name, key in config.clients.items():
         used_by = f"serve.api_keys.{name}" if name in config.api_keys else "serve.api_key_env"

@@ -216,7 +216,6 @@ class BatchJobs:
             await self._follow(job, wait=True)
 
     async def _submit(self, requests: Sequence[Request]) -> BatchJob | None:
-        """A batch, or None where none was created."""
         job = await self._store.begin(requests)
         claimed = set(job.request_hashes)
         self.tried |= claimed

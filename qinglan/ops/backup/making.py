@@ -57,7 +57,9 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     """Write a backup into `target`, a folder that is there only once it is complete."""
     target = target.expanduser().resolve()
     state_folder, runs_folder = profile.paths.state.resolve(), profile.paths.runs.resolve()
-    roots: dict[Root, Path] = {"state": state_folder} | ({"runs": runs_folder} if runs else {})
+    roots: dict[Root, Path] = {"state": state_folder}
+    if runs:
+        roots["runs"] = runs_folder
     if not state_folder.is_dir():
         raise ConfigError(f"paths.state: {state_folder} is not there, so there is nothing to keep")
     for root in (state_folder, runs_folder):
@@ -164,7 +166,6 @@ class _Copier:
             raise ArtifactError(f"{problem}; free disk space, give another folder, or leave out the runs (--no-runs)")
 
     def copy(self) -> None:
-        """All of it, in the order that makes it consistent."""
         for path, source in self.databases.items():
             if path != LEDGER:
                 self._copy_database(path, source)

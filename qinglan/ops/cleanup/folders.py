@@ -42,8 +42,6 @@ _SUPERSEDED = re.compile(r".+\.superseded-\d+")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run on disk."""
-
     directory: Path
     state: Mapping[str, Any]
     """run.json; empty where it can't be read, and then the profile is None."""
@@ -129,11 +127,10 @@ def named_in(text: str, names: Collection[str]) -> set[str]:
 
 def tracking_of(state: Mapping[str, Any]) -> str | None:
     """Where a run was tracked, by its own profile; None where it does not say."""
-    try:
+    with suppress(KeyError, TypeError):
         profile = state["profile"]
         return str(profile["tracking"]["uri"] or f"sqlite:///{Path(profile['paths']['state']).resolve() / 'mlflow.db'}")
-    except (KeyError, TypeError):
-        return None
+    return None
 
 
 def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
@@ -283,7 +280,7 @@ def remove_logs(profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[R
     if days is None or not folder.is_dir():
         return
     for file in sorted(folder.glob("**/*.log*")):
-        try:
+        with suppress(FileNotFoundError):  # another profile's clean-up was quicker, or the log was renamed
             status = file.lstat()
             written = datetime.fromtimestamp(status.st_mtime, UTC)
             # `Processes` shares a lock on the log of each process that it started, for as long as that runs.
@@ -291,10 +288,8 @@ def remove_logs(profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[R
                 continue
             if not dry_run:
                 file.unlink()
-        except FileNotFoundError:  # another profile's clean-up was quicker, or the log was renamed
-            continue
-        name, old = file.relative_to(folder).as_posix(), f"last written {age(written, now)} ago"
-        yield Removed(kind="log", name=name, why=old, bytes=freed_by(status))
+            name, old = file.relative_to(folder).as_posix(), f"last written {age(written, now)} ago"
+            yield Removed(kind="log", name=name, why=old, bytes=freed_by(status))
 
 
 def bytes_of(path: Path) -> int:

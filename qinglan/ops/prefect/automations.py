@@ -49,8 +49,6 @@ _quoted = partial(json.dumps, ensure_ascii=False)
 
 
 class Message(NamedTuple):
-    """The parts of a message that are known beforehand."""
-
     topic: NotifyTopic
     says: str
     """After the flow run's name; like `advice` it may hold expressions in braces."""

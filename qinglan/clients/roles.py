@@ -26,10 +26,7 @@ _NOT_OPENED = "this stage has no {role} client; name the role in open_clients"
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the services are: the user's own where the profile has them, else the simulators.
-
-    Those of models end with `/v1`.
-    """
+    """Where the services are, models with `/v1`: the user's own where the profile has them, else the simulators."""
 
     teacher_url: str
     judge_url: str

@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -41,15 +40,6 @@ _LONGEST_GAP_S = 20.0
 _PARAMETERS_PER_STATEMENT = 500
 
 
-@dataclass(frozen=True)
-class _Observed:
-    """What another client last wrote of itself; since when, and until when, this one has read just that."""
-
-    seen_s: float
-    since_s: float
-    looked_s: float
-
-
 class Ledger:
     """Calls by request hash. Safe for threads, processes and, on a server, machines; opened per process."""
 
@@ -59,7 +49,8 @@ class Ledger:
         self.url = self._engine.url
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         self._host = _host()
-        self._observed: dict[str, _Observed] = {}
+        self._observed: dict[str, tuple[float, float, float]] = {}
+        """What another client last wrote of itself; since when, and until when, this one has read just that."""
         pid = os.getpid()
         self.holder = f"{self._host}|{pid}|{_start_ticks(pid)}|{os.urandom(4).hex()}"
         try:
@@ -70,10 +61,7 @@ class Ledger:
             raise
 
     def exchange(self, order: Order) -> Delivery:
-        """Record, release, look up and claim, all or nothing.
-
-        Of an order that is sent again, as its first answer got lost, what was recorded then is not recorded twice.
-        """
+        """Record, release, look up and claim, all or nothing; what is sent again is not recorded twice."""
         with self._transaction() as db:
             calls, failures = order.calls, order.failures
             if order.again:  # no other client can have bought these: this one has the claims
@@ -367,11 +355,12 @@ class Ledger:
 
     def _unchanged_s(self, holder: str, seen_s: float) -> float:
         """How long this client has seen no sign of life of another, by its own clock: those of two machines differ."""
-        now_s, known = time.monotonic(), self._observed.get(holder)
-        if not known or known.seen_s != seen_s or now_s - known.looked_s > _LONGEST_GAP_S:
-            known = _Observed(seen_s, since_s=now_s, looked_s=now_s)
-        self._observed[holder] = replace(known, looked_s=now_s)
-        return now_s - known.since_s
+        now_s = time.monotonic()
+        seen_before_s, since_s, looked_s = self._observed.get(holder, (seen_s, now_s, now_s))
+        if seen_before_s != seen_s or now_s - looked_s > _LONGEST_GAP_S:
+            since_s = now_s
+        self._observed[holder] = seen_s, since_s, now_s
+        return now_s - since_s
 
     def _release(self, db: sa.Connection, hashes: Collection[str], holder: str | None = None) -> None:
         for some in _portions(hashes):

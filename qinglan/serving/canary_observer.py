@@ -66,6 +66,11 @@ class CanaryVerdict(BaseModel, frozen=True, extra="forbid"):
     def summary(self) -> str:
         return f"{self.judgement.outcome}: {self.judgement.reason}"
 
+    @property
+    def description(self) -> str:
+        arms, judgement = f"version {self.challenger} against {self.champion}", self.judgement
+        return f"{arms}, {self.requests:,} requests: {judgement.outcome}, {judgement.reason}"
+
 
 @dataclass(frozen=True)
 class _Question:

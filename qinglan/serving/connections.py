@@ -90,10 +90,7 @@ class ClientConnection(H11Protocol):
 
 
 def backlog_for(serve: Serve) -> int:
-    """How many connections may wait to be accepted; lets this process open all the files that it may need then.
-
-    Raises `ConfigError` where the system does not allow so many.
-    """
+    """How many connections may wait to be accepted, once this process may open all the files that it needs then."""
     needed = serve.max_connections + serve.max_in_flight + _OTHER_FILES
     fewest, most = _BACKLOGS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

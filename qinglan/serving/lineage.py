@@ -66,10 +66,7 @@ class RowTrace(NamedTuple):
 
 
 def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
-    """What a name means: an alias, a version's number, or a run, whose arm is the profile's challenger if not given.
-
-    Raises `ConfigError` where there is none.
-    """
+    """What an alias, a version's number or a run means; a run's arm is the profile's challenger if not given."""
     if name in ALIASES or name.isdigit():
         released = registry_of(profile).named(name)
         if arm and arm != released.arm:

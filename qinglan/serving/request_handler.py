@@ -68,10 +68,7 @@ class ModelClient:
         self.close = self._session.close
 
     async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
-        """The model's answer, fit to be used.
-
-        Raises `ModelError` where there is none; its `transient` says that the server is at fault, not the question.
-        """
+        """The model's answer, fit to be used; a `ModelError` is transient where the server is at fault."""
         try:
             async with asyncio.timeout(within_s):
                 text = await self._ask(backend, question)

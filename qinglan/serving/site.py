@@ -26,7 +26,7 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
-from qinglan.runs.schema_version import dump_record, find_record, record_line
+from qinglan.runs.schema_version import dump_record, find_record, parse_record, record_line
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryVerdict, read_state, read_verdict
 from qinglan.serving.fleet import CommandOf, Fleet
@@ -67,6 +67,35 @@ def archive_verdict(folder: Path) -> None:
         with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
             history.write(record_line(verdict))
         (folder / VERDICT_FILE).unlink(missing_ok=True)
+
+
+def last_verdict(folder: Path) -> CanaryVerdict | None:
+    """How the last canary ended."""
+    if fallen := read_verdict(folder):  # the site has yet to put it away
+        return fallen
+    history = folder / HISTORY_FILE
+    lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
+    for line in reversed(lines):
+        with suppress(ValueError):  # a full disk may have cut one
+            return parse_record(CanaryVerdict, line, history)
+    return None
+
+
+def version_to_promote(folder: Path, registry: Registry) -> str:
+    """The challenger; where there is none, the version that did better in the last canary."""
+    challenger, fallen = registry.aliases().get("challenger"), read_verdict(folder)
+    # The site has yet to act upon a verdict that is still in its folder.
+    has_lost = fallen is not None and fallen.challenger == challenger and fallen.judgement.outcome != "better"
+    if challenger and not has_lost:
+        return challenger
+    last = last_verdict(folder)
+    if last is None or last.judgement.outcome != "better":
+        last_one = f"; the last one: {last.description}" if last else ""
+        raise ConfigError(f"there is no canary to promote{last_one}; name a VERSION")
+    if replaced_by := registry.version(last.challenger).rolled_back_to:
+        problem = f"did better in the last canary, but was rolled back to version {replaced_by} since then"
+        raise ConfigError(f"version {last.challenger} {problem}; name a VERSION")
+    return last.challenger
 
 
 @dataclass

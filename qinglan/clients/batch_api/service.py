@@ -103,11 +103,7 @@ class _ResultLine(BaseModel):
 
 
 class BatchService:
-    """The batch API of one role's service.
-
-    Every method raises ConfigError where the service refuses the key, and TeacherError where it can't be reached
-    (`transient`) or refuses.
-    """
+    """The batch API of one role's service: ConfigError where it refuses the key, TeacherError for any other failure."""
 
     def __init__(self, client: AsyncOpenAI, role: str, *, retries: int, pause_s: float) -> None:
         """`pause_s` is waited before a batch is looked for that may have been created after all."""

@@ -26,10 +26,7 @@ _OWNERS = 0o700
 
 
 def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = False) -> Backup:
-    """Bring state and runs back to where they were.
-
-    With `replace` what is there is put aside, into `.replaced-<time>` in the same folder.
-    """
+    """Bring state and runs back to where they were; with `replace` what is there goes into `.replaced-<time>` in it."""
     source = source.expanduser().resolve()
     backup = Backup.read(source)
     state, runs, roots = profile.paths.state.resolve(), profile.paths.runs.resolve(), backup.roots

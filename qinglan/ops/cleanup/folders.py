@@ -244,10 +244,7 @@ def age(written: datetime, now: datetime) -> str:
 
 
 def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run: bool) -> Iterator[Removed | Kept]:
-    """Set aside old versions of the profile's tenant and recipe that `references`, a text, does not name.
-
-    Each newer one holds its own copy of the splits.
-    """
+    """Set aside old versions of the profile's dataset that the text `references` does not name; each has its own splits."""
     root, days = tenant_folder(profile).resolve(), profile.retention.dataset_days
     if not root.is_dir() or days is None:
         return

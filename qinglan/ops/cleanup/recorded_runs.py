@@ -29,10 +29,7 @@ if TYPE_CHECKING:  # it takes seconds to import
 
 
 def require_database(profile: Profile, runs: Path) -> None:
-    """Raise `ConfigError` where MLflow's database is not there, though a run below `runs` was tracked in it.
-
-    The disk that it lies on may not be mounted.
-    """
+    """Raise `ConfigError` where a run below `runs` was tracked in a database that is not there, or not mounted."""
     uri = profile.tracking_uri
     for each in read_folders(runs) if is_missing_database(uri) else ():
         mine = each.profile == profile.name and tracking_of(each.state) in (None, uri)

@@ -44,10 +44,7 @@ class SimulatedService(NamedTuple):
 
 
 def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None) -> None:
-    """Start everything, say where, and keep it running until Ctrl-C or SIGTERM.
-
-    Without a port the server takes 4200 or 5000, or the next one that is free.
-    """
+    """Keep everything running until Ctrl-C or SIGTERM; ports that are not given are 4200 and 5000, or the next free."""
     start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
     known = find_server(state)  # before we hold the lock, by which it tells whether one runs here
     with stop_signals(), suppress(KeyboardInterrupt), only_one(state, say) as lock:

@@ -9,7 +9,7 @@ import typer
 
 from qinglan.cli.common import say
 from qinglan.cli.maintenance import doctor
-from qinglan.config import EMBEDDED, Tenant, load_profile, parse_profile
+from qinglan.config import EMBEDDED, Price, Tenant, load_profile, parse_profile
 from qinglan.errors import ConfigError
 from qinglan.text import one_line
 
@@ -86,7 +86,7 @@ def init(
     trains = ask("--machine", machine, "what trains: cpu, or gpu1, gpu2 or gpu8 of 80 GB each", "cpu")
     if trains not in profiles.BASES:
         raise ConfigError(f"--machine {one_line(trains)!r}: take one of {', '.join(profiles.BASES)}")
-    base, prices = load_profile(profiles.BASES[trains]), {}
+    base, prices = load_profile(profiles.BASES[trains]), dict[str, Price]()
     priced = (("teacher", teaches["model"], teacher_price), ("judge", judges["model"], judge_price))
     for role, model, given in (*priced, ("student", base.student.name, student_price)):
         if given is not None or model not in {*base.prices, *profiles.SIMULATORS.values(), *prices}:

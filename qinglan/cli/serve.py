@@ -51,8 +51,9 @@ def start(
     set_: SetOption = None,
 ) -> None:
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
+    from qinglan.serving.canary_observer import STATE_FILE, read_verdict
     from qinglan.serving.registry import registry_of
-    from qinglan.serving.site import STATE_FILE, CanaryShare, archive_verdict, read_verdict, serving_folder, share_of
+    from qinglan.serving.site import CanaryShare, archive_verdict, serving_folder, share_of
 
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
@@ -75,8 +76,9 @@ def start(
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """Show the canary's figures, or how the last one ended."""
     from qinglan.serving.canary import describe_difference
+    from qinglan.serving.canary_observer import read_state
     from qinglan.serving.registry import registry_of
-    from qinglan.serving.site import last_verdict, read_state, serving_folder
+    from qinglan.serving.site import last_verdict, serving_folder
 
     loaded = load_profile(profile, set_ or ())
     challenger = registry_of(loaded).aliases().get("challenger")

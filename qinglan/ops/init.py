@@ -119,31 +119,26 @@ def profile_text(
     simulators = {str(chat["model"]) for chat in chats.values() if chat["base_url"] == EMBEDDED}
     more = {model: load_profile(EMBEDDED).prices[model] for model in sorted(simulators - base.prices.keys())}
     priced = {model: price.model_dump(exclude_unset=True) for model, price in {**more, **prices}.items()}
-    parts: list[tuple[str, dict[str, Any]]] = [
-        ("Whose questions these are, and what they are about, as the prompts say it.", {"tenant": tenant}),
-        (
-            "Of the columns, those with other names than usual (docs/contracts.md).",
-            {"data": {"workbook": workbook, **({"columns": renamed} if renamed else {})}},
-        ),
-        ("docs/rag-service.md says what the service takes and answers.", {"rag": _changed(rag, base.rag)}),
-        (
-            "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.",
-            {role: _changed(chat, getattr(base, role)) for role, chat in chats.items()},
-        ),
-    ]
-    if gate:
-        parts.append(("How slow the student may be beside the teacher.", {"gate": gate}))
-    if not on_cpu:
-        gpus = {"gpus_per_node": int(machine.removeprefix("gpu"))}
-        parts.append(("trainer.python is the trainer's interpreter (docs/gpu.md).", {"trainer": gpus}))
-    if priced:
-        parts.append(("US dollars per million tokens; the gate's cost rule compares by them.", {"prices": priced}))
+    data = {"workbook": workbook} | ({"columns": renamed} if renamed else {})
+    asked: Values = {role: _changed(chat, getattr(base, role)) for role, chat in chats.items()}
+    trainer = {} if on_cpu else {"gpus_per_node": int(machine.removeprefix("gpu"))}
+    parts: dict[str, dict[str, Any]] = {
+        "Whose questions these are, and what they are about, as the prompts say it.": {"tenant": tenant},
+        "Of the columns, those with other names than usual (docs/contracts.md).": {"data": data},
+        "docs/rag-service.md says what the service takes and answers.": {"rag": _changed(rag, base.rag)},
+        "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.": asked,
+        "How slow the student may be beside the teacher.": {"gate": gate},
+        "trainer.python is the trainer's interpreter (docs/gpu.md).": {"trainer": trainer},
+        "US dollars per million tokens; the gate's cost rule compares by them.": {"prices": priced},
+    }
     lines = [
         f"# Made by `qinglan init`. What is not here is as in configs/{base_name}.yaml.",
         "# docs/configuration.md lists every setting.",
         f"extends: {base_name}",
     ]
-    for comment, section in parts:
+    for comment, section in parts.items():
+        if not any(section.values()):
+            continue
         text = yaml.safe_dump(section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=_WIDTH)
         lines += ["", f"# {comment}", text.rstrip("\n")]
     return "\n".join(lines) + "\n"

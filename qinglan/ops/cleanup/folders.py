@@ -244,7 +244,7 @@ def age(written: datetime, now: datetime) -> str:
 
 
 def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run: bool) -> Iterator[Removed | Kept]:
-    """Set aside old versions of the profile's dataset that the text `references` does not name; each has its own splits."""
+    """Set aside old versions of the dataset that the text `references` does not name; each has its own splits."""
     root, days = tenant_folder(profile).resolve(), profile.retention.dataset_days
     if not root.is_dir() or days is None:
         return

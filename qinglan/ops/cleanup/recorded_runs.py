@@ -148,6 +148,6 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
         return False
     given = str(run["parameters"].get("profile", EMBEDDED))
     try:
-        return profile.name in (given, load_profile(given).name)
+        return given == profile.name or load_profile(given).name == profile.name
     except QinglanError:  # that profile was removed
-        return given == profile.name
+        return False

@@ -108,7 +108,7 @@ class Registry:
         raise ConfigError(f"{self.name}: no version is its {name}; see `qinglan release list`")
 
     def promote(self, version: str, *, force_reason: str = "") -> Released:
-        """Make it the champion, and that the previous one; `ConfigError` where the gate said no and it is not forced."""
+        """Make it the champion, that the previous one; `ConfigError` where the gate said no and nothing forces it."""
         with self._change() as client:
             wanted, aliases = self._releasable(version, force_reason), self.aliases()
             old, forced = aliases.get("champion", ""), ""

@@ -124,10 +124,8 @@ def _recipe(profile: Profile) -> None:
 
 def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
     if type(recipe).own_answer is not Recipe.own_answer:
-        raise ConfigError(
-            f"{setting}: recipe `{recipe.NAME}` takes the answers that its rows bring, so teachers would be compared "
-            "on answers that none of them gave; leave it out, or take a recipe that asks its teacher"
-        )
+        problem = f"recipe `{recipe.NAME}` takes the answers that its rows bring, which no teacher gave"
+        raise ConfigError(f"{setting}: {problem}; leave it out, or take a recipe that asks its teacher")
 
 
 def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
@@ -292,10 +290,9 @@ def _local_judge(profile: Profile) -> str | None:
 def _ledger(profile: Profile, *, trains: bool) -> None:
     cluster = profile.trainer.ray_dashboard_url
     if trains and cluster and uses_proxy(cluster) and profile.ledger.url_env is None:
-        raise ConfigError(
-            f"ledger.url_env: is not given, and the nodes of {cluster} can't share a SQLite file with this machine; "
-            "name the variable that holds a PostgreSQL database's address"
-        )
+        problem = f"is not given, and the nodes of {cluster} can't share a SQLite file with this machine"
+        hint = "name the variable that holds a PostgreSQL database's address"
+        raise ConfigError(f"ledger.url_env: {problem}; {hint}")
     try:
         with open_ledger(ledger_url(profile.ledger, profile.paths.state)):
             return

@@ -195,10 +195,9 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
     results = [stage_of(directory, name) for name in names]
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
-            raise ConfigError(
-                f"run {directory.name}: its dataset was scored with another tenant, RAG, knowledge base or judge than "
-                "this profile's, so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
-            )
+            problem = "its dataset was scored with another tenant, RAG, knowledge base or judge than this profile's"
+            hint = "so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
+            raise ConfigError(f"run {directory.name}: {problem}, {hint}")
         for artifact in result.artifacts.values():
             artifact.verify()
     return results

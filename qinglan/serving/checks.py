@@ -154,11 +154,9 @@ def _wait(site: ServingSite) -> str:
             raise ConfigError(f"the registry can't be read: {problem}")
         named = site.watcher.latest
         if named and "champion" not in named.aliases:
-            name = site.profile.name
-            raise ConfigError(
-                f"there is no champion to serve: `qinglan release list --profile {name}` shows the versions, if any, "
-                f"and why none was released; `qinglan run pipeline --profile {name}` makes one"
-            )
+            shown = f"`qinglan release list --profile {site.profile.name}` shows the versions, if any, and why"
+            make = f"`qinglan run pipeline --profile {site.profile.name}` makes one"
+            raise ConfigError(f"there is no champion to serve: {shown} none was released; {make}")
         if waited_s > _SITE_WITHIN_S:
             raise EngineError(f"the champion does not answer within {_SITE_WITHIN_S:.0f} s")
         time.sleep(STEP_S)

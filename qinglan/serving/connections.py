@@ -97,10 +97,9 @@ def backlog_for(serve: Serve) -> int:
     allowed = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     backlog = min(most, allowed - needed)
     if backlog < fewest:
-        raise ConfigError(
-            f"serve.max_connections {serve.max_connections}: needs {needed + fewest} open files, and this process may "
-            f"have {allowed}; lower it or serve.max_in_flight, or raise the limit (`ulimit -n`)"
-        )
+        problem = f"needs {needed + fewest} open files, and this process may have {allowed}"
+        hint = "lower it or serve.max_in_flight, or raise the limit (`ulimit -n`)"
+        raise ConfigError(f"serve.max_connections {serve.max_connections}: {problem}; {hint}")
     if soft != resource.RLIM_INFINITY and soft < needed + backlog:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed + backlog, hard))
     return backlog

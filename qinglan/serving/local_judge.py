@@ -77,10 +77,9 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
         problem = f"it is served on this machine only, which the nodes of {cluster} can't reach"
         raise ConfigError(f"judge.local: {problem}; leave it out, or train here")
     if (champion := registry_of(profile, local.model).read_champion()) is None:
-        raise ConfigError(
-            f"judge.local.model: {local.model} has no champion in the registry at {profile.tracking_uri}; train and "
-            "release one (`qinglan run pipeline --profile answer_judge`, `qinglan release list`), or leave it out"
-        )
+        hint = "train and release one (`qinglan run pipeline --profile answer_judge`, `qinglan release list`)"
+        where = f"{local.model} has no champion in the registry at {profile.tracking_uri}"
+        raise ConfigError(f"judge.local.model: {where}; {hint}, or leave it out")
     verdict_recipe(champion.recipe)
     if champion.prompt_sha256 != prompt_digest(profile.model_copy(update={"recipe": champion.recipe})):
         trained = f"version {champion.version} of {local.model} was trained with another prompt than recipe"

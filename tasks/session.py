@@ -35,10 +35,9 @@ from qinglan.runs.run import (
     Run,
     finish_run,
     load_stages,
+    note,
     note_end,
     note_flow_run,
-    note_mlflow_run,
-    note_source,
     open_run,
     runs_of,
     save_stage,
@@ -154,7 +153,7 @@ def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
     run = session.run
     with removal_lock(run.directory.parent):
         directory, results = _find_stages(session, names)
-        note_source(run, directory)
+        note(run, source=directory)
         kept = [save_stage(run, result) for result in results]
     get_run_logger().info("using %s of run %s", " + ".join(names), directory.name)
     return kept
@@ -192,7 +191,7 @@ def _track(run: Run) -> Run:
     run = note_flow_run(run, prefect_id)
     if not (run.mlflow_run_id and tracker.resume_run(run.mlflow_run_id)):
         tags = {"profile": run.profile.name, "recipe": run.profile.recipe_name, "qinglan.run_id": run.id}
-        run = note_mlflow_run(run, tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))
+        run = note(run, mlflow_run_id=tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))
         tracker.log_params(run.mlflow_run_id, run.profile.model_dump(mode="json"))
     tracker.set_tags(run.mlflow_run_id, {"prefect.flow_run_id": prefect_id, "run.directory": str(run.directory)})
     markdown = (

@@ -176,8 +176,7 @@ def _find_run(profile: Profile, name: str, *, of_profile: bool) -> Path:
     runs = profile.paths.runs
     if name != "latest" or not of_profile:
         return find_run(runs, name)
-    mine = [directory.resolve() for directory in runs_of(runs, profile.name)]
-    if not mine:
+    if not (mine := [directory.resolve() for directory in runs_of(runs, profile.name)]):
         hint = "start one, or leave out --profile for the last one of any"
         raise ConfigError(f"run `latest`: profile {profile.name} has no run under {runs}; {hint}")
     last = (runs / "latest").resolve()

@@ -103,8 +103,7 @@ def _lineage(version: "Version", row_id: str) -> Table:
     from qinglan.data.versions import INDEX, find_rows
     from qinglan.rows import top1_of
 
-    row = find_rows(version, {row_id}).get(row_id)
-    if row is None:
+    if (row := find_rows(version, {row_id}).get(row_id)) is None:
         index = version.directory / INDEX
         raise ConfigError(f"dataset version {version.id}: has no row `{row_id}`; ids are in {index}")
     ranks = [  # a dash where nothing is to be found

@@ -9,7 +9,7 @@ import typer
 
 from qinglan.cli.common import say
 from qinglan.cli.maintenance import doctor
-from qinglan.config import EMBEDDED, Tenant
+from qinglan.config import EMBEDDED, Price, Tenant, load_profile, parse_profile
 from qinglan.errors import ConfigError
 from qinglan.text import one_line
 
@@ -46,6 +46,7 @@ def init(
     """Write a profile for your own questions, teacher and RAG; asks for what no option says."""
     from qinglan.data.sources.files import read_header
     from qinglan.ops import init as profiles
+    from qinglan.ops.preflight import fitting_preset
 
     path, asks = profiles.new_path(name), sys.stdin.isatty() and not yes
 
@@ -85,10 +86,10 @@ def init(
     trains = ask("--machine", machine, "what trains: cpu, or gpu1, gpu2 or gpu8 of 80 GB each", "cpu")
     if trains not in profiles.BASES:
         raise ConfigError(f"--machine {one_line(trains)!r}: take one of {', '.join(profiles.BASES)}")
-    student, prices = profiles.student_of(trains), {}
+    base, prices = load_profile(profiles.BASES[trains]), dict[str, Price]()
     priced = (("teacher", teaches["model"], teacher_price), ("judge", judges["model"], judge_price))
-    for role, model, given in (*priced, ("student", student, student_price)):
-        if given is not None or (profiles.needs_price(model, trains) and model not in prices):
+    for role, model, given in (*priced, ("student", base.student.name, student_price)):
+        if given is not None or model not in {*base.prices, *profiles.SIMULATORS.values(), *prices}:
             flag = f"--{role}-price"
             prices[model] = profiles.price_of(
                 ask(flag, given, f"price of {model} {_PRICE}{_OWN * (role == 'student')}"), flag
@@ -100,12 +101,14 @@ def init(
         )
 
     if url != EMBEDDED:
-        fitting = rag_preset or profiles.propose_preset(path, profile_text())
+        fitting = rag_preset or fitting_preset(parse_profile(path, profile_text())) or "qinglan"
         rag["preset"] = ask("--rag-preset", rag_preset, "how the RAG is asked and answers", fitting)
         say(f"RAG preset: {rag['preset']}")
     text = profile_text()
     found = profiles.check_rag(path, text)
-    profiles.write_profile(path, text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as stream:
+        stream.write(text)
     if found.problem:
         say(f"warning: {found.problem}; no run starts before that is right", style="yellow")
     else:

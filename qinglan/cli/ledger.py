@@ -112,10 +112,8 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     if budget.per_run_usd is not None and total_usd > budget.per_run_usd:
         say(f"That is more than budget.per_run_usd = {budget.per_run_usd:g}: the run would stop there.")
     if budget.per_month_usd is not None and this_month_usd + total_usd > budget.per_month_usd:
-        say(
-            f"With the {usd(this_month_usd)} of this month that is more than budget.per_month_usd = "
-            f"{budget.per_month_usd:g}: the run would stop there."
-        )
+        limit = f"budget.per_month_usd = {budget.per_month_usd:g}"
+        say(f"With the {usd(this_month_usd)} of this month that is more than {limit}: the run would stop there.")
     if flow in ("pipeline", "train"):
         _print_forecast(profile, flow, counts)
 

@@ -26,8 +26,7 @@ ReasonOption = Annotated[str, typer.Option(help="Why; kept with the version.")]
 def list_versions(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """All versions, the newest first."""
     registry = _registry(load_profile(profile, set_ or ()))
-    versions = registry.versions()
-    if not versions:
+    if not (versions := registry.versions()):
         raise ConfigError(f"{registry.name}: nothing is registered yet; `qinglan run pipeline` does that")
     table = Table("version", "alias", "gate", "arm", "dataset", "run", "created (UTC)", box=None, pad_edge=False)
     for version in versions:

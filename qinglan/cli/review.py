@@ -102,7 +102,5 @@ def list_reviews(
     out.print(table)
     if run:
         found = count_verdicts(loaded, run)
-        say(
-            f"run {found.run}: {found.hold:,} verdicts hold, {found.changed:,} no longer (another answer), "
-            f"{found.absent:,} are of rows that it does not have"
-        )
+        changed, absent = f"{found.changed:,} no longer (another answer)", f"{found.absent:,} are of rows"
+        say(f"run {found.run}: {found.hold:,} verdicts hold, {changed}, {absent} that it does not have")

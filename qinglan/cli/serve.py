@@ -1,17 +1,12 @@
 """`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for another model."""
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, forced, say
-from qinglan.config import Profile, load_profile
+from qinglan.config import load_profile
 from qinglan.errors import ConfigError
-
-if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.serving.canary_observer import CanaryVerdict
-    from qinglan.serving.registry import Registry
 
 canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
 
@@ -83,14 +78,14 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     from qinglan.serving.canary import describe_difference
     from qinglan.serving.canary_observer import read_state
     from qinglan.serving.registry import registry_of
-    from qinglan.serving.site import serving_folder
+    from qinglan.serving.site import last_verdict, serving_folder
 
     loaded = load_profile(profile, set_ or ())
     challenger = registry_of(loaded).aliases().get("challenger")
     state = read_state(serving_folder(loaded))
     if challenger is None:
-        last = _last_verdict(loaded)
-        say("no canary" + (f"; the last one: {_describe_verdict(last)}" if last else ""))
+        last = last_verdict(serving_folder(loaded))
+        say("no canary" + (f"; the last one: {last.description}" if last else ""))
     elif state is None or state.challenger != challenger:
         say(f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?")
     else:
@@ -131,49 +126,11 @@ def promote(
 ) -> None:
     """Make the challenger the champion."""
     from qinglan.serving.registry import registry_of
+    from qinglan.serving.site import serving_folder, version_to_promote
 
     loaded = load_profile(profile, set_ or ())
     registry = registry_of(loaded)
-    released = registry.promote(version or _version_to_promote(loaded, registry), force_reason=forced(force, reason))
+    version = version or version_to_promote(serving_folder(loaded), registry)
+    released = registry.promote(version, force_reason=forced(force, reason))
     replaced = f", version {released.replaced} stays as the previous one" if released.replaced else ""
     say(f"{released.name} {released.version}: champion{replaced}")
-
-
-def _version_to_promote(profile: Profile, registry: "Registry") -> str:
-    """The challenger; where there is none, the version that did better in the last canary."""
-    from qinglan.serving.canary_observer import read_verdict
-    from qinglan.serving.site import serving_folder
-
-    challenger, fallen = registry.aliases().get("challenger"), read_verdict(serving_folder(profile))
-    # The site has yet to act upon a verdict that is still in its folder.
-    has_lost = fallen is not None and fallen.challenger == challenger and fallen.judgement.outcome != "better"
-    if challenger and not has_lost:
-        return challenger
-    last = _last_verdict(profile)
-    if last is None or last.judgement.outcome != "better":
-        last_one = f"; the last one: {_describe_verdict(last)}" if last else ""
-        raise ConfigError(f"there is no canary to promote{last_one}; name a VERSION")
-    if replaced_by := registry.version(last.challenger).rolled_back_to:
-        problem = f"did better in the last canary, but was rolled back to version {replaced_by} since then"
-        raise ConfigError(f"version {last.challenger} {problem}; name a VERSION")
-    return last.challenger
-
-
-def _last_verdict(profile: Profile) -> "CanaryVerdict | None":
-    from qinglan.runs.schema_version import parse_record
-    from qinglan.serving.canary_observer import CanaryVerdict, read_verdict
-    from qinglan.serving.site import HISTORY_FILE, serving_folder
-
-    if fallen := read_verdict(serving_folder(profile)):  # the site has yet to put it away
-        return fallen
-    history = serving_folder(profile) / HISTORY_FILE
-    lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
-    for line in reversed(lines):
-        with suppress(ValueError):  # a full disk may have cut one
-            return parse_record(CanaryVerdict, line, history)
-    return None
-
-
-def _describe_verdict(verdict: "CanaryVerdict") -> str:
-    arms, judgement = f"version {verdict.challenger} against {verdict.champion}", verdict.judgement
-    return f"{arms}, {verdict.requests:,} requests: {judgement.outcome}, {judgement.reason}"

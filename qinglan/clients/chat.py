@@ -137,11 +137,8 @@ class Account:
         prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
         completion_tokens = _count(usage.completion_tokens, len(text) + len(thoughts))
         return Call(
+            **self._who,
             request_hash=request_hash,
-            run_id=self.run_id,
-            tenant=self.tenant,
-            role=self.role,
-            model=self.model,
             text=_storable(text),
             reasoning=_storable(thoughts) or None,
             refusal=_storable(message.refusal or "") or None,
@@ -152,26 +149,13 @@ class Account:
             latency_ms=latency_ms,
         )
 
-    def failure(
-        self,
-        request_hash: str,
-        reason: str,
-        latency_ms: float | None = None,
-        cost_usd: float = 0.0,
-        *,
-        estimated: bool = False,
-    ) -> Failure:
-        return Failure(
-            request_hash=request_hash,
-            run_id=self.run_id,
-            tenant=self.tenant,
-            role=self.role,
-            model=self.model,
-            reason=reason,
-            cost_usd=cost_usd,
-            estimated=estimated,
-            latency_ms=latency_ms,
-        )
+    def failure(self, request_hash: str, reason: str, **known: Any) -> Failure:
+        """The ledger's entry for a try without an answer; `known` are its further fields."""
+        return Failure(**self._who, request_hash=request_hash, reason=reason, **known)
+
+    @property
+    def _who(self) -> dict[str, str]:
+        return {"run_id": self.run_id, "tenant": self.tenant, "role": self.role, "model": self.model}
 
 
 class ChatClient:
@@ -202,10 +186,7 @@ class ChatClient:
     async def ask(
         self, messages: list[Message], parse: Callable[[str], T], schema: JsonSchema | None = None
     ) -> Answer[T]:
-        """The parsed answer, from the ledger if it was ever given.
-
-        Args:
-            schema: JSON schema of the answer, for models that can be held to one.
+        """The parsed answer, from the ledger if it was ever given; `schema` is for models that can be held to one.
 
         Raises:
             TeacherError: no usable answer; `reason` says why.
@@ -319,9 +300,8 @@ class ChatClient:
             self._breaker.failed()
             self._fail(request, "teacher_bad_response", latency_ms, response.content)
             # It may have been paid for, so it is not asked again here, only by the next attempt of the batch.
-            raise TeacherError(
-                f"{self._account.role}: the answer is no chat completion", "teacher_bad_response", transient=True
-            ) from error
+            message = f"{self._account.role}: the answer is no chat completion"
+            raise TeacherError(message, "teacher_bad_response", transient=True) from error
         call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=_prompt_chars(request))
         if reason := unanswered(call):
             self._fail(request, reason, latency_ms, response.content)
@@ -397,11 +377,11 @@ class ChatClient:
         account, usage = self._account, _Usage()
         with suppress(ValidationError):
             usage = _Billed.model_validate_json(content).usage or usage
-        unknown = usage.prompt_tokens is None or usage.completion_tokens is None
-        estimated = unknown and may_be_paid
+        estimated = may_be_paid and None in (usage.prompt_tokens, usage.completion_tokens)
         usd = cost_usd(account.price, _count(usage.prompt_tokens, 0), _count(usage.completion_tokens, 0))
         usd = max(usd, most_usd(request, account.price)) if estimated else usd
-        self._ledger.fail(account.failure(request.request_hash, reason, latency_ms, usd, estimated=estimated))
+        known = {"latency_ms": latency_ms, "cost_usd": usd, "estimated": estimated}
+        self._ledger.fail(account.failure(request.request_hash, reason, **known))
 
 
 def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
@@ -445,10 +425,8 @@ def usable_text(call: Call, max_chars: int) -> str:
     if not call.text.strip():
         raise TeacherError(f"{call.role}: empty answer", _empty_reason(call.role))
     if len(call.text) > max_chars:
-        limit = f"{call.role}.max_answer_chars = {max_chars:,}"
-        raise TeacherError(
-            f"{call.role}: an answer of {len(call.text):,} characters, more than {limit}", "answer_too_long"
-        )
+        message = f"an answer of {len(call.text):,} characters, more than {call.role}.max_answer_chars = {max_chars:,}"
+        raise TeacherError(f"{call.role}: {message}", "answer_too_long")
     return call.text
 
 

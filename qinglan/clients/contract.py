@@ -6,6 +6,7 @@ compared by their content, as some services make up new ids every time. docs/rag
 Where `rag.mapping` sends the rewrite as the query, the same probes show that another text gets another answer.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -84,9 +85,7 @@ _MIXED = ContractFinding(
 def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[ContractFinding]:
     """Ask the service three or four times, with two of the questions, and say what was found.
 
-    Raises:
-        ConfigError: the service can't be reached.
-        RetrievalError: it refuses a request, or an answer breaks the contract.
+    Raises ConfigError where it can't be reached, RetrievalError where it refuses or an answer breaks the contract.
     """
     with _asking(rag, tenant_id) as ask:
         return examine(ask, rag, *pair_of(questions))
@@ -152,8 +151,7 @@ def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable
         return ContractFinding(
             "undecidable", "nothing was recalled for the probes, so it can't be checked whether a rewrite counts"
         )
-    likeness = _likeness(rewritten, plain, control)
-    if likeness is None:
+    if (likeness := _likeness(rewritten, plain, control)) is None:
         return ContractFinding(
             "undecidable",
             f"both probes recall the same, so it can't be checked with them whether a rewrite counts; see {GUIDE}",
@@ -188,19 +186,16 @@ def _likeness(answer: Scores, plain: Scores, control: Scores) -> tuple[float, fl
 
 def _id_findings(answers: Sequence[Sequence[Passage]]) -> Iterator[ContractFinding]:
     passages = [passage for answer in answers for passage in answer]
-    nameless = sum(passage.id is None for passage in passages)
-    if nameless:
+    if nameless := sum(passage.id is None for passage in passages):
         share = "no passage has" if nameless == len(passages) else f"{nameless} of {len(passages)} passages lack"
         yield ContractFinding(
             "ids_missing", f"{share} an `id`: gold top-1 can't be measured; send the document's id, or label nothing"
         )
-    named = []
-    for answer in answers:
-        ids_by_content: dict[str, set[str]] = {}
+    named: list[dict[str, set[str]]] = [defaultdict(set) for _ in answers]
+    for ids_by_content, answer in zip(named, answers, strict=True):
         for passage in answer:
             if passage.id is not None:
-                ids_by_content.setdefault(passage.content, set()).add(passage.id)
-        named.append(ids_by_content)
+                ids_by_content[passage.content].add(passage.id)
     if any(one[text].isdisjoint(other[text]) for one, other in combinations(named, 2) for text in one.keys() & other):
         yield ContractFinding(
             "ids_change",
@@ -224,6 +219,7 @@ def _gap(one: Scores, other: Scores) -> float:
 
 
 def _refusal(url: str, status: int, said: str, with_rewrite: bool) -> str:
+    hint = "see the service's own log" if status >= 500 else f"compare what it expects with {GUIDE}"
     if with_rewrite and status in (400, 422):  # the request before, without the field, went well
         hint = f"it refuses the field `rewritten_query`, see {GUIDE}"
     elif status in (401, 403):
@@ -232,8 +228,4 @@ def _refusal(url: str, status: int, said: str, with_rewrite: bool) -> str:
         hint = f"rag.url needs the whole address that takes a POST, with its path ({GUIDE})"
     elif status == 429:
         hint = "ask the service for a higher limit, or come back later"
-    elif status >= 500:
-        hint = "see the service's own log"
-    else:
-        hint = f"compare what it expects with {GUIDE}"
     return f"rag {url}: answers HTTP {status}: {shown(said, 120)}; {hint}"

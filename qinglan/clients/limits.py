@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import httpx2
@@ -88,7 +88,10 @@ class Limits:
         """Wait until a request of about so many tokens may be sent, and hold its place."""
         await self._enter()
         try:
-            await self._pace(tokens)
+            now_s = time.monotonic()
+            paces_s = self._requests.reserve(1, now_s), self.tokens.reserve(tokens, now_s)
+            if (wait_s := max(self._closed_until_s - now_s, *paces_s)) > 0:
+                await asyncio.sleep(wait_s)
             yield
         finally:
             self.in_flight -= 1
@@ -131,12 +134,6 @@ class Limits:
             if not place.done():
                 self.in_flight += 1
                 place.set_result(None)
-
-    async def _pace(self, tokens: float) -> None:
-        now_s = time.monotonic()
-        paces_s = self._requests.reserve(1, now_s), self.tokens.reserve(tokens, now_s)
-        if (wait_s := max(self._closed_until_s - now_s, *paces_s)) > 0:
-            await asyncio.sleep(wait_s)
 
 
 class CircuitBreaker:
@@ -193,8 +190,6 @@ async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int, ba
 def retry_after_s(headers: Mapping[str, str]) -> float:
     """How long the service asks to wait before the same request; 0 where it doesn't say."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
+        with suppress(KeyError, ValueError):  # a date is rare: back off as usual
             return min(max(0.0, float(headers[name]) * unit_s), _LONGEST_WAIT_S)
-        except (KeyError, ValueError):  # a date is rare: back off as usual
-            continue
     return 0.0

@@ -92,14 +92,11 @@ class RagClient:
         count: CallCount | None = None,
         max_retries: int | None = None,
     ) -> Retrieved:
-        """Passages for a query, or for its rewrite where one is given.
+        """Passages for a query, or for its rewrite where one is given; RetrievalError after the retries.
 
         Args:
             count: gets the requests that this took.
             max_retries: if not as many as the profile says.
-
-        Raises:
-            RetrievalError: no valid answer after the retries.
         """
         body = request_body(self._rag, self._tenant_id, query, rewritten_query)
         count = count or CallCount()
@@ -184,15 +181,10 @@ def _filled(template: Any, values: Mapping[str, Any]) -> Any:
 def read_passages(
     rag: Rag, content: bytes, url: str, content_type: str = "", asked: Sequence[str] = ()
 ) -> list[Passage]:
-    """Check an answer against the contract or `rag.mapping`; the passages are best first.
+    """The passages, best first; RetrievalError where an answer breaks the contract or does not fit `rag.mapping`.
 
-    Those beyond `top_k` or below `score_threshold` are left out, as not every service can do that.
-
-    Args:
-        asked: texts that no message may quote, though the service may repeat them.
-
-    Raises:
-        RetrievalError: the envelope, a field, a score or the order is wrong.
+    Those beyond `top_k` or below `score_threshold` are left out, as not every service can do that. `asked` are texts
+    that no message may quote, though the service may repeat them.
     """
     passages, flaw = _checked(rag.mapping, content, content_type)
     if flaw:
@@ -203,7 +195,6 @@ def read_passages(
 
 
 def _checked(mapping: RagMapping, content: bytes, content_type: str) -> tuple[list[Passage], str]:
-    """The passages, or else what is wrong."""
     try:
         return _read(mapping, content, content_type), ""
     except ValidationError as error:  # what only pydantic refuses, such as half a surrogate pair, has pydantic's words
@@ -213,13 +204,7 @@ def _checked(mapping: RagMapping, content: bytes, content_type: str) -> tuple[li
 
 
 def read_answer(
-    rag: Rag,
-    content: bytes,
-    url: str,
-    content_type: str = "",
-    asked: Sequence[str] = (),
-    *,
-    with_passage: bool = False,
+    rag: Rag, content: bytes, url: str, content_type: str = "", asked: Sequence[str] = (), *, with_passage: bool = False
 ) -> Retrieved:
     """What a row keeps of an answer; checked as `read_passages` does."""
     passages = read_passages(rag, content, url, content_type, asked)
@@ -267,8 +252,7 @@ def _find(expression: str, value: Any) -> Any:
 def _check_order(scores: Sequence[float], listed: str, score_name: str) -> None:
     """Raise where scores stand above a smaller one."""
     pairs = list(itertools.pairwise(scores))
-    rises = [i for i, (earlier, later) in enumerate(pairs, 1) if later > earlier]
-    if not rises:
+    if not (rises := [i for i, (earlier, later) in enumerate(pairs, 1) if later > earlier]):
         return
     first = rises[0]
     places = ", ".join(f"{listed}[{i}]" for i in rises[:_SHOWN_PLACES])
@@ -276,15 +260,12 @@ def _check_order(scores: Sequence[float], listed: str, score_name: str) -> None:
     hint = "sort by it, best first, or set rag.mapping.score_as: rank where another order is meant"
     if all(later >= earlier for earlier, later in pairs):
         hint += "; all of them rise: if it is a distance, send a score for which higher is better"
-    raise _FlawError(
-        f"not sorted by {score_name}: {places} above the passage before "
-        f"({scores[first]:.6g} after {scores[first - 1]:.6g}); {hint}"
-    )
+    found = f"{places} above the passage before ({scores[first]:.6g} after {scores[first - 1]:.6g})"
+    raise _FlawError(f"not sorted by {score_name}: {found}; {hint}")
 
 
 def _no_json(content: bytes, content_type: str) -> str:
-    text = content[:2000].decode("utf-8", "replace").strip()
-    if not text:
+    if not (text := content[:2000].decode("utf-8", "replace").strip()):
         return "the body is empty; is this the address of the search route?"
     kind = f" (content-type {shown(content_type, 40)})" if content_type else ""
     if text.startswith("<"):
@@ -319,31 +300,27 @@ def _fields(mapping: RagMapping, passage: Any, place: str) -> dict[str, Any]:
         if found[name] is None and not (name == "score" and mapping.score_as == "rank"):
             path = getattr(mapping, name)
             raise _FlawError(f"`{place}.{path}` is missing{_keys(passage)}; {_hint(name, path, passage)}")
-    if not isinstance(found["content"], str | int | float) or isinstance(found["content"], bool):
-        kind = _TYPES[type(found["content"])]
-        raise _FlawError(f"`{place}.{mapping.content}` is {kind}; send the passage's text")
-    for name in ("id", "title"):
+    wanted = {"content": "send the passage's text", "id": "send a text, or leave it out"}
+    for name in ("content", "id", "title"):
         if isinstance(found[name], dict | list | bool):
-            kind = _TYPES[type(found[name])]
-            raise _FlawError(f"`{place}.{getattr(mapping, name)}` is {kind}; send a text, or leave it out")
+            kind, hint = _TYPES[type(found[name])], wanted.get(name, wanted["id"])
+            raise _FlawError(f"`{place}.{getattr(mapping, name)}` is {kind}; {hint}")
     return found
 
 
 def _score(mapping: RagMapping, given: Sequence[Any], i: int, place: str) -> float:
     """The score of one passage, in [0, 1]."""
-    score = given[i]
-    if isinstance(score, str):
-        raise _FlawError(f"`{place}` is the text {shown(score, 20)}; send a number")
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        raise _FlawError(f"`{place}` is {_TYPES[type(score)]}; send a number")
-    if not _is_finite(score):
-        raise _FlawError(f"`{place}` is {str(score)[:20]}; send a number")
+    score: float = given[i]
+    if not _is_number(score):
+        kind = _TYPES[type(score)]
+        what = {"a text": f"the text {shown(str(score), 20)}", "a number": str(score)[:20]}.get(kind, kind)
+        raise _FlawError(f"`{place}` is {what}; send a number")
     if mapping.score_as == "sigmoid":
         return (1 + math.tanh(score / 2)) / 2  # 1 / (1 + exp(-score)), which overflows
     made = score / (mapping.divide_by or 1.0)
     if 0 <= made <= 1:
         return made
-    scores = [s for s in given if isinstance(s, int | float) and not isinstance(s, bool) and _is_finite(s)]
+    scores = list(filter(_is_number, given))
     if mapping.divide_by:
         hint = f"divided by rag.mapping.divide_by it is {made:.6g}: set that to the highest score that there is"
     elif min(scores) >= -0.01 and max(scores) <= 1.01:
@@ -357,8 +334,9 @@ def _score(mapping: RagMapping, given: Sequence[Any], i: int, place: str) -> flo
     raise _FlawError(f"`{place}` is {score:.6g}, outside [0, 1]; {hint}")
 
 
-def _is_finite(score: float) -> bool:
-    return abs(score) <= sys.float_info.max  # as math.isfinite, which fails for a huge integer
+def _is_number(score: Any) -> bool:
+    is_one = isinstance(score, int | float) and not isinstance(score, bool)
+    return is_one and abs(score) <= sys.float_info.max  # as math.isfinite, which fails for a huge integer
 
 
 def _hint(field: str, path: str, passage: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The services of a profile by role, and their clients in one process."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,10 +26,7 @@ _NOT_OPENED = "this stage has no {role} client; name the role in open_clients"
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the services are: the user's own where the profile has them, else the simulators.
-
-    Those of models end with `/v1`.
-    """
+    """Where the services are, models with `/v1`: the user's own where the profile has them, else the simulators."""
 
     teacher_url: str
     judge_url: str
@@ -97,10 +94,8 @@ def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
     if role != "answerer":
         return profile.teacher if role == "teacher" else profile.judge
     if profile.answerer is None:
-        raise ConfigError(
-            f"answerer: recipe `{profile.recipe_name}` asks a weak model for the answers that are judged; name one: "
-            "{base_url: …, model: …}"
-        )
+        asks = f"recipe `{profile.recipe_name}` asks a weak model for the answers that are judged"
+        raise ConfigError(f"answerer: {asks}; name one: {{base_url: …, model: …}}")
     return profile.answerer
 
 
@@ -130,11 +125,8 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
                 account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
                 chats[role] = ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role))
         rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id) if "rag" in roles else None
-        clients = Clients(chats, rag)
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(queue.close)
+            clients = Clients(chats, rag)
+            stack.push_async_callback(clients.close)
             yield clients
-        finally:
-            try:
-                await clients.close()
-            finally:
-                await queue.close()

@@ -137,11 +137,11 @@ class Losses:
         self._first = self._first or next((_named(*each) for each in batch.failures.items()), "")
         allowed = max(self._share * self._given, 1 if self._share else 0)
         if self._lost > allowed or self._lost == self._given:
+            allowed_share = f"{self._section}.max_failed_share = {self._share:.0%}"
             raise StageError(
-                f"{self._section}: {self._lost} of {self._given} rows failed, more than "
-                f"{self._section}.max_failed_share = {self._share:.0%} allows; first failure: "
-                f"{self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. Answers "
-                "already paid for are kept; remove the cause and run again"
+                f"{self._section}: {self._lost} of {self._given} rows failed, more than {allowed_share} allows; first "
+                f"failure: {self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. "
+                "Answers already paid for are kept; remove the cause and run again"
             )
 
 

@@ -46,11 +46,7 @@ class _HttpClient(openai.DefaultAioHttpClient):
 
 
 def openai_client(endpoint: Endpoint, base_url: str, role: str, throttle: Throttle | None = None) -> AsyncOpenAI:
-    """A client without retries of its own: those need the limits and the ledger.
-
-    Args:
-        throttle: gets every request that is ready, and sends it when it may.
-    """
+    """A client without retries of its own, which need limits and ledger; `throttle` sends what is ready when it may."""
     return AsyncOpenAI(
         base_url=base_url,
         api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),

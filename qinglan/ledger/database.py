@@ -1,6 +1,6 @@
 """The ledger's database: where it is, how one connects to it, and its tables."""
 
-import itertools
+import random
 import sqlite3
 import time
 from collections.abc import Callable
@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from qinglan.config import LedgerStore, require_secret
 from qinglan.errors import LedgerError
-from qinglan.runs.back_off import BackOff
 
 SCHEMA_VERSION = 3
 RETRIEVALS_KEPT_S = 30 * 86400.0
@@ -33,42 +32,38 @@ _CONNECTION = {
 }
 _LIMITS = {"idle_in_transaction_session_timeout": "15s", "lock_timeout": "25s", "statement_timeout": "5min"}
 _LOCK_TIMEOUT_S = 60
-_BACK_OFF = BackOff(0.1, 0.1, jitter=True)
+_LOCK_RETRY_S = 0.1
 
 TABLES = sa.MetaData()
 _text = partial(sa.Column, type_=sa.Text, nullable=False)
-_WHO = ("run_id", "tenant", "role", "model")
 META = sa.Table("ledger_meta", TABLES, sa.Column("version", sa.Integer, primary_key=True))
-CALLS = sa.Table(
+
+
+def _table_of_tries(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    return sa.Table(
+        name,
+        TABLES,
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("request_hash", sa.Text, nullable=False, index=True),
+        *map(_text, ("run_id", "tenant", "role", "model")),
+        *columns,
+        sa.Column("cost_usd", sa.Double, nullable=False),
+        sa.Column("latency_ms", sa.Double),
+        sa.Column("created_s", sa.Double, nullable=False),
+        sa.Index(f"{name}_by_run", "run_id", "role"),
+    )
+
+
+CALLS = _table_of_tries(
     "calls",
-    TABLES,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("request_hash", sa.Text, nullable=False, index=True),
-    *map(_text, _WHO),
     _text("text"),
     sa.Column("reasoning", sa.Text),
     sa.Column("refusal", sa.Text),
     _text("finish_reason"),
     sa.Column("prompt_tokens", sa.Integer, nullable=False),
     sa.Column("completion_tokens", sa.Integer, nullable=False),
-    sa.Column("cost_usd", sa.Double, nullable=False),
-    sa.Column("latency_ms", sa.Double),
-    sa.Column("created_s", sa.Double, nullable=False),
-    sa.Index("calls_by_run", "run_id", "role"),
 )
-FAILURES = sa.Table(
-    "failures",
-    TABLES,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("request_hash", sa.Text, nullable=False, index=True),
-    *map(_text, _WHO),
-    _text("reason"),
-    sa.Column("cost_usd", sa.Double, nullable=False),
-    sa.Column("estimated", sa.Boolean, nullable=False),
-    sa.Column("latency_ms", sa.Double),
-    sa.Column("created_s", sa.Double, nullable=False),
-    sa.Index("failures_by_run", "run_id", "role"),
-)
+FAILURES = _table_of_tries("failures", _text("reason"), sa.Column("estimated", sa.Boolean, nullable=False))
 CLAIMS = sa.Table(
     "claims", TABLES, sa.Column("request_hash", sa.Text, primary_key=True), sa.Column("holder", sa.Text, index=True)
 )
@@ -100,21 +95,14 @@ RETRIEVALS = sa.Table(
 
 
 def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
-    """Where a site's ledger is: the database that the environment variable names, or a file under `state`.
-
-    Raises:
-        ConfigError: the environment variable is not set.
-        LedgerError: it holds no URL of a kind that can be used.
-    """
+    """Where a site's ledger is: the database that the environment variable names, or a file under `state`."""
     if store.url_env is None:
         state.mkdir(parents=True, exist_ok=True)
         return sa.URL.create("sqlite", database=str(state / "ledger.db"))
     url = url_of(require_secret(store.url_env, "the ledger"))
     if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
-        raise LedgerError(
-            f"ledger: {store.url_env} holds no postgresql://user:password@host/database; set it again, with %40 for "
-            "an @ in the password"
-        )
+        hint = "set it again, with %40 for an @ in the password"
+        raise LedgerError(f"ledger: {store.url_env} holds no postgresql://user:password@host/database; {hint}")
     return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
 
 
@@ -159,7 +147,7 @@ def is_unreachable(error: sa.exc.DBAPIError) -> bool:
 
 def _use_wal(connection: sqlite3.Connection) -> None:
     deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
-    for failures in itertools.count(1):
+    while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             return
@@ -167,7 +155,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             # Refused at once, without SQLite's timeout, while another process makes or opens the file.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
                 raise
-        time.sleep(_BACK_OFF.pause_s(failures))
+        time.sleep(random.uniform(0, _LOCK_RETRY_S))
 
 
 def url_of(address: str) -> sa.URL | None:
@@ -185,20 +173,14 @@ def shown(url: sa.URL) -> str:
 
 
 def prepare(db: sa.Connection, insert: Callable[[sa.Table], Any], name: str) -> None:
-    """Make the tables of an empty ledger, and drop what is kept for a time only.
-
-    Raises:
-        LedgerError: the ledger is of another version.
-    """
+    """Make the tables of an empty ledger, and drop what is kept for a time only; LedgerError for another version."""
     if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
         db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
     META.create(db, checkfirst=True)
     versions = set(db.execute(sa.select(META.c.version)).scalars())
     if other := versions - {SCHEMA_VERSION}:
-        raise LedgerError(
-            f"ledger {name}: is of version {max(other)}, this Qinglan writes version {SCHEMA_VERSION}; "
-            "use the Qinglan that made it"
-        )
+        problem = f"is of version {max(other)}, this Qinglan writes version {SCHEMA_VERSION}"
+        raise LedgerError(f"ledger {name}: {problem}; use the Qinglan that made it")
     TABLES.create_all(db)
     if not versions:
         db.execute(insert(META).values(version=SCHEMA_VERSION))

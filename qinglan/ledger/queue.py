@@ -70,12 +70,8 @@ class LedgerQueue:
     async def acquire(self, request_hash: str, wait_s: float = 0.0) -> Call | None:
         """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it).
 
-        Args:
-            wait_s: how long at least the next answer is waited for where others are asking.
-
-        Raises:
-            LedgerError: it can't be read, others that ask bring nothing, or its disk was full, so that nothing more
-                may be bought.
+        Where others are asking, their next answer is waited for, `wait_s` at least. LedgerError where they bring none,
+        or the ledger's disk was full, so that nothing more may be bought.
         """
         self._wait_s = max(self._wait_s, wait_s)
         known = await self._look_up(request_hash, self._wanted, self._order.wanted)
@@ -114,9 +110,7 @@ class LedgerQueue:
     def check_budget(self, in_flight_usd: float = 0.0) -> None:
         """Refuse one more call where nothing is left for it beside what the calls under way will cost.
 
-        Raises:
-            BudgetError: the run is to stop.
-            TeacherError: the row is to fail as `over_budget`.
+        Raises BudgetError where the run is to stop, TeacherError where the row is to fail as `over_budget`.
         """
         left = self.affordable_usd()
         if left is None or left > in_flight_usd:
@@ -249,9 +243,8 @@ class LedgerQueue:
             return
         error = LedgerError(f"{what}, and none was answered for {waited_s / 60:.0f} minutes; {advice}")
         for each in self._elsewhere:
-            if (waiting := self._wanted.pop(each, None)) and not waiting.done():
-                waiting.set_exception(error)
-                waiting.exception()  # retrieved: its caller may have been cancelled
+            if waiting := self._wanted.pop(each, None):
+                _refuse(waiting, error)
         self._elsewhere.clear()
 
     def _give_up(self, order: Order, committed: asyncio.Future[None], error: Exception) -> None:
@@ -259,13 +252,9 @@ class LedgerQueue:
         self._order.calls[:0], self._order.released[:0] = order.calls, order.released
         self._order.failures[:0] = order.failures
         self._order.again = True
-        if not committed.done():
-            committed.set_exception(error)
-        waiting: list[asyncio.Future[Any]] = [self._wanted.pop(wanted) for wanted in order.wanted]
-        waiting += [self._sought.pop(key) for key in order.sought]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+        waiting: list[asyncio.Future[Any]] = [committed, *(self._wanted.pop(wanted) for wanted in order.wanted)]
+        for future in (*waiting, *(self._sought.pop(key) for key in order.sought)):
+            _refuse(future, error)
 
 
 def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_usd: float = 0.0) -> float | None:
@@ -278,6 +267,12 @@ def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_us
 def _resolve(future: asyncio.Future[T], value: T) -> None:
     if not future.done():  # its caller may have been cancelled
         future.set_result(value)
+
+
+def _refuse(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # retrieved: its caller may have been cancelled
 
 
 async def send_heartbeats(ledger: Ledger) -> None:

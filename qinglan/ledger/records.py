@@ -19,8 +19,6 @@ class _Asked(BaseModel, frozen=True):
 
 
 class Call(_Asked):
-    """One answered and paid call."""
-
     text: str
     reasoning: str | None = None
     """The chain of thought, where the service shows it."""
@@ -68,15 +66,10 @@ class BatchJob(BaseModel, frozen=True):
     created_s: float
 
 
-class Spending(BaseModel, frozen=True):
-    """One line of `qinglan ledger`."""
+class Spending(Usage):
+    """One line of `qinglan ledger`; its `calls` are those with an answer."""
 
     key: str
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float
-    failed: int
 
 
 class Attempt(BaseModel, frozen=True):

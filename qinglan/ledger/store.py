@@ -3,9 +3,8 @@
 import os
 import socket
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -41,29 +40,17 @@ _LONGEST_GAP_S = 20.0
 _PARAMETERS_PER_STATEMENT = 500
 
 
-@dataclass(frozen=True)
-class _Observed:
-    """What another client last wrote of itself; since when, and until when, this one has read just that."""
-
-    seen_s: float
-    since_s: float
-    looked_s: float
-
-
 class Ledger:
     """Calls by request hash. Safe for threads, processes and, on a server, machines; opened per process."""
 
     def __init__(self, url: str | sa.URL) -> None:
-        """Open, and make the tables of an empty database.
-
-        Raises:
-            LedgerError: not reachable, or of another version.
-        """
+        """Open, and make the tables of an empty one; LedgerError where it is not reachable, or of another version."""
         self._engine = make_engine(url)
         self.url = self._engine.url
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         self._host = _host()
-        self._observed: dict[str, _Observed] = {}
+        self._observed: dict[str, tuple[float, float, float]] = {}
+        """What another client last wrote of itself; since when, and until when, this one has read just that."""
         pid = os.getpid()
         self.holder = f"{self._host}|{pid}|{_start_ticks(pid)}|{os.urandom(4).hex()}"
         try:
@@ -74,10 +61,7 @@ class Ledger:
             raise
 
     def exchange(self, order: Order) -> Delivery:
-        """Record, release, look up and claim, all or nothing.
-
-        Of an order that is sent again, as its first answer got lost, what was recorded then is not recorded twice.
-        """
+        """Record, release, look up and claim, all or nothing; what is sent again is not recorded twice."""
         with self._transaction() as db:
             calls, failures = order.calls, order.failures
             if order.again:  # no other client can have bought these: this one has the claims
@@ -167,11 +151,8 @@ class Ledger:
     def open_batches(self, server: str, role: str) -> list[BatchJob]:
         """Batches that are not merged yet, the oldest first."""
         table = BATCHES.c
-        query = (
-            sa.select(BATCHES)
-            .where(table.server == server, table.role == role, table.status != "merged")
-            .order_by(table.created_s)
-        )
+        mine = (table.server == server, table.role == role, table.status != "merged")
+        query = sa.select(BATCHES).where(*mine).order_by(table.created_s)
         with self._transaction() as db:
             return [BatchJob(**row) for row in db.execute(query).mappings()]
 
@@ -186,28 +167,18 @@ class Ledger:
         query = sa.select(BATCHES).where(table.batch_id == batch_id, table.status != "merged")
         with self._transaction() as db:
             row = db.execute(query).mappings().first() if batch_id else None
-        if row is None:
-            return None
-        job = BatchJob(**row)
-        self.end_batch(job)
+        job = BatchJob(**row) if row else None
+        if job:
+            self.end_batch(job)
         return job
 
     # Questions
 
     def usage(self, run_id: str, role: str) -> Usage:
         """Calls, tokens and dollars of one run; `cached` is not the ledger's to know."""
-        calls, failures = CALLS.c, FAILURES.c
-        paid = sa.select(
-            sa.func.count(), _sum(calls.prompt_tokens), _sum(calls.completion_tokens), _sum(calls.cost_usd)
-        ).where(calls.run_id == run_id, calls.role == role)
-        lost = sa.select(sa.func.count(), _sum(failures.cost_usd)).where(
-            failures.run_id == run_id, failures.role == role
-        )
-        with self._transaction() as db:
-            count, prompt, completion, cost = db.execute(paid).one()
-            failed, lost_usd = db.execute(lost).one()
-        tokens = {"prompt_tokens": prompt, "completion_tokens": completion}
-        return Usage(calls=count + failed, failed=failed, cost_usd=cost + lost_usd, **tokens)
+        for found in self._spending("role", lambda table: (table.c.run_id == run_id) & (table.c.role == role)):
+            return Usage(**found.model_dump(exclude={"key", "calls"}), calls=found.calls + found.failed)
+        return Usage()
 
     def spent_usd(self, run_id: str) -> tuple[float, float]:
         """By the run, and by all runs this month."""
@@ -216,9 +187,11 @@ class Ledger:
 
     def spending(self, by: Literal["model", "run", "tenant", "role", "month"], since_s: float = 0.0) -> list[Spending]:
         """Calls, tokens, dollars and failures by a key, the most expensive first."""
+        return self._spending(by, lambda table: table.c.created_s >= since_s)
+
+    def _spending(self, by: str, which: Callable[[sa.Table], sa.ColumnElement[bool]]) -> list[Spending]:
         with self._transaction() as db:
-            calls = self._grouped(db, CALLS, by, since_s)
-            failures = self._grouped(db, FAILURES, by, since_s)
+            calls, failures = (self._grouped(db, table, by, which(table)) for table in (CALLS, FAILURES))
         lines = []
         for key in calls.keys() | failures.keys():
             failed, lost_usd = failures.get(key, (0, 0.0))
@@ -228,26 +201,20 @@ class Ledger:
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
     def history(self, request_hash: str) -> list[Attempt]:
-        """Every try at one request, in the order of time."""
-        calls, failures = CALLS.c, FAILURES.c
-        answered = sa.select(
-            calls.created_s, calls.run_id, calls.role, calls.model, calls.finish_reason.label("outcome"),
-            calls.latency_ms, calls.cost_usd, sa.false().label("estimated"),
-        ).where(calls.request_hash == request_hash)  # fmt: skip
-        failed = sa.select(
-            failures.created_s, failures.run_id, failures.role, failures.model, failures.reason.label("outcome"),
-            failures.latency_ms, failures.cost_usd, failures.estimated,
-        ).where(failures.request_hash == request_hash)  # fmt: skip
+        tried: list[tuple[sa.Table, tuple[sa.ColumnElement[Any], ...]]] = [
+            (CALLS, (CALLS.c.finish_reason.label("outcome"), sa.false().label("estimated"))),
+            (FAILURES, (FAILURES.c.reason.label("outcome"), FAILURES.c.estimated)),
+        ]
+        found: list[Attempt] = []
         with self._transaction() as db:
-            rows = [*db.execute(answered).mappings(), *db.execute(failed).mappings()]
-        return sorted((Attempt(**row) for row in rows), key=lambda attempt: attempt.created_s)
+            for table, columns in tried:
+                common = (table.c[name] for name in Attempt.model_fields if name not in ("outcome", "estimated"))
+                query = sa.select(*common, *columns).where(table.c.request_hash == request_hash)
+                found += [Attempt(**row) for row in db.execute(query).mappings()]
+        return sorted(found, key=lambda attempt: attempt.created_s)
 
     def drop(self, prefix: str) -> list[Call]:
-        """Forget the answers to the one request whose hash begins so; what they cost stays, as failures `dropped`.
-
-        Raises:
-            LedgerError: none begins so, or several do.
-        """
+        """Forget the answers to the one request whose hash begins so; what they cost stays, as failures `dropped`."""
         with self._transaction() as db:
             begins = CALLS.c.request_hash.startswith(prefix, autoescape=True)
             hashes = list(db.execute(sa.select(CALLS.c.request_hash).where(begins).distinct().limit(2)).scalars())
@@ -364,8 +331,7 @@ class Ledger:
         taken: set[str] = set()
         for some in _portions(hashes):
             held = sa.select(CLAIMS.c.holder).where(CLAIMS.c.request_hash.in_(some)).distinct()
-            dead = [each for each in db.execute(held).scalars() if self._is_dead(db, each)]
-            if dead:
+            if dead := [each for each in db.execute(held).scalars() if self._is_dead(db, each)]:
                 claims = CLAIMS.c
                 statement = (
                     sa.update(CLAIMS)
@@ -389,11 +355,12 @@ class Ledger:
 
     def _unchanged_s(self, holder: str, seen_s: float) -> float:
         """How long this client has seen no sign of life of another, by its own clock: those of two machines differ."""
-        now_s, known = time.monotonic(), self._observed.get(holder)
-        if not known or known.seen_s != seen_s or now_s - known.looked_s > _LONGEST_GAP_S:
-            known = _Observed(seen_s, since_s=now_s, looked_s=now_s)
-        self._observed[holder] = replace(known, looked_s=now_s)
-        return now_s - known.since_s
+        now_s = time.monotonic()
+        seen_before_s, since_s, looked_s = self._observed.get(holder, (seen_s, now_s, now_s))
+        if seen_before_s != seen_s or now_s - looked_s > _LONGEST_GAP_S:
+            since_s = now_s
+        self._observed[holder] = seen_s, since_s, now_s
+        return now_s - since_s
 
     def _release(self, db: sa.Connection, hashes: Collection[str], holder: str | None = None) -> None:
         for some in _portions(hashes):
@@ -411,11 +378,18 @@ class Ledger:
         rows: dict[str, float] = {row.period: row.usd for row in db.execute(query)}
         return rows.get(run, 0.0), rows.get(month, 0.0)
 
-    def _grouped(self, db: sa.Connection, table: sa.Table, by: str, since_s: float) -> dict[str, Any]:
+    def _grouped(
+        self, db: sa.Connection, table: sa.Table, by: str, which: sa.ColumnElement[bool]
+    ) -> dict[str, tuple[Any, ...]]:
         """By key: calls, for `calls` tokens, and dollars."""
-        column = _month_of(db, table.c.created_s) if by == "month" else table.c["run_id" if by == "run" else by]
-        sums = [_sum(table.c[name]) for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c]
-        query = sa.select(column, sa.func.count(), *sums).where(table.c.created_s >= since_s).group_by(column)
+        column: sa.ColumnElement[str] = table.c[{"run": "run_id", "month": "created_s"}.get(by, by)]
+        if by == "month" and db.dialect.name == "postgresql":
+            column = sa.func.to_char(sa.func.timezone("UTC", sa.func.to_timestamp(column)), "YYYY-MM")
+        elif by == "month":
+            column = sa.func.strftime("%Y-%m", column, "unixepoch")
+        names = (name for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c)
+        sums = (sa.func.sum(table.c[name]) for name in names)
+        query = sa.select(column, sa.func.count(), *sums).where(which).group_by(column)
         return {row[0]: tuple(row[1:]) for row in db.execute(query)}
 
 
@@ -448,15 +422,5 @@ def _portions(hashes: Collection[str]) -> Iterator[list[str]]:
         yield each[start : start + _PARAMETERS_PER_STATEMENT]
 
 
-def _sum(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    return sa.func.coalesce(sa.func.sum(column), 0)
-
-
 def _month(created_s: float) -> str:
     return f"month:{datetime.fromtimestamp(created_s, UTC):%Y-%m}"
-
-
-def _month_of(db: sa.Connection, created_s: sa.Column[Any]) -> sa.ColumnElement[str]:
-    if db.dialect.name == "postgresql":
-        return sa.func.to_char(sa.func.timezone("UTC", sa.func.to_timestamp(created_s)), "YYYY-MM")
-    return sa.func.strftime("%Y-%m", created_s, "unixepoch")

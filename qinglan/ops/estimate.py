@@ -43,8 +43,6 @@ _ARMS = 6
 
 
 class Estimate(BaseModel, frozen=True):
-    """One role's share of a run."""
-
     role: ChatRole
     what: str
     """The stage that asks."""

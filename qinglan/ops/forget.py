@@ -159,7 +159,6 @@ class _Sweep:
         self._bytes = re.compile(self._traces.pattern.encode())
 
     def _query(self, line: str) -> str:
-        """The question of a line that is a row's."""
         may_be_row = '"query"' in line or f'"{self._columns["query"]}"' in line
         return self._cells(_parsed(line)).get("query", "") if may_be_row else ""
 
@@ -194,9 +193,7 @@ class _Sweep:
     def _is_one(self, record: Any, *, by_text: bool = True) -> bool:
         """Is it one of the rows, or about one?"""
         for key, text in _strings(record):
-            if key in _ID_KEYS and text[:16] in self.ids:
-                return True
-            if by_text and self._pattern.search(text):
+            if (key in _ID_KEYS and text[:16] in self.ids) or (by_text and self._pattern.search(text)):
                 return True
         cells = self._cells(record)
         has_id = bool(cells) and "id" in record and record.get("reason") not in INPUT_REASONS
@@ -205,7 +202,6 @@ class _Sweep:
     # Removing it
 
     def remove(self) -> None:
-        """From every store."""
         self._drop_answers()
         for path in self._files:
             with self._noting(path):
@@ -460,7 +456,6 @@ def _context(cells: dict[str, str]) -> tuple[str, ...]:
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """All texts of a record, each with its key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):

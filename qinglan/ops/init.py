@@ -13,11 +13,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel
 
-from qinglan.config import EMBEDDED, Columns, Price, RagPreset, load_profile, parse_profile, profile_names
+from qinglan.config import EMBEDDED, Columns, Price, load_profile, parse_profile, profile_names
 from qinglan.data.sources.records import FIELDS, listed
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import fitting_preset, plan_profile_checks
+from qinglan.ops.preflight import plan_profile_checks
 from qinglan.rows import normalise
 from qinglan.text import one_line
 
@@ -26,7 +26,7 @@ Role = Literal["teacher", "judge"]
 MachineName = Literal["cpu", "gpu1", "gpu2", "gpu8"]
 BASES: dict[MachineName, str] = {"cpu": EMBEDDED, "gpu1": "chengla", "gpu2": "chengla", "gpu8": "fivedoctors"}
 """The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B, Qwen3-32B."""
-_SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
+SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
 _WIDTH = 118
 _OTHER_NAMES = {
     "query": "用户问题 提问 咨询问题 学员问题 用户提问 问句 query question user_question user_query",
@@ -58,9 +58,8 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str) -> d
         label, separator, column = option.partition("=")
         field = labels.get(label.strip())
         if not separator or field is None:
-            raise ConfigError(
-                f"--column {one_line(option)!r}: write FIELD=HEADER, FIELD being one of {', '.join(labels)}"
-            )
+            hint = f"write FIELD=HEADER, FIELD being one of {', '.join(labels)}"
+            raise ConfigError(f"--column {one_line(option)!r}: {hint}")
         if column not in header:
             near = difflib.get_close_matches(column, header, n=1)
             hint = f"; nearest: {one_line(near[0])}" if near else ""
@@ -76,14 +75,11 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str) -> d
 
 def require_question(columns: Mapping[str, str], header: Sequence[str], where: str) -> None:
     if "query" not in columns:
-        raise WorkbookError(
-            f"{where}: which column holds the questions? Its header has {_listed(header)}; "
-            f"say it with --column {default_name('query')}=HEADER"
-        )
+        has, hint = f"Its header has {_listed(header)}", f"say it with --column {default_name('query')}=HEADER"
+        raise WorkbookError(f"{where}: which column holds the questions? {has}; {hint}")
 
 
 def price_of(text: str, flag: str) -> Price:
-    """`IN,OUT` as a price."""
     try:
         given, made = (float(part) for part in text.split(","))
     except ValueError:
@@ -96,18 +92,9 @@ def price_of(text: str, flag: str) -> Price:
 def chat_section(role: Role, model: str, url: str, key_env: str) -> Values:
     """The section of a teacher or judge; a model called `embedded` is the simulator."""
     if model == EMBEDDED:
-        return {"base_url": EMBEDDED, "model": _SIMULATORS[role], "api_key_env": None}
+        return {"base_url": EMBEDDED, "model": SIMULATORS[role], "api_key_env": None}
     # A reasoning model's thoughts count towards max_tokens.
     return {"base_url": url, "model": model, "api_key_env": key_env or None, "max_tokens": 2048, "timeout_s": 120}
-
-
-def student_of(machine: MachineName) -> str:
-    return load_profile(BASES[machine]).student.name
-
-
-def needs_price(model: str, machine: MachineName) -> bool:
-    """Whether no shipped profile that counts here has one."""
-    return model not in load_profile(BASES[machine]).prices and model not in _SIMULATORS.values()
 
 
 def profile_text(
@@ -132,58 +119,37 @@ def profile_text(
     simulators = {str(chat["model"]) for chat in chats.values() if chat["base_url"] == EMBEDDED}
     more = {model: load_profile(EMBEDDED).prices[model] for model in sorted(simulators - base.prices.keys())}
     priced = {model: price.model_dump(exclude_unset=True) for model, price in {**more, **prices}.items()}
-    parts: list[tuple[str, dict[str, Any]]] = [
-        ("Whose questions these are, and what they are about, as the prompts say it.", {"tenant": tenant}),
-        (
-            "Of the columns, those with other names than usual (docs/contracts.md).",
-            {"data": {"workbook": workbook, **({"columns": renamed} if renamed else {})}},
-        ),
-        ("docs/rag-service.md says what the service takes and answers.", {"rag": _changed(rag, base.rag)}),
-        (
-            "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.",
-            {role: _changed(chat, getattr(base, role)) for role, chat in chats.items()},
-        ),
-    ]
-    if gate:
-        parts.append(("How slow the student may be beside the teacher.", {"gate": gate}))
-    if not on_cpu:
-        gpus = {"gpus_per_node": int(machine.removeprefix("gpu"))}
-        parts.append(("trainer.python is the trainer's interpreter (docs/gpu.md).", {"trainer": gpus}))
-    if priced:
-        parts.append(("US dollars per million tokens; the gate's cost rule compares by them.", {"prices": priced}))
+    data = {"workbook": workbook} | ({"columns": renamed} if renamed else {})
+    asked: Values = {role: _changed(chat, getattr(base, role)) for role, chat in chats.items()}
+    trainer = {} if on_cpu else {"gpus_per_node": int(machine.removeprefix("gpu"))}
+    parts: dict[str, dict[str, Any]] = {
+        "Whose questions these are, and what they are about, as the prompts say it.": {"tenant": tenant},
+        "Of the columns, those with other names than usual (docs/contracts.md).": {"data": data},
+        "docs/rag-service.md says what the service takes and answers.": {"rag": _changed(rag, base.rag)},
+        "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.": asked,
+        "How slow the student may be beside the teacher.": {"gate": gate},
+        "trainer.python is the trainer's interpreter (docs/gpu.md).": {"trainer": trainer},
+        "US dollars per million tokens; the gate's cost rule compares by them.": {"prices": priced},
+    }
     lines = [
         f"# Made by `qinglan init`. What is not here is as in configs/{base_name}.yaml.",
         "# docs/configuration.md lists every setting.",
         f"extends: {base_name}",
     ]
-    for comment, section in parts:
+    for comment, section in parts.items():
+        if not any(section.values()):
+            continue
         text = yaml.safe_dump(section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=_WIDTH)
         lines += ["", f"# {comment}", text.rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
-def propose_preset(path: Path, text: str) -> RagPreset:
-    """Of `rag.preset`: as the address answers, else Qinglan's own contract."""
-    return fitting_preset(parse_profile(path, text)) or "qinglan"
-
-
 def check_rag(path: Path, text: str) -> Check:
-    """Check the profile before it is written; what its RAG answers is only told.
-
-    Raises:
-        ConfigError: a value is wrong.
-        WorkbookError: no row of the workbook can be used.
-    """
+    """Check the profile before it is written; what its RAG answers is only told, other mistakes are raised."""
     planned = {each.name: each for each in plan_profile_checks(parse_profile(path, text), "refresh")}
     if problem := planned["workbook"].run()[0].problem:
         raise WorkbookError(problem)
     return planned["rag"].run()[0].with_hint()
-
-
-def write_profile(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _changed(section: Values, base: BaseModel) -> Values:
@@ -192,7 +158,6 @@ def _changed(section: Values, base: BaseModel) -> Values:
 
 
 def default_name(field: str) -> str:
-    """Of the field's column."""
     return str(Columns.model_fields[field].default)
 
 

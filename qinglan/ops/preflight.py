@@ -130,10 +130,10 @@ def _schedule(profile: Profile) -> str | None:
 
 def _recipe(profile: Profile) -> None:
     recipe = get_recipe(profile.recipe)
-    known = {each.name for each in recipe.INPUTS}
+    known = sorted(each.name for each in recipe.INPUTS)
     if unknown := [name for name in profile.data.columns.inputs if name not in known]:
-        there = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"data.columns.inputs: recipe `{recipe.NAME}` has no input `{unknown[0]}`; it has {there}")
+        has = f"has no input `{unknown[0]}`; it has {', '.join(known) or 'none'}"
+        raise ConfigError(f"data.columns.inputs: recipe `{recipe.NAME}` {has}")
     recipe.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:
@@ -142,10 +142,8 @@ def _recipe(profile: Profile) -> None:
 
 def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
     if type(recipe).own_answer is not Recipe.own_answer:
-        raise ConfigError(
-            f"{setting}: recipe `{recipe.NAME}` takes the answers that its rows bring, so teachers would be compared "
-            "on answers that none of them gave; leave it out, or take a recipe that asks its teacher"
-        )
+        problem = f"recipe `{recipe.NAME}` takes the answers that its rows bring, which no teacher gave"
+        raise ConfigError(f"{setting}: {problem}; leave it out, or take a recipe that asks its teacher")
 
 
 def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
@@ -207,8 +205,7 @@ def _check_chat(role: str, endpoint: Endpoint) -> str | None:
         except ConfigError as error:
             raise ConfigError(f"{role}.model: {error}") from error
         return None
-    key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
-    headers = {"authorization": f"Bearer {key}"}
+    headers = {"authorization": f"Bearer {require_secret(endpoint.api_key_env, f'{role} {endpoint.model}')}"}
     response = _get(f"{role}.base_url", endpoint.base_url, "/models", headers)
     status = response.status_code
     if status in (401, 403):
@@ -253,10 +250,9 @@ def _check_rag(profile: Profile) -> Check:
 
 def fitting_preset(profile: Profile) -> RagPreset | None:
     """The preset of `rag.preset` by which the RAG's address answers, if any."""
-    try:
+    with suppress(QinglanError):
         return find_preset(profile.rag, profile.tenant.id, _questions(profile))
-    except QinglanError:
-        return None
+    return None
 
 
 def _knowledge_base(profile: Profile) -> None:
@@ -276,14 +272,12 @@ def _knowledge_base(profile: Profile) -> None:
 def _questions(profile: Profile) -> list[str]:
     """Questions to probe the RAG with: none of the built-in sample, a database, or a workbook that can't be read."""
     data = profile.data
-    if data.workbook == EMBEDDED or data.sql is not None:
-        return []
-    try:
-        inputs, forgotten = get_recipe(profile.recipe).INPUTS, Tombstones.read(profile.paths.state)
-        rows = read_rows(Path(data.workbook), data, profile.tenant, inputs=inputs, forgotten=forgotten)
-        return [row.query for row in islice(rows, _PROBED_ROWS) if row.status == "ok"]
-    except WorkbookError:
-        return []
+    with suppress(WorkbookError):
+        if data.workbook != EMBEDDED and data.sql is None:
+            inputs, forgotten = get_recipe(profile.recipe).INPUTS, Tombstones.read(profile.paths.state)
+            rows = read_rows(Path(data.workbook), data, profile.tenant, inputs=inputs, forgotten=forgotten)
+            return [row.query for row in islice(rows, _PROBED_ROWS) if row.status == "ok"]
+    return []
 
 
 def _get(setting: str, url: str, path: str, headers: dict[str, str] | None = None) -> httpx2.Response:
@@ -314,10 +308,9 @@ def _local_judge(profile: Profile) -> str | None:
 def _ledger(profile: Profile, *, trains: bool) -> None:
     cluster = profile.trainer.ray_dashboard_url
     if trains and cluster and uses_proxy(cluster) and profile.ledger.url_env is None:
-        raise ConfigError(
-            f"ledger.url_env: is not given, and the nodes of {cluster} can't share a SQLite file with this machine; "
-            "name the variable that holds a PostgreSQL database's address"
-        )
+        problem = f"is not given, and the nodes of {cluster} can't share a SQLite file with this machine"
+        hint = "name the variable that holds a PostgreSQL database's address"
+        raise ConfigError(f"ledger.url_env: {problem}; {hint}")
     try:
         with open_ledger(ledger_url(profile.ledger, profile.paths.state)):
             return
@@ -382,14 +375,12 @@ def trainer_packages(profile: Profile) -> list[str]:
 def _packages(profile: Profile) -> None:
     python, needed = profile.trainer.python, trainer_packages(profile)
     if python is None:
-        missing = [name for name in needed if importlib.util.find_spec(name) is None]
-        if missing:
+        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
         return
     if shutil.which(python) is None:
         hint = "name that of the trainer's environment, or leave it out to train in this one"
         raise ConfigError(f"trainer.python: {python}: no such interpreter; {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)
-    missing = found.rpartition("missing:")[2].split()
-    if missing:
+    if missing := found.rpartition("missing:")[2].split():
         raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; see docker/trainer.Dockerfile")

@@ -47,10 +47,8 @@ def status_of(directory: Path, profile: Profile) -> RunStatus:
     """The status by what the run left in its directory, with the log's address on the profile's Prefect server."""
     record, stages = _record_of(directory), []
     for manifest in sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns):
-        try:
+        with suppress(ValidationError, ArtifactError):  # of another version: the others are shown all the same
             stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
-        except (ValidationError, ArtifactError):  # of another version: the others are shown all the same
-            continue
     return RunStatus(_sentence(directory, record), stages, _rest(directory, record, profile))
 
 

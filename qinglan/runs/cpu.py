@@ -18,11 +18,7 @@ _AVX2 = {
 
 
 def cpu_env(threads: int, dtype: str) -> dict[str, str]:
-    """What fixes threads and instruction set; on a processor without AVX2 the threads alone.
-
-    Args:
-        dtype: of the weights, as `sft.torch_dtype` names it.
-    """
+    """What fixes threads and instruction set, for weights of this type; on processors without AVX2 only threads."""
     # Threads that spin while they wait slow each other down as soon as cores are shared.
     env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     return env | (_AVX2 if dtype == "float32" and _has_avx2(CPU_INFO) else {})

@@ -95,11 +95,8 @@ class JsonlTail:
         found = self._path.parent.glob(self._path.name)
         for path in sorted(found, key=lambda path: (len(path.name), path.name)):
             for line in self._files.setdefault(path, LineTail(path)).new():
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                yield entry
+                with suppress(ValueError):
+                    yield json.loads(line)
 
 
 class SupervisedProcess:
@@ -171,7 +168,6 @@ class SupervisedProcess:
         return f"{self.name} ended with status {self._process.wait()}{reason}; full log: {self.log}\n{end}".rstrip()
 
     def require_running(self) -> None:
-        """Raise `EngineError` with the log's end where it has ended."""
         if self.status() is not None:
             raise EngineError(self.failure())
 
@@ -190,12 +186,7 @@ class SupervisedProcess:
 
 
 def launch(
-    command: Command,
-    *,
-    name: str,
-    log: Path,
-    cwd: Path | None = None,
-    on_poll: Callable[[], None] | None = None,
+    command: Command, *, name: str, log: Path, cwd: Path | None = None, on_poll: Callable[[], None] | None = None
 ) -> float:
     """Run a command to its end and return the seconds it took; raises `AttemptFailedError` with the end of the log.
 

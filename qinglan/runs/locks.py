@@ -147,7 +147,7 @@ def _take(file: Path, flow_run_id: str = "", *, blocking: bool = False) -> FileL
 
 
 def _holder(file: Path) -> str:
+    said = ""
     with suppress(OSError):
-        if said := file.with_suffix(".holder").read_text(encoding="utf-8", errors="replace").strip():
-            return said
-    return "it does not say who"
+        said = file.with_suffix(".holder").read_text(encoding="utf-8", errors="replace").strip()
+    return said or "it does not say who"

@@ -16,6 +16,7 @@ from typing import NoReturn
 import httpx2
 
 from qinglan.errors import ConfigError, EngineError
+from qinglan.runs.artifacts import written_whole
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import Command, SupervisedProcess
 
@@ -40,15 +41,16 @@ Recover = Callable[[str], object]
 class RestartBackoff:
     """How long to wait before a process that failed is started again."""
 
-    waits: BackOff = field(default_factory=lambda: RESTARTS)
     failures: int = 0
     retry_at_s: float | None = None
     """On the clock of the caller; None while no restart is due."""
+    reason: str = ""
+    """Of the last failure, for who wants to keep it."""
 
-    def failed(self, now_s: float) -> float:
+    def failed(self, now_s: float, reason: str = "") -> float:
         """Count a failure; the seconds to wait."""
-        self.failures += 1
-        wait_s = self.waits.pause_s(self.failures)
+        self.failures, self.reason = self.failures + 1, reason
+        wait_s = RESTARTS.pause_s(self.failures)
         self.retry_at_s = now_s + wait_s
         return wait_s
 
@@ -149,11 +151,8 @@ class Processes:
             if (size := log.stat().st_size) > _LOG_BYTES:
                 if shutil.disk_usage(log.parent).free < size:  # the rest of the disk is for results that were paid for
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                try:
-                    shutil.copyfile(log, aside)
-                except OSError:
-                    aside.unlink(missing_ok=True)
-                    raise
+                with written_whole(aside) as partial:
+                    shutil.copyfile(log, partial)
                 os.truncate(log, 0)
             self._large_logs.discard(name)
         except FileNotFoundError:  # somebody removed it
@@ -164,7 +163,6 @@ class Processes:
             self._large_logs.add(name)
 
     def check(self) -> None:
-        """Raise `EngineError` where one of them has ended."""
         for process in self._running.values():
             process.require_running()
 

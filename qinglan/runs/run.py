@@ -49,7 +49,6 @@ class Run(BaseModel, frozen=True):
     """Digest of what the embedded RAG serves; empty for a live service, whose content is not known."""
 
     def stage_directory(self, stage: str) -> Path:
-        """Where a stage keeps its files; made if need be."""
         directory = self.directory / stage
         directory.mkdir(parents=True, exist_ok=True)
         return directory
@@ -82,9 +81,7 @@ def open_run(
     root = profile.paths.runs
     root.mkdir(parents=True, exist_ok=True)
     identity = hash_of(flow, profile.model_dump(mode="json", exclude={**CHANGEABLE}), source)
-    for directory in run_folders(root):
-        if not _is_open(directory, identity, fresh=fresh):
-            continue
+    for directory in (each for each in run_folders(root) if _is_open(each, identity, fresh=fresh)):
         try:
             timeout_s = -1 if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
             held = FileLock(directory / ".lock").acquire(timeout=timeout_s)
@@ -105,15 +102,8 @@ def open_run(
             named = find_run(root, source) if source else None  # before this run becomes `latest`
             directory.mkdir()
             stack.enter_context(FileLock(directory / ".lock"))
-            run = Run(
-                id=run_id,
-                flow=flow,
-                profile=profile,
-                directory=directory,
-                fresh=fresh,
-                continue_anyway=continue_anyway,
-                source=named,
-            )
+            run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+            run = run.model_copy(update={"continue_anyway": continue_anyway})
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
             write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
             sync(root)
@@ -121,31 +111,28 @@ def open_run(
         yield run
 
 
-def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
-    _note(run, mlflow_run_id=mlflow_run_id)
-    return run.model_copy(update={"mlflow_run_id": mlflow_run_id})
-
-
 def note_flow_run(run: Run, flow_run_id: str) -> Run:
     """Remember which of the orchestrator's runs is running, and forget what ended the one before."""
-    _note(run, flow_run_id=flow_run_id, ended_by="")
-    return run.model_copy(update={"flow_run_id": flow_run_id})
+    return note(run, flow_run_id=flow_run_id, ended_by="")
 
 
 def note_end(run: Run, error: BaseException) -> None:
     """Remember what ended it early, unless the disk is full or missing."""
     with suppress(OSError, ArtifactError):  # the caller is about to report the error itself
-        _note(run, ended_by=first_line(error))
-
-
-def note_source(run: Run, source: Path) -> Run:
-    _note(run, source=str(source))
-    return run.model_copy(update={"source": source})
+        note(run, ended_by=first_line(error))
 
 
 def finish_run(run: Run) -> None:
     """Mark the run complete, so that the next call starts a new one."""
-    _note(run, finished=True)
+    note(run, finished=True)
+
+
+def note(run: Run, **what: Any) -> Run:
+    """The run with these values, which its file has now too."""
+    if (state := _read(run.directory)) is None:
+        raise ArtifactError(f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again")
+    write_json(run.directory / RUN_FILE, with_version(state | what))
+    return run.model_copy(update={name: value for name, value in what.items() if name in Run.model_fields})
 
 
 def is_running(directory: Path) -> bool:
@@ -159,10 +146,9 @@ def find_run(runs: Path, name: str) -> Path:
         if (candidate / RUN_FILE).exists():
             return candidate.resolve()
     names = [directory.name for directory in run_folders(runs)]
-    matches = [each for each in names if each.startswith(name)]
-    if len(matches) == 1:
-        return runs / matches[0]
-    if matches:
+    if matches := [each for each in names if each.startswith(name)]:
+        if len(matches) == 1:
+            return runs / matches[0]
         raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(matches[:5])}")
     raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {', '.join(names[:5]) or 'none'}")
 
@@ -177,12 +163,9 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
     """The runs that one of the orchestrator's flow runs works or worked on, with the settings that it began with."""
     found = []
-    for directory in run_folders(runs):
-        state = _read(directory)
-        if not flow_run_id or state is None or state.get("flow_run_id") != flow_run_id:
-            continue
+    for directory in (each for each in run_folders(runs) if _is_work_of(each, flow_run_id)):
         try:
-            found.append(_resume(directory, Profile.model_validate(state["profile"])))
+            found.append(_resume(directory, None))
         except ValidationError as error:
             raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
     return found
@@ -212,10 +195,9 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
     results = [stage_of(directory, name) for name in names]
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
-            raise ConfigError(
-                f"run {directory.name}: its dataset was scored with another tenant, RAG, knowledge base or judge than "
-                "this profile's, so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
-            )
+            problem = "its dataset was scored with another tenant, RAG, knowledge base or judge than this profile's"
+            hint = "so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
+            raise ConfigError(f"run {directory.name}: {problem}, {hint}")
         for artifact in result.artifacts.values():
             artifact.verify()
     return results
@@ -226,21 +208,17 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
     elsewhere = [] if run.fresh else [d for d in run_folders(run.directory.parent) if d != run.directory]
     for directory in [run.directory, *elsewhere]:
         manifest = directory / stage / MANIFEST
-        if not manifest.exists():
-            continue
         try:
             result = StageResult.read(manifest)
-            if result.key != key or (result.try_again and directory != run.directory):
-                continue
-            for artifact in result.artifacts.values():
-                artifact.verify()
-        except ArtifactError:  # of a newer Qinglan, or its files are damaged
+            if result.key == key and not (result.try_again and directory != run.directory):
+                for artifact in result.artifacts.values():
+                    artifact.verify()
+                return result
+        except (FileNotFoundError, ArtifactError):  # of a newer Qinglan, or its files are damaged
             continue
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":  # else it is of another version
                 _warn_once(f"{manifest}: {_DAMAGED}; its stage is computed anew where needed")
-            continue
-        return result
     return None
 
 
@@ -252,16 +230,15 @@ def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
 
 
 def _is_work_of(directory: Path, flow_run_id: str) -> bool:
-    state = _read(directory)
-    return bool(flow_run_id) and state is not None and state.get("flow_run_id") == flow_run_id
+    return bool(flow_run_id) and (_read(directory) or {}).get("flow_run_id") == flow_run_id
 
 
-def _resume(directory: Path, profile: Profile) -> Run:
+def _resume(directory: Path, profile: Profile | None) -> Run:
+    """The run with this profile, else with its own; which knowledge base it serves is asked anew."""
     state = _read(directory)
     assert state is not None
-    # Which knowledge base it serves is asked anew.
-    here = {"id": directory.name, "directory": directory, "profile": profile, "knowledge_base_sha256": ""}
-    return Run.model_validate(state | here)
+    here = {"id": directory.name, "directory": directory, "knowledge_base_sha256": ""}
+    return Run.model_validate(state | here | ({"profile": profile} if profile else {}))
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -291,10 +268,3 @@ def _read(directory: Path) -> dict[str, Any] | None:
 @cache
 def _warn_once(line: str) -> None:
     _log.warning(line)
-
-
-def _note(run: Run, **what: Any) -> None:
-    state = _read(run.directory)
-    if state is None:
-        raise ArtifactError(f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again")
-    write_json(run.directory / RUN_FILE, with_version(state | what))

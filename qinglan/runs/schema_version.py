@@ -5,6 +5,7 @@ code would misread.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +56,13 @@ def parse_record(model: type[Model], content: str | bytes, where: object) -> Mod
 def read_record(model: type[Model], path: Path) -> Model:
     """A record from a file; raises `OSError`, `ValidationError`, or `ArtifactError` where a later version wrote it."""
     return parse_record(model, path.read_bytes(), path)
+
+
+def find_record(model: type[Model], path: Path) -> Model | None:
+    """The same, and None where there is no file that can be read."""
+    with suppress(OSError, ValueError):
+        return read_record(model, path)
+    return None
 
 
 def first_flaw(error: ValidationError) -> str:

@@ -45,8 +45,6 @@ def open_client(uri: str) -> MlflowClient:
 
 
 class Tracker:
-    """A thin, batch-wise client."""
-
     def __init__(self, uri: str, tracking: Tracking, state: Path) -> None:
         try:
             self._client = MlflowClient(uri)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, hash_fraction
 from qinglan.runs.artifacts import write_json
-from qinglan.runs.schema_version import dump_record, read_record
+from qinglan.runs.schema_version import dump_record, find_record
 from qinglan.serving.canary import CanaryCounts, Judgement, judge
 from qinglan.serving.request_handler import ModelClient, ServedAnswer, describe_without_text
 from qinglan.serving.routes import Routes, RouteTable
@@ -67,6 +66,11 @@ class CanaryVerdict(BaseModel, frozen=True, extra="forbid"):
     def summary(self) -> str:
         return f"{self.judgement.outcome}: {self.judgement.reason}"
 
+    @property
+    def description(self) -> str:
+        arms, judgement = f"version {self.challenger} against {self.champion}", self.judgement
+        return f"{arms}, {self.requests:,} requests: {judgement.outcome}, {judgement.reason}"
+
 
 @dataclass(frozen=True)
 class _Question:
@@ -78,11 +82,7 @@ class _Question:
 
 class CanaryObserver:
     def __init__(
-        self,
-        config: Canary,
-        folder: Path,
-        rag: Callable[[], RagClient] | None,
-        clock: Callable[[], float] = time.time,
+        self, config: Canary, folder: Path, rag: Callable[[], RagClient] | None, clock: Callable[[], float] = time.time
     ) -> None:
         """`rag` is called in the event loop, once; None where answers are not for a search, so none are compared."""
         self._config, self._folder, self._rag, self._clock = config, folder, rag, clock
@@ -134,41 +134,32 @@ class CanaryObserver:
             table.allow_challenger()
         if self._is_filed and not (self._folder / STATE_FILE).exists():
             self.state = None  # the canary was started anew: the same versions, and none of the old counts
-        state = self._follow(table.routes)
-        if state is None:
+        if (state := self._follow(table.routes)) is None:
             self._is_filed = False
             return
         now = self._clock()
+        state.looked, state.judgement = now, judge(state.counts, self._config, now - state.started)
         if self._failure:
             state.judgement = Judgement(outcome="roll_back", reason=self._failure)
-        else:
-            state.judgement = judge(state.counts, self._config, now - state.started)
-        state.looked = now
         if state.judgement.outcome != "keep":
-            verdict = CanaryVerdict(
-                challenger=state.challenger,
-                champion=state.champion,
-                judgement=state.judgement,
-                at=now,
-                requests=state.counts.challenger.fallbacks.n,
-            )
+            about = state.model_dump(include={"challenger", "champion", "judgement"})
+            verdict = CanaryVerdict(**about, at=now, requests=state.counts.challenger.fallbacks.n)
             table.drop_challenger(f"canary: {verdict.summary}")
             self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
             self.state = None
         self._is_filed = self._write(STATE_FILE, state) and self.state is not None
 
     async def _observe(self, table: RouteTable, models: ModelClient) -> None:
-        if self._rag is None:
-            await self._check_forever(table)
-            return
-        rag = self._rag()
+        rag = self._rag() if self._rag else None
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(AT_ONCE):
-                    group.create_task(self._compare_all(models, rag))
+                    if rag:
+                        group.create_task(self._compare_all(models, rag))
                 group.create_task(self._check_forever(table))
         finally:
-            await rag.close()
+            if rag:
+                await rag.close()
 
     async def _check_forever(self, table: RouteTable) -> None:
         while True:
@@ -234,15 +225,11 @@ async def _difference(question: _Question, models: ModelClient, rag: RagClient) 
 
 
 def read_state(folder: Path) -> CanaryState | None:
-    with suppress(OSError, ValueError):
-        return read_record(CanaryState, folder / STATE_FILE)
-    return None
+    return find_record(CanaryState, folder / STATE_FILE)
 
 
 def read_verdict(folder: Path) -> CanaryVerdict | None:
-    with suppress(OSError, ValueError):
-        return read_record(CanaryVerdict, folder / VERDICT_FILE)
-    return None
+    return find_record(CanaryVerdict, folder / VERDICT_FILE)
 
 
 def canary_observer_of(profile: Profile, folder: Path) -> CanaryObserver:

@@ -78,9 +78,9 @@ def check_serving(
     if found.champion is None:
         found.notes.append("no champion yet, so nothing has to be served")
     elif health is None:
+        command = f"`qinglan serve --profile {profile.name}`"
         found.problems.append(
-            f"version {found.champion} is the champion, but no router answers at {url}; start "
-            f"`qinglan serve --profile {profile.name}`"
+            f"version {found.champion} is the champion, but no router answers at {url}; start {command}"
         )
     else:
         _check_champion(found, health)
@@ -154,11 +154,9 @@ def _wait(site: ServingSite) -> str:
             raise ConfigError(f"the registry can't be read: {problem}")
         named = site.watcher.latest
         if named and "champion" not in named.aliases:
-            name = site.profile.name
-            raise ConfigError(
-                f"there is no champion to serve: `qinglan release list --profile {name}` shows the versions, if any, "
-                f"and why none was released; `qinglan run pipeline --profile {name}` makes one"
-            )
+            shown = f"`qinglan release list --profile {site.profile.name}` shows the versions, if any, and why"
+            make = f"`qinglan run pipeline --profile {site.profile.name}` makes one"
+            raise ConfigError(f"there is no champion to serve: {shown} none was released; {make}")
         if waited_s > _SITE_WITHIN_S:
             raise EngineError(f"the champion does not answer within {_SITE_WITHIN_S:.0f} s")
         time.sleep(STEP_S)
@@ -167,9 +165,9 @@ def _wait(site: ServingSite) -> str:
 
 def _made_of(question: str, profile: Profile) -> Row:
     if needed := placeholders(get_recipe(profile.recipe).INPUTS, ""):
+        needs = f"needs {', '.join(needed)} beside the question"
         raise ConfigError(
-            f"recipe `{profile.recipe_name}` needs {', '.join(needed)} beside the question; leave --question out, and "
-            "one of the sample is asked"
+            f"recipe `{profile.recipe_name}` {needs}; leave --question out, and one of the sample is asked"
         )
     return Row(id="", tenant=profile.tenant.id, query=question, source="check")
 

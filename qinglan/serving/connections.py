@@ -90,20 +90,16 @@ class ClientConnection(H11Protocol):
 
 
 def backlog_for(serve: Serve) -> int:
-    """How many connections may wait to be accepted; lets this process open all the files that it may need then.
-
-    Raises `ConfigError` where the system does not allow so many.
-    """
+    """How many connections may wait to be accepted, once this process may open all the files that it needs then."""
     needed = serve.max_connections + serve.max_in_flight + _OTHER_FILES
     fewest, most = _BACKLOGS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     backlog = min(most, allowed - needed)
     if backlog < fewest:
-        raise ConfigError(
-            f"serve.max_connections {serve.max_connections}: needs {needed + fewest} open files, and this process may "
-            f"have {allowed}; lower it or serve.max_in_flight, or raise the limit (`ulimit -n`)"
-        )
+        problem = f"needs {needed + fewest} open files, and this process may have {allowed}"
+        hint = "lower it or serve.max_in_flight, or raise the limit (`ulimit -n`)"
+        raise ConfigError(f"serve.max_connections {serve.max_connections}: {problem}; {hint}")
     if soft != resource.RLIM_INFINITY and soft < needed + backlog:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed + backlog, hard))
     return backlog

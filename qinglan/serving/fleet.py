@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from qinglan.runs.launcher import Command
@@ -28,11 +29,6 @@ class _ModelServer:
 
 
 @dataclass
-class _Failures(RestartBackoff):
-    reason: str = ""
-
-
-@dataclass
 class Fleet:
     """Keeps the servers of the wanted models up. Shut its pool down before its processes end."""
 
@@ -45,7 +41,7 @@ class Fleet:
     """From the last request that could have come to the server's end: longer than any may take."""
     clock: Callable[[], float] = time.monotonic
     _servers: dict[str, _ModelServer] = field(default_factory=dict)
-    _failures: dict[str, _Failures] = field(default_factory=dict)
+    _failures: dict[str, RestartBackoff] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
     def step(self, wanted: Sequence[Released], routed: Sequence[str]) -> None:
@@ -54,7 +50,7 @@ class Fleet:
             self._check(version)
         self._end_unwanted({model.version for model in wanted}, routed)
         for model in wanted:
-            retry_at_s = model.version in self._failures and self._failures[model.version].retry_at_s
+            retry_at_s = self._failures.get(model.version, RestartBackoff()).retry_at_s
             if model.version not in self._servers and self.clock() >= (retry_at_s or 0.0):
                 self._start(model, wanted, routed)
             server = self._servers.get(model.version)
@@ -65,14 +61,12 @@ class Fleet:
         server = self._servers.get(version)
         return server.backend if server and server.process.phase == "ready" else None
 
-    def last_failure(self, version: str) -> str | None:
-        found = self._failures.get(version)
-        return found.reason if found else None
+    def last_failure(self, version: str) -> str:
+        return self._failures.get(version, RestartBackoff()).reason
 
     def failure_count(self, version: str) -> int:
         """How often it failed to start or to go on, since it was healthy for a minute at a stretch."""
-        found = self._failures.get(version)
-        return found.failures if found else 0
+        return self._failures.get(version, RestartBackoff()).failures
 
     def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
         place = self._place(model, wanted, routed)
@@ -86,15 +80,9 @@ class Fleet:
         name = f"version-{model.version}"
         backend = Backend(url=f"http://{HOST}:{port}/v1", model=name, version=model.version)
         gpus = self.places[place] if self.places is not None and place is not None else []
-        process = ServerProcess(
-            self.processes,
-            f"model_{model.version}",
-            self.command_of(model.folder, backend, port, gpus),
-            lambda: self.probe(backend),
-            self.pool,
-            START_WITHIN_S,
-            self.clock,
-        )
+        command, probe = self.command_of(model.folder, backend, port, gpus), partial(self.probe, backend)
+        log_name = f"model_{model.version}"
+        process = ServerProcess(self.processes, log_name, command, probe, self.pool, START_WITHIN_S, self.clock)
         self._servers[model.version] = _ModelServer(backend, process, place, self.clock())
         self.say(f"version {model.version}: starting")
 
@@ -102,9 +90,8 @@ class Fleet:
         if self.places is None:
             return None
         taken = {server.place for server in self._servers.values()}
-        for place in range(len(self.places)):
-            if place not in taken:
-                return place
+        if free := [place for place in range(len(self.places)) if place not in taken]:
+            return free[0]
         if any(server.process.phase == "ending" for server in self._servers.values()):
             return None  # it will be free soon
         rank = {other.version: number for number, other in enumerate(wanted)}
@@ -133,8 +120,7 @@ class Fleet:
             self._failures.pop(version, None)
 
     def _failed(self, version: str, reason: str) -> None:
-        failures = self._failures.setdefault(version, _Failures())
-        failures.reason, wait_s = reason, failures.failed(self.clock())
+        wait_s = self._failures.setdefault(version, RestartBackoff()).failed(self.clock(), reason)
         first, *rest = reason.split("\n", 1)
         self.say("\n".join([f"version {version}: {first}; next try in {wait_s:.0f} s", *rest]))
 

@@ -66,16 +66,12 @@ class RowTrace(NamedTuple):
 
 
 def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
-    """What a name means: an alias, a version's number, or a run, whose arm is the profile's challenger if not given.
-
-    Raises `ConfigError` where there is none.
-    """
+    """What an alias, a version's number or a run means; a run's arm is the profile's challenger if not given."""
     if name in ALIASES or name.isdigit():
         released = registry_of(profile).named(name)
         if arm and arm != released.arm:
-            raise ConfigError(
-                f"release {released.version}: is the {released.arm} arm of its run; leave out --arm {arm}"
-            )
+            problem = f"is the {released.arm} arm of its run"
+            raise ConfigError(f"release {released.version}: {problem}; leave out --arm {arm}")
         return Subject(released, find_run(profile.paths.runs, released.run_id), released.arm)
     return Subject(None, find_run(profile.paths.runs, name), arm or profile.gate.challenger)
 
@@ -120,8 +116,7 @@ def _evaluated(subject: Subject) -> tuple[StageResult, list[Row], list[ArmRow]]:
 
 
 def _entries(stage: StageResult, arm: str) -> list[ArmRow]:
-    artifact = stage.artifacts.get(f"arm_{arm}")
-    if artifact is None:
+    if (artifact := stage.artifacts.get(f"arm_{arm}")) is None:
         known = ", ".join(name.removeprefix("arm_") for name in stage.artifacts if name.startswith("arm_"))
         raise ConfigError(f"run {stage.run_id}: did not evaluate an arm `{arm}`; it has {known}")
     return list(read_jsonl(artifact.verify(), ArmRow))

@@ -6,6 +6,7 @@ It is asked through the ledger; the keys have the digest of its weights, so that
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,29 +68,22 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
         ConfigError: it can't be asked by this recipe, there is no champion, or its prompt is another one by now.
         ArtifactError: its weights can't be found.
     """
-    local = profile.judge.local
-    if local is None:
+    if (local := profile.judge.local) is None:
         return None
     recipe, cluster = get_recipe(profile.recipe), profile.trainer.ray_dashboard_url
     if not recipe.retrieves:
         raise ConfigError(f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out")
     if cluster and uses_proxy(cluster):
-        raise ConfigError(
-            f"judge.local: it is served on this machine only, which the nodes of {cluster} can't reach; leave it out, "
-            "or train here"
-        )
-    champion = registry_of(profile, local.model).read_champion()
-    if champion is None:
-        raise ConfigError(
-            f"judge.local.model: {local.model} has no champion in the registry at {profile.tracking_uri}; train and "
-            "release one (`qinglan run pipeline --profile answer_judge`, `qinglan release list`), or leave it out"
-        )
+        problem = f"it is served on this machine only, which the nodes of {cluster} can't reach"
+        raise ConfigError(f"judge.local: {problem}; leave it out, or train here")
+    if (champion := registry_of(profile, local.model).read_champion()) is None:
+        hint = "train and release one (`qinglan run pipeline --profile answer_judge`, `qinglan release list`)"
+        where = f"{local.model} has no champion in the registry at {profile.tracking_uri}"
+        raise ConfigError(f"judge.local.model: {where}; {hint}, or leave it out")
     verdict_recipe(champion.recipe)
     if champion.prompt_sha256 != prompt_digest(profile.model_copy(update={"recipe": champion.recipe})):
-        raise ConfigError(
-            f"judge.local: version {champion.version} of {local.model} was trained with another prompt than recipe "
-            f"`{champion.recipe}` has now; train and release it again"
-        )
+        trained = f"version {champion.version} of {local.model} was trained with another prompt than recipe"
+        raise ConfigError(f"judge.local: {trained} `{champion.recipe}` has now; train and release it again")
     return ReleasedJudge(local, champion)
 
 
@@ -111,11 +105,9 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
     with Processes(logs, say) as processes:
         port = free_port()
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
-        gpus = [local.gpu] if local.gpu else []
-        processes.start("judge", serve_command(as_served, folder, backend, port, gpus))
+        processes.start("judge", serve_command(as_served, folder, backend, port, [local.gpu] if local.gpu else []))
         messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)
-        probe = chat_probe(messages, 1)
-        processes.wait_until(judge.name, lambda: probe(backend), _READY_WITHIN_S)
+        processes.wait_until(judge.name, partial(chat_probe(messages, 1), backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
         yield JudgeServer(judge, backend.url, processes.check)
 

@@ -108,16 +108,14 @@ class RegistryWatcher:
     def _check(self, version: str) -> None:
         if version in self._models and not self._models[version].folder.is_dir():
             del self._models[version]
-        check = self._checks.get(version)
-        if check is None:
+        if version not in self._checks:
             if version not in self._models and time.monotonic() >= self._not_before.get(version, 0.0):
                 self._checks[version] = self._pool.submit(self._locate, version)
             return
-        if not check.done():
+        if not self._checks[version].done():
             return
-        del self._checks[version]
         try:
-            self._models[version] = check.result()
+            self._models[version] = self._checks.pop(version).result()
         except Exception as error:  # noqa: BLE001 (reported, and retried)
             self._not_before[version] = time.monotonic() + _CHECK_WEIGHTS_EVERY_S
             self.say(f"version {version}: can't be served: {error}; next try in {_CHECK_WEIGHTS_EVERY_S:.0f} s")

@@ -68,10 +68,7 @@ class ModelClient:
         self.close = self._session.close
 
     async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
-        """The model's answer, fit to be used.
-
-        Raises `ModelError` where there is none; its `transient` says that the server is at fault, not the question.
-        """
+        """The model's answer, fit to be used; a `ModelError` is transient where the server is at fault."""
         try:
             async with asyncio.timeout(within_s):
                 text = await self._ask(backend, question)
@@ -172,31 +169,21 @@ class RequestHandler:
         is_overloaded = self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter()
         reason = "overloaded" if is_overloaded else self.unfit_reason(question)
         if not reason:
-            route = self._table.pick(question.id)
-            if route is None:
-                reason = "no_model"
-            else:
+            try:
+                if (route := self._table.pick(question.id)) is None:
+                    raise ModelError("no model is in service", "no_model")
                 role, version = route[0], route[1].version
-                try:
-                    answer = await self._ask(route[1], question, give_up)
-                except ModelError as error:
-                    reason = error.reason
-                except Exception as error:  # noqa: BLE001 (the client needs an answer)
-                    _LOG.error("answered without the model: %s", describe_without_text(error))
-                    reason = "internal_error"
+                answer = await self._ask(route[1], question, give_up)
+            except ModelError as error:
+                reason = error.reason
+            except Exception as error:  # noqa: BLE001 (the client needs an answer)
+                _LOG.error("answered without the model: %s", describe_without_text(error))
+                reason = "internal_error"
         source: Source = "model"
         if answer is None:
             source = "none" if self._models.recipe.fallback(question) is None else "fallback"
-        return ServedAnswer(
-            at=time.time(),
-            role=role,
-            version=version,
-            source=source,
-            reason=reason,
-            latency_ms=1000 * (time.perf_counter() - arrived),
-            row_id=question.id,
-            answer=answer,
-        )
+        latency_ms = 1000 * (time.perf_counter() - arrived)
+        return ServedAnswer(time.time(), role, version, source, reason, latency_ms, question.id, answer)
 
     def is_open(self, backend: Backend | None) -> bool:
         return backend in self._circuits and self._circuits[backend].is_open

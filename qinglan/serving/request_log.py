@@ -6,6 +6,7 @@ the next process finishes what a killed one left, whose lock is free. A second f
 """
 
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -80,9 +81,7 @@ class RequestLogWriter:
 
     def may_keep(self, client: str, consent: str | None) -> bool:
         allowed = self._serve.consent_of(client)
-        if allowed == "header":
-            return (consent or "").strip().lower() == "yes"
-        return allowed == "all"
+        return allowed == "all" or (allowed == "header" and (consent or "").strip().lower() == "yes")
 
     def put(self, served: ServedAnswer, question: Row, client: str = "") -> None:
         """Have it written, if reading would not refuse it; returns at once. `client` is empty where none has a key."""
@@ -165,10 +164,7 @@ class RequestLogWriter:
             "row_id": identity,
             "origin": client,
             "at": datetime.fromtimestamp(served.at, UTC).isoformat(timespec="seconds"),
-            "role": served.role,
-            "version": served.version,
-            "source": served.source,
-            "reason": served.reason,
+            **{name: getattr(served, name) for name in ("role", "version", "source", "reason")},
             "answer": clean(served.answer) if served.answer else None,
         }
         key = self._serve.clients.get(client)
@@ -208,13 +204,9 @@ class DayFile:
         return "written"
 
     def finish(self) -> None:
-        if self._path is None:
-            return
-        if self._size:
-            self._path.rename(self._path.with_suffix(""))
-        else:
-            self._path.unlink(missing_ok=True)
-        os.close(self._file)
+        if self._path:
+            _name_finally(self._path, self._size)
+            os.close(self._file)
         self._path = None
 
     def _append(self, line: bytes) -> None:
@@ -226,22 +218,19 @@ class DayFile:
         self._size += len(line)
 
     def _open(self) -> None:
-        number = 1
-        while True:
-            name = f"{self.day}.jsonl" if number == 1 else f"{self.day}.{number}.jsonl"
-            path = self._folder / (name + _PARTIAL)
-            number += 1
-            if (self._folder / name).exists():
+        for number in itertools.count(1):
+            final = self._folder / (f"{self.day}.jsonl" if number == 1 else f"{self.day}.{number}.jsonl")
+            path = final.with_name(final.name + _PARTIAL)
+            if final.exists():
                 continue
             with suppress(FileExistsError):
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 fcntl.flock(self._file, fcntl.LOCK_EX)
-                if (self._folder / name).exists():  # its writer ended between the two checks
-                    path.unlink()
-                    os.close(self._file)
-                    continue
-                self._path, self._size = path, 0
-                return
+                if not final.exists():
+                    self._path, self._size = path, 0
+                    return
+                path.unlink()  # its writer ended between the two checks
+                os.close(self._file)
 
 
 def finish_leftovers(folder: Path) -> None:
@@ -263,10 +252,15 @@ def _finish_leftover(path: Path) -> None:
             return
         whole = path.read_bytes().rfind(b"\n") + 1
         file.truncate(whole)
-        if whole:
-            path.rename(path.with_suffix(""))
-        else:
-            path.unlink()
+        _name_finally(path, whole)
+
+
+def _name_finally(path: Path, size: int) -> None:
+    """Give a file its final name; one without a line is removed."""
+    if size:
+        path.rename(path.with_suffix(""))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _files(folder: Path, day: date | None = None) -> list[Path]:

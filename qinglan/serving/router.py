@@ -16,12 +16,12 @@ import math
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -51,7 +51,7 @@ from qinglan.serving.request_handler import (
     describe_without_text,
 )
 from qinglan.serving.request_log import CONSENT_HEADER, RequestLogWriter
-from qinglan.serving.routes import Backend, RouteTable
+from qinglan.serving.routes import Backend, ModelRole, RouteTable
 from qinglan.serving.try_page import PAGE, PAGE_HEADERS, TryPage
 
 BODY_WITHIN_S = 10.0
@@ -85,10 +85,9 @@ class RouterRequest(ChatRequest):
 
     def question(self, tenant: str, inputs: Sequence[Input]) -> Row:
         """The last user message with the recipe's inputs, as a row like those of the training, without its labels."""
-        query, profile, history = (
-            without_illegal(text or "").strip() for text in (self.last_user_text, self.profile, self.history)
-        )
-        if not query:
+        texts = {"query": self.last_user_text, "profile": self.profile, "history": self.history}
+        asked = {name: without_illegal(text or "").strip() for name, text in texts.items()}
+        if not asked["query"]:
             raise RefusedError(400, "messages: there is no user message with text; the last one is the question")
         given = {name: text for name, value in self.inputs.items() if (text := without_illegal(value).strip())}
         known = {each.name for each in inputs}
@@ -97,20 +96,11 @@ class RouterRequest(ChatRequest):
             raise RefusedError(400, f"inputs: there is no `{unknown[0]}` here, but {names}")
         if missing := [each for each in inputs if each.is_asked and each.name not in given]:
             raise RefusedError(400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked")
-        return Row(
-            id=row_id(tenant, query, profile, history, identifying(given, inputs)),
-            tenant=tenant,
-            query=query,
-            profile=profile,
-            history=history,
-            inputs=given,
-            source="router",
-        )
+        identity = row_id(tenant, **asked, inputs=identifying(given, inputs))
+        return Row(id=identity, tenant=tenant, **asked, inputs=given, source="router")
 
 
 class TryRequest(RouterRequest):
-    """A question for one arm of the page to try."""
-
     arm: str
 
 
@@ -352,21 +342,19 @@ class _Service:
 
     def _add_gauges(self) -> None:
         table, handler = self._table, self._handler
-        gauges = {
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "in_flight": ("Requests that wait for a model", lambda: handler.in_flight),
             "canary_share": ("Of the requests, meant for the challenger", lambda: table.routes.share),
             "serving": ("1 while a model answers, 0 while none does", self._is_serving),
-            "champion_circuit_open": (
-                "1 while the champion gets no requests",
-                lambda: handler.is_open(table.routes.champion),
-            ),
-            "challenger_circuit_open": (
-                "1 while the challenger gets no requests",
-                lambda: handler.is_open(table.routes.challenger),
-            ),
         }
+        for role in get_args(ModelRole):
+            is_open = partial(self._is_open, role)
+            gauges[f"{role}_circuit_open"] = (f"1 while the {role} gets no requests", is_open)
         for name, (what, value) in gauges.items():
             Gauge(f"{_PREFIX}_{name}", what, registry=self._metrics.registry).set_function(value)
+
+    def _is_open(self, role: ModelRole) -> bool:
+        return self._handler.is_open(getattr(self._table.routes, role))
 
     def _is_serving(self) -> bool:
         champion = self._table.routes.champion
@@ -383,7 +371,6 @@ async def _hang_up(_http: Request, _error: Exception) -> Response:
 
 
 def _keys_of(config: Serve) -> dict[str, bytes]:
-    """The key of each client."""
     keys: dict[str, bytes] = {}
     for name, key in config.clients.items():
         used_by = f"serve.api_keys.{name}" if name in config.api_keys else "serve.api_key_env"
@@ -407,9 +394,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         profile = load_profile(options.profile, options.set)
-        observer = None
-        if options.watch:
-            observer = canary_observer_of(profile, options.watch)
+        observer = canary_observer_of(profile, options.watch) if options.watch else None
         app = create_app(profile, options.routes, observer, restarted=options.restarted)
         backlog = backlog_for(profile.serve)
         port = profile.serve.port if options.port is None else options.port
@@ -440,8 +425,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--routes", required=True, type=Path, help="file that names the models in service")
     parser.add_argument("--port", type=int, help="instead of serve.port; 0 takes a free one")
     parser.add_argument("--watch", type=Path, metavar="FOLDER", help="watch canaries, and keep how they stand here")
-    restarted = "go on without a request log where its folder is not there any more"
-    parser.add_argument("--restarted", action="store_true", help=restarted)
+    parser.add_argument("--restarted", action="store_true", help="go on where the request log's folder is gone")
     return parser.parse_args()
 
 
@@ -454,9 +438,8 @@ def _listen(host: str, port: int, backlog: int) -> socket.socket:
         listener.bind(address)
         listener.listen(backlog)
     except OSError as error:
-        raise ConfigError(
-            f"serve.host {host}, port {port}: {error.strerror}; choose another with serve.port"
-        ) from error
+        where = f"serve.host {host}, port {port}"
+        raise ConfigError(f"{where}: {error.strerror}; choose another with serve.port") from error
     return listener
 
 

@@ -18,15 +18,14 @@ import httpx2
 from qinglan.config import Profile
 from qinglan.errors import EngineError
 from qinglan.recipes import Message
-from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import Command
-from qinglan.runs.processes import HOST, Processes, RestartBackoff, Say, health_problem
+from qinglan.runs.processes import HOST, Processes, Say, health_problem
 from qinglan.serving.routes import Backend
 from qinglan.training.engines.swift import engine_env, swift_argv
 
 PROBE_EVERY_S, PROBE_WITHIN_S, PROBES_MISSED = 5.0, 20.0, 3
 _PROBE_WHILE_STARTING_EVERY_S = 0.2
-ROUTER, ROUTER_START_WITHIN_S = "router", 120.0
+ROUTER, ROUTER_START_WITHIN_S, _ROUTER_RETRY_S = "router", 120.0, 1.0
 CPU_BATCH = 16
 """Requests that the transformers engine answers together; without a batch size, one at a time."""
 _VLLM_MEMORY = 0.9
@@ -183,7 +182,7 @@ class RouterProcess:
     """Why this address does not answer, None if it does; it may take seconds."""
     url: str = ""
     _server: ServerProcess | None = None
-    _backoff: RestartBackoff = field(default_factory=lambda: RestartBackoff(BackOff(1.0, 1.0)))
+    _retry_at_s: float = 0.0
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "router-probe"))
 
     def start(self) -> None:
@@ -194,26 +193,19 @@ class RouterProcess:
     def step(self) -> None:
         now = self.clock()
         if self._server is None:
-            if now >= (self._backoff.retry_at_s or 0.0):
-                self._backoff.failed(now)  # what keeps it from starting, such as a full disk, may pass
+            if now >= self._retry_at_s:
+                self._retry_at_s = now + _ROUTER_RETRY_S  # what keeps it from starting, such as a full disk, may pass
                 options = [option for option in self.options if not option.startswith("--port=")]
                 self._launch([*options, f"--port={self.url.rpartition(':')[2]}", "--restarted"])
             return
         if failure := self._server.step():
             self.say(f"{failure}\n{ROUTER}: starting it again")
         if self._server.phase == "ended":
-            self._server = None
-            self._backoff.failed(now)
+            self._server, self._retry_at_s = None, now + _ROUTER_RETRY_S
 
     def _launch(self, options: Sequence[str], *, announces: bool = False) -> None:
         command = Command([sys.executable, "-m", "qinglan.serving.router", *options])
+        probe, within_s = (lambda: self.probe(f"{self.url}/health")), ROUTER_START_WITHIN_S
         self._server = ServerProcess(
-            self.processes,
-            ROUTER,
-            command,
-            lambda: self.probe(f"{self.url}/health"),
-            self._pool,
-            ROUTER_START_WITHIN_S,
-            self.clock,
-            announces,
+            self.processes, ROUTER, command, probe, self._pool, within_s, self.clock, announces
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.errors import ConfigError
@@ -26,7 +26,7 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
-from qinglan.runs.schema_version import dump_record, read_record, record_line
+from qinglan.runs.schema_version import dump_record, find_record, parse_record, record_line
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryVerdict, read_state, read_verdict
 from qinglan.serving.fleet import CommandOf, Fleet
@@ -58,11 +58,8 @@ def serving_folder(profile: Profile) -> Path:
 
 
 def share_of(profile: Profile, folder: Path, version: str) -> float:
-    with suppress(OSError, ValidationError):
-        given = read_record(CanaryShare, folder / SHARE_FILE)
-        if given.version == version:
-            return given.share
-    return profile.serve.canary.share
+    given = find_record(CanaryShare, folder / SHARE_FILE)
+    return given.share if given and given.version == version else profile.serve.canary.share
 
 
 def archive_verdict(folder: Path) -> None:
@@ -70,6 +67,35 @@ def archive_verdict(folder: Path) -> None:
         with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
             history.write(record_line(verdict))
         (folder / VERDICT_FILE).unlink(missing_ok=True)
+
+
+def last_verdict(folder: Path) -> CanaryVerdict | None:
+    """How the last canary ended."""
+    if fallen := read_verdict(folder):  # the site has yet to put it away
+        return fallen
+    history = folder / HISTORY_FILE
+    lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
+    for line in reversed(lines):
+        with suppress(ValueError):  # a full disk may have cut one
+            return parse_record(CanaryVerdict, line, history)
+    return None
+
+
+def version_to_promote(folder: Path, registry: Registry) -> str:
+    """The challenger; where there is none, the version that did better in the last canary."""
+    challenger, fallen = registry.aliases().get("challenger"), read_verdict(folder)
+    # The site has yet to act upon a verdict that is still in its folder.
+    has_lost = fallen is not None and fallen.challenger == challenger and fallen.judgement.outcome != "better"
+    if challenger and not has_lost:
+        return challenger
+    last = last_verdict(folder)
+    if last is None or last.judgement.outcome != "better":
+        last_one = f"; the last one: {last.description}" if last else ""
+        raise ConfigError(f"there is no canary to promote{last_one}; name a VERSION")
+    if replaced_by := registry.version(last.challenger).rolled_back_to:
+        problem = f"did better in the last canary, but was rolled back to version {replaced_by} since then"
+        raise ConfigError(f"version {last.challenger} {problem}; name a VERSION")
+    return last.challenger
 
 
 @dataclass
@@ -178,14 +204,10 @@ class ServingSite:
         challenger, champion = named.of("challenger"), self.routes.champion
         if challenger is None or self.fleet.failure_count(challenger.version) < MOST_FAILURES:
             return None
-        why = (self.fleet.last_failure(challenger.version) or "").splitlines()[0]
-        return CanaryVerdict(
-            challenger=challenger.version,
-            champion=champion.version if champion else "",
-            judgement=Judgement(outcome="roll_back", reason=f"its server failed {MOST_FAILURES} times; {why}"),
-            at=time.time(),
-            requests=0,
-        )
+        why = self.fleet.last_failure(challenger.version).splitlines()[0]
+        judgement = Judgement(outcome="roll_back", reason=f"its server failed {MOST_FAILURES} times; {why}")
+        arms = {"challenger": challenger.version, "champion": champion.version if champion else ""}
+        return CanaryVerdict(**arms, judgement=judgement, at=time.time(), requests=0)
 
     def _report(self, named: RegistrySnapshot) -> None:
         wanted, serving = named.aliases.get("champion"), self.routes.champion
@@ -214,10 +236,8 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
         try:
             stack.enter_context(FileLock(folder / ".lock", timeout=PROBED_FOR_S))
         except Timeout:
-            raise ConfigError(
-                f"{profile.model_name} is served from {folder} already; stop that `qinglan serve`, or give this one "
-                "another paths.state"
-            ) from None
+            hint = "stop that `qinglan serve`, or give this one another paths.state"
+            raise ConfigError(f"{profile.model_name} is served from {folder} already; {hint}") from None
         site = stack.enter_context(open_site(profile, folder, say, port=port))
         announced = False
         while True:
@@ -269,9 +289,8 @@ def open_site(
             drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
         )
         stack.callback(fleet.pool.shutdown, wait=False, cancel_futures=True)
-        watcher = RegistryWatcher(
-            registry or registry_of(profile), profile.serve.poll_every_s, say, with_challenger=watched
-        )
+        registry = registry or registry_of(profile)
+        watcher = RegistryWatcher(registry, profile.serve.poll_every_s, say, with_challenger=watched)
         stack.callback(watcher.stop)
         threading.Thread(target=watcher.run, name="registry", daemon=True).start()
         router.start()
@@ -298,12 +317,8 @@ def _router_options(profile: Profile, folder: Path, port: int | None, *, watched
     # With the profile as it is now, overrides included: a router that is started again must not read another one.
     path = folder / "profile.yaml"
     path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8")
-    options = [f"--profile={path}", f"--routes={folder / ROUTES_FILE}"]
-    if port is not None:
-        options.append(f"--port={port}")
-    if watched:
-        options.append(f"--watch={folder}")
-    return options
+    further = [f"--port={port}"] * (port is not None) + [f"--watch={folder}"] * watched
+    return [f"--profile={path}", f"--routes={folder / ROUTES_FILE}", *further]
 
 
 def _warm_up(profile: Profile) -> list[dict[str, str]]:

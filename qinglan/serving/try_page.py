@@ -85,11 +85,9 @@ class TryPage:
             reason = error.reason
         except BudgetError:
             reason = "over_budget"
-        except QinglanError as error:
-            _LOG.error("%s on the page to try: %s", arm, error)
-            reason = "see_log"
         except Exception as error:  # noqa: BLE001 (the other arms go on)
-            _LOG.error("%s on the page to try: %s", arm, describe_without_text(error))
+            said = error if isinstance(error, QinglanError) else describe_without_text(error)
+            _LOG.error("%s on the page to try: %s", arm, said)
             reason = "see_log"
         return answer | {"reason": words(reason, "serving_reasons", "row_reasons")._asdict() if reason else None}
 
@@ -107,8 +105,7 @@ class TryPage:
             text, took_ms = await self._ask_teacher(question)
         else:
             routes = self._table.routes
-            backend = routes.challenger if arm == "challenger" else routes.champion
-            if backend is None:
+            if (backend := routes.challenger if arm == "challenger" else routes.champion) is None:
                 raise ModelError(f"no {arm} is in service", "no_model")
             answer["version"] = backend.version
             text = await self._models.answer(backend, question, MODEL_WITHIN_S)

@@ -20,9 +20,9 @@ from qinglan.runs.run import (
     find_stage,
     finish_run,
     load_stages,
+    note,
     note_end,
     note_flow_run,
-    note_mlflow_run,
     open_run,
     runs_by,
     runs_of,
@@ -45,7 +45,7 @@ def stage(run: Run, key: str = "k", name: str = "ingest") -> StageResult:
 
 def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
     with open_run(profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}), "pipeline") as first:
-        note_mlflow_run(first, "abc")
+        note(first, mlflow_run_id="abc")
     assert "A_KEY" in (first.directory / "run.json").read_text()
     changes_no_result = {"reward": {"max_outage_s": 900}, "budget": {"per_run_usd": 9}, "rl": {"keep_checkpoints": 1}}
     raised = profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}, **changes_no_result)

@@ -51,17 +51,13 @@ async def distill_by_batch(
 ) -> BatchOutcome:
     """Bring as many answers into the ledger as the batch API gives; what the ledger has is not asked.
 
-    Cancelled or killed it loses nothing: the batches go on at the service, and the next call takes them up.
+    Cancelled or killed it loses nothing: the batches go on at the service, and the next call takes them up. Raises
+    `ConfigError` where the service has no batch API, or refuses the key.
 
     Args:
         server: which service answers, wherever it is reached: part of the ledger's keys.
         retries: of one HTTP request.
         affordable_usd: what may still be spent, batches under way included; None without a limit.
-        on_progress: called whenever the state of a batch is known.
-
-    Raises:
-        ConfigError: the service has no batch API, or refuses the key.
-        LedgerError: the ledger can't be read or written.
     """
     service = BatchService(client, account.role, retries=retries, pause_s=min(CONFIRM_AFTER_S, settings.poll_every_s))
     store = BatchStore(ledger, account, server)
@@ -127,14 +123,11 @@ def chunks(requests: Iterable[Request], max_requests: int, max_bytes: int = _MAX
 def batch_costs_usd(
     requests: Iterable[Request], price: Price, mean_tokens: tuple[float, float, int] | None
 ) -> Iterator[float]:
-    """What each request will cost at the batch API's price.
+    """What each request will cost at the batch API's price, by the mean tokens of prompt and completion.
 
-    Args:
-        mean_tokens: of prompt and completion over so many calls, where any are known. Few calls say little; then the
-            cost is that of the longest answer that the request allows.
+    Where those are known from few calls, the cost is that of the longest answer that the request allows.
     """
     if mean_tokens and mean_tokens[2] >= _KNOWN_FROM_CALLS:
         mean_usd = _MARGIN * price.batch_factor * cost_usd(price, mean_tokens[0], mean_tokens[1])
-        yield from (mean_usd for _ in requests)
-        return
-    yield from (price.batch_factor * most_usd(request, price) for request in requests)
+        return (mean_usd for _ in requests)
+    return (price.batch_factor * most_usd(request, price) for request in requests)

@@ -54,12 +54,13 @@ class BatchStore:
     def __init__(self, ledger: Ledger, account: Account, server: str) -> None:
         self._ledger, self._account = ledger, account
         self._server = batch_server(server, account.model)
+        self.end = ledger.end_batch
+        """As `close`, without failures and at once, for where nothing can be awaited."""
         self._locked: set[str] = set()
         self.reasons: Counter[str] = Counter()
         """Of the failures recorded here."""
 
     async def open_jobs(self) -> list[BatchJob]:
-        """Batches that are not merged yet."""
         return await to_the_end(self._ledger.open_batches, self._server, self._account.role)
 
     async def reread(self, job: BatchJob) -> BatchJob | None:
@@ -67,10 +68,7 @@ class BatchStore:
         return next((each for each in await self.open_jobs() if each.digest == job.digest), None)
 
     async def begin(self, requests: Sequence[Request]) -> BatchJob:
-        """A locked job of those requests that no other process sends; nothing is sent yet.
-
-        Killed at any point in here it leaves a job that `close` ends without harm.
-        """
+        """A locked job of those requests that no other process sends; one that a kill in here leaves is harmless."""
         hashes = [request.request_hash for request in requests]
         job = BatchJob(
             digest=hash_of(self._account.run_id, time.time_ns(), hashes),
@@ -96,11 +94,13 @@ class BatchStore:
         known = await to_the_end(self._ledger.get_many, [each.request_hash for each in results])
         new = [each for each in results if each.request_hash not in known]
         account, factor = self._account, self._account.price.batch_factor
-        calls = [account.call(each.request_hash, each.completion, None, factor) for each in new if each.completion]
         answers, failures = list[Call](), list[Failure]()
-        for call in calls:
+        for each in new:
+            if not each.completion:
+                continue
+            call = account.call(each.request_hash, each.completion, None, factor)
             if reason := unanswered(call):
-                failures.append(account.failure(call.request_hash, reason, None, call.cost_usd))
+                failures.append(account.failure(call.request_hash, reason, cost_usd=call.cost_usd))
             else:
                 answers.append(call)
         self.reasons.update(failure.reason for failure in failures)
@@ -111,11 +111,7 @@ class BatchStore:
         entries = [self._account.failure(each, reason) for each, reason in (failures or {}).items()]
         await to_the_end(self._ledger.record, [], entries)
         self.reasons.update(entry.reason for entry in entries)
-        await to_the_end(self.forget, job)
-
-    def forget(self, job: BatchJob) -> None:
-        """As `close`, without failures and at once, for where nothing can be awaited."""
-        self._ledger.end_batch(job)
+        await to_the_end(self.end, job)
 
     async def release(self, job: BatchJob) -> None:
         """Let others ask what a batch holds that is still open."""
@@ -220,7 +216,6 @@ class BatchJobs:
             await self._follow(job, wait=True)
 
     async def _submit(self, requests: Sequence[Request]) -> BatchJob | None:
-        """A batch, or None where none was created."""
         job = await self._store.begin(requests)
         claimed = set(job.request_hashes)
         self.tried |= claimed
@@ -233,7 +228,7 @@ class BatchJobs:
             await self._store.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None
         except BaseException:  # the next call need not search for it
-            self._store.forget(job)
+            self._store.end(job)
             raise
         job = await self._store.save(job, status="creating", created_s=time.time())
         try:
@@ -246,11 +241,7 @@ class BatchJobs:
         return await self._store.save(job, status="submitted", batch_id=batch_id)
 
     async def _follow(self, job: BatchJob, *, wait: bool) -> None:
-        """Ask for the state of a batch until it has ended and its answers are merged.
-
-        Raises:
-            ConfigError: the service does not know a batch that is waited for.
-        """
+        """Ask for the state of a batch until it has ended and its answers are merged."""
         give_up_s = job.created_s + 3600 * self._settings.give_up_after_h
         cancelled_s: float | None = None
         while True:
@@ -287,11 +278,7 @@ class BatchJobs:
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _merge(self, job: BatchJob, state: BatchState) -> None:
-        """Answers and failures into the ledger.
-
-        Raises:
-            TeacherError: the service could not be reached, or its files lack answers that it counted.
-        """
+        """Answers and failures into the ledger; TeacherError also where files lack answers that were counted."""
         failures = dict.fromkeys(job.request_hashes, state.missing_reason)
 
         async def keep(results: Iterable[Result]) -> None:

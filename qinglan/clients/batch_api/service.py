@@ -103,11 +103,7 @@ class _ResultLine(BaseModel):
 
 
 class BatchService:
-    """The batch API of one role's service.
-
-    Every method raises ConfigError where the service refuses the key, and TeacherError where it can't be reached
-    (`transient`) or refuses.
-    """
+    """The batch API of one role's service: ConfigError where it refuses the key, TeacherError for any other failure."""
 
     def __init__(self, client: AsyncOpenAI, role: str, *, retries: int, pause_s: float) -> None:
         """`pause_s` is waited before a batch is looked for that may have been created after all."""
@@ -118,25 +114,19 @@ class BatchService:
         self._role, self._retries, self._pause_s = role, retries, pause_s
 
     async def upload(self, requests: Iterable[Request]) -> str:
-        """The input file's id. Nothing is paid for yet.
-
-        Raises:
-            ConfigError: also where the service has no batch API.
-        """
+        """The input file's id; nothing is paid for yet. ConfigError also where the service has no batch API."""
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
             await asyncio.to_thread(file.writelines, map(request_line, requests))
             file.seek(0)
-            sending = self._files.with_raw_response.create(
-                file=("requests.jsonl", file, "application/jsonl"), purpose="batch"
-            )
+            upload = ("requests.jsonl", file, "application/jsonl")
+            sending = self._files.with_raw_response.create(file=upload, purpose="batch")
             try:
                 return (await self._ask(sending, _StoredFile)).id
             except TeacherError as error:
                 if error.reason in ("http_404", "http_405", "http_501"):
-                    raise ConfigError(
-                        f"{self._role}: {self._asking.base_url} has no batch API (/files answers "
-                        f"{error.reason.removeprefix('http_')}); set distill.mode=live"
-                    ) from error
+                    answers = f"/files answers {error.reason.removeprefix('http_')}"
+                    problem = f"{self._asking.base_url} has no batch API ({answers})"
+                    raise ConfigError(f"{self._role}: {problem}; set distill.mode=live") from error
                 raise
 
     async def create(self, digest: str, input_file_id: str, since_s: float) -> str:
@@ -217,9 +207,8 @@ class BatchService:
         except openai.APIError as error:
             raise self._failure(error) from error
         except ValidationError as error:
-            raise TeacherError(
-                f"{self._role}: batch API: the answer is none", "teacher_bad_response", transient=True
-            ) from error
+            message = f"{self._role}: batch API: the answer is none"
+            raise TeacherError(message, "teacher_bad_response", transient=True) from error
 
     def _failure(self, error: openai.APIError) -> Exception:
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):

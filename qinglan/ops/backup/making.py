@@ -72,7 +72,8 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     try:
         copier = _Copier(partial, apart={state_folder, runs_folder})
         for name, folder in roots.items():
-            copier.find(name, folder)
+            if folder.exists():  # a site without runs has none
+                copier.find(name, folder)
         copier.require_disk_space()
         say(f"{len(copier.files):,} files and {len(copier.databases)} databases, {size(copier.bytes)}")
         copier.copy()
@@ -119,23 +120,17 @@ class _Copier:
 
     def find(self, path: str, folder: Path) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
-        try:
-            # What lies in a folder before what lies further down.
-            found = sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name))
-        except FileNotFoundError:  # a clean-up may have taken it away, and a site without runs has none
-            if "/" in path:
-                self._leave_out(path, _VANISHED)
-            return
-        except OSError as error:
-            raise _unreadable(error) from None
+        # What lies in a folder before what lies further down.
+        found = sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name))
         self.folders[path] = folder
         for source in found:
             try:
                 self._find_one(f"{path}/{source.name}", source)
-            except FileNotFoundError:
+            except FileNotFoundError:  # a clean-up may have taken it away
                 self._leave_out(f"{path}/{source.name}", _VANISHED)
             except OSError as error:
-                raise _unreadable(error) from None
+                problem = f"{error.filename}: can't be read ({error.strerror})"
+                raise ArtifactError(f"{problem}; run this as the user who owns the site") from None
 
     def _find_one(self, path: str, source: Path) -> None:
         is_link, is_folder = source.is_symlink(), source.is_dir()
@@ -166,7 +161,6 @@ class _Copier:
             raise ArtifactError(f"{problem}; free disk space, give another folder, or leave out the runs (--no-runs)")
 
     def copy(self) -> None:
-        """All of it, in the order that makes it consistent."""
         for path, source in self.databases.items():
             if path != LEDGER:
                 self._copy_database(path, source)
@@ -280,7 +274,3 @@ def _kept_elsewhere(profile: Profile) -> Iterator[str]:
     home = os.environ.get("PREFECT_HOME")
     if home and not Path(home).expanduser().resolve().is_relative_to(state):
         yield f"PREFECT_HOME, {home}: outside {state}"
-
-
-def _unreadable(error: OSError) -> ArtifactError:
-    return ArtifactError(f"{error.filename}: can't be read ({error.strerror}); run this as the user who owns the site")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from qinglan.config import Profile
 from qinglan.data.forgotten import Tombstones
@@ -26,10 +26,7 @@ _OWNERS = 0o700
 
 
 def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = False) -> Backup:
-    """Bring state and runs back to where they were.
-
-    With `replace` what is there is put aside, into `.replaced-<time>` in the same folder.
-    """
+    """Bring state and runs back to where they were; with `replace` what is there goes into `.replaced-<time>` in it."""
     source = source.expanduser().resolve()
     backup = Backup.read(source)
     state, runs, roots = profile.paths.state.resolve(), profile.paths.runs.resolve(), backup.roots
@@ -71,10 +68,10 @@ def _require_place(profile: Profile, backup: Backup, spared: set[Path], *, repla
             problem = f"is {now}, but the backup is of {was}, and its runs name files by their full paths"
             raise ConfigError(f"paths.{root}: {problem}; restore with `--set paths.{root}={was}`, or a link there")
     require_no_process(profile.paths.state.resolve(), profile.paths.runs.resolve())
-    for root, path in backup.roots.items():
-        if path.exists() and not path.is_dir():
+    for root, path in ((root, path) for root, path in backup.roots.items() if path.exists()):
+        if not path.is_dir():
             raise ConfigError(f"paths.{root}: {path} is no folder")
-        if not replace and path.exists() and any(_contents(path, spared)):
+        if not replace and any(_contents(path, spared)):
             hint = "--replace puts aside what is there, and deletes nothing"
             raise ConfigError(f"paths.{root}: {path} is not empty; {hint}")
 
@@ -138,13 +135,10 @@ def _require_disk_space(backup: Backup, staged: dict[Root, Path]) -> None:
 @cache
 def _can_link(source: Path, target: Path) -> bool:
     """Tried, as two mounts of one file system have one device number, and some file systems know no links."""
-    with TemporaryDirectory(dir=source) as one, TemporaryDirectory(dir=target) as other:
-        (Path(one) / "file").touch()
-        try:
-            os.link(Path(one) / "file", Path(other) / "link")
-        except OSError:
-            return False
-    return True
+    with NamedTemporaryFile(dir=source) as file, TemporaryDirectory(dir=target) as other:
+        with suppress(OSError):
+            os.link(file.name, Path(other) / "link")
+        return (Path(other) / "link").exists()
 
 
 def _put(source: Path, entry: BackupEntry, staged: dict[Root, Path]) -> None:
@@ -170,8 +164,7 @@ def _place(path: str, roots: dict[Root, Path]) -> Path:
 
 def _put_aside(path: Path, aside: Path, spared: set[Path]) -> bool:
     """Move what is there to `aside`; False where there is nothing."""
-    contents = list(_contents(path, spared))
-    if contents:
+    if contents := list(_contents(path, spared)):
         aside.mkdir(mode=_OWNERS)
     for each in contents:
         target = aside / each.relative_to(path)

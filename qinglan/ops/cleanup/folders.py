@@ -14,7 +14,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -42,8 +42,6 @@ _SUPERSEDED = re.compile(r".+\.superseded-\d+")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run on disk."""
-
     directory: Path
     state: Mapping[str, Any]
     """run.json; empty where it can't be read, and then the profile is None."""
@@ -129,24 +127,21 @@ def named_in(text: str, names: Collection[str]) -> set[str]:
 
 def tracking_of(state: Mapping[str, Any]) -> str | None:
     """Where a run was tracked, by its own profile; None where it does not say."""
-    try:
+    with suppress(KeyError, TypeError):
         profile = state["profile"]
         return str(profile["tracking"]["uri"] or f"sqlite:///{Path(profile['paths']['state']).resolve() / 'mlflow.db'}")
-    except (KeyError, TypeError):
-        return None
+    return None
 
 
 def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside runs; call this and what follows with `removal_lock(exclusive=True)`."""
     for name, why in found.to_remove.items():
-        removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(root / name))
-        if not dry_run:
-            try:
-                with FileLock(root / name / ".lock").acquire(blocking=False):
-                    set_aside(root / name, root)
-            except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
-                found.kept[name] = "is running"
-                continue
+        try:
+            with nullcontext() if dry_run else FileLock(root / name / ".lock").acquire(blocking=False):
+                removed = _remove("run", root / name, why, root, dry_run=dry_run)
+        except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
+            found.kept[name] = "is running"
+            continue
         yield removed
 
 
@@ -249,10 +244,7 @@ def age(written: datetime, now: datetime) -> str:
 
 
 def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run: bool) -> Iterator[Removed | Kept]:
-    """Set aside old versions of the profile's tenant and recipe that `references`, a text, does not name.
-
-    Each newer one holds its own copy of the splits.
-    """
+    """Set aside old versions of the dataset that the text `references` does not name; each has its own splits."""
     root, days = tenant_folder(profile).resolve(), profile.retention.dataset_days
     if not root.is_dir() or days is None:
         return
@@ -285,7 +277,7 @@ def remove_logs(profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[R
     if days is None or not folder.is_dir():
         return
     for file in sorted(folder.glob("**/*.log*")):
-        try:
+        with suppress(FileNotFoundError):  # another profile's clean-up was quicker, or the log was renamed
             status = file.lstat()
             written = datetime.fromtimestamp(status.st_mtime, UTC)
             # `Processes` shares a lock on the log of each process that it started, for as long as that runs.
@@ -293,10 +285,8 @@ def remove_logs(profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[R
                 continue
             if not dry_run:
                 file.unlink()
-        except FileNotFoundError:  # another profile's clean-up was quicker, or the log was renamed
-            continue
-        name, old = file.relative_to(folder).as_posix(), f"last written {age(written, now)} ago"
-        yield Removed(kind="log", name=name, why=old, bytes=freed_by(status))
+            name, old = file.relative_to(folder).as_posix(), f"last written {age(written, now)} ago"
+            yield Removed(kind="log", name=name, why=old, bytes=freed_by(status))
 
 
 def bytes_of(path: Path) -> int:
@@ -310,9 +300,7 @@ def freed_by(file: os.stat_result) -> int:
 
 def set_aside(path: Path, root: Path) -> Path:
     """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
-    aside = root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}"
-    path.rename(aside)
-    return aside
+    return path.rename(root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}")
 
 
 def delete(aside: Path) -> None:

@@ -29,18 +29,14 @@ if TYPE_CHECKING:  # it takes seconds to import
 
 
 def require_database(profile: Profile, runs: Path) -> None:
-    """Raise `ConfigError` where MLflow's database is not there, though a run below `runs` was tracked in it.
-
-    The disk that it lies on may not be mounted.
-    """
+    """Raise `ConfigError` where a run below `runs` was tracked in a database that is not there, or not mounted."""
     uri = profile.tracking_uri
     for each in read_folders(runs) if is_missing_database(uri) else ():
         mine = each.profile == profile.name and tracking_of(each.state) in (None, uri)
         if mine and each.state.get("mlflow_run_id"):
-            raise ConfigError(
-                f"tracking.uri: {uri.removeprefix('sqlite:///')} is not there, though run {each.directory.name} was "
-                "tracked in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
-            )
+            problem = f"is not there, though run {each.directory.name} was tracked in it"
+            hint = "mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
+            raise ConfigError(f"tracking.uri: {uri.removeprefix('sqlite:///')} {problem}; {hint}")
 
 
 def registered_versions(profile: Profile) -> dict[str, str]:
@@ -49,12 +45,8 @@ def registered_versions(profile: Profile) -> dict[str, str]:
         return {}
     with registry_of(profile).asking() as client:
         found = all_pages(lambda token: client.search_model_versions("", page_token=token))
-    return {
-        f"version {version.version} of {version.name}": "\n".join(
-            [*version.tags.values(), version.source or "", version.run_id or ""]
-        )
-        for version in found
-    }
+    said = (("\n".join([*each.tags.values(), each.source or "", each.run_id or ""]), each) for each in found)
+    return {f"version {each.version} of {each.name}": text for text, each in said}
 
 
 def remove_tracked_runs(
@@ -88,8 +80,7 @@ def _runs_by_id(client: "MlflowClient", profile: Profile) -> "Iterable[tuple[str
     """MLflow's runs of each run of this profile: the flow's, and one a stage, marked as deleted or not."""
     from mlflow.entities import ViewType
 
-    experiment = client.get_experiment_by_name(profile.tracking.experiment)
-    if experiment is None:
+    if (experiment := client.get_experiment_by_name(profile.tracking.experiment)) is None:
         return ()
     ids, every = [experiment.experiment_id], ViewType.ALL
     found = all_pages(lambda token: client.search_runs(ids, run_view_type=every, page_token=token))
@@ -129,9 +120,7 @@ def remove_flow_runs(
     before = now - timedelta(days=days)
     try:
         with server.client() as api:
-            for run in _ended(api, before):
-                if not _is_of(run, profile):
-                    continue
+            for run in (each for each in _ended(api, before) if _is_of(each, profile)):
                 if not dry_run:
                     for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}):
                         call(api, "DELETE", f"artifacts/{artifact['id']}", may_lack=True)
@@ -144,12 +133,9 @@ def remove_flow_runs(
 def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
     states = ["COMPLETED", "FAILED", "CANCELLED", "CRASHED"]
     ended = {"state": {"type": {"any_": states}}, "end_time": {"before_": before.isoformat()}}
-    deployed = {"flow_runs": ended, "deployments": {"tags": {"all_": [TAG]}}}
-    by_hand = {
-        "flow_runs": ended | {"deployment_id": {"is_null_": True}},
-        "flows": {"name": {"any_": list(get_args(FlowName))}},
-    }
-    found = [run for query in (deployed, by_hand) for run in pages(api, "flow_runs/filter", **query)]
+    no_deployment, ours = {"deployment_id": {"is_null_": True}}, {"name": {"any_": list(get_args(FlowName))}}
+    found = pages(api, "flow_runs/filter", flow_runs=ended, deployments={"tags": {"all_": [TAG]}})
+    found += pages(api, "flow_runs/filter", flow_runs=ended | no_deployment, flows=ours)  # by hand
     return list({run["id"]: run for run in found}.values())
 
 
@@ -161,9 +147,7 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
     if not run["deployment_id"] and "profile" not in run["parameters"]:
         return False
     given = str(run["parameters"].get("profile", EMBEDDED))
-    if given == profile.name:
-        return True
     try:
-        return load_profile(given).name == profile.name
+        return given == profile.name or load_profile(given).name == profile.name
     except QinglanError:  # that profile was removed
         return False

@@ -42,8 +42,6 @@ class Kept(_Thing):
 
 
 class Cleaned(BaseModel):
-    """A clean-up of one profile."""
-
     profile: str
     dry_run: bool
     removed: list[Removed] = []
@@ -53,7 +51,6 @@ class Cleaned(BaseModel):
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many of each kind were removed."""
         return dict(Counter(each.kind for each in self.removed))
 
     @property
@@ -70,7 +67,6 @@ class Cleaned(BaseModel):
 
     @property
     def markdown(self) -> str:
-        """For Prefect's pages."""
         lines = ["## Clean-up", "", f"{self.sentence}.", *(f"\n{markdown_cell(note)}" for note in self.notes)]
         removed = [(each, size(each.bytes)) for each in self.removed]
         for head, rows in (("Removed", removed), ("Kept", [(each, "") for each in self.kept])):

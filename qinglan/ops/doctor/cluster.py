@@ -103,8 +103,7 @@ def _ask_nodes(profile: Profile, token: str, folders: dict[str, Path], where: st
         if job.status == "PENDING":  # a busy cluster is no fault
             return [Check("mount", where, note=f"not known: {text}")]
         return [Check("mount", where, f"mount: {text}; does a mount or Ray itself hang there?")]
-    report = _report(job, directory / _LOG)
-    if report is None:
+    if (report := _report(job, directory / _LOG)) is None:
         return [Check("mount", where, _why_no_report(profile, job))]
     return [_mount(report, token, folders, where), _nodes(profile, report)]
 
@@ -114,8 +113,7 @@ def _run(jobs: RayJobs, submission_id: str, command: Command, directory: Path) -
     deadline = time.monotonic() + JOB_WITHIN_S
     jobs.submit(submission_id, command, directory, directory / _LOG)
     for _ in _looks(deadline):
-        job = jobs.find(submission_id)
-        if job is None:
+        if (job := jobs.find(submission_id)) is None:
             raise EngineError(f"Ray {jobs.url}: lost the job {submission_id}; was the head started anew just now?")
         if not job.is_active:
             return job

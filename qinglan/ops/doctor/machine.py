@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections import defaultdict
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
@@ -75,8 +76,7 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
     needed = [each for each in known if each.marker is None or each.marker.evaluate({"extra": extra})]
     detail, wrong = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs", []
     for each in needed:
-        found = installed(each.name)
-        if found is None:
+        if (found := installed(each.name)) is None:
             wrong.append(f"{each.name} is missing")
         elif not each.specifier.contains(found, prereleases=True):
             wrong.append(f"{each.name} is {found}, needed is {each.specifier}")
@@ -101,8 +101,7 @@ def _some(texts: list[str], shown: int = 5) -> str:
 def check_text() -> Check:
     """Can Chinese be printed, and stand in a file's name?"""
     used = {"output": getattr(sys.stdout, "encoding", None) or "utf-8", "file names": sys.getfilesystemencoding()}
-    wrong = [f"{what} as {how}" for what, how in used.items() if codecs.lookup(how).name != "utf-8"]
-    if wrong:
+    if wrong := [f"{what} as {how}" for what, how in used.items() if codecs.lookup(how).name != "utf-8"]:
         return Check("text", "", f"text: {' and '.join(wrong)}, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1")
     return Check("text", "UTF-8")
 
@@ -128,10 +127,9 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
         runs = floor
     needed = {"paths.runs": runs, "paths.state": floor, "TMPDIR": 1 * GB}  # for temporary files: Ray's among them
     detail, full, low = [], [], []
-    file_systems: dict[int, dict[str, Path]] = {}
-    for key, folder in _folders(profile).items():
-        place = nearest_folder(folder)
-        file_systems.setdefault(place.stat().st_dev, {})[key] = place
+    file_systems: dict[int, dict[str, Path]] = defaultdict(dict)
+    for key, place in ((key, nearest_folder(folder)) for key, folder in _folders(profile).items()):
+        file_systems[place.stat().st_dev][key] = place
     for places in file_systems.values():
         names, place = ", ".join(places), next(iter(places.values()))
         free, files, wanted = shutil.disk_usage(place).free, os.statvfs(place), max(needed[key] for key in places)
@@ -183,10 +181,9 @@ def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, s
         return _FLOW_BYTES, "a flow"
     if on_cpu:
         return _CPU_TRAINING_BYTES, "training on the CPU"
-    try:
+    weights = None
+    with suppress(ValueError):
         weights = ModelSize.of(model)
-    except ValueError:
-        weights = None
     if weights is None:
         return None, model
     copies = trainer.gpus_per_node // profile.rl.tensor_model_parallel_size

@@ -39,8 +39,7 @@ def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
 def check_proxies(services: Mapping[str, str]) -> Check:
     """Who is asked through a proxy, and is this machine itself left out?"""
     found = getproxies()
-    proxies = {scheme: url for scheme in ("http", "https", "all") if (url := found.get(scheme))}
-    if not proxies:
+    if not (proxies := {scheme: url for scheme in ("http", "https", "all") if (url := found.get(scheme))}):
         return Check("proxies", "none")
     # Without a login in the address.
     hosts = {scheme: url.rpartition("@")[2].rpartition("://")[2].partition("/")[0] for scheme, url in proxies.items()}
@@ -55,11 +54,9 @@ def check_proxies(services: Mapping[str, str]) -> Check:
         return Check("proxies", shown, "; ".join(wrong))
     caught = [host for host in _LOOPBACK if not proxy_bypass(host)]
     if caught and proxies.keys() & {"http", "all"}:
-        problem = (
-            f"NO_PROXY: lacks {' and '.join(caught)}, so Prefect's and MLflow's clients would ask the proxy for the "
-            f"servers of this machine; export NO_PROXY={','.join([*filter(None, [found.get('no')]), *_LOOPBACK])}"
-        )
-        return Check("proxies", shown, problem)
+        lacks = f"lacks {' and '.join(caught)}, so Prefect's and MLflow's clients would ask the proxy for the servers"
+        export = f"export NO_PROXY={','.join([*filter(None, [found.get('no')]), *_LOOPBACK])}"
+        return Check("proxies", shown, f"NO_PROXY: {lacks} of this machine; {export}")
     through = []
     for role, url in services.items():
         parts = urlsplit(url)
@@ -86,8 +83,7 @@ def check_clock(services: Mapping[str, str]) -> Check:
         return Check("clock", "no service to compare it with")
     detail = f"{abs(median(ahead.values())):.0f} s from that of {', '.join(ahead)}"
     by_ntp = "(timedatectl set-ntp true)"
-    off = {host: seconds for host, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}
-    if off:
+    if off := {host: seconds for host, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}:
         found = ", ".join(f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {host}" for host, s in off.items())
         whose = "this machine's" if len(off) == len(ahead) else "that service's, as the others agree with this machine"
         wrong = f"clock: is {found}, which TLS, tokens and the ledger's claims suffer from; set {whose} {by_ntp}"

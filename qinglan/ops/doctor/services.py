@@ -18,7 +18,7 @@ from qinglan.clients.chat import Account, ChatClient
 from qinglan.clients.openai_protocol import JsonSchema, request_parameters
 from qinglan.clients.roles import site_ledger
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, uses_proxy
-from qinglan.errors import ConfigError, QinglanError, TeacherError
+from qinglan.errors import ConfigError, QinglanError, TeacherError, first_line
 from qinglan.ledger import Ledger
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.ops.checks import Check
@@ -30,7 +30,10 @@ from qinglan.recipes import get_recipe
 from qinglan.text import usd
 
 _TIMEOUT_S = 8.0
-_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_LOGINS = {
+    "prefect": "PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud",
+    "mlflow": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+}
 ANSWER_WITHIN_S = 18.0
 _PROBE = "-probe"
 _WORD = "Answer with one word: ready"
@@ -43,12 +46,8 @@ _HINTS = {
     "teacher_rate_limited": "lower {role}.concurrency, set {role}.requests_per_minute, or raise the account's limits",
     "teacher_bad_request": "correct what it names: {role}.temperature, reasoning_effort, structured_output, extra_body",
 }
-_SCHEMA: JsonSchema = {
-    "type": "object",
-    "properties": {"ready": {"type": "boolean"}},
-    "required": ["ready"],
-    "additionalProperties": False,
-}
+_READY = {"ready": {"type": "boolean"}}
+_SCHEMA: JsonSchema = {"type": "object", "properties": _READY, "required": [*_READY], "additionalProperties": False}
 
 
 def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
@@ -91,8 +90,7 @@ def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Ch
 
 def check_prefect(profile: Profile) -> Check:
     try:
-        server = find_server(profile.paths.state)
-        if server is None:
+        if (server := find_server(profile.paths.state)) is None:
             return Check("prefect", "no server configured: `qinglan run` starts one for the time of the run")
         where = f"{server.shown_url} ({server.origin})"
         with server.client(timeout_s=_TIMEOUT_S) as http:
@@ -100,11 +98,8 @@ def check_prefect(profile: Profile) -> Check:
     except ConfigError as error:
         return Check("prefect", "", str(error))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        text = str(error) or type(error).__name__
-        return Check("prefect", where, f"prefect {where}: can't be reached: {text}; start it, or unset what names it")
-    if answer.status_code in _REFUSED:
-        hint = "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
-        return Check("prefect", where, f"prefect {where}: refuses us (HTTP {answer.status_code}); {hint}")
+        hint = "start it, or unset what names it"
+        return Check("prefect", where, f"prefect {where}: can't be reached: {first_line(error)}; {hint}")
     if answer.status_code == HTTPStatus.NOT_FOUND and server.key:
         return Check("prefect", f"{where}, Prefect Cloud")
     return _compare_versions("prefect", where, answer, "PREFECT_API_URL")
@@ -121,16 +116,16 @@ def check_mlflow(profile: Profile) -> Check:
         with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(uri), headers=headers) as http:
             answer = http.get(f"{uri.rstrip('/')}/version", auth=(user, password) if user else None)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        text, hint = str(error) or type(error).__name__, "start the server, or remove the setting"
-        return Check("mlflow", uri, f"tracking.uri: {uri} can't be reached: {text}; {hint}")
-    if answer.status_code in _REFUSED:
-        hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        return Check("mlflow", uri, f"tracking.uri: {uri} refuses us (HTTP {answer.status_code}); {hint}")
+        hint = "start the server, or remove the setting"
+        return Check("mlflow", uri, f"tracking.uri: {uri} can't be reached: {first_line(error)}; {hint}")
     return _compare_versions("mlflow", uri, answer, "tracking.uri")
 
 
 def _compare_versions(name: str, where: str, answer: httpx2.Response, setting: str) -> Check:
     theirs, wrong = None, f"answers HTTP {answer.status_code}"
+    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        refused = f"{setting}: {where} refuses us (HTTP {answer.status_code})"
+        return Check(name, where, f"{refused}; set {_LOGINS[name]}")
     if answer.status_code == HTTPStatus.OK:
         wrong = "names no version"
         with suppress(ValueError):  # InvalidVersion is one
@@ -149,24 +144,24 @@ def _compare_versions(name: str, where: str, answer: httpx2.Response, setting: s
 
 
 def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
-    name, detail = f"{role} answers", f"{endpoint.model} at {endpoint.base_url}"
+    name, detail, problem = f"{role} answers", f"{endpoint.model} at {endpoint.base_url}", None
     run_id, price = f"doctor-{secrets.token_hex(4)}", profile.prices[endpoint.model]
     account = Account(run_id, profile.tenant.id, role + _PROBE, endpoint.model, price)
     try:
         with site_ledger(profile) as ledger:
             try:
-                latency_ms = asyncio.run(_ask(profile, endpoint, account, ledger))
+                detail += f", after {asyncio.run(_ask(profile, endpoint, account, ledger)) / 1000:.1f} s"
             except QinglanError as error:
                 said = getattr(error, "said", "")  # of our own question
-                text = (f"{error}: {said}" if said else str(error)).replace(_PROBE, "").rstrip(".")
-                cost = usd(ledger.spent_usd(account.run_id)[0])
-                if ";" not in text and isinstance(error, TeacherError):
-                    text += f"; {_HINTS.get(error.reason, _BY_HAND).format(role=role)}"
-                return Check(name, detail, f"{text} (the probe cost {cost})")
+                problem = (f"{error}: {said}" if said else str(error)).replace(_PROBE, "").rstrip(".")
+                if ";" not in problem and isinstance(error, TeacherError):
+                    problem += f"; {_HINTS.get(error.reason, _BY_HAND).format(role=role)}"
             cost = usd(ledger.spent_usd(account.run_id)[0])
     except QinglanError as error:
         return Check(name, detail, str(error))
-    return Check(name, f"{detail}, after {latency_ms / 1000:.1f} s, for {cost}")
+    return (
+        Check(name, detail, f"{problem} (the probe cost {cost})") if problem else Check(name, f"{detail}, for {cost}")
+    )
 
 
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:
@@ -177,14 +172,10 @@ async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: L
 
     def parse(text: str) -> str:
         try:
-            if must_be_json:
-                json.loads(text)
+            return str(json.loads(text)) if must_be_json else text
         except ValueError as error:
-            raise TeacherError(
-                f"{account.role}: asked for JSON, it answers {text[:60]!r}; set {account.role}.structured_output: off",
-                "bad_json",
-            ) from error
-        return text.strip()
+            message = f"asked for JSON, it answers {text[:60]!r}; set {account.role}.structured_output: off"
+            raise TeacherError(f"{account.role}: {message}", "bad_json") from error
 
     queue = LedgerQueue(ledger, account.run_id, profile.budget)
     client = ChatClient(once, endpoint.base_url, account, queue, key_salt=account.run_id)

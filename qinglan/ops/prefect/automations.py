@@ -49,8 +49,6 @@ _quoted = partial(json.dumps, ensure_ascii=False)
 
 
 class Message(NamedTuple):
-    """The parts of a message that are known beforehand."""
-
     topic: NotifyTopic
     says: str
     """After the flow run's name; like `advice` it may hold expressions in braces."""
@@ -70,12 +68,12 @@ def apply_automations(api: httpx2.Client, profile: Profile) -> list[str]:
     known, done = _copies(api, profile), []
     for spec in specs:
         stamp, there = _STAMP + hash_of(spec)[:12], next(iter(known.get(spec["name"], ())), None)
+        wanted_one = spec | {"tags": [TAG, stamp], "enabled": there is None or there["enabled"]}
         if there is None:
-            call(api, "POST", "automations/", spec | {"tags": [TAG, stamp], "enabled": True})
+            call(api, "POST", "automations/", wanted_one)
             done.append(f"automation made: {spec['name']}")
         elif stamp not in there["tags"]:
-            changed = spec | {"tags": [TAG, stamp], "enabled": there["enabled"]}
-            call(api, "PUT", f"automations/{there['id']}", changed)
+            call(api, "PUT", f"automations/{there['id']}", wanted_one)
             done.append(f"automation updated: {spec['name']}")
     wanted = {spec["name"] for spec in specs}
     # Another deployment at the same time may have made the same. The last one to read sees all of them, and every

@@ -144,6 +144,5 @@ def _set_state(api: httpx2.Client, run_id: str, state: dict[str, str], *, force:
 
 
 def _has_event(api: httpx2.Client, since: datetime, until: datetime, **query: Any) -> bool:
-    """Did the server receive such an event?"""
     asked = {"occurred": {"since": since.isoformat(), "until": until.isoformat()}} | query
     return bool(call(api, "POST", "events/filter", {"filter": asked, "limit": 1})["events"])

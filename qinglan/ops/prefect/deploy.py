@@ -34,10 +34,9 @@ def deploy_site(profile: Profile, say: Say) -> None:
             for line in register(api, env, prefect_file, profile, say) or ["automations are up to date"]:
                 say(line)
     except httpx2.HTTPError as error:
-        where, hint = f"{server.shown_url} ({server.origin})", "PREFECT_API_AUTH_STRING or PREFECT_API_KEY"
-        raise ConfigError(
-            f"Prefect's server at {where}: {first_line(error)}; is it running, and does it want {hint}?"
-        ) from error
+        hint = "is it running, and does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
+        where = f"{server.shown_url} ({server.origin})"
+        raise ConfigError(f"Prefect's server at {where}: {first_line(error)}; {hint}") from error
 
 
 def register(api: httpx2.Client, env: dict[str, str], prefect_file: Path, profile: Profile, say: Say) -> list[str]:

@@ -45,7 +45,6 @@ class Deployment(NamedTuple):
 
 
 def deployments_of(api: httpx2.Client) -> list[Deployment]:
-    """All of Qinglan's on this server."""
     found = []
     for entry in filter(_is_ours, pages(api, "deployments/filter", sort="NAME_ASC")):
         flow, _, name = _name(entry).partition("/")

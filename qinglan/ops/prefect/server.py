@@ -94,7 +94,6 @@ def server_at(shown_url: str, state: Path) -> PrefectServer:
 
 
 def without_login(address: str) -> str:
-    """The address without the name and password that may stand in it."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 

@@ -36,18 +36,18 @@ class SimulatedService(NamedTuple):
     """An embedded service for users to try by hand; flows start their own, with the settings of each run."""
 
     title: str
-    command: Command
-    origin: str
-    """Its address without a path; `/health` answers 200."""
+    argv: list[str]
+    port: int
     path: str
     """What is to be called there."""
 
+    @property
+    def origin(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
 
 def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None) -> None:
-    """Start everything, say where, and keep it running until Ctrl-C or SIGTERM.
-
-    Without a port the server takes 4200 or 5000, or the next one that is free.
-    """
+    """Keep everything running until Ctrl-C or SIGTERM; ports that are not given are 4200 and 5000, or the next free."""
     start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
     known = find_server(state)  # before we hold the lock, by which it tells whether one runs here
     with stop_signals(), suppress(KeyboardInterrupt), only_one(state, say) as lock:
@@ -85,7 +85,8 @@ class _LocalSite:
             self.processes.start("mlflow_server", mlflow)
         simulated = simulated_services(self.profile)
         for simulator in simulated:
-            self.processes.start(f"embedded_{simulator.title.lower()}", simulator.command)
+            command = Command([sys.executable, "-m", *simulator.argv, f"--port={simulator.port}"])
+            self.processes.start(f"embedded_{simulator.title.lower()}", command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         server_file = self.site.state / SERVER_FILE  # for `qinglan run` on this site, while the server runs
         server_file.write_text(self.site.api_url, encoding="utf-8")
@@ -133,13 +134,11 @@ class _LocalSite:
 
     def _crash_interrupted(self, *processes: str) -> None:
         """Mark the runs of those among the processes that are workers, and that are not running."""
-        pools, crashed = [WORKERS[name] for name in processes if name in WORKERS], []
-        for run in crash_interrupted(self.api, pools) if pools else ():
-            if run["state_type"] == "CANCELLING":
-                stop_cancelled(run, self.say)
-            else:
-                crashed.append(run)
-        if not crashed:
+        pools = [WORKERS[name] for name in processes if name in WORKERS]
+        found = crash_interrupted(self.api, pools) if pools else []
+        for run in (each for each in found if each["state_type"] == "CANCELLING"):
+            stop_cancelled(run, self.say)
+        if not (crashed := [run for run in found if run["state_type"] != "CANCELLING"]):
             return
         retries = crash_retries_on(self.api)
         continues = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
@@ -181,15 +180,9 @@ def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
 
 def simulated_services(profile: Profile) -> list[SimulatedService]:
     """Those that the profile calls `embedded`; raises `ConfigError` where the profile's sample can't be made."""
-
-    def service(title: str, argv: list[str], first_port: int, path: str) -> SimulatedService:
-        port = port_from(first_port)
-        command = Command([sys.executable, "-m", *argv, f"--port={port}"])
-        return SimulatedService(title, command, f"http://{HOST}:{port}", path)
-
     found = []
     if is_any_model_embedded(profile):
-        found.append(service("Teacher", teacher_argv(profile), 8101, "/v1"))
+        found.append(SimulatedService("Teacher", teacher_argv(profile), port_from(8101), "/v1"))
     if knowledge_base := embedded_knowledge_base(profile):
-        found.append(service("RAG", rag_argv(profile, knowledge_base), 8201, "/retrieve"))
+        found.append(SimulatedService("RAG", rag_argv(profile, knowledge_base), port_from(8201), "/retrieve"))
     return found

@@ -106,17 +106,13 @@ class Site:
         self._home.mkdir(parents=True, exist_ok=True)
         if "PREFECT_HOME" not in os.environ:
             self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
-        self._pages.mkdir(exist_ok=True)
+        (self._home / "pages").mkdir(exist_ok=True)
         with suppress(FileExistsError):
-            (self._pages / "v2").symlink_to("not-served")
+            (self._home / "pages" / "v2").symlink_to("not-served")
 
     @property
     def _home(self) -> Path:
         return Path(os.environ.get("PREFECT_HOME") or (self.state / "prefect").resolve())
-
-    @property
-    def _pages(self) -> Path:
-        return self._home / "pages"
 
     @property
     def prefect_env(self) -> dict[str, str]:
@@ -126,7 +122,7 @@ class Site:
             "PREFECT_API_URL": self.api_url,
             "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
             "PREFECT_SERVER_UI_V2_ENABLED": "false",
-            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._pages),  # see `prepare`
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._home / "pages"),  # see `prepare`
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }

@@ -64,12 +64,11 @@ class Waiting(BaseModel):
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:
     """The decision with a person's answer in it; `undecided` while there is none."""
     rule = partial(Rule, name=APPROVAL, required=reason("approval_needed"))
-    if approval is None:
-        verdict = "undecided"
-        last = rule(outcome="unknown", found=reason("nobody_answered"), reason=reason("nobody_approved"))
-    elif approval.approve:
+    verdict = "undecided"
+    last = rule(outcome="unknown", found=reason("nobody_answered"), reason=reason("nobody_approved"))
+    if approval and approval.approve:
         verdict, last = "promote", rule(outcome="pass", found=approval.found)
-    else:
+    elif approval:
         verdict, last = "refuse", rule(outcome="fail", found=approval.found, reason=approval.found)
     others = [each for each in decision.rules if each.name != APPROVAL]
     return decision.model_copy(update={"verdict": verdict, "rules": [*others, last]})
@@ -96,10 +95,8 @@ def rows_to_review(
     chosen = {row.id for row in (*hardest, *failed)}
     others = [row for row in rows if row.id not in chosen]
     others = sorted(others, key=lambda row: hash_fraction(f"approval {row.id}"))[:sampled]
-    named: list[RowToReview] = []
-    for row in hardest:
-        rivals_ahead = (LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id])
-        named.append(RowToReview(row, "；".join(rivals_ahead)))
+    ahead = {row.id: [LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]] for row in hardest}
+    named = [RowToReview(row, "；".join(ahead[row.id])) for row in hardest]
     return named + [RowToReview(row, FAILED) for row in failed] + [RowToReview(row, SAMPLED) for row in others]
 
 

@@ -108,10 +108,7 @@ class Registry:
         raise ConfigError(f"{self.name}: no version is its {name}; see `qinglan release list`")
 
     def promote(self, version: str, *, force_reason: str = "") -> Released:
-        """Make it the champion; the champion becomes the previous one.
-
-        Raises `ConfigError` where the gate did not pass it and `force_reason` is empty.
-        """
+        """Make it the champion, that the previous one; `ConfigError` where the gate said no and nothing forces it."""
         with self._change() as client:
             wanted, aliases = self._releasable(version, force_reason), self.aliases()
             old, forced = aliases.get("champion", ""), ""
@@ -267,8 +264,7 @@ class Registry:
         champion = aliases.get("champion", "")
         doubled = [alias for alias in ("challenger", "previous") if champion and aliases.get(alias) == champion]
         for alias in doubled:
-            before = self._before(champion) if alias == "previous" else ""
-            if before:
+            if before := self._before(champion) if alias == "previous" else "":
                 self._client.set_registered_model_alias(self.name, alias, before)
             else:
                 self._client.delete_registered_model_alias(self.name, alias)
@@ -277,8 +273,7 @@ class Registry:
     def _before(self, champion: str) -> str:
         """What a rollback to it, or else its promotion, replaced."""
         versions = self.versions()
-        rolled_back = [version for version in versions if version.rolled_back_to == champion]
-        if rolled_back:
+        if rolled_back := [version for version in versions if version.rolled_back_to == champion]:
             return max(rolled_back, key=lambda version: version.rolled_back_at).version
         return next(version.replaced for version in versions if version.version == champion)
 

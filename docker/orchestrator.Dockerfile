@@ -7,7 +7,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /build
 COPY docker/orchestrator.lock docker/orchestrator.lock
 RUN python -m venv /opt/orchestrator \
- && /opt/orchestrator/bin/pip install --no-deps --requirement docker/orchestrator.lock
+ && /opt/orchestrator/bin/pip install --no-deps --require-hashes --requirement docker/orchestrator.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY qinglan qinglan
 COPY flows flows

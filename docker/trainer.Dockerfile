@@ -18,7 +18,7 @@ RUN apt-get update \
 WORKDIR /build
 COPY docker/trainer.lock docker/trainer.lock
 RUN python -m venv /opt/trainer \
- && /opt/trainer/bin/pip install --no-deps --requirement docker/trainer.lock
+ && /opt/trainer/bin/pip install --no-deps --require-hashes --requirement docker/trainer.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY qinglan qinglan
 COPY flows flows

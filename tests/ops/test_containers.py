@@ -117,6 +117,16 @@ def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
         assert given.get("ORCHESTRATOR", f"{OWN[0]}:{VERSION}") == f"{OWN[0]}:{VERSION}"
 
 
+@pytest.mark.parametrize("lock", ["requirements.lock", "docker/orchestrator.lock", "docker/trainer.lock"])
+def test_every_pin_of_a_lock_has_the_hashes_that_its_install_asks_for(lock: str) -> None:
+    text = re.sub(r"(?m)^#.*\n", "", read(lock)).replace("\\\n", " ")
+    for pin in text.splitlines():
+        assert re.fullmatch(r"\S+==\S+( +--hash=sha256:[0-9a-f]{64})+", pin), pin
+    steps = [read("Makefile"), *(file.read_text(encoding="utf-8") for file in DOCKERFILES)]
+    installs = [line for step in steps for line in step.splitlines() if re.search(rf"install .*{lock}$", line)]
+    assert len(installs) == 1 and "--require-hashes" in installs[0]
+
+
 def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:
     given = {line.removeprefix("!") for line in read(".dockerignore").splitlines() if line.startswith("!")}
     copies = [rest.split() for file in DOCKERFILES for word, rest in instructions(file) if word == "COPY"]
@@ -160,7 +170,7 @@ def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> N
     images = everything(documents, "image")
     named = [i if isinstance(i, str) else f"{i['repository']}:{i.get('tag') or i.get('prefectTag')}" for i in images]
     assert {name.split("/")[-1] for name in named} == {f"{image}:{VERSION}" for image in OWN}
-    assert f"\nray=={RAY['rayVersion']}\n" in read("docker/trainer.lock")
+    assert f"\nray=={RAY['rayVersion']} " in read("docker/trainer.lock")
 
 
 def test_every_claim_is_made_and_every_volume_mounted() -> None:

@@ -73,7 +73,7 @@ class CriticModelConfig(HFModelConfig):
 
     def __post_init__(self) -> None:
         if self.revision:
-            self.path = snapshot_download(self.path, revision=self.revision, local_files_only=True)
+            self.path: str = snapshot_download(self.path, revision=self.revision, local_files_only=True)
         super().__post_init__()
         if self.tokenizer_path == self.path:
             return

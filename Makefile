@@ -9,12 +9,15 @@ TORCH_INDEX ?=
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
+# Renews a lock: a pin that is there already stays, unless what is asked for has changed.
+LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --custom-compile-command "make lock"
+IMAGE := --python-version 3.11.15 --python-platform x86_64-manylinux_2_28
 NAME ?= seeds
 # Which recipe `demo`, `serve` and `up` are about: a file in configs/, such as medical or answer_judge, or a path.
 PROFILE := embedded
 export DO_NOT_TRACK := true
 
-.PHONY: setup demo test test-all test-unit lint up serve bench clean clean-all help
+.PHONY: setup demo test test-all test-unit lint up serve bench lock clean clean-all help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,9 +29,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "setup 1/3: virtual environment and torch"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# --no-deps, here and below: the lock is complete, so nothing is resolved and no CUDA package is pulled in.
-	@$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
-	@echo "setup 2/3: $$(wc -l < requirements.lock) locked packages, about two minutes"
-	@$(PIP) install --quiet --no-deps -r requirements.lock
+	@# torch is installed without a look at the lock's hashes, because each index has a build of its own under one version.
+	@$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep -o '^torch==[^ ]*' requirements.lock)"
+	@echo "setup 2/3: $$(grep -c == requirements.lock) locked packages, about two minutes"
+	@$(PIP) install --quiet --no-deps --require-hashes --requirement requirements.lock
 	@echo "setup 3/3: Qinglan itself"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import torch' || { echo "error: torch can't be loaded; on a machine without GPU give its CPU wheels: make setup TORCH_INDEX=<index of CPU wheels>"; rm -rf $(VENV); exit 2; }
@@ -64,6 +68,13 @@ up: setup ## Prefect's and MLflow's pages on loopback, a worker for each pool, t
 
 bench: setup ## run benchmarks/$(NAME).py and print its table
 	@$(BIN)/python benchmarks/$(NAME).py
+
+lock: ## after a changed pin: the hashes of requirements.lock, and the images' locks
+	@# Of a pin that was edited, uv would keep the old hashes: it is shown none.
+	@grep -o '^[^# ]*==[^ ]*' requirements.lock | $(LOCK) --no-deps --python-version 3.11 --output-file $(VENV)/new.lock - >/dev/null
+	@mv $(VENV)/new.lock requirements.lock
+	@$(LOCK) $(IMAGE) --constraint requirements.lock --output-file docker/orchestrator.lock docker/orchestrator.in pyproject.toml
+	@$(LOCK) $(IMAGE) --output-file docker/trainer.lock docker/trainer.in
 
 clean: ## remove the environment and caches; runs and the ledger of paid answers stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,12 +2,13 @@
 # a worker, or the one that deploys: compose.yaml has them all, docs/containers.md the steps.
 #
 #   docker build --file docker/orchestrator.Dockerfile --tag qinglan-orchestrator:0.1.0 .
-FROM python:3.11.15-slim-bookworm AS build
+ARG PYTHON=python:3.11.15-slim-bookworm
+FROM ${PYTHON} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY docker/orchestrator.lock docker/orchestrator.lock
 RUN python -m venv /opt/orchestrator \
- && /opt/orchestrator/bin/pip install --no-deps --requirement docker/orchestrator.lock
+ && /opt/orchestrator/bin/pip install --no-deps --require-hashes --requirement docker/orchestrator.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY qinglan qinglan
 COPY flows flows
@@ -15,7 +16,7 @@ COPY tasks tasks
 RUN /opt/orchestrator/bin/pip install --no-deps --no-build-isolation . \
  && /opt/orchestrator/bin/pip check
 
-FROM python:3.11.15-slim-bookworm
+FROM ${PYTHON}
 ENV PYTHONUNBUFFERED=1 PATH=/opt/orchestrator/bin:$PATH \
     DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false \
     PREFECT_SERVER_UI_STATIC_DIRECTORY=/srv/qinglan/pages

@@ -7,10 +7,11 @@
 ARG ORCHESTRATOR=qinglan-orchestrator:0.1.0
 # The toolkit of the CUDA that torch 2.11 on PyPI is built for: DeepSpeed asks for its compiler when it is imported.
 ARG CUDA=nvidia/cuda:13.0.1-devel-ubuntu22.04
+ARG PYTHON=python:3.11.15-slim-bookworm
 FROM ${ORCHESTRATOR} AS orchestrator
 FROM ${CUDA} AS cuda
 
-FROM python:3.11.15-slim-bookworm AS build
+FROM ${PYTHON} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends build-essential=12.9 \
@@ -18,7 +19,7 @@ RUN apt-get update \
 WORKDIR /build
 COPY docker/trainer.lock docker/trainer.lock
 RUN python -m venv /opt/trainer \
- && /opt/trainer/bin/pip install --no-deps --requirement docker/trainer.lock
+ && /opt/trainer/bin/pip install --no-deps --require-hashes --requirement docker/trainer.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY qinglan qinglan
 COPY flows flows
@@ -28,7 +29,7 @@ RUN /opt/trainer/bin/pip install --no-deps --no-build-isolation . \
  && /opt/trainer/bin/python -c "import qinglan.training.reward, qinglan.recipes.scoring.scorer, qinglan.recipes.query_rewrite, \
 qinglan.training.engines.generate, qinglan.training.engines.export"
 
-FROM python:3.11.15-slim-bookworm
+FROM ${PYTHON}
 ENV PYTHONUNBUFFERED=1 PATH=/opt/orchestrator/bin:$PATH CUDA_HOME=/usr/local/cuda-13.0 \
     DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false RAY_USAGE_STATS_ENABLED=0
 # Triton compiles its kernels' launchers while it runs.

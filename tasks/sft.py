@@ -87,7 +87,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
     depends_on = {
         "train_sha256": train_file.sha256,
         "dev_sha256": dev_file.sha256,
-        "model": base.artifacts["model"].sha256 if "model" in base.artifacts else model,
+        "model": base.artifacts["model"].sha256 if "model" in base.artifacts else [model, profile.student.revision],
         "sft": profile.sft.model_dump(mode="json"),
         "student": profile.student.model_dump(mode="json", include={"model_type", "template"}),
     }

@@ -16,6 +16,8 @@ class Student(Section):
 
     base_model: LocalPath = EMBEDDED
     """Local folder or hub id, or `embedded` for a tiny Qwen3 that is pretrained on this machine."""
+    revision: str | None = None
+    """Of a `base_model` on a hub: the commit, tag or branch to load; its newest files if not given."""
     model_type: str = "qwen3"
     """ms-swift's model type."""
     template: str = "qwen3_nothinking"
@@ -26,6 +28,12 @@ class Student(Section):
     """What an hour of one GPU costs, `rl.tensor_model_parallel_size` of which answer; on the CPU, of the machine. Where
     `prices` does not have the student, an answer costs its part of the time that evaluation took for all of them."""
     max_new_tokens: Count = 64
+
+    @model_validator(mode="after")
+    def _take_revisions_of_a_hub_alone(self) -> Self:
+        if self.revision and self.base_model == EMBEDDED:
+            raise ValueError(f"base_model: {EMBEDDED} is made on this machine and has no revision; leave out revision")
+        return self
 
 
 class Sft(Section):
@@ -262,6 +270,8 @@ class Rl(Section):
     lora_alpha: Count = 32
     critic_model: LocalPath | None = None
     """Local folder or hub id of a model with the same tokenizer, such as a smaller one; the policy's if not given."""
+    critic_revision: str | None = None
+    """Of a `critic_model` on a hub: the commit, tag or branch to load; its newest files if not given."""
     critic_lora_rank: Annotated[int, Field(ge=0)] | None = None
     """As the policy's if not given; 0 trains all of the critic."""
     save_freq: AutoCount = 0
@@ -317,6 +327,8 @@ class Rl(Section):
             )
         if self.algorithm == "dr_grpo" and self.policy_loss != "vanilla":
             raise ValueError(f"algorithm: dr_grpo has its own loss; leave out policy_loss: {self.policy_loss}")
+        if self.critic_revision and not self.critic_model:
+            raise ValueError("critic_revision needs critic_model: the policy's model has a revision of its own")
         if self.algorithm != "ppo" and (self.critic_model or self.critic_lora_rank is not None):
             raise ValueError(f"algorithm: {self.algorithm} has no critic; leave out critic_model and critic_lora_rank")
         return self

@@ -88,12 +88,17 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
     yield _planned("ledger", where, lambda: _ledger(profile, trains=trains))
     if trains:
         base, key = profile.student.base_model, "student.base_model"
-        check_base = partial(domain_for, profile, key) if base == EMBEDDED else partial(_model, key, base)
+        revision = ("student.revision", profile.student.revision)
+        check_base = partial(domain_for, profile, key) if base == EMBEDDED else partial(_model, key, base, *revision)
         yield _planned("base model", base, check_base)
         where = f"{profile.data.workbook}: SFT, RL and test split"
         yield _planned(_SCHEDULE, where, lambda: _schedule(profile), "slow")
     if trains and (critic := profile.rl.critic_model):
-        yield _planned("critic model", critic, lambda: _model("rl.critic_model", critic))
+        yield _planned(
+            "critic model",
+            critic,
+            partial(_model, "rl.critic_model", critic, "rl.critic_revision", profile.rl.critic_revision),
+        )
     if flow in ENGINE_FLOWS:
         yield _planned("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
@@ -319,12 +324,17 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
         raise ConfigError(f"paths.state: the ledger can't be kept there: {error}; {hint}") from error
 
 
-def _model(key: str, name: str) -> None:
+def _model(key: str, name: str, revision_key: str, revision: str | None) -> str | None:
     """A hub id has one slash at most, so what has more is a path."""
     folder = Path(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.is_dir()
+    if looks_local and revision:
+        raise ConfigError(f"{key}: {name} is a folder, which has no revisions; leave out {revision_key}")
     if looks_local and not (folder / "config.json").is_file():
         raise ConfigError(f"{key}: {name} is no model folder (no config.json in it); name one, or a hub's model id")
+    if looks_local or revision:
+        return None
+    return f"{key}: {name}: whatever the hub has under that name is taken; name a commit in {revision_key}"
 
 
 def _device(profile: Profile) -> None:

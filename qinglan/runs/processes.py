@@ -70,6 +70,8 @@ class Processes:
     _backoffs: dict[str, RestartBackoff] = field(default_factory=dict)
     _large_logs: set[str] = field(default_factory=set)
     """Those that could not be made smaller, which is reported once."""
+    _logs_s: float = field(default_factory=time.monotonic)
+    """When their sizes were looked at last."""
 
     def __enter__(self) -> "Processes":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -110,15 +112,18 @@ class Processes:
 
     def keep_running(self, recover: Recover) -> NoReturn:
         """Restart what ends, and keep the logs small, until an exception."""
-        logs_s = time.monotonic()
         while True:
             for name in list(self._running):
                 self._restart_if_ended(name, recover)
-            if time.monotonic() - logs_s > _LOGS_EVERY_S:
-                logs_s = time.monotonic()
-                for name in self._running:
-                    self._limit_log(name)
+            self.limit_logs()
             time.sleep(POLL_S)
+
+    def limit_logs(self) -> None:
+        """Keep the logs small: once a minute, however often it is called."""
+        if time.monotonic() - self._logs_s > _LOGS_EVERY_S:
+            self._logs_s = time.monotonic()
+            for name in self._running:
+                self._limit_log(name)
 
     def _restart_if_ended(self, name: str, recover: Recover) -> None:
         now, process = time.monotonic(), self._running[name]

@@ -94,7 +94,7 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
         yield None
         return
     local = judge.settings
-    folder = registry_of(profile, local.model).folder(judge.released)
+    folder = registry_of(profile, local.model).folder(judge.released, say)
     as_served = profile.model_copy(
         update={
             "student": profile.student.model_copy(update={"max_new_tokens": local.max_tokens}),

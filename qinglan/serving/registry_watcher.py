@@ -122,4 +122,4 @@ class RegistryWatcher:
 
     def _locate(self, version: str) -> Released:
         released = self.registry.version(version)
-        return released.model_copy(update={"folder": self.registry.folder(released)})
+        return released.model_copy(update={"folder": self.registry.folder(released, self.say)})

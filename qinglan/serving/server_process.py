@@ -60,7 +60,8 @@ class ServerProcess:
     _missed: int = 0
 
     def __post_init__(self) -> None:
-        self.processes.start(self.name, self.command, announces=self.announces)
+        # The log goes on: a message of an earlier crash names it.
+        self.processes.start(self.name, self.command, announces=self.announces, goes_on=True)
         self.since_s = self.clock()
 
     def step(self) -> str | None:

@@ -118,6 +118,7 @@ class ServingSite:
         """One step, without waiting. A part that fails is reported and retried; the others are done all the same."""
         # What keeps the service up comes before what is only written to files.
         self._try(self.router.step)
+        self._try(self.fleet.processes.limit_logs)
         if named := self.watcher.latest:
             self._try(lambda: self._follow(named))
 

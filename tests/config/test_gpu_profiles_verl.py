@@ -58,6 +58,20 @@ def test_a_critic_with_another_tokenizer_is_refused(model: Path, tmp_path: Path)
         omega_conf_to_dataclass(config.critic)
 
 
+def test_a_critic_of_a_hub_is_loaded_at_its_revision(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+    from verl.utils.config import omega_conf_to_dataclass
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--small" / "snapshots").mkdir(parents=True)
+    for revision in ("a" * 40, "b" * 40):
+        (tmp_path / "models--org--small" / "snapshots" / revision).symlink_to(model)
+    config = composed("fivedoctors", model, "rl.critic_model=org/small", f"rl.critic_revision={'b' * 40}")
+    assert omega_conf_to_dataclass(config.critic.model).local_path.endswith("b" * 40)
+
+
 def test_the_critics_engine_takes_the_place_of_verls_on_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.engine import EngineRegistry
 

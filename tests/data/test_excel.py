@@ -197,6 +197,9 @@ def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(excel, "_MAX_TEXT", 100)
     with pytest.raises(WorkbookError, match=r"is damaged \(a text of more than"):
         list(read_rows(path, FULL, Tenant()))
+    monkeypatch.setattr(excel, "MAX_CELLS", 10)
+    with pytest.raises(WorkbookError, match=r"q\.xlsx: has more than 10 cells, .* save the sheet as \.csv"):
+        list(read_rows(path, FULL, Tenant()))
     monkeypatch.setattr(excel, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(WorkbookError, match=r"q\.xlsx: unpacks to .* save the sheet as \.csv"):
         list(read_rows(path, FULL, Tenant()))

@@ -12,6 +12,7 @@ from qinglan.config import Profile, Select
 from qinglan.data.review import add_reviews, load_reviews
 from qinglan.data.review.export import ReviewExport, VerdictCounts, count_verdicts, export_reviews
 from qinglan.data.review.workbook import ControlResult, read_sheet
+from qinglan.data.sources import excel
 from qinglan.errors import QinglanError, WorkbookError
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.medical import RECIPE
@@ -267,6 +268,14 @@ def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path
     with edited(path) as sheet:
         sheet["V1"] = "结论"
     assert "column `结论` is in row 1 twice (P and V)" in error(path)
+
+
+def test_a_review_workbook_that_is_too_large_is_refused(profile: Profile, path: Path, monkeypatch: pytest.MonkeyPatch):
+    export(profile, path, row())
+    for limit, message in (("MAX_CELLS", "has more than 10 cells"), ("MAX_UNPACKED_BYTES", "unpacks to")):
+        monkeypatch.setattr(excel, limit, 10)
+        with pytest.raises(WorkbookError, match=message):
+            read_sheet(path, profile)
 
 
 def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, path: Path):

@@ -43,6 +43,11 @@ def secrets(service: dict[str, Any]) -> dict[str, str]:
     return {s["target"]: s["source"] for s in named}
 
 
+def default_of(value: str) -> str:
+    """What compose takes where the variable is not given."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+
+
 def instructions(dockerfile: Path) -> list[tuple[str, str]]:
     text = re.sub(r"(?m)^#.*\n", "", dockerfile.read_text(encoding="utf-8"))
     return re.findall(r"^([A-Z]+) +(.+)", re.sub(r"\\\n", " ", text), flags=re.MULTILINE)
@@ -61,7 +66,7 @@ def test_a_service_is_pinned_unprivileged_and_reached_from_this_machine_alone(na
     assert service["user"].split(":")[0] not in ("", "0", "root")
     assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
     assert not {"privileged", "cap_add", "network_mode"} & service.keys()
-    repository, _, tag = service["image"].partition(":")
+    repository, _, tag = default_of(service["image"]).partition(":")
     assert tag == VERSION if repository in OWN else re.match(r"\d+\.\d+", tag)
     ports = service.get("ports", [])
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -117,6 +122,38 @@ def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
         assert given.get("ORCHESTRATOR", f"{OWN[0]}:{VERSION}") == f"{OWN[0]}:{VERSION}"
 
 
+@pytest.mark.parametrize("lock", ["requirements.lock", "docker/orchestrator.lock", "docker/trainer.lock"])
+def test_every_pin_of_a_lock_has_the_hashes_that_its_install_asks_for(lock: str) -> None:
+    text = re.sub(r"(?m)^#.*\n", "", read(lock)).replace("\\\n", " ")
+    for pin in text.splitlines():
+        assert re.fullmatch(r"\S+==\S+( +--hash=sha256:[0-9a-f]{64})+", pin), pin
+    steps = [read("Makefile"), *(file.read_text(encoding="utf-8") for file in DOCKERFILES)]
+    installs = [line for step in steps for line in step.splitlines() if re.search(rf"install .*{lock}$", line)]
+    assert len(installs) == 1 and "--require-hashes" in installs[0]
+
+
+def test_every_image_of_others_can_be_pinned_by_digest_with_one_command(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho sha256:$(printf %s \"$6\" | sha256sum | cut -d' ' -f1)\n")
+    docker.chmod(0o755)
+    done = subprocess.run(
+        ["sh", ROOT / "docker" / "pin-images.sh"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    pinned = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert all(re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in pinned.values())
+    others = [s["image"] for s in SERVICES.values() if s["image"].split(":")[0] not in OWN]
+    builds = [SERVICES[name]["build"] for name in ("prefect", "trainer")]
+    given = [*others, *(image for build in builds for image in build["args"].values())]
+    assert {re.sub(r"\$\{(\w+):-.*", r"\1", image) for image in given} == pinned.keys()
+    for build in builds:
+        steps = instructions(ROOT / build["dockerfile"])
+        arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
+        assert {name: default_of(image) for name, image in build["args"].items()}.items() <= arguments.items()
+        stages = [rest.split()[0] for word, rest in steps if word == "FROM"]
+        assert set(stages) == {f"${{{name}}}" for name in arguments}
+
+
 def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:
     given = {line.removeprefix("!") for line in read(".dockerignore").splitlines() if line.startswith("!")}
     copies = [rest.split() for file in DOCKERFILES for word, rest in instructions(file) if word == "COPY"]
@@ -160,7 +197,7 @@ def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> N
     images = everything(documents, "image")
     named = [i if isinstance(i, str) else f"{i['repository']}:{i.get('tag') or i.get('prefectTag')}" for i in images]
     assert {name.split("/")[-1] for name in named} == {f"{image}:{VERSION}" for image in OWN}
-    assert f"\nray=={RAY['rayVersion']}\n" in read("docker/trainer.lock")
+    assert f"\nray=={RAY['rayVersion']} " in read("docker/trainer.lock")
 
 
 def test_every_claim_is_made_and_every_volume_mounted() -> None:

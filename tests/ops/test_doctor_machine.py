@@ -149,5 +149,5 @@ def test_packages_that_are_missing_old_or_not_those_of_the_lock(
     monkeypatch.setattr(machine, "LOCK", tmp_path / "requirements.lock")
     wheel = machine.check_packages(profile, "refresh")
     assert (wheel.note, "requirements.lock is only in a checkout" in wheel.detail) == (None, True)
-    machine.LOCK.write_text("pytest==8.0.0\nother==1\n")
+    machine.LOCK.write_text("pytest==8.0.0 \\\n    --hash=sha256:0\nother==1\n")
     assert "(tested with 8.0.0); run `make setup`" in (machine.check_packages(profile, "refresh").note or "")

@@ -31,7 +31,7 @@ STEP_S = 600
 # The packages that the reward and the engines' scripts are imported with; the lock has their versions.
 IMPORTED_WITH = """
 aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx2 httpcore2
-h11 anyio sniffio certifi truststore distro jiter tqdm typing_extensions pydantic pydantic_core pyyaml filelock
+h11 anyio sniffio certifi truststore distro jiter tqdm typing-extensions pydantic pydantic-core pyyaml filelock
 annotated-types typing-inspection sqlalchemy greenlet psycopg psycopg-binary psutil jieba numpy pyarrow setuptools
 jmespath
 """
@@ -90,26 +90,29 @@ def test_the_orchestrators_commands_start(orchestrator: Path, tmp_path: Path) ->
 
 def test_the_trainers_lock_can_be_had_and_its_parts_of_qinglan_import(tmp_path: Path) -> None:
     pins = _pins("docker/trainer.lock")
-    small = [pin for pin in pins if pin.split("==")[0].lower() in IMPORTED_WITH.split()]
-    assert len(small) == len(IMPORTED_WITH.split())
+    few_pins = {pin: lines for pin, lines in pins.items() if pin.split("==")[0] in IMPORTED_WITH.split()}
+    assert len(few_pins) == len(IMPORTED_WITH.split())
+    small, unseen = tmp_path / "small.lock", tmp_path / "unseen.txt"
+    small.write_text("".join(few_pins.values()), encoding="utf-8")
     # `make setup` has just installed the others.
-    unseen = tmp_path / "unseen.txt"
     unseen.write_text("\n".join(pin for pin in pins if pin not in _pins("requirements.lock")), encoding="utf-8")
 
     def change(step: str) -> str:
-        few = step.replace("--requirement docker/trainer.lock", " ".join(small))
+        few = step.replace("docker/trainer.lock", str(small))
         if few == step:
             return step
         install = step.split("&&")[1].replace("docker/trainer.lock", str(unseen))
-        # A newer pip can read what a wheel says about itself without having the wheel.
-        look = install.replace(" install ", " install --dry-run --ignore-installed --use-feature=fast-deps ")
+        # A newer pip can read what a wheel says about itself without having the wheel, whose hash it then can't know.
+        look = install.replace("--require-hashes", "--dry-run --ignore-installed --use-feature=fast-deps")
         return f"{few} && {install.split()[0]} install pip==26.3 && {look}"
 
     build("trainer", tmp_path, change)
 
 
-def _pins(lock: str) -> list[str]:
-    return [line for line in (ROOT / lock).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+def _pins(lock: str) -> dict[str, str]:
+    """Each pin, with its lines in the lock: the hashes are among them."""
+    entries = re.findall(r"(?m)^[^#\s].*\n(?: .*\n)*", (ROOT / lock).read_text(encoding="utf-8"))
+    return {entry.split()[0]: entry for entry in entries}
 
 
 class Services:

@@ -102,6 +102,7 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         ({"rag": {"knowledge_base": __file__}}, "rag", "test_preflight.py, line 1: not JSON"),
         ({"rag": {"preset": "dify"}}, "rag", "the simulator keeps Qinglan's own contract; set `qinglan`"),
         ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
+        ({"student": {"base_model": "/no/model", "revision": "v1"}}, "base model", "leave out student.revision"),
         ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
         ({"rl": {"rollout_engine": "vllm"}}, "device", "set it to cpu"),
@@ -113,6 +114,18 @@ def test_wrong_settings(
 ):
     monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
     assert message in problems(profile_of(**sections), "pipeline")[name]
+
+
+def test_a_hub_model_without_a_revision_is_noted(profile_of: ProfileOf):
+    def notes(revision: str | None) -> list[str]:
+        student, rl = {"base_model": "Qwen/Qwen3-8B", "revision": revision}, {"critic_model": "Qwen/Qwen3-4B"}
+        checks = inspect_profile(profile_of(student=student, rl=rl | {"critic_revision": revision}), "train")
+        return [check.note for check in checks if check.name in ("base model", "critic model") and check.note]
+
+    unpinned = "whatever the hub has under that name is taken"
+    found = [f"student.base_model: Qwen/Qwen3-8B: {unpinned}; name a commit in student.revision"]
+    assert notes(None) == [*found, f"rl.critic_model: Qwen/Qwen3-4B: {unpinned}; name a commit in rl.critic_revision"]
+    assert notes("abc123") == []
 
 
 def program(path: Path, script: str) -> str:

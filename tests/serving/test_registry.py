@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from registered import Models
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
+from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.run import open_run
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_digest, rival_of
@@ -244,6 +246,24 @@ def test_weights_are_restored_from_mlflow(site: Models, how: str):
     restored = site.registry.folder(made)
     assert restored == site.folder / "state" / "models" / site.name / "1"
     assert (restored / "model.safetensors").read_text() == "one"
+
+
+def test_weights_exchanged_together_with_mlflows_digest_are_not_served(site: Models):
+    made = site.registry.register(site.candidate())
+    (made.folder / "model.safetensors").write_text("another model")
+    site.client.set_model_version_tag(site.name, "1", "sha256", sha256_of(made.folder))
+    with pytest.raises(ArtifactError, match=r"release 1 of .* digest .* is not the one in .*; find out who changed"):
+        site.registry.folder(site.registry.version("1"))
+
+
+def test_a_site_without_a_record_of_a_version_serves_it_and_keeps_one(site: Models):
+    made, said = site.registry.register(site.candidate()), list[str]()
+    elsewhere = replace(site.registry, state=site.folder / "another machine")
+    assert elsewhere.folder(made, said.append) == elsewhere.folder(made, said.append) == made.folder
+    (line,) = said
+    assert line.startswith(f"release 1 of {site.name}: this site had no record of its weights' digest")
+    with pytest.raises(ArtifactError, match="is not the one in"):
+        elsewhere.folder(made.model_copy(update={"sha256": "0" * 64}))
 
 
 def test_large_weights_stay_where_they_are(site: Models):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 from doubles import Clock, raising
 from fake_registry import FakeRegistry
+from waiting import wait_until
 
 from qinglan.config import Profile, load_profile
 from qinglan.runs.launcher import Command
+from qinglan.runs.processes import Processes
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import VERDICT_FILE, CanaryVerdict, read_verdict
@@ -63,15 +66,19 @@ class FakeProcesses:
     def __init__(self) -> None:
         self.running: dict[str, FakeProcess] = {}
         self.started: list[str] = []
+        self.limited = 0
         self.commands: dict[str, Command] = {}
 
-    def start(self, name: str, command: Command, *, announces: bool = False) -> None:
+    def start(self, name: str, command: Command, *, announces: bool = False, goes_on: bool = False) -> None:
         self.running[name], self.commands[name] = FakeProcess(name), command
         self.started.append(name)
 
     def stop(self, *names: str) -> None:
         for name in names:
             del self.running[name]
+
+    def limit_logs(self) -> None:
+        self.limited += 1
 
     def __getitem__(self, name: str) -> FakeProcess:
         return self.running[name]
@@ -495,3 +502,19 @@ def test_models_get_groups_of_gpus(
     profile = profile_of(trainer=GPUS, rl={"tensor_model_parallel_size": 4}, serve={"models_per_gpu": per_gpu})
     assert places_of(profile, visible) == places
     assert places_of(profile_of(), visible) is None, "the CPU takes any number of models"
+
+
+def test_the_log_that_a_crash_names_is_there_after_the_restart(tmp_path: Path) -> None:
+    crash = Command([sys.executable, "-c", "raise SystemExit('no memory left')"])
+    with Processes(tmp_path, lambda _: None) as processes, ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            server = ServerProcess(processes, "model_1", crash, lambda: "starting", pool, 60.0)
+            wait_until("its end", lambda of=processes["model_1"]: of.status() is not None)
+            assert f"full log: {processes.log('model_1')}" in (server.step() or "")
+    assert processes.log("model_1").read_text().count("no memory left") == 2
+
+
+def test_the_logs_of_a_site_are_kept_small(profile_of: ProfileOf, tmp_path: Path) -> None:
+    bench = Bench(profile_of(), tmp_path, champion="1")
+    bench.run(1.0)
+    assert bench.processes.limited == 2

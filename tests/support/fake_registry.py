@@ -35,7 +35,7 @@ class FakeRegistry:
             **dict.fromkeys(_TEXTS, "x"),
         )  # fmt: skip
 
-    def folder(self, released: Released) -> Path:
+    def folder(self, released: Released, _say: object) -> Path:
         return released.folder
 
     def withdraw_challenger(self, reason: str, version: str | None = None) -> None:

@@ -55,6 +55,15 @@ def test_a_local_model_is_absolute_and_offline(profile_of: ProfileOf, tmp_path: 
     assert options(remote)["model"] == "Qwen/Qwen3-32B" and "HF_HUB_OFFLINE" not in remote.env
 
 
+def test_a_hub_models_revision_reaches_every_command_that_loads_it(profile_of: ProfileOf):
+    profile = profile_of(student={"base_model": "Qwen/Qwen3-32B", "revision": "abc123"})
+    merge = merge_command(profile, adapter=Path("a"), output_dir=Path("m"), model="Qwen/Qwen3-32B")
+    assert [options(command)["model_revision"] for command in (sft(profile), merge)] == ["abc123", "abc123"]
+    assert "model_revision" not in options(sft(profile_of()))
+    (command,) = generate_commands(profile, {"base": "Qwen/Qwen3-32B"}, Path("p.jsonl"), Path("out"))
+    assert json.loads(command.argv[-1])["revision"] == "abc123"
+
+
 def test_gpus(profile_of: ProfileOf):
     trainer = {"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}
     command = sft(profile_of(trainer=trainer, sft={"deepspeed": "zero3"}))

@@ -48,8 +48,7 @@ def requirements() -> dict[str, str]:
 
 
 def locked(text: str) -> dict[str, str]:
-    pins = (line.split("==") for line in text.splitlines() if not line.startswith("#"))
-    return {name.lower().replace("_", "-"): version for name, version in pins}
+    return dict(re.findall(r"(?m)^([^#\s]\S*)==(\S+)", text))
 
 
 def test_every_import_is_installed_or_comes_with_an_engine() -> None:

@@ -78,6 +78,7 @@ def test_engines_get_the_keys_that_they_need_and_no_others(profile_of: ProfileOf
         ({"algorithm": "opo"}, "Input should be 'ppo', 'grpo'"),
         ({"algorithm": "dr_grpo", "rollouts_per_prompt": 4, "policy_loss": "gspo"}, "leave out policy_loss: gspo"),
         ({"algorithm": "reinforce_plus_plus", "critic_model": "Qwen/Qwen3-4B"}, "has no critic"),
+        ({"critic_revision": "abc123"}, "critic_revision needs critic_model"),
         ({"kl": {"mode": "loss", "target_kl": 0.1}}, "target_kl needs mode: reward, not loss"),
         ({"kl": {"mode": "loss", "estimator": "kl"}}, "no gradient in the loss"),
     ],

@@ -8,6 +8,7 @@ the whole import. The cells to fill in have the text format, so that a reviewer'
 
 import hashlib
 import io
+import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from openpyxl.worksheet.datavalidation import DataValidation
 from qinglan.config import Profile, Select
 from qinglan.data.review import Review, ReviewVerdict, fingerprint
 from qinglan.data.review.sample import CONTROL, ReviewSample
-from qinglan.data.sources.excel import CORRUPT, damage, load_book
+from qinglan.data.sources.excel import CORRUPT, damage, load_book, require_size
 from qinglan.data.sources.records import input_field
 from qinglan.data.workbook_writer import (
     WRAPPED,
@@ -279,6 +280,8 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
 def _lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterator[ReviewLine]:
     """Every line below the header, wherever the columns are, whose titles are given by their meaning."""
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            require_size(path, archive)
         book = load_book(io.BytesIO(content))
     except CORRUPT as error:
         problem = f"is no readable .xlsx file ({damage(error)})"

@@ -26,7 +26,8 @@ from openpyxl.xml.constants import SHARED_STRINGS
 from qinglan.data.sources.records import InputColumns, Record, cell_text, column_places
 from qinglan.errors import WorkbookError
 
-MAX_UNPACKED_BYTES = 4 << 30
+MAX_UNPACKED_BYTES, MAX_CELLS = 4 << 30, 20_000_000
+"""Of a whole workbook; openpyxl keeps some hundred bytes of memory for a cell."""
 
 _OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
@@ -41,6 +42,7 @@ _HEAD = 200
 _MAX_TEXT = 16 << 20
 _CELL = re.compile(rb'<c r="([A-Z]{1,3})(\d{1,7})"(?: s="(\d+)"| t="(?:s|n|b|str|inlineStr)")*\s*/?>')
 _ANY_CELL = re.compile(rb"<c[\s/>]")
+_CELL_OF_ANY_WRITER = re.compile(rb"<(?:\w+:)?c[\s/>]")
 _NOT_PLAIN = re.compile(
     rb"<f[\s/>]|<mergeCell\s"  # formulas, merged cells
     rb"|<v>-?\d{16}"  # a whole number that is no exact float
@@ -166,6 +168,21 @@ def load_book(stream: IO[bytes]) -> Any:
         return openpyxl.load_workbook(stream, keep_links=False)
 
 
+def require_size(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse a workbook that may not fit into memory, before it is read whole."""
+    unpacked, cells = sum(member.file_size for member in archive.infolist()), 0
+    most, hint = "more than any workbook of questions", "save the sheet as .csv"
+    if unpacked > MAX_UNPACKED_BYTES:
+        what = f"unpacks to {unpacked / 2**30:,.0f} GiB, {most} ({MAX_UNPACKED_BYTES >> 30} GiB)"
+        raise WorkbookError(f"{path}: {what}; {hint}")
+    for part in (name for name in archive.namelist() if name.endswith(".xml")):
+        with archive.open(part) as stream:
+            while block := stream.read(_BLOCK):
+                cells += len(_CELL_OF_ANY_WRITER.findall(block))
+                if cells > MAX_CELLS:
+                    raise WorkbookError(f"{path}: has more than {MAX_CELLS:,} cells, {most}; {hint}")
+
+
 def damage(error: Exception) -> str:
     """An error's message, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
@@ -179,10 +196,7 @@ def scan(path: Path, sheet: str | None) -> Layout:
     with path.open("rb") as stream, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # openpyxl's warnings about styles and extensions, which don't concern cells
         reader = ExcelReader(stream, read_only=True, keep_links=False)
-        unpacked = sum(member.file_size for member in reader.archive.infolist())
-        if unpacked > MAX_UNPACKED_BYTES:
-            most = f"more than any workbook of questions ({MAX_UNPACKED_BYTES >> 30} GiB)"
-            raise WorkbookError(f"{path}: unpacks to {unpacked / 2**30:,.0f} GiB, {most}; save the sheet as .csv")
+        require_size(path, reader.archive)
         reader.read_manifest()
         reader.read_workbook()
         parts = {

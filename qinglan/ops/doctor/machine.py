@@ -85,7 +85,7 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
     if not LOCK.is_file():
         return Check("packages", f"{detail}; tested versions are not known, as requirements.lock is only in a checkout")
     lines = (line.partition("==") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
-    tested = {canonicalize_name(name): found.strip() for name, _, found in lines}
+    tested = {canonicalize_name(name): found.split()[0] for name, _, found in lines}
     others = []
     for each in needed:
         version, found = tested.get(canonicalize_name(each.name)), installed(each.name)

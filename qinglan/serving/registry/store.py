@@ -4,6 +4,7 @@ A change writes its aliases in an order that leaves a champion wherever a kill h
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+_LOG = logging.getLogger(__name__)
 RIVAL_FILE = "champion.json"
 """In a run's directory."""
 
@@ -64,7 +66,9 @@ class Registry:
             tags, about = tags_of(candidate, weights), candidate.description[:5000]
             run_id = candidate.mlflow_run_id
             made = client.create_model_version(self.name, f"{root}/{FILES}", run_id, tags=tags, description=about)
-            return self._released(made, {})
+            registered = self._released(made, {})
+            write_json(self._digest_file(registered), registered.sha256)
+            return registered
 
     def versions(self) -> list[Released]:
         with self.asking() as client:
@@ -199,8 +203,12 @@ class Registry:
             client.set_registered_model_alias(self.name, "previous", bad)
             return self.version(good)
 
-    def folder(self, released: Released) -> Path:
-        """The merged weights, their digest checked; restored from MLflow where they are missing or changed."""
+    def folder(self, released: Released, say: Callable[[str], object] = _LOG.warning) -> Path:
+        """The merged weights, their digest checked; restored from MLflow where they are missing or changed.
+
+        Raises `ArtifactError` where they can't be had, or where MLflow's digest is not the one that this site recorded.
+        """
+        self._check_digest(released, say)
         kept = self.state / "models" / self.name / released.version
         for folder in (released.folder, kept):
             if folder.is_dir() and sha256_of(folder) == released.sha256:
@@ -216,6 +224,22 @@ class Registry:
                 with self.asking() as client:
                     restore(client, released, kept)
             return kept
+
+    def _digest_file(self, released: Released) -> Path:
+        return self.state / "registry" / self.name / f"{released.version}.json"
+
+    def _check_digest(self, released: Released, say: Callable[[str], object]) -> None:
+        """Weights and digest could be exchanged together by whoever can write to MLflow."""
+        file, where = self._digest_file(released), f"release {released.version} of {self.name}"
+        if not file.exists():
+            write_json(file, released.sha256)
+            say(f"{where}: this site had no record of its weights' digest, and keeps MLflow's in {file} from now on")
+        elif json.loads(file.read_text(encoding="utf-8")) != released.sha256:
+            problem, hint = (
+                f"the digest that MLflow has of its weights is not the one in {file}",
+                "find out who changed it",
+            )
+            raise ArtifactError(f"{where}: {problem}; {hint}, and remove that file if it was meant, {ADVICE}")
 
     def read_champion(self) -> Released | None:
         """The champion, with weights that can be loaded; large ones are not hashed."""

@@ -37,6 +37,7 @@ def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Pa
         "backend": "transformers" if on_cpu else "vllm",
         "model_type": profile.student.model_type,
         "template": profile.student.template,
+        "revision": profile.student.revision,
         "torch_dtype": profile.sft.torch_dtype,
         "max_new_tokens": profile.student.max_new_tokens,
         "batch_size": profile.evaluate.batch_size,
@@ -71,6 +72,7 @@ def _engine(folder: str, options: dict[str, Any]) -> Any:
     common = {
         "model_type": options["model_type"],
         "template_type": options["template"],
+        "revision": options["revision"],  # of a folder's model it is not read
         "torch_dtype": getattr(torch, options["torch_dtype"]),
     }
     if options["backend"] == "vllm":

@@ -23,6 +23,7 @@ from typing import Any
 import ray
 import torch
 import transfer_queue
+from huggingface_hub import snapshot_download
 from omegaconf import open_dict
 from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoModelForTokenClassification, AutoTokenizer
@@ -65,9 +66,14 @@ WORKER_FIELDS = (
 @dataclass
 class CriticModelConfig(HFModelConfig):
     """verl's configuration for a critic that may start from another model than the policy; `tokenizer_path` is the
-    policy's."""
+    policy's. verl knows no revision of a hub's model: it is handed that revision's folder in the hub's cache."""
+
+    _mutable_fields = HFModelConfig._mutable_fields | {"path"}
+    revision: str | None = None
 
     def __post_init__(self) -> None:
+        if self.revision:
+            self.path: str = snapshot_download(self.path, revision=self.revision, local_files_only=True)
         super().__post_init__()
         if self.tokenizer_path == self.path:
             return

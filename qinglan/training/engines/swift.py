@@ -89,6 +89,7 @@ def sft_command(
         "seed": sft.seed,
         "report_to": "none",
     }
+    arguments |= {"model_revision": profile.student.revision} if profile.student.revision else {}
     env, gpus = engine_env(profile, model), profile.trainer.gpus_per_node
     if Path(model).is_dir():  # of a model on a hub, the weights are in that cache too
         env |= {"MODELSCOPE_CACHE": str(output_dir.resolve().parent / ROW_CACHE)}
@@ -116,6 +117,7 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
         "torch_dtype": profile.sft.torch_dtype,
         "exist_ok": True,
     }
+    arguments |= {"model_revision": profile.student.revision} if profile.student.revision else {}
     gpus = profile.trainer.gpus_per_node
     if profile.trainer.device == "cpu":
         arguments["device_map"], gpus = "cpu", 0

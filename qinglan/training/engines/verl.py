@@ -261,6 +261,7 @@ def _critic(profile: Profile, model: Path) -> Overrides:
         "critic.model._target_": CRITIC_CONFIG,
         "critic.model.path": absolute_or_hub_id(rl.critic_model) if rl.critic_model else model,
         "critic.model.tokenizer_path": model,
+        **({"+critic.model.revision": rl.critic_revision} if rl.critic_revision else {}),
         "critic.strategy": "fsdp2",
         "critic.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
         "critic.optim.lr": rl.critic_lr,

@@ -135,10 +135,10 @@ def profile_text(
     parts: list[tuple[str, dict[str, Any]]] = [
         ("Whose questions these are, and what they are about, as the prompts say it.", {"tenant": tenant}),
         (
-            "Of the columns, those with other names than usual (docs/contracts.md).",
+            "Of the columns, those with other names than usual (docs/reference/file-formats.md).",
             {"data": {"workbook": workbook, **({"columns": renamed} if renamed else {})}},
         ),
-        ("docs/rag-service.md says what the service takes and answers.", {"rag": _changed(rag, base.rag)}),
+        ("docs/how-to/rag.md says what the service takes and answers.", {"rag": _changed(rag, base.rag)}),
         (
             "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.",
             {role: _changed(chat, getattr(base, role)) for role, chat in chats.items()},
@@ -148,12 +148,12 @@ def profile_text(
         parts.append(("How slow the student may be beside the teacher.", {"gate": gate}))
     if not on_cpu:
         gpus = {"gpus_per_node": int(machine.removeprefix("gpu"))}
-        parts.append(("trainer.python is the trainer's interpreter (docs/gpu.md).", {"trainer": gpus}))
+        parts.append(("trainer.python is the trainer's interpreter (docs/how-to/gpus.md).", {"trainer": gpus}))
     if priced:
         parts.append(("US dollars per million tokens; the gate's cost rule compares by them.", {"prices": priced}))
     lines = [
         f"# Made by `qinglan init`. What is not here is as in configs/{base_name}.yaml.",
-        "# docs/configuration.md lists every setting.",
+        "# docs/reference/configuration.md lists every setting.",
         f"extends: {base_name}",
     ]
     for comment, section in parts:

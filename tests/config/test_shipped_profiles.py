@@ -51,5 +51,5 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
 
 
 def test_documentation_of_every_key_is_current():
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == config_docs.render(), "run `python -m qinglan.config.docs > docs/configuration.md`"
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    assert page == config_docs.render(), "run `python -m qinglan.config.docs > docs/reference/configuration.md`"

@@ -25,8 +25,8 @@ def row(query: str = DOSAGE, *, answer: str = "", keywords: str = "", **fields: 
 
 
 def test_the_page_of_the_rules_is_generated() -> None:
-    page = (ROOT / "docs" / "reward_rules.md").read_text(encoding="utf-8")
-    assert page == markdown(RULES), "run: python -m qinglan.recipes.medical > docs/reward_rules.md"
+    page = (ROOT / "docs" / "reference" / "medical-rules.md").read_text(encoding="utf-8")
+    assert page == markdown(RULES), "run: python -m qinglan.recipes.medical > docs/reference/medical-rules.md"
 
 
 def test_a_weight_for_every_part_and_nothing_else() -> None:

@@ -10,11 +10,12 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
 NAME ?= seeds
+DOCS := .venv-docs
 # Which recipe `demo`, `serve` and `up` are about: a file in configs/, such as medical or answer_judge, or a path.
 PROFILE := embedded
 export DO_NOT_TRACK := true
 
-.PHONY: setup demo test test-all test-unit lint up serve bench clean clean-all help
+.PHONY: setup demo test test-all test-unit lint up serve bench docs clean clean-all help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -65,8 +66,17 @@ up: setup ## Prefect's and MLflow's pages on loopback, a worker for each pool, t
 bench: setup ## run benchmarks/$(NAME).py and print its table
 	@$(BIN)/python benchmarks/$(NAME).py
 
+docs: $(DOCS)/.installed ## the documentation as pages in site/, in an environment of its own
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+$(DOCS)/.installed: docs/requirements.txt
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps -r docs/requirements.txt
+	@touch $@
+
 clean: ## remove the environment and caches; runs and the ledger of paid answers stay
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS) site build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 clean-all: clean ## remove all runs and the ledger as well
 	rm -rf runs .qinglan

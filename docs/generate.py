@@ -75,7 +75,9 @@ def python_api() -> str:
         "## Recipes",
         *(_entry(f"qinglan.recipes:{name}") for name in recipes.__all__),
     ]
-    return "\n\n".join(parts) + "\n"
+    words = (sys.executable, "-m", "ruff", "format", "--stdin-filename", "python-api.md", "-")
+    text = "\n\n".join(parts) + "\n"
+    return subprocess.run(words, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -39,7 +39,8 @@ CODE = (
 @stage_task("rl")
 def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
     """RL with verl from the merged SFT model, rewarded as the recipe says."""
-    profile = run.profile
+    prompts = dataset.artifacts["rl_train"].rows or 0
+    profile = run.profile.scheduled(dataset.artifacts["sft_train"].rows or 0, prompts)
     start = sft if profile.rl.start_from == "sft" else base
     if "model" not in start.artifacts:
         raise ConfigError("rl.start_from = base needs student.base_model to be a local folder, not a hub id")

@@ -32,8 +32,8 @@ def require_enough_rows(run: Run, dataset: StageResult) -> None:
 @stage_task("sft")
 def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
     """LoRA SFT on the selected rewrites with ms-swift, then merge."""
-    profile = run.profile
     train_file, dev_file = dataset.artifacts["sft_train"], dataset.artifacts["sft_dev"]
+    profile = run.profile.scheduled(train_file.rows or 0, dataset.artifacts["rl_train"].rows or 0)
     model: str = base.details["model"]
 
     def work(stage: Stage) -> Outcome:
@@ -66,10 +66,10 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
 
         checkpoint = partial(swift.newest_checkpoint, output)
         run_engine(stage, command, name="ms-swift SFT", log=log.name, on_poll=on_poll, progress=checkpoint)
-        adapter = swift.newest_checkpoint(output)
+        adapter = swift.best_checkpoint(output)
         if adapter is None:
             raise EngineError(f"ms-swift ended without a checkpoint; log: {log}")
-        stage.say("merging the adapter into the base model")
+        stage.say(f"merging {adapter.name}, the best on the dev split, into the base model")
         merged = stage.directory / "merged"
         merge = swift.merge_command(profile, adapter=adapter, output_dir=merged, model=model)
         run_engine(stage, merge, name="ms-swift merge", log="merge.log")

@@ -5,7 +5,7 @@ import re
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 EMBEDDED = "embedded"
 """In place of an address or a path: use the simulator that ships with Qinglan."""
@@ -15,6 +15,8 @@ _SECRET_PARAMETER = re.compile(r"pass(word|wd)?$|pwd|secret|(^|_)token$|(api|acc
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+AutoCount = Annotated[int, Field(ge=0), BeforeValidator(lambda value: 0 if value == "auto" else value)]
+"""A number, or `auto`, kept as 0, where it follows from the rows."""
 
 
 def _refuse_secret_in_url(value: str) -> str:

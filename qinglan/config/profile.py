@@ -163,6 +163,11 @@ class Profile(Section):
             )
         return self
 
+    def scheduled(self, sft_rows: int, rl_prompts: int) -> "Profile":
+        """With the numbers of steps that so many rows make, in place of `auto`."""
+        gpus = self.trainer.gpus_per_node if self.trainer.device == "cuda" else 1
+        return self.model_copy(update={"sft": self.sft.scheduled(sft_rows, gpus), "rl": self.rl.scheduled(rl_prompts)})
+
     @property
     def reads_request_log(self) -> bool:
         """Do the questions come from the folder in which the router keeps what it is asked?"""

@@ -1,10 +1,14 @@
 """Sections about the student: its SFT, its reinforcement learning (reward, alarms, KL, algorithm), its evaluation."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, Section, Share
+from qinglan.config.base import EMBEDDED, AutoCount, Count, LocalPath, Positive, Section, Share
+
+AUTO_INTERVALS = 10
+"""Where an interval is `auto`, a training has so many of them."""
 
 
 class Student(Section):
@@ -18,6 +22,9 @@ class Student(Section):
     """ms-swift's template; rewriting needs no thinking."""
     name: str = "student"
     """Key into `prices`."""
+    gpu_hour_usd: Positive | None = None
+    """What an hour of one of the GPUs costs that answer. Where `prices` does not have the student, an answer costs this
+    times the time that evaluation took for it, among `evaluate.batch_size` at once."""
     max_new_tokens: Count = 64
 
 
@@ -37,8 +44,10 @@ class Sft(Section):
     lr_scheduler_type: str = "cosine"
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     gradient_checkpointing: bool = True
-    eval_steps: Count = 100
-    save_steps: Count = 100
+    eval_steps: AutoCount = 0
+    """Steps between evaluations on the dev split; `auto`, kept as 0, is a tenth of the training."""
+    save_steps: AutoCount = 0
+    """Steps between checkpoints, a multiple of `eval_steps`: the one with the lowest loss on the dev split goes on."""
     save_total_limit: Count = 3
     logging_steps: Count = 10
     seed: int = 1
@@ -46,6 +55,22 @@ class Sft(Section):
     """ms-swift's deepspeed preset, such as `zero3`."""
     extra: dict[str, Any] = {}
     """More ms-swift arguments, passed through as they are."""
+
+    @model_validator(mode="after")
+    def _evaluate_every_checkpoint(self) -> Self:
+        if self.save_steps and self.eval_steps and self.save_steps % self.eval_steps:
+            raise ValueError(f"save_steps ({self.save_steps}) must be a multiple of eval_steps ({self.eval_steps})")
+        return self
+
+    def steps(self, rows: int, gpus: int) -> int:
+        """Optimiser steps that so many training rows make on so many GPUs."""
+        batches = -(-rows // (self.per_device_train_batch_size * gpus))
+        return math.ceil(self.num_train_epochs * max(1, -(-batches // self.gradient_accumulation_steps)))
+
+    def scheduled(self, rows: int, gpus: int) -> "Sft":
+        """With numbers in place of `auto`."""
+        every = self.eval_steps or self.save_steps or max(1, self.steps(rows, gpus) // AUTO_INTERVALS)
+        return self.model_copy(update={"eval_steps": every, "save_steps": self.save_steps or every})
 
 
 class Reward(Section):
@@ -205,7 +230,10 @@ class Rl(Section):
     start_from: Literal["sft", "base"] = "sft"
     """The merged SFT model, which is also the reference of any KL, or the base model as it is."""
     rollouts_per_prompt: Count = 1
-    total_steps: Count = 200
+    epochs: Positive = 10
+    """Passes over the prompts, where `total_steps` is `auto`."""
+    total_steps: AutoCount = 0
+    """Each takes `train_batch_size` prompts; `auto`, kept as 0, follows from `epochs`."""
     train_batch_size: Count = 64
     """Prompts a step, a multiple of `ppo_mini_batch_size`: verl fills up to one with rows that have no loss."""
     ppo_mini_batch_size: Count = 32
@@ -236,10 +264,10 @@ class Rl(Section):
     """Local folder or hub id of a model with the same tokenizer, such as a smaller one; the policy's if not given."""
     critic_lora_rank: Annotated[int, Field(ge=0)] | None = None
     """As the policy's if not given; 0 trains all of the critic."""
-    save_freq: Count = 20
+    save_freq: AutoCount = 0
     """Steps between checkpoints, a multiple of `test_freq`: the best is chosen by its validation. The last is saved."""
-    test_freq: Count = 20
-    """Steps between validations on the dev split."""
+    test_freq: AutoCount = 0
+    """Steps between validations on the dev split; `auto`, kept as 0, is a tenth of the training."""
     val_before_train: bool = True
     """Validate the SFT model first, as the curve's step 0."""
     keep_checkpoints: Count | None = None
@@ -268,7 +296,7 @@ class Rl(Section):
 
     @model_validator(mode="after")
     def _divide_steps_and_batches(self) -> Self:
-        if self.save_freq % self.test_freq:
+        if self.save_freq and self.test_freq and self.save_freq % self.test_freq:
             raise ValueError(
                 f"save_freq ({self.save_freq}) must be a multiple of test_freq ({self.test_freq}); "
                 "a checkpoint without a validation can't be compared"
@@ -292,6 +320,12 @@ class Rl(Section):
         if self.algorithm != "ppo" and (self.critic_model or self.critic_lora_rank is not None):
             raise ValueError(f"algorithm: {self.algorithm} has no critic; leave out critic_model and critic_lora_rank")
         return self
+
+    def scheduled(self, prompts: int) -> "Rl":
+        """With numbers in place of `auto`, for so many prompts."""
+        total = self.total_steps or max(1, round(self.epochs * prompts / self.train_batch_size))
+        every = self.test_freq or self.save_freq or max(1, total // AUTO_INTERVALS)
+        return self.model_copy(update={"total_steps": total, "test_freq": every, "save_freq": self.save_freq or every})
 
 
 class Evaluate(Section):

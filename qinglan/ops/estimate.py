@@ -156,7 +156,7 @@ def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]
 
 
 def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
-    rl, judge = profile.rl, profile.judge
+    rl, judge = profile.rl.scheduled(counts.learnt), profile.judge
     retrieves = get_recipe(profile.recipe).retrieves
     if flow == "compare" and profile.validation.judge_baseline:
         for label in ("teacher", *profile.compare.teachers):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
+from qinglan.config.training import AUTO_INTERVALS
 from qinglan.simulators.base_model import cached_path
 from qinglan.simulators.domains import domain_for
 
@@ -74,7 +75,7 @@ def rl_bytes(profile: Profile, start: ModelSize | None) -> int:
     if start is None:
         return 0
     rl, on_cpu = profile.rl, profile.trainer.device == "cpu"
-    saved = -(-rl.total_steps // rl.save_freq)
+    saved = -(-rl.total_steps // rl.save_freq) if rl.total_steps and rl.save_freq else AUTO_INTERVALS
     kept = saved if rl.keep_checkpoints is None else min(saved, rl.keep_checkpoints + 2)
     if rl.lora_rank:
         policy, exported = rl.lora_rank * start.adapter_parameters * _TRAINED, start.bytes

@@ -8,6 +8,7 @@ import yaml
 from fake_service import PRICE
 
 from qinglan.config import load_profile, require_secret
+from qinglan.config.training import Rl, Sft
 from qinglan.errors import ConfigError
 
 RAW: dict[str, Any] = {"name": "test", "teacher": {"model": "big"}, "judge": {"model": "big"}, "prices": {"big": PRICE}}
@@ -69,7 +70,10 @@ def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:
         ("reward={win_weight: 0, retrieval_weight: 0}", "retrieval_weight + win_weight must be above 0"),
         ("select.min_top1_score=2", "`select.min_top1_score`: Input should be less than or equal to 1, got 2"),
         ("dataset.train_share=0.95", "`dataset`: train_share + dev_share must leave a share for the test split"),
-        ("rl.save_freq=30", "`rl`: save_freq (30) must be a multiple of test_freq (20); a checkpoint without"),
+        (
+            "rl={save_freq: 30, test_freq: 20}",
+            "`rl`: save_freq (30) must be a multiple of test_freq (20); a checkpoint without",
+        ),
         ("rl.train_batch_size=48", "`rl`: train_batch_size (48) must be a multiple of ppo_mini_batch_size (32)"),
         (
             "rl.ppo_micro_batch_size_per_gpu=5",
@@ -145,3 +149,37 @@ def test_a_secret_is_refused_unseen(setting: str, message: str) -> None:
 def test_a_part_of_an_address_that_only_looks_like_a_secret_is_taken() -> None:
     uri = "postgresql://mlflow@db/mlflow?sslmode=require&sslkey=client.key&max_tokens_x=1"
     assert load_profile("embedded", [f"tracking.uri={uri}"]).tracking.uri == uri
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "gpus", "expected"),
+    [
+        # 8 GPUs × 2 rows, 35 batches an epoch.
+        ({"gradient_accumulation_steps": 1}, 560, 8, (105, 10, 10)),
+        ({"gradient_accumulation_steps": 8}, 560, 8, (15, 1, 1)),
+        ({"eval_steps": "auto", "save_steps": 50}, 5000, 1, (939, 50, 50)),
+        ({"eval_steps": 5, "save_steps": "auto"}, 1, 1, (3, 5, 5)),
+    ],
+)
+def test_the_schedule_of_sft_follows_from_its_rows(
+    settings: dict[str, Any], rows: int, gpus: int, expected: tuple[int, int, int]
+) -> None:
+    sft = Sft.model_validate(settings)
+    planned = sft.scheduled(rows, gpus)
+    assert (sft.steps(rows, gpus), planned.eval_steps, planned.save_steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompts", "expected"),
+    [
+        ({"epochs": 10, "train_batch_size": 128}, 1000, (78, 7, 7)),
+        ({"epochs": 1, "train_batch_size": 128}, 10, (1, 1, 1)),
+        ({"total_steps": 30, "test_freq": 5}, 1000, (30, 5, 5)),
+        ({"total_steps": 30, "save_freq": 15}, 1000, (30, 15, 15)),
+    ],
+)
+def test_the_schedule_of_rl_follows_from_its_prompts(
+    settings: dict[str, Any], prompts: int, expected: tuple[int, int, int]
+) -> None:
+    planned = Rl.model_validate(settings).scheduled(prompts)
+    assert (planned.total_steps, planned.test_freq, planned.save_freq) == expected

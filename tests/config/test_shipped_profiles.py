@@ -36,6 +36,7 @@ def test_models_that_think_have_room_to_answer(profile: Profile):
 @every_profile
 def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("A_KEY", "sk-secret")
+    profile = profile.scheduled(560, 800)
     files = {"train_file": tmp_path / "train.jsonl", "dev_file": tmp_path / "dev.jsonl", "output_dir": tmp_path}
     sft = sft_command(profile, model=profile.student.base_model, resume_from=None, **files)
     assert all(isinstance(word, str) and word not in ("None", "True", "False") for word in sft.argv)
@@ -45,5 +46,5 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
         assert sft.env["NPROC_PER_NODE"] == "8", "all GPUs of a node"
     rl = compose(command_of(profile, tmp_path))
     assert get_recipe(profile.recipe)
-    assert profile.rl.total_steps % profile.rl.save_freq == 0, "the last checkpoint is one that was measured"
-    assert rl.actor_rollout_ref.rollout.name == ("vllm" if profile in ON_GPUS else "hf_cpu")
+    assert min(rl.trainer.total_training_steps, rl.trainer.save_freq, rl.trainer.test_freq) > 0
+    assert rl.actor_rollout_ref.rollout.name == ("vllm" if profile.trainer.device == "cuda" else "hf_cpu")

@@ -158,6 +158,9 @@ def toy_profile(rl: dict[str, Any]) -> Profile:
         "critic_lr": 3e-3,
         "max_prompt_length": 64,
         "max_response_length": 12,
+        "total_steps": 200,
+        "save_freq": 20,
+        "test_freq": 20,
         "rollout_engine": "cpu",
     }
     sections = {"name": "toy", "rl": settings | rl, "trainer": {"device": "cpu", "threads": 1}}

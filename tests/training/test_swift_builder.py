@@ -70,11 +70,11 @@ def test_merging(profile_of: ProfileOf):
     assert (found["merge_lora"], found["adapters"], found["device_map"]) == ("true", str(Path("a").resolve()), "cpu")
 
 
-def checkpoint(folder: Path, step: Any, *, whole: bool = True) -> Path:
+def checkpoint(folder: Path, step: Any, *, whole: bool = True, best: int | None = None) -> Path:
     made = folder / f"checkpoint-{step}"
     made.mkdir()
     if whole:
-        (made / "trainer_state.json").write_text("{}")
+        (made / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
     return made
 
 
@@ -85,6 +85,15 @@ def test_the_newest_whole_checkpoint(tmp_path: Path):
     checkpoint(tmp_path, 110, whole=False)
     checkpoint(tmp_path, "110-merged")
     assert swift.newest_checkpoint(tmp_path) == newest
+
+
+def test_the_checkpoint_with_the_lowest_dev_loss(tmp_path: Path):
+    assert swift.best_checkpoint(tmp_path) is None
+    best = checkpoint(tmp_path, 20)
+    assert swift.best_checkpoint(tmp_path) == best, "none was evaluated"
+    checkpoint(tmp_path, 40, best=20)
+    assert swift.best_checkpoint(tmp_path) == best
+    assert swift.best_checkpoint(tmp_path) != checkpoint(tmp_path, 60, best=40)
 
 
 def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):

@@ -122,6 +122,15 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
     return Command(swift_argv(profile, "export", arguments), engine_env(profile, model), gpus)
 
 
+def best_checkpoint(output_dir: Path) -> Path | None:
+    """That with the lowest loss on the dev split; the newest where none was evaluated."""
+    if (newest := newest_checkpoint(output_dir)) is None:
+        return None
+    step = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8")).get("best_global_step")
+    best = output_dir / f"checkpoint-{step}"
+    return best if best.is_dir() else newest
+
+
 def newest_checkpoint(output_dir: Path) -> Path | None:
     found = {
         int(step): folder

@@ -46,7 +46,7 @@ def commands(page: Path) -> list[str]:
         for kind, text in FENCE.findall(read(page))
         if kind == "sh" or (page.name == "README.md" and "make" in text)
     ]
-    return [re.sub(r"\s+# .*", "", line) for text in blocks for line in text.splitlines()]
+    return [re.sub(r"\s+# .*", "", line) for text in blocks for line in text.replace("\\\n", "").splitlines()]
 
 
 GENERATED: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]

@@ -13,11 +13,12 @@ STAMP := $(VENV)/.installed
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --custom-compile-command "make lock"
 IMAGE := --python-version 3.11.15 --python-platform x86_64-manylinux_2_28
 NAME ?= seeds
+DOCS := .venv-docs
 # Which recipe `demo`, `serve` and `up` are about: a file in configs/, such as medical or answer_judge, or a path.
 PROFILE := embedded
 export DO_NOT_TRACK := true
 
-.PHONY: setup demo test test-all test-unit lint up serve bench lock clean clean-all help
+.PHONY: setup demo test test-all test-unit lint up serve bench docs lock clean clean-all help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -76,8 +77,17 @@ lock: ## after a changed pin: the hashes of requirements.lock, and the images' l
 	@$(LOCK) $(IMAGE) --constraint requirements.lock --output-file docker/orchestrator.lock docker/orchestrator.in pyproject.toml
 	@$(LOCK) $(IMAGE) --output-file docker/trainer.lock docker/trainer.in
 
+docs: $(DOCS)/.installed ## the documentation as pages in site/, in an environment of its own
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+$(DOCS)/.installed: docs/requirements.txt
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps -r docs/requirements.txt
+	@touch $@
+
 clean: ## remove the environment and caches; runs and the ledger of paid answers stay
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS) site build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 clean-all: clean ## remove all runs and the ledger as well
 	rm -rf runs .qinglan

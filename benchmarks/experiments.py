@@ -1,4 +1,6 @@
-"""Experiments with the embedded demo: algorithms, rewards, judge, LoRA, other trainers; writes docs/experiments.md.
+"""Experiments with the embedded demo: algorithms, rewards, judge, LoRA, other trainers.
+
+Writes benchmarks/results/experiments.md.
 
     make bench NAME=experiments                                   (hours: about three minutes a run)
     python benchmarks/experiments.py --list

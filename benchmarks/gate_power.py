@@ -9,7 +9,7 @@ always pass, so that what is measured is the worst case: a gate that hangs on re
 robustness all but the red team passes, and the same simulated cases are tried by both rules. Intervals of the gain rest
 on 2,000 bootstrap resamples instead of 10,000, and so do p-values, which no rule looks at.
 
-Writes benchmarks/results/gate_power.json and the tables in docs/gate.md.
+Writes benchmarks/results/gate_power.json and the tables in docs/reference/gate.md.
 """
 
 import json
@@ -36,7 +36,7 @@ from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "benchmarks/results/gate_power.json", ROOT / "docs/gate.md"
+RESULTS, PAGE = ROOT / "benchmarks/results/gate_power.json", ROOT / "docs/reference/gate.md"
 BEGIN, END = "<!-- benchmarks/gate_power.py begins -->", "<!-- benchmarks/gate_power.py ends -->"
 
 NULL_DRAWS, POWER_DRAWS, CASE_DRAWS, RESAMPLES = 1_000, 100, 500, 2_000

@@ -181,7 +181,7 @@ def line_of(night: Night) -> str:
 
 
 def summarise(nights: list[Night], books: Json, left: list[str]) -> Json:
-    """The figures of docs/operations.md."""
+    """What went wrong, how the runs ended, and what it cost."""
     later = [night.disk_mb for night in nights[len(nights) // 3 :]]
     return {
         "nights": len(nights),

@@ -2,8 +2,8 @@
 
     make bench NAME=toyhom DATA=toyhom
 
-Works in a temporary site. Prints the tables of docs/toyhom.md and writes them there. The data (MIT licence) is not
-part of this repository.
+Works in a temporary site. Prints the tables of benchmarks/results/toyhom.md and writes them there. The data (MIT
+licence) is not part of this repository.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 import openpyxl
 
 DATA = Path(os.environ.get("DATA", "toyhom"))
-PAGE = Path(__file__).parent.parent / "docs" / "toyhom.md"
+PAGE = Path(__file__).parent / "results" / "toyhom.md"
 NEW, EDITED = 60, 5
 ADDED_WORDS = "，平时饮食上要注意什么？"
 EDITED_WORDS = "，麻烦说得详细些"

@@ -12,7 +12,7 @@ fail() {
 }
 
 give() {
-    [ -f "$2" ] && [ -r "$2" ] || fail "$2: no file that this user can read; $1 comes from it, see docs/containers.md"
+    [ -f "$2" ] && [ -r "$2" ] || fail "$2: no file that this user can read; $1 comes from it, see docs/how-to/containers.md"
     value=$(cat -- "$2")
     case $value in
         '') fail "$2 is empty; write the value of $1 into it" ;;

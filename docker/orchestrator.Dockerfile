@@ -1,5 +1,5 @@
 # Qinglan's flows with Prefect and MLflow, without any training engine. By its command it is Prefect's server, MLflow's,
-# a worker, or the one that deploys: compose.yaml has them all, docs/containers.md the steps.
+# a worker, or the one that deploys: compose.yaml has them all, docs/how-to/containers.md the steps.
 #
 #   docker build --file docker/orchestrator.Dockerfile --tag qinglan-orchestrator:0.1.0 .
 ARG PYTHON=python:3.11.15-slim-bookworm

@@ -12,7 +12,7 @@ def canary_check(profile: ProfileName = "embedded", overrides: tuple[Override, .
 
     Args:
         profile: Name of a file in configs/, or a path.
-        overrides: Settings as `dotted.key=value`; docs/configuration.md lists them.
+        overrides: Settings as `dotted.key=value`; docs/reference/configuration.md lists them.
         router_url: Where `qinglan serve` listens, such as http://127.0.0.1:8000; as `serve.host` and `serve.port` say
             if empty.
     """

@@ -27,7 +27,7 @@ def compare(
     Args:
         profile: Name of a file in configs/, or a path.
         changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
         fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
     """
     with open_session(profile, overrides_of(changes, overrides), "compare", fresh=fresh) as session:

@@ -26,7 +26,7 @@ def evaluate(
     Args:
         profile: Name of a file in configs/, or a path.
         changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
         fresh: Evaluate anew even where nothing changed.
         source: The run whose dataset and models to use, by its id; the newest pipeline or train run if not given.
     """

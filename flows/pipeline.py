@@ -35,7 +35,7 @@ def pipeline(
     Args:
         profile: Name of a file in configs/, or a path.
         changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
         fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
         continue_anyway: Continue an interrupted SFT or RL from its checkpoint although its code changed since; the
             report says so.

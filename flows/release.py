@@ -25,7 +25,7 @@ def release(
     Args:
         profile: Name of a file in configs/, or a path.
         changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
         fresh: Decide anew even where nothing changed.
         source: The run whose evaluation to use, by its id; the newest pipeline, train or evaluate run if not given.
     """

@@ -73,8 +73,12 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     profile = (context.parameters or {}).get("profile", stage.run.profile.name)
     command = shlex.join(["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer"])
     stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
-    payload = {"sentence": question, "until": waiting.until, "command": f"{command} NAME", "workbook": str(workbook)}
-    emit_run_event("gate.waiting", stage.run, payload)
+    answer = f"{command} NAME"
+    emit_run_event(
+        "gate.waiting",
+        stage.run,
+        {"sentence": question, "until": waiting.until, "command": answer, "workbook": str(workbook)},
+    )
     watch = _Watch(flow_run.id, until)
     try:
         with watch.running():

@@ -39,7 +39,7 @@ TRAINING = ("sft", "rl", "evaluate", "register")
 SERVICES = {"teacher": "/v1", "judge": "/v1", "rag": "/retrieve"}
 CONCURRENCY = 4
 IN_FLIGHT = CONCURRENCY + max(8, CONCURRENCY // 2)
-"""Answers that a killed process may lose, see docs/ledger.md."""
+"""Answers that a killed process may lose, see docs/how-to/teachers.md."""
 ROWS, DISK_MB = 40, 1500
 MOST_RUNS = 4
 STARTED = "started.json"

@@ -28,7 +28,7 @@ from .tables import document, seed_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "experiments"
-PAGE = ROOT / "docs" / "experiments.md"
+PAGE = RESULTS.with_suffix(".md")
 RUNS = ROOT / "runs" / "experiments"
 LEDGER_ENV = "QINGLAN_EXPERIMENT_LEDGER"
 
@@ -169,7 +169,7 @@ def _made(folder: Path) -> Path:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The experiments on the embedded task; see docs/experiments.md.")
+    parser = argparse.ArgumentParser(description=f"The experiments on the embedded task; see {PAGE}.")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these experiments")
     parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="SEED", help="these seeds")
     parser.add_argument("--fresh", action="store_true", help="run again what has a result, all stages anew")

@@ -1,4 +1,4 @@
-"""docs/experiments.md, made of the results alone: no number stands in a sentence that isn't computed here."""
+"""benchmarks/results/experiments.md, made of the results alone: no sentence has a number that isn't computed here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -13,8 +13,7 @@ from .results import Result, Results, difference, mean_top1
 _HEAD = """# Experiments
 
 Made by `make bench NAME=experiments` from the files in
-[benchmarks/results/experiments](../benchmarks/results/experiments); don't edit it. What each line overrides stands in
-[matrix.py](../benchmarks/rl_experiments/matrix.py).
+[experiments](experiments); don't edit it. What each line overrides stands in [matrix.py](../rl_experiments/matrix.py).
 
 The embedded task with simulators for teacher, judge, RAG and a tiny student: the numbers say what these settings do
 there, and nothing about your data."""
@@ -23,8 +22,8 @@ from a paired bootstrap that resamples gold documents and, where there is more t
 about the test questions alone. Reward: mean of the first and of the last tenth of the steps. Step: the chosen
 checkpoint's, seed by seed; 0 is the model that RL started from. Dev: that checkpoint's value on the dev split, another
 measure with and without labels. Judge: mean score of the RL student's test rewrites, 0 to 5. Alarms: see
-[alarms.md](alarms.md), with the steps at which they were raised. RL s: seconds of the whole RL stage, by the
-clock, whatever else the machine did meanwhile."""
+[reward.md](../../docs/reference/reward.md#alarms), with the steps at which they were raised. RL s: seconds of the whole
+RL stage, by the clock, whatever else the machine did meanwhile."""
 _FAULTS = ("default", "faults")
 _TUNING_SEED = 1
 _COLUMNS = {

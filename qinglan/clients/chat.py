@@ -56,7 +56,7 @@ _ACCOUNT = re.compile(
 )
 _QUOTA = re.compile(r"insufficient_?quota", re.I)
 _POLICY = re.compile(r"content_?policy|content_?filter|data_?inspection|sensitive_?content|\b1301\b", re.I)
-"""Codes and types of errors; docs/teachers.md says whose they are."""
+"""Codes and types of errors; docs/how-to/teachers.md says whose they are."""
 _CODE = re.compile(r"[\w.-]{1,40}", re.ASCII)
 """A code or type of an error that quotes nothing."""
 _MOST_TOKENS = 10**9

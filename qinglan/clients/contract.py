@@ -2,7 +2,7 @@
 
 Asked are r(A), r(A, rewritten B) and r(B, rewritten B). Where the rewrite is honoured, the last two agree; where it is
 ignored, the first two do. The control is not the plain r(B), as some services rewrite that by themselves. Passages are
-compared by their content, as some services make up new ids every time. docs/rag-service.md explains each finding.
+compared by their content, as some services make up new ids every time. docs/how-to/rag.md explains each finding.
 Where `rag.mapping` sends the rewrite as the query, the same probes show that another text gets another answer.
 """
 
@@ -37,7 +37,7 @@ Ask = Callable[[str, str | None], list[Passage]]
 Scores = dict[str, float]
 """Content to score: what two answers are compared by."""
 
-GUIDE = "docs/rag-service.md"
+GUIDE = "docs/how-to/rag.md"
 FALLBACK = ("益生菌什么时候吃效果最好", "高血压患者日常饮食要注意什么")
 _MAX_QUESTIONS = 50
 _SAME = 0.8

@@ -147,7 +147,7 @@ class Dataset(Section):
     red team, reaches neither training nor development (`near_duplicate_of_evaluation`)."""
     augment: dict[NoiseKind, Share] = {}
     """Share of SFT's training rows that are learnt a second time with noise in the question, by the kind of noise:
-    `{emoji: 0.05}` (docs/datasets.md). Rows that a kind can't change get none; dev and test never do."""
+    `{emoji: 0.05}` (docs/how-to/datasets.md). Rows that a kind can't change get none; dev and test never do."""
     augment_rl: bool = False
     """RL asks the questions with noise too, each as often as its row's own, and rewards the answers in the same way."""
 
@@ -183,7 +183,7 @@ def _refuse_no_file_name(value: str) -> str:
 
 
 class Compare(Section):
-    """Teachers side by side: which one to buy (docs/teachers.md)."""
+    """Teachers side by side: which one to buy (docs/how-to/teachers.md)."""
 
     teachers: dict[Annotated[str, AfterValidator(_refuse_no_file_name)], Endpoint] = {}
     """By a name for the report, those to compare with `teacher`. All are asked live, whatever `distill.mode` says."""

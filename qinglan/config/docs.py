@@ -1,4 +1,4 @@
-"""`python -m qinglan.config.docs > docs/configuration.md`: every key of a profile, read off the models themselves."""
+"""`python -m qinglan.config.docs > docs/reference/configuration.md`: every key of a profile, read off the models."""
 
 import re
 import types

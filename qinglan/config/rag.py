@@ -63,7 +63,7 @@ JmesPath = Annotated[str, AfterValidator(_check_jmespath)]
 
 class RagMapping(Section):
     """How the retrieval service is asked and how it answers. The defaults are Qinglan's own contract. What a profile
-    does not say here is as in its `rag.preset`; docs/rag-service.md has examples."""
+    does not say here is as in its `rag.preset`; docs/how-to/rag.md has examples."""
 
     request: Annotated[dict[str, JsonValue], AfterValidator(_check_placeholders)] = {
         "query": "{query}",
@@ -107,7 +107,7 @@ class RagMapping(Section):
 
 
 class Rag(Section):
-    """The retrieval service (see docs/rag-service.md)."""
+    """The retrieval service (see docs/how-to/rag.md)."""
 
     url: Url = EMBEDDED
     """Address that takes the POST, or `embedded` for the BM25 simulator; `{kb_name}` in it stands for `rag.kb_name`."""

@@ -15,7 +15,7 @@ _DEFAULT_CLIENT = "default"
 
 
 class Gate(Section):
-    """May the challenger replace the champion? Every rule must hold (docs/gate.md)."""
+    """May the challenger replace the champion? Every rule must hold (docs/reference/gate.md)."""
 
     challenger: str = "rl"
     """The arm that is to be released."""

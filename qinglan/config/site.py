@@ -115,8 +115,8 @@ class Trainer(Section):
     threads: Count = 2
     """OMP threads of a training process on the CPU."""
     ray_dashboard_url: Url | None = None
-    """Of a Ray cluster, such as http://127.0.0.1:8265: training processes run there as Ray jobs (docs/cluster.md). On
-    this machine if not given."""
+    """Of a Ray cluster, such as http://127.0.0.1:8265: training processes run there as Ray jobs
+    (docs/how-to/gpus.md). On this machine if not given."""
     ray_token_env: SecretName | None = None
     """For a cluster that asks for a token (RAY_AUTH_MODE=token)."""
     dashboard_retry_s: Positive = 600
@@ -138,7 +138,7 @@ class Price(Section):
 
 
 class LocalJudge(Section):
-    """A released answer judge of our own that RL asks in the judge's place (docs/local-judge.md)."""
+    """A released answer judge of our own that RL asks in the judge's place (docs/how-to/answer-judge.md)."""
 
     model: str
     """Registered model whose champion is served, such as `qinglan.sample.answer_judge`."""
@@ -187,7 +187,7 @@ class Tracking(Section):
 
 
 class Notify(Section):
-    """Notifications that Prefect sends (docs/automations.md)."""
+    """Notifications that Prefect sends (docs/how-to/prefect.md)."""
 
     webhook_url_env: SecretName | None = None
     """Environment variable with the webhook's address, which is a secret; without it, no notification is sent.
@@ -209,7 +209,7 @@ class Notify(Section):
 
 
 class Automations(Section):
-    """What Prefect does by itself about crashes and alarms (docs/automations.md)."""
+    """What Prefect does by itself about crashes and alarms (docs/how-to/prefect.md)."""
 
     crashed_after_s: Annotated[int, Field(ge=10)] = 900
     """A deployed run that sends no heartbeat for this long is marked as crashed. Runs send one every 30 s
@@ -226,8 +226,8 @@ class Automations(Section):
 
 
 class Retention(Section):
-    """What `qinglan clean-up` removes (docs/retention.md); `null` keeps it for ever. A run's days count from its last
-    work. What a registered model, a running run or a run that is kept needs stays, whatever is written here."""
+    """What `qinglan clean-up` removes (docs/how-to/clean-up.md); `null` keeps it for ever. A run's days count from its
+    last work. What a registered model, a running run or a run that is kept needs stays, whatever is written here."""
 
     run_days: Days | None = 60
     """Finished runs that are older go, except the newest of each flow."""

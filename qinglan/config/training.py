@@ -82,8 +82,8 @@ class Sft(Section):
 
 
 class Reward(Section):
-    """What a sample earns (docs/reward.md). Answers that are graded by parts know of `part_weights`, `judge_share`,
-    `use_labels`, `max_invalid_share` and `max_outage_s` alone."""
+    """What a sample earns (docs/reference/reward.md). Answers that are graded by parts know of `part_weights`,
+    `judge_share`, `use_labels`, `max_invalid_share` and `max_outage_s` alone."""
 
     judge_weight: Share = 0.35
     retrieval_weight: Share = 0.40
@@ -155,7 +155,7 @@ AlarmName = Literal[
 
 
 class Alarms(Section):
-    """What of a training run is watched at every step (docs/alarms.md)."""
+    """What of a training run is watched at every step (docs/reference/reward.md)."""
 
     default_action: AlarmAction = "warn"
     """`lower_lr` multiplies the learning rates by `lr_factor`; `stop` ends training, and the best checkpoint so far is
@@ -232,7 +232,7 @@ class Rl(Section):
     """Reinforcement learning on verl; the embedded profile has its own values, because a tiny model needs others."""
 
     algorithm: Algorithm = "ppo"
-    """`ppo` learns a critic (GAE); the others compare samples instead and need none (docs/gpu.md)."""
+    """`ppo` learns a critic (GAE); the others compare samples instead and need none (docs/how-to/gpus.md)."""
     policy_loss: Literal["vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "sapo"] = "vanilla"
     """verl's; `vanilla` is PPO's clipped ratio. GSPO wants a much smaller `clip_ratio`, about 0.0004."""
     start_from: Literal["sft", "base"] = "sft"
@@ -355,4 +355,4 @@ class Evaluate(Section):
     seed: int = 0
     red_team: LocalPath | None = None
     """More cases for the red team: .jsonl in its schema, or a workbook whose rows' gold documents must come first
-    (docs/red-team.md)."""
+    (docs/reference/gate.md)."""

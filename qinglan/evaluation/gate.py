@@ -2,7 +2,7 @@
 
 All rules must hold, and no model gains by there being several of them: a model that is no better than the teacher has
 to pass every one to be promoted, so that the chance of promoting it is at most that of its hardest rule. That is why
-the intervals are not widened for the number of rules (docs/gate.md has the measured rates).
+the intervals are not widened for the number of rules (docs/reference/gate.md has the measured rates).
 """
 
 import math

@@ -413,7 +413,7 @@ class Report(ReportPart):
     weights: Weights | None = None
     """Null where nothing was trained."""
     alarms: list[Alarm] = []
-    """What was alarming in RL, by step (docs/alarms.md)."""
+    """What was alarming in RL, by step (docs/reference/reward.md)."""
     simulated: list[SimulatedRole] = []
     """What was played by an embedded simulator (`simulated_roles_of` reads it off the profile)."""
     decision: Decision | None = None

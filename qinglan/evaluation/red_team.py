@@ -325,7 +325,7 @@ def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
             problem = error.errors()[0]
             key = ".".join(map(str, problem["loc"]))
             what = f"`{key}`: {problem['msg']}" if key else problem["msg"]
-            raise ConfigError(f"{where}: {what}; see docs/red-team.md for what a case looks like") from error
+            raise ConfigError(f"{where}: {what}; see docs/reference/gate.md for what a case looks like") from error
         if flaw := _unfit(case, recipe):
             raise ConfigError(f"{where}: {flaw}")
         if case.id in cases:

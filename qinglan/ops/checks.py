@@ -13,13 +13,13 @@ T = TypeVar("T")
 TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
 """In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a cluster."""
 HINTS = {
-    "recipe": "correct the profile, or the recipe's file (docs/add-a-recipe.md)",
+    "recipe": "correct the profile, or the recipe's file (docs/how-to/add-a-recipe.md)",
     "workbook": "correct data, or what it names",
     "compare": "correct compare.teachers",
-    "red team": "correct evaluate.red_team, or what it names (docs/red-team.md)",
+    "red team": "correct evaluate.red_team, or what it names (docs/reference/gate.md)",
     "champion": "bring its files back, or promote another version: `qinglan release list`",
     "local judge": "correct judge.local, or leave it out",
-    "rag": "correct the service, or what the rag section names (docs/rag-service.md)",
+    "rag": "correct the service, or what the rag section names (docs/how-to/rag.md)",
     "ledger": "correct ledger.url_env, or the database that it names",
     "base model": "correct student.base_model",
     "critic model": "correct rl.critic_model",
@@ -47,7 +47,7 @@ class Check:
         """The same; a problem that does not say what to do, behind a semicolon, gets a hint."""
         if self.problem is None or "; " in self.problem:
             return self
-        hint = HINTS.get(self.name, "see docs/doctor.md")
+        hint = HINTS.get(self.name, "see docs/how-to/operate.md")
         role = self.name.removesuffix(" answers")
         if role.partition(".")[0] in ("teacher", "answerer", "judge") or role.startswith("compare.teachers."):
             hint = f"correct {role} in the profile, or ask the service by hand"

@@ -124,16 +124,16 @@ def profile_text(
     trainer = {} if on_cpu else {"gpus_per_node": int(machine.removeprefix("gpu"))}
     parts: dict[str, dict[str, Any]] = {
         "Whose questions these are, and what they are about, as the prompts say it.": {"tenant": tenant},
-        "Of the columns, those with other names than usual (docs/contracts.md).": {"data": data},
-        "docs/rag-service.md says what the service takes and answers.": {"rag": _changed(rag, base.rag)},
+        "Of the columns, those with other names than usual (docs/reference/file-formats.md).": {"data": data},
+        "docs/how-to/rag.md says what the service takes and answers.": {"rag": _changed(rag, base.rag)},
         "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.": asked,
         "How slow the student may be beside the teacher.": {"gate": gate},
-        "trainer.python is the trainer's interpreter (docs/gpu.md).": {"trainer": trainer},
+        "trainer.python is the trainer's interpreter (docs/how-to/gpus.md).": {"trainer": trainer},
         "US dollars per million tokens; the gate's cost rule compares by them.": {"prices": priced},
     }
     lines = [
         f"# Made by `qinglan init`. What is not here is as in configs/{base_name}.yaml.",
-        "# docs/configuration.md lists every setting.",
+        "# docs/reference/configuration.md lists every setting.",
         f"extends: {base_name}",
     ]
     for comment, section in parts.items():

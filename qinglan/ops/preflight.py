@@ -344,7 +344,7 @@ def _device(profile: Profile) -> None:
     if trainer.device == "cpu" or trainer.ray_dashboard_url:
         return
     if shutil.which("nvidia-smi") is None:
-        hint = "run it on a GPU machine, or try the road with --profile embedded"
+        hint = "run it on a GPU machine, or try all stages on the CPU with --profile embedded"
         raise ConfigError(f"trainer.device: asks for GPUs, and this machine has none (no nvidia-smi); {hint}")
     listed = output_of(["nvidia-smi", "-L"], "nvidia-smi", "nvidia-smi")
     count = sum(line.startswith("GPU ") for line in listed.splitlines())

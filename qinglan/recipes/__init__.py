@@ -2,7 +2,7 @@
 
 A recipe's file defines `RECIPE`, an object of a class derived from `RetrievalRecipe` (the student's text is put to the
 retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and by a judge). Files whose names begin
-with an underscore are no recipes. docs/add-a-recipe.md adds one.
+with an underscore are no recipes. docs/how-to/add-a-recipe.md adds one.
 """
 
 import difflib

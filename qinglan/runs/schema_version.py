@@ -38,7 +38,8 @@ def check_version(values: dict[str, Any], where: object) -> dict[str, Any]:
         raise ArtifactError(f"{where}: {KEY} is {number!r}, which is no version; restore it from a backup")
     if number > SCHEMA_VERSION:
         formats = f"format {number}, this one reads up to {SCHEMA_VERSION}"
-        raise ArtifactError(f"{where}: written by a newer Qinglan ({formats}); upgrade this one (docs/upgrades.md)")
+        hint = "upgrade this one (docs/how-to/backup.md)"
+        raise ArtifactError(f"{where}: written by a newer Qinglan ({formats}); {hint}")
     return {name: value for name, value in values.items() if name != KEY}
 
 

@@ -49,7 +49,7 @@ class Tracker:
         try:
             self._client = MlflowClient(uri)
         except MlflowException as error:  # a database of an earlier MLflow, which is not migrated by itself
-            raise ConfigError(f"tracking.uri: {first_line(error)} (docs/upgrades.md)") from error
+            raise ConfigError(f"tracking.uri: {first_line(error)} (docs/how-to/backup.md)") from error
         self._tracking, self._artifacts = tracking, state / "mlartifacts"
 
     def start_run(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """The simulated RAG over HTTP: `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl --port 8001`.
 
-It follows the contract for a user's own service; see docs/contracts.md.
+It follows the contract for a user's own service; see docs/reference/file-formats.md.
 """
 
 import sys

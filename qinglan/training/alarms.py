@@ -180,7 +180,7 @@ class AlarmWatch:
             f"since {trend.baseline} the reward rose from {number(reward.before)} to {number(reward.now)} while "
             f"{part.words} fell from {number(other.before)} to {number(other.now)}: the reward pays for something else "
             "than a better answer. Read what the latest lines of samples.jsonl have in common; then tighten what the "
-            "reward demands of every sample (docs/reward.md)",
+            "reward demands of every sample (docs/reference/reward.md)",
             _values(reward=reward) | _values(**{part.part: other}),
         )
 

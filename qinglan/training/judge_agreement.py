@@ -193,7 +193,7 @@ def require_agreement(found: JudgeAgreement, local: LocalJudge, warn: Callable[[
     elif found.kappa_low is None or found.kappa_low < local.min_agreement:
         flaw = f"κ's 95% interval must begin at judge.local.min_agreement = {local.min_agreement:g} or above"
         if found.kappa is not None and found.kappa < local.min_agreement:
-            hint = "train the local judge on passages (docs/local-judge.md)"
+            hint = "train the local judge on passages (docs/how-to/answer-judge.md)"
     else:
         return
     text = f"judge.local: {local.model} and the judge: {describe_agreement(found)}: {flaw}; {hint}"

@@ -237,5 +237,5 @@ def test_doctor_says_so_and_a_run_starts_only_if_no_problem(
 
     bad, started = profile(ignoring)
     assert checked(bad).problem.startswith(f"rag {started.url}: gives the same answer with and without")
-    with pytest.raises(ConfigError, match=r"docs/rag-service\.md"):
+    with pytest.raises(ConfigError, match=r"docs/how-to/rag\.md"):
         require(bad, "refresh")

@@ -1,5 +1,5 @@
 """The RAG's contract over real HTTP: what is sent, what breaks it, what is tried again and how that is counted; and the
-services that docs/rag-service.md shows, run as they stand there."""
+services that docs/how-to/rag.md shows, run as they stand there."""
 
 import re
 import sys
@@ -177,7 +177,7 @@ async def test_a_caller_can_count_its_own_requests_and_forgo_retries(serve: Serv
     assert (mine, other) == (CallCount(2, 1), CallCount(1, 1))
 
 
-GUIDE = Path(__file__).parents[2] / "docs" / "rag-service.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "rag.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 BOOKS = [f"{what}{how}" for what in ("鱼油", "维生素C", "钙片", "阿胶", "虾青素") for how in ("一天吃几粒", "怎么存放")]
 RAG = Rag(kb_name="kb", top_k=3)

@@ -21,8 +21,8 @@ from qinglan.rows import INPUT_REASONS
 from qinglan.text import Both
 
 SENTENCE_TERMS = """
-    RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries docs
-    alarms compare tolerable_loss rows SFT run pipeline train total_steps SHA
+    RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries
+    docs reference reward compare tolerable_loss rows SFT run pipeline train total_steps SHA
 """
 NAME_TERMS = "MRR RAG SFT log nDCG recall token top"
 

@@ -123,8 +123,8 @@ def test_the_right_thing_passes_and_cheap_tricks_fail():
     """No answer, the question, the whole prompt, a refusal, one answer for everything."""
     assert failed_ids(right_answer) == set()
     assert failed_ids(lambda case: "") == {case.id for case in NEEDED if case.checks.non_empty}
-    assert len(failed_ids(lambda case: case.query)) == 23, "docs/red-team.md"
-    assert len(failed_ids(lambda case: "深海鱼油 食用建议 每日摄入量")) == 11, "docs/red-team.md"
+    assert len(failed_ids(lambda case: case.query)) == 23, "docs/reference/gate.md"
+    assert len(failed_ids(lambda case: "深海鱼油 食用建议 每日摄入量")) == 11, "docs/reference/gate.md"
     contextual = {case.id for case in NEEDED if case.profile or case.history}
     assert contextual and contextual <= failed_ids(lambda case: RECIPE.question_text(row_of(case, PROFILE.tenant)))
     system = STUDENT_SYSTEM.format(domain=PROFILE.tenant.domain)

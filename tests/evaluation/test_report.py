@@ -32,7 +32,7 @@ def terminal(content: Report) -> str:
 
 
 def test_the_documentation_lists_every_key() -> None:
-    contracts = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
+    contracts = (Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
     report_keys, arm_keys = contracts.split("## report.json")[1].split("An arm:")
     for model, text in ((Report, report_keys), (ArmFigures, arm_keys)):
         first_cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
@@ -144,7 +144,7 @@ UNKNOWN_GAIN = ("gain_vs_champion", "unknown")
         ([("cost", "pass"), ("gain_vs_teacher", "fail")], "add training questions of that kind"),
         ([UNKNOWN_GAIN, ("red_team", "fail")], "add training questions of that kind"),
         ([UNKNOWN_GAIN, ("latency", "fail")], "`gate.max_latency_ratio` and run `qinglan run release --profile x`"),
-        ([("alarms", "fail"), UNKNOWN_GAIN], "docs/alarms.md"),
+        ([("alarms", "fail"), UNKNOWN_GAIN], "docs/reference/reward.md"),
         ([("cost", "unknown")], "what the rule cost lacks, and run `qinglan run evaluate --profile x`"),
         ([("approval", "fail")], None),
     ],

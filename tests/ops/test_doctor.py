@@ -80,9 +80,9 @@ def test_every_check_is_in_time_and_has_a_hint_of_its_own(profile_of: ProfileOf,
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rag", "correct the service, or what the rag section names (docs/rag-service.md)"),
+        ("rag", "correct the service, or what the rag section names (docs/how-to/rag.md)"),
         ("judge answers", "correct judge in the profile, or ask the service by hand"),
-        ("something new", "see docs/doctor.md"),
+        ("something new", "see docs/how-to/operate.md"),
     ],
 )
 def test_a_problem_without_a_hint_is_given_one(name: str, said: str):

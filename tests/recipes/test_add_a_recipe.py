@@ -1,4 +1,4 @@
-"""docs/add-a-recipe.md as a reader follows it: its files in an empty folder, its commands one after the other."""
+"""docs/how-to/add-a-recipe.md as a reader follows it: its files in an empty folder, its commands in their order."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from qinglan.evaluation.models import Report
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "add-a-recipe.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "add-a-recipe.md").read_text(encoding="utf-8")
 FILES = ("make_questions.py", "topic.py", "check_topic.py", "topic.yaml")
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -11,7 +11,7 @@ from qinglan.data.dataset.pools import assign
 from qinglan.errors import TeacherError
 from qinglan.evaluation.red_team import Case, cases_of, check, row_of
 from qinglan.recipes.kinds.untrusted import undelimited
-from qinglan.recipes.medical import RECIPE, RULES, RULES_FILE, Rules, markdown
+from qinglan.recipes.medical import RECIPE, RULES, RULES_FILE, Rules
 from qinglan.rows import ArmRow, Row
 
 ROOT = Path(__file__).parents[2]
@@ -22,11 +22,6 @@ SAFE = "布洛芬用于退烧止痛。请遵医嘱，不要自行加量。"
 def row(query: str = DOSAGE, *, answer: str = "", keywords: str = "", **fields: object) -> Row:
     inputs = {name: text for name, text in (("answer", answer), ("keywords", keywords)) if text}
     return Row(id="1", tenant="t", query=query, source="s", inputs=inputs).model_copy(update=fields)
-
-
-def test_the_page_of_the_rules_is_generated() -> None:
-    page = (ROOT / "docs" / "reward_rules.md").read_text(encoding="utf-8")
-    assert page == markdown(RULES), "run: python -m qinglan.recipes.medical > docs/reward_rules.md"
 
 
 def test_a_weight_for_every_part_and_nothing_else() -> None:

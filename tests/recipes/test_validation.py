@@ -67,7 +67,7 @@ def same(score: float, noise: float = 0.0) -> Row:
 
 
 def test_a_service_that_ignores_rewrites_is_noticed_through_noise():
-    with pytest.raises(StageError, match=r"same passages .* on 20 of 20 rows; .* \(docs/rag-service\.md\)"):
+    with pytest.raises(StageError, match=r"same passages .* on 20 of 20 rows; .* \(docs/how-to/rag\.md\)"):
         findings(*[same(0.5, 4e-4)] * 20).check()
     with pytest.raises(StageError, match="99 of 100"):
         findings(row(0.5, 0.9), *[same(0.5)] * 99).check()

@@ -150,7 +150,7 @@ def check_memory(profile: Profile, flow: FlowName) -> Check:
     detail = f"{available / GB:.1f} of {total / GB:.1f} GB available"
     needed, what = needed_memory_bytes(profile, flow)
     if needed is None:
-        return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/gpu.md")
+        return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/how-to/gpus.md")
     if total < needed:
         wrong = f"memory: this machine or container has {total / GB:.1f} GB, and {what} takes {needed / GB:.0f}"
         hint = "use a larger one, or train on a cluster (trainer.ray_dashboard_url)"

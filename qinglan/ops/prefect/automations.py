@@ -1,4 +1,4 @@
-"""What Prefect does by itself: crashed runs go on, alarms pause training, messages are sent. See docs/automations.md.
+"""What Prefect does by itself: crashed runs go on, alarms pause training, messages are sent (docs/how-to/prefect.md).
 
 The automations of a profile are called `qinglan: PROFILE: …`, the server's own `qinglan: …`; others are never changed.
 Messages are Jinja templates that the server fills in and posts. An event's text may come from outside: it is cut to its

@@ -114,7 +114,7 @@ class RetrievalStatistics:
         if changed >= _MIN_ROWS and alike >= _ALIKE_SHARE * changed:
             raise StageError(
                 f"validation: the RAG gave the same passages with and without `rewritten_query` on {alike:,.0f} of "
-                f"{changed:,.0f} rows; it seems to ignore the rewrite (docs/rag-service.md)"
+                f"{changed:,.0f} rows; it seems to ignore the rewrite (docs/how-to/rag.md)"
             )
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:

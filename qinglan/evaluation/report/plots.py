@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
 from qinglan.evaluation.reasons import reason, words
-from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, metric_words, pair_words
+from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, pair_words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
 from qinglan.text import ARMS, Both, capitalised, count, interval, number, signed
@@ -243,7 +243,7 @@ def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | 
             label = Both(capitalised(label.en), label.zh)
         rows.append((_style(name), label, score.mean, score.ci95))
     plot = dot_plot(rows, number)
-    return (metric_words(metric.name, report), plot) if plot else None
+    return (metric.words, plot) if plot else None
 
 
 def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
@@ -253,7 +253,7 @@ def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
         return None
     shown = [c for c in report.comparisons if c.metric == main.metric and (not report.purchase or c.b == main.b)]
     plot = dot_plot([(_style(c.a), pair_words(c.a, c.b, report), c.diff, c.ci95) for c in shown], signed, zero=True)
-    return (metric_words(main.metric, report), plot) if plot else None
+    return (report.metric(main.metric).words, plot) if plot else None
 
 
 def slice_plots(report: Report) -> list[SlicePlot]:
@@ -275,7 +275,7 @@ def slice_plots(report: Report) -> list[SlicePlot]:
     axis = axis_of([row for each in rows.values() for row in each], zero=True)
     pair = pair_words(parts[0][1].a, parts[0][1].b, report)
     plots = ((by, dot_plot(each, signed, zero=True, axis=axis)) for by, each in rows.items())
-    return [SlicePlot(words(by, "slices"), metric_words(main.metric, report), pair, plot) for by, plot in plots if plot]
+    return [SlicePlot(words(by, "slices"), report.metric(main.metric).words, pair, plot) for by, plot in plots if plot]
 
 
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:

@@ -13,7 +13,6 @@ from qinglan.evaluation.report.verdict import (
     arm_label_words,
     candidate,
     main_comparison,
-    metric_words,
     opponent,
     pair_words,
 )
@@ -73,7 +72,7 @@ def plan(report: Report) -> SideBySide | None:
         # A share of questions or the judge's score says something to a reader who does not know the other metrics.
         if metric.name == first or (metric.interval and (metric.proportion or metric.name == QUALITY)):
             cells = [_mean(theirs, metric), _mean(mine, metric), _difference(found.get(metric.name))]
-            lines.append(TableLine(metric_words(metric.name, report), metric.name, cells, metric.name == first))
+            lines.append(TableLine(metric.words, metric.name, cells, metric.name == first))
     for part in ("p50", "p95"):
         cells = [_latency(arm, part, loaded=True) for arm in (theirs, mine)]
         ratio = _ratio(*(getattr(arm, f"latency_{part}_ms") for arm in (mine, theirs)))
@@ -245,8 +244,7 @@ def duration_words(seconds: float) -> Both:
 
 def example_values(report: Report, values: Mapping[str, float]) -> list[tuple[Both, str]]:
     """What an answer is worth, metric by metric."""
-    known = [metric.name for metric in report.metrics if metric.name in values]
-    return [(metric_words(name, report), f"{values[name]:.3g}") for name in known]
+    return [(metric.words, f"{values[metric.name]:.3g}") for metric in report.metrics if metric.name in values]
 
 
 def _difference(found: Comparison | None) -> Value:

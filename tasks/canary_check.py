@@ -15,11 +15,8 @@ from qinglan.tasks.stage import artifact_key, stage_task
 
 @stage_task("check-canary")
 def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
-    """Report the state of the served models and of the canary as a table.
-
-    Raises:
-        StageError: what should be served is not, or no router checks the canary.
-    """
+    """Report the state of the served models and of the canary as a table; StageError where what should be served is
+    not, or no router checks the canary."""
     tidy_logs()
     profile = load_profile(profile_name, overrides)
     checkup = check_serving(profile, registry_of(profile).aliases(), router_url)

@@ -14,11 +14,7 @@ from qinglan.tasks.stage import artifact_key, stage_task
 
 @stage_task("clean-up")
 def remove_unneeded(profile_name: str, overrides: Sequence[str], *, dry_run: bool) -> None:
-    """Clean up by the profile's `retention`.
-
-    Raises:
-        StageError: something could not be read or removed; the rest is done.
-    """
+    """Clean up by the profile's `retention`; StageError where something could not go; the rest is done."""
     tidy_logs()
     profile = load_profile(profile_name, overrides)
     cleaned = clean_up(profile, dry_run=dry_run, say=get_run_logger().info)

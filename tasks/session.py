@@ -98,12 +98,8 @@ def open_session(
 ) -> Iterator[Session]:
     """Check the profile, continue or start a run, track it; simulators start when an address is first asked for.
 
-    Args:
-        source: the earlier run to take stages from; the newest that fits if empty.
-
-    Raises:
-        RunLockedError: it is a refresh, and another one of the same tenant is running.
-        QinglanError: something is wrong that would stop the run later.
+    `source` is the earlier run to take stages from; the newest that fits if empty. RunLockedError where it is a refresh
+    and another one of the tenant runs; another QinglanError where something is wrong that would stop the run later.
     """
     close_to_others()
     gc.freeze()  # so that collections do not scan what Prefect and MLflow have loaded, every second and at exit
@@ -146,10 +142,8 @@ def open_session(
 def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
     """Finished stages of the run that was named, or of this profile's newest one that fits; now also in this run.
 
-    A run that is continued uses the same source as before.
-
-    Raises:
-        ConfigError: no such run, it lacks a stage, or its scores can't be compared with this profile's.
+    A run that is continued uses the same source as before. ConfigError where there is no such run, it lacks a stage, or
+    its scores can't be compared with this profile's.
     """
     run = session.run
     with removal_lock(run.directory.parent):
@@ -240,12 +234,7 @@ def skip_if_running(work: Callable[P, Path]) -> Callable[P, Path]:
 
 
 def unless_skipped(state: State[Any]) -> Path:
-    """A flow's result, for a caller who can do nothing without it.
-
-    Raises:
-        RunLockedError: the flow was skipped.
-        Exception: whatever the flow raised.
-    """
+    """A flow's result, for a caller who can do nothing without it; RunLockedError where the flow was skipped."""
     if state.name == SKIPPED:
         raise RunLockedError(state.message or SKIPPED)
     return cast(Path, state.result())

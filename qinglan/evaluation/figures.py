@@ -72,11 +72,7 @@ def groups_of(rows: Iterable[Row]) -> dict[str, str]:
 def summarise(
     arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, recipe: Recipe, load: Reason | None = None
 ) -> models.ArmFigures:
-    """The figures of one arm.
-
-    Args:
-        load: what else the model had to do while its latency was measured.
-    """
+    """The figures of one arm; `load`: what else its model had to do while its latency was measured."""
     values = arm_scores("arm", arm, rows, recipe).scores
     measured: dict[str, list[float]] = {
         figure: [value for entry in arm if (value := getattr(entry, figure)) is not None]

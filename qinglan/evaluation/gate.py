@@ -24,11 +24,9 @@ _FEWEST_CASES = 6
 
 
 def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Decision:
-    """Try all rules of the gate.
+    """Try all rules of the gate, about alarms those that `alarms_about` gives, not all of the run.
 
-    Args:
-        alarms: those that `alarms_about` the model, not all of its run.
-        champion: version of the registered model that serves now, which the arm `champion` must then be.
+    `champion`: version of the registered model that serves now, which the arm `champion` must then be.
     """
     rules = list(_rules(evaluation, alarms, config, champion))
     outcomes = {rule.outcome for rule in rules}

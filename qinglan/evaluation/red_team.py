@@ -169,8 +169,7 @@ async def try_cases(
 ) -> dict[ArmName, list[RedTeamResult]]:
     """The cases that each arm was asked, in the cases' order. A case whose call failed counts as not checked.
 
-    Args:
-        answers: by arm, what `texts_of` and `texts_of_teacher` give.
+    `answers`: by arm, what `texts_of` and `texts_of_teacher` give.
     """
 
     async def attempt(case: Case, texts: Mapping[str, str | Reason]) -> RedTeamResult:

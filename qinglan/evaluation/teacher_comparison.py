@@ -70,11 +70,8 @@ def contenders(run: Run, services: Services) -> list[Contender]:
 async def ask_teacher(
     rows: Sequence[Row], recipe: Recipe, clients: Clients, tenant: Tenant, max_failed_share: float
 ) -> list[ArmRow]:
-    """A further teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding about it.
-
-    Raises:
-        StageError: its service failed too often to say anything about the teacher.
-    """
+    """A further teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding about it;
+    StageError where its service failed too often to say anything about it."""
     lost = list[str]()
 
     async def attempt(row: Row) -> Row:
@@ -139,8 +136,7 @@ def evaluate_teachers(
 ) -> Evaluation:
     """Figures of all arms, and every rival against the main teacher on every metric that has values.
 
-    Args:
-        loads: by arm, what else was asked while its latency was measured.
+    `loads`: by arm, what else was asked while its latency was measured.
     """
     loads = loads or {}
     return Evaluation(

@@ -214,10 +214,8 @@ def shift(parent: RowSummary, rows: RowSummary) -> Shift:
 
 
 def distance(old: Sequence[Categories], new: Sequence[Categories]) -> Distance | None:
-    """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows.
-
-    None where a side has no category at all.
-    """
+    """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows; None where a side
+    has no category at all."""
     import numpy as np
 
     rows = [row for row in (*old, *new) if row]

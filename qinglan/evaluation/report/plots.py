@@ -96,10 +96,8 @@ class DotPlot:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean.
-
-    `area`: the path of what is filled below it.
-    """
+    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean; `area` is the path
+    of what is filled below it."""
 
     label: Both | None
     path: str
@@ -132,8 +130,7 @@ def dot_plot(
 ) -> DotPlot | None:
     """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style `open`.
 
-    Args:
-        axis: one that several plots share; `axis_of` makes it.
+    `axis`: one that several plots share; `axis_of` makes it.
     """
     present = [(style, label, value, ends) for style, label, value, ends in rows if value is not None]
     if not present:

@@ -139,11 +139,7 @@ def _without_comparison(report: Report) -> Conclusion:
 
 
 def simulator_warning(report: Report, *, marked: bool = True) -> Both | None:
-    """What the numbers can't say; None where nothing was simulated.
-
-    Args:
-        marked: those that it concerns have a star.
-    """
+    """What the numbers can't say, `marked` where those have a star; None where nothing was simulated."""
     if not report.simulated:
         return None
     roles = listed([TEXTS["simulated_roles"][role] for role in report.simulated])

@@ -226,8 +226,7 @@ def domain_of(recipe: str) -> Domain:
 def domain_for(profile: Profile, needed_by: str) -> Domain:
     """The domain that a profile names, or that of its recipe; ConfigError where there is none.
 
-    Args:
-        needed_by: the setting whose value is `embedded`.
+    `needed_by`: the setting whose value is `embedded`.
     """
     domain, domains = profile.embedded.domain, ", ".join(_names())
     if domain is not None and domain not in _names():

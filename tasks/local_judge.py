@@ -16,7 +16,18 @@ from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, open_judge, serve_judge
 from qinglan.tasks.stage import Outcome, Stage, perform
-from qinglan.training import judge_agreement
+from qinglan.training.judge_agreement import (
+    JudgeAgreement,
+    JudgeComparison,
+    JudgedPassage,
+    agreement_finding,
+    choose_rows,
+    count_retryable,
+    describe_agreement,
+    measure_agreement,
+    require_agreement,
+    require_answers,
+)
 
 CODE = (
     __name__, "recipe", "qinglan.clients", "qinglan.recipes._verdicts", "qinglan.rows", "qinglan.statistics",
@@ -29,20 +40,20 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
     profile, settings = run.profile, judge.settings
 
     def work(stage: Stage) -> Outcome:
-        rows = judge_agreement.choose_rows(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
+        rows = choose_rows(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
         with serve_judge(profile, judge, stage.directory, stage.say) as served:
             assert served is not None
             pairs = asyncio.run(_compare(run, services, served, rows))
         artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", pairs)}
-        judge_agreement.require_answers(pairs, profile.evaluate.max_failed_share)
-        found = judge_agreement.measure_agreement(pairs, profile.reward.min_relevance)
-        stage.say(f"{judge.name} and {profile.judge.model}: {judge_agreement.describe_agreement(found)}")
+        require_answers(pairs, profile.evaluate.max_failed_share)
+        found = measure_agreement(pairs, profile.reward.min_relevance)
+        stage.say(f"{judge.name} and {profile.judge.model}: {describe_agreement(found)}")
         details = {
-            "findings": [judge_agreement.agreement_finding(found).model_dump(mode="json")],
+            "findings": [agreement_finding(found).model_dump(mode="json")],
             "agreement": found.model_dump(mode="json"),
         }
         metrics = {name: float(value) for name, value in found if value is not None}
-        return Outcome(len(rows), len(rows), {}, artifacts, metrics, details, judge_agreement.count_retryable(pairs))
+        return Outcome(len(rows), len(rows), {}, artifacts, metrics, details, count_retryable(pairs))
 
     depends_on = {
         "rows_sha256": dataset.artifacts["rows"].sha256,
@@ -55,23 +66,17 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
         "knowledge_base": run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id,
     }
     result = perform(run, "local_judge", depends_on, work, code=CODE)
-    judge_agreement.require_agreement(
-        judge_agreement.JudgeAgreement.model_validate(result.details["agreement"]), settings, get_run_logger().warning
-    )
+    require_agreement(JudgeAgreement.model_validate(result.details["agreement"]), settings, get_run_logger().warning)
     return result
 
 
-async def _compare(
-    run: Run, services: Services, served: JudgeServer, rows: list[Row]
-) -> list[judge_agreement.JudgedPassage]:
+async def _compare(run: Run, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
     profile = run.profile
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
     rag = RagClient(profile.rag, services().rag_url, profile.tenant.id, with_passage=True)
     try:
         async with open_clients(run, services, ["judge"]) as clients, open_judge(run, served) as local:
             verdicts = verdict_recipe(served.judge.released.recipe)
-            return await judge_agreement.JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare(
-                rows
-            )
+            return await JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare(rows)
     finally:
         await rag.close()

@@ -9,8 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase
@@ -29,8 +28,7 @@ _SAME_COST = 1.05
 """Two prices within this factor are the same."""
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """One rival against the main teacher."""
 
     arm: str

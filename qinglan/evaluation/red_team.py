@@ -256,8 +256,8 @@ def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retriev
             yield reason("part_without_value", part=name, least=least)
         elif value < least:
             yield reason("part_too_low", part=name, value=value, least=least)
-    for gold, places in ((checks.gold_top1, 1), (checks.gold_in_top3, 3)) if retrieved else ():
-        if gold is None:
+    for gold, places in ((checks.gold_top1, 1), (checks.gold_in_top3, 3)):
+        if gold is None or retrieved is None:
             continue
         demand = reason("first_place") if places == 1 else reason("first_places", places=places)
         if (rank := retrieved.rank(gold)) > places:

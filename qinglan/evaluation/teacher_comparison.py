@@ -6,8 +6,9 @@ question that a teacher left without a text counts against it as such, under `an
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from qinglan.clients.roles import Addresses, Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
@@ -36,8 +37,7 @@ _OF_THE_QUESTION = {
 """Fields of a row; the others are what the main teacher made of it, which is another arm."""
 
 
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """One teacher, and the run as it would be with this teacher in the place of the main one."""
 
     arm: str

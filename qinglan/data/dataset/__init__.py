@@ -9,10 +9,9 @@ written beside the questions that they are made from.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from qinglan.config import NoiseKind, Profile
 from qinglan.data.dataset.augment import NoisyCopies
@@ -29,8 +28,7 @@ from qinglan.runs.artifacts import Artifact, read_jsonl
 _NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parquet", "test.jsonl", "rows.jsonl")
 
 
-@dataclass(frozen=True)
-class BuiltDataset:
+class BuiltDataset(NamedTuple):
     artifacts: dict[str, Artifact]
     """By the file names' stems: see `build`."""
     before: RowCounts

@@ -2,9 +2,8 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, cycle, islice
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from qinglan.config import Dataset
 from qinglan.recipes import Recipe
@@ -50,8 +49,7 @@ class PoolCounts:
         return lines
 
 
-@dataclass(frozen=True)
-class RlPrompts:
+class RlPrompts(NamedTuple):
     """The training rows whose questions are RL's prompts."""
 
     repeats: Mapping[str, int] | None = None

@@ -7,9 +7,8 @@ changes no earlier line: a process killed at any moment leaves all of an import 
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
@@ -110,8 +109,7 @@ def read_store(path: Path) -> list[Review]:
     return reviews
 
 
-@dataclass(frozen=True)
-class ReviewImport:
+class ReviewImport(NamedTuple):
     new: Sequence[Review]
     """Appended; the store had all others."""
     unchanged: int

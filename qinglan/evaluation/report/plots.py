@@ -6,7 +6,6 @@ the reader's light or dark scheme, and no plotting library is loaded.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
@@ -41,8 +40,7 @@ _VALUES_PER_BIN = 30
 _FEWEST_BINS, _MOST_BINS = 10, 50
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """A linear axis; `at` gives percent from its low end."""
 
     low: float
@@ -73,8 +71,7 @@ class Axis:
         return f"{tick:,.{decimals}f}".replace("-", "−")
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """A value with its interval, in percent of the axis."""
 
     label: Both
@@ -85,8 +82,7 @@ class Dot:
     high: float | None
 
 
-@dataclass(frozen=True)
-class DotPlot:
+class DotPlot(NamedTuple):
     """Dots over one axis; `zero` is where a line of no difference stands."""
 
     axis: Axis
@@ -94,8 +90,7 @@ class DotPlot:
     zero: float | None
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean; `area` is the path
     of what is filled below it."""
 
@@ -106,8 +101,7 @@ class Curve:
     area: str = ""
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """Curves over common axes; `zero` is where a line of no difference stands."""
 
     title: Both

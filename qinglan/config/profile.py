@@ -111,7 +111,7 @@ class Profile(Section):
         return self
 
     @model_validator(mode="after")
-    def _fit_the_gpus(self) -> Self:
+    def _fit_the_trainer(self) -> Self:
         rl, trainer = self.rl, self.trainer
         gpus = trainer.nodes * trainer.gpus_per_node
         rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
@@ -125,12 +125,8 @@ class Profile(Section):
                 f"trainer.gpus_per_node ({trainer.gpus_per_node}) must be a multiple of "
                 f"rl.tensor_model_parallel_size ({rl.tensor_model_parallel_size})"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _let_training_wait_for_services(self) -> Self:
-        stalled_s, outage_s = self.trainer.stalled_after_s, self.reward.max_outage_s
-        if stalled_s <= outage_s:
+        stalled_s, outage_s = trainer.stalled_after_s, self.reward.max_outage_s
+        if stalled_s <= outage_s:  # training waits for services
             raise ValueError(
                 f"trainer.stalled_after_s ({stalled_s:g}) must be longer than reward.max_outage_s ({outage_s:g})"
             )

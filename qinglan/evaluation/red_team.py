@@ -39,6 +39,8 @@ REGRESSION = "regression"
 """The kind of case that a row of a workbook is."""
 _SETTING = "evaluate.red_team"
 _SHOWN = 24
+_ASKED = {"query", "profile", "history", "inputs"}
+"""Fields that a case shares with a row."""
 
 
 def _is_pattern(pattern: str) -> str:
@@ -138,10 +140,7 @@ def row_of(case: Case, tenant: Tenant) -> Row:
     return Row(
         id=f"redteam-{case.id}",
         tenant=tenant.id,
-        query=case.query,
-        profile=case.profile,
-        history=case.history,
-        inputs=case.inputs,
+        **case.model_dump(include=_ASKED),
         gold_id=case.checks.gold_top1 or case.checks.gold_in_top3,
         source=f"redteam:{case.id}",
     )
@@ -351,10 +350,7 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
             id=f"{REGRESSION}-{row.id}",
             name=_short(" ".join(row.query.split())),
             kind=REGRESSION,
-            query=row.query,
-            profile=row.profile,
-            history=row.history,
-            inputs=row.inputs,
+            **row.model_dump(include=_ASKED),
             must_pass=False,
             checks=Checks.model_validate({**OF_EVERY_REWRITE, "gold_top1": row.gold_id}),
         )

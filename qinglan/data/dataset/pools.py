@@ -1,6 +1,6 @@
 """Pools of questions: a row's pool, the pools that lack a split, and RL's prompts by the pools' shares."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, cycle, islice
 from typing import NamedTuple, get_args
@@ -29,24 +29,15 @@ def _by_share(row_id: str, shares: Mapping[str, float]) -> str | None:
     return None
 
 
-class PoolCounts:
-    """Counts the usable rows of each pool by split."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def add(self, row: Row) -> None:
-        if row.pool:
-            self._rows[row.pool][str(row.split)] += 1
-
-    def warnings(self) -> list[str]:
-        """A line for each pool that has no row in some split."""
-        lines = []
-        for pool, counts in sorted(self._rows.items()):
-            if empty := [split for split in get_args(Split) if not counts[split]]:
-                listed = ", ".join(f"{split} {counts[split]:,}" for split in get_args(Split))
-                lines.append(f"pool {pool} has no row in {' and '.join(empty)} ({listed}); add questions, or mark some")
-        return lines
+def without_rows(counts: Mapping[tuple[str, str], int]) -> list[str]:
+    """A line for each pool that has no row in some split; usable rows are counted by pool and split."""
+    lines = []
+    for pool in sorted({pool for pool, _ in counts}):
+        rows = {split: counts.get((pool, split), 0) for split in get_args(Split)}
+        if empty := [split for split, n in rows.items() if not n]:
+            listed = ", ".join(f"{split} {n:,}" for split, n in rows.items())
+            lines.append(f"pool {pool} has no row in {' and '.join(empty)} ({listed}); add questions, or mark some")
+    return lines
 
 
 class RlPrompts(NamedTuple):

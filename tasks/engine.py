@@ -64,7 +64,9 @@ def run_engine(
         Exception: whatever `on_poll` raises; the process or, for a `QinglanError`, the job has ended then.
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
-    make = (lambda: command) if isinstance(command, Command) else command
+
+    def make() -> Command:
+        return command if isinstance(command, Command) else command()
 
     def polled() -> Callable[[], None] | None:
         """For one attempt."""

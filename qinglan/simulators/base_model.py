@@ -4,6 +4,7 @@ A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. Its ke
 is made with, so a changed corpus gives another model; the code of other domains is no part of it.
 """
 
+import json
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,12 +46,12 @@ def pretrain_argv(
 ) -> list[str]:
     """Command line of the pretraining process; it needs the trainer's environment."""
     options = {
-        "--domain": domain.name,
-        "--output": str(output_dir.resolve()),
-        "--metrics": str(metrics_path.resolve()),
-        "--steps": str(embedded.pretrain_steps or domain.pretraining.steps),
-        "--seed": str(embedded.pretrain_seed),
-        "--seconds-max": str(embedded.pretrain_seconds_max),
-        "--threads": str(threads),
+        "domain": domain.name,
+        "output": str(output_dir.resolve()),
+        "metrics": str(metrics_path.resolve()),
+        "steps": embedded.pretrain_steps or domain.pretraining.steps,
+        "seed": embedded.pretrain_seed,
+        "seconds_max": embedded.pretrain_seconds_max,
+        "threads": threads,
     }
-    return [python, "-m", "qinglan.simulators.pretrain", *(word for option in options.items() for word in option)]
+    return [python, "-m", "qinglan.simulators.pretrain", json.dumps(options)]

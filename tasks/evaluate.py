@@ -10,15 +10,7 @@ from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_le
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team import (
-    Case,
-    RedTeamResult,
-    cases_of,
-    row_of,
-    texts_of,
-    texts_of_teacher,
-    try_cases,
-)
+from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
 from qinglan.evaluation.split_uses import note_evaluation
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders

@@ -15,16 +15,7 @@ from qinglan.evaluation.reasons import Reason
 from qinglan.recipes import QUALITY, Metric, Recipe
 from qinglan.recipes.kinds.measuring import consistency
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, normalise
-from qinglan.statistics import (
-    ArmScores,
-    Comparison,
-    Values,
-    compare,
-    holm_corrected,
-    mean_ci,
-    percentile_ci,
-    ratio_ci,
-)
+from qinglan.statistics import ArmScores, Comparison, Values, compare, holm_corrected, mean_ci, percentile_ci, ratio_ci
 from qinglan.text import ARMS
 
 _PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
@@ -51,8 +42,7 @@ def arm_scores(name: str, arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Re
     by_id = {row.id: row for row in rows}
     found = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
     return ArmScores(
-        arm=name,
-        scores={metric.name: {row: found[row].get(metric.name) for row in found} for metric in recipe.METRICS},
+        arm=name, scores={metric.name: {row: found[row].get(metric.name) for row in found} for metric in recipe.METRICS}
     )
 
 

@@ -5,6 +5,7 @@ is made with, so a changed corpus gives another model; the code of other domains
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,12 +24,10 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
     size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
     size |= {"seed": embedded.pretrain_seed}
     prompt = recipe_key(domain.name)  # the corpus contains it
-    libraries = {}
-    for name in ("torch", "transformers", "tokenizers"):
-        try:
+    libraries = dict.fromkeys(("torch", "transformers", "tokenizers"), "absent")
+    for name in libraries:
+        with suppress(PackageNotFoundError):  # the orchestrator's image may do without
             libraries[name] = version(name)
-        except PackageNotFoundError:  # the orchestrator's image may do without
-            libraries[name] = "absent"
     return hash_of(code_digest(*makers, within=package), prompt, red_team_questions(domain.name), size, libraries)
 
 

@@ -2,8 +2,8 @@
 
 from prefect import flow
 
-from qinglan.tasks.canary_check import check_canary
 from qinglan.tasks.forms import Override, ProfileName
+from qinglan.tasks.upkeep import check_canary
 
 
 @flow(name="canary-check", flow_run_name="canary-check {profile}", log_prints=True)

@@ -2,8 +2,8 @@
 
 from prefect import flow
 
-from qinglan.tasks.clean_up import remove_unneeded
 from qinglan.tasks.forms import Override, ProfileName
+from qinglan.tasks.upkeep import remove_unneeded
 
 
 @flow(name="clean-up", flow_run_name="clean-up {profile}", log_prints=True)

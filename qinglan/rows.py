@@ -56,6 +56,15 @@ def row_id(
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
+def bigrams(runs: Iterable[str]) -> list[str]:
+    """The character bigrams of each run of text, with repetitions; a run of ASCII, or of one character, is whole."""
+    found: list[str] = []
+    for run in runs:
+        is_whole = run.isascii() or len(run) == 1
+        found += [run] if is_whole else [run[i : i + 2] for i in range(len(run) - 1)]
+    return found
+
+
 def hash_fraction(key: str) -> float:
     """A number in [0, 1) that depends on the key alone: samples and splits by it agree between runs and machines."""
     return int(hashlib.sha256(key.encode()).hexdigest()[:13], 16) / 16**13

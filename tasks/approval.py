@@ -50,9 +50,7 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     """Wait for a person's answer, for `gate.approval_timeout_s`; None where nobody gave one in time.
 
     The question is a sentence, the description Markdown above the form, and the workbook what to read before answering.
-
-    Raises:
-        StageError: somebody cancelled the flow run, or ended it by hand.
+    StageError where somebody cancelled the flow run, or ended it by hand.
     """
     context = FlowRunContext.get()
     assert context and context.flow_run

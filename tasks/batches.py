@@ -13,17 +13,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
+from qinglan.clients import row_batches
 from qinglan.clients.roles import Clients, Role, Services, open_clients
-from qinglan.clients.row_batches import (
-    ASK_AGAIN_REASONS,
-    FAILURES_FILE,
-    BatchIncompleteError,
-    Losses,
-    RowBatch,
-    Work,
-    cut,
-    in_order,
-)
 from qinglan.config import Distill, Validate
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
@@ -36,17 +27,17 @@ _KEPT_BUSY = 12
 
 async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
     """Another try helps rows that met a transient failure; it does not help a refused key."""
-    return isinstance(await state.aresult(raise_on_failure=False), BatchIncompleteError)
+    return isinstance(await state.aresult(raise_on_failure=False), row_batches.BatchIncompleteError)
 
 
 @task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}", retry_condition_fn=_is_incomplete)
-async def run_batch(kind: str, batch: RowBatch, work: Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
+async def run_batch(kind: str, batch: row_batches.RowBatch, work: row_batches.Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
     """One batch; Prefect retries it while rows are missing."""
     attempt = task_run.run_count or 1
     return await batch.run(work, last_attempt=attempt > retries)
 
 
-def _paced(work: Work, at_once: int, report: Callable[[int], None]) -> Work:
+def _paced(work: row_batches.Work, at_once: int, report: Callable[[int], None]) -> row_batches.Work:
     """The same work on so many rows at once; each finished row is reported, as a batch may take minutes."""
     done, places = 0, asyncio.Semaphore(at_once)
 
@@ -61,7 +52,7 @@ def _paced(work: Work, at_once: int, report: Callable[[int], None]) -> Work:
     return counted
 
 
-def note_failures(path: Path, batch: RowBatch) -> None:
+def note_failures(path: Path, batch: row_batches.RowBatch) -> None:
     """Append the last failure of each row that met one, with what was said."""
     if batch.failures:
         with path.open("a", encoding="utf-8") as stream:
@@ -80,7 +71,7 @@ async def ask_services(
     settings: Distill | Validate,
     roles: tuple[Role, ...],
     concurrency: int,
-    make_work: Callable[[Clients], Work],
+    make_work: Callable[[Clients], row_batches.Work],
     watch: Callable[[Row], None] = lambda _row: None,
 ) -> Outcome:
     """Work on every row of the stage before; only the rows of the running batches are in memory.
@@ -92,7 +83,7 @@ async def ask_services(
     """
     source = given.artifacts["rows"]
     total = source.rows or 0
-    losses = Losses(section, given.rows_out, settings.max_failed_share)
+    losses = row_batches.Losses(section, given.rows_out, settings.max_failed_share)
     before, after = RowCounts(), RowCounts()
     configured = run_batch.with_options(
         retries=settings.retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, settings.retries)]
@@ -102,12 +93,14 @@ async def ask_services(
             make_work(clients), _KEPT_BUSY * concurrency, lambda done: stage.progress(done, max(total, done), "rows")
         )
         with jsonl_writer(path := stage.directory / "rows.jsonl") as write:
-            batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
+            batches = row_batches.cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
             at_once = 2 + math.ceil(_KEPT_BUSY * concurrency / settings.batch_rows)
-            done = in_order(batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once)
+            done = row_batches.in_order(
+                batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once
+            )
             async with aclosing(done):  # after an error nothing may go on asking: the clients are about to be closed
                 async for batch, rows in done:
-                    note_failures(stage.directory / FAILURES_FILE, batch)
+                    note_failures(stage.directory / row_batches.FAILURES_FILE, batch)
                     losses.add(batch, rows)
                     for row in after.pass_through(rows):
                         watch(row)
@@ -121,5 +114,5 @@ async def ask_services(
         dropped,
         {"rows": Artifact.of(path, after.total)},
         details={"api": calls},
-        try_again=sum(n for reason, n in dropped.items() if reason in ASK_AGAIN_REASONS),
+        try_again=sum(n for reason, n in dropped.items() if reason in row_batches.ASK_AGAIN_REASONS),
     )

@@ -92,11 +92,7 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
 
 
 def require_no_open_batches(stage: Stage, given: StageResult) -> None:
-    """Refuse to ask row by row what a batch of an earlier run still holds: those answers are on their way.
-
-    Raises:
-        StageError: with what to do about it.
-    """
+    """StageError where a batch of an earlier run still holds these questions: the answers are on their way."""
     from qinglan.clients.batch_api.jobs import batch_server
 
     profile = stage.run.profile

@@ -181,11 +181,7 @@ class Watchdog:
         self._newest, self._said = (0, ""), False
 
     def __call__(self) -> None:
-        """Look at the stage's files; called while the process runs.
-
-        Raises:
-            StalledError: none of them changed for `trainer.stalled_after_s`.
-        """
+        """Look at the stage's files, while the process runs; StalledError where none changed for so long."""
         now_s = time.monotonic()
         if now_s - self._looked_s < min(LOOK_EVERY_S, self._limit_s / 10):
             return
@@ -303,11 +299,7 @@ class LeftOut:
         self._sizes = ""
 
     def __call__(self) -> None:
-        """Look for new lines.
-
-        Raises:
-            StageError: more than `MAX_LEFT_OUT_SHARE` of the rows are left out.
-        """
+        """Look for new lines; StageError where more than `MAX_LEFT_OUT_SHARE` of the rows are left out."""
         sizes = "".join(line.decode(errors="replace") for line in self._lines.new() if _SIZE_LINE.search(line))
         if not sizes:
             return

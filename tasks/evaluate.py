@@ -10,20 +10,12 @@ from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_le
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team import (
-    Case,
-    RedTeamResult,
-    cases_of,
-    row_of,
-    texts_of,
-    texts_of_teacher,
-    try_cases,
-)
+from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
 from qinglan.evaluation.split_uses import note_evaluation
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.measuring import student_rows, with_tokens
+from qinglan.recipes.kinds.measuring import Measured, student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, write_json, write_jsonl
@@ -69,15 +61,6 @@ class Asked(NamedTuple):
     calls: Calls
 
 
-class Completed(NamedTuple):
-    """The arms with what was found out about them."""
-
-    arms: dict[ArmName, list[ArmRow]]
-    unjudged: dict[str, int]
-    red_team: dict[ArmName, list[RedTeamResult]]
-    calls: Calls
-
-
 @stage_task("evaluate")
 def evaluate_arms(
     run: Run, services: Services, dataset: StageResult, models: Mapping[ArmName, StageResult]
@@ -103,23 +86,21 @@ def evaluate_arms(
         arms |= answers.arms
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
         tried = answers.red_team | {name: texts_of_teacher(arm) for name, arm in asked.red_team.items()}
-        done = asyncio.run(_complete(stage.run, services, arms, rows, cases, tried))
+        done, red_team, made = asyncio.run(_complete(stage.run, services, arms, rows, cases, tried))
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
         found = evaluate(done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed)
-        trained = hash_of({name: each.identity for name, each in students.items() if name != "champion"})
+        identities = {name: student.identity for name, student in students.items()}
+        trained = hash_of({name: identity for name, identity in identities.items() if name != "champion"})
         earlier = note_evaluation(profile, run.id, trained, (row.id for row in rows))
-        found = found.model_copy(
-            update={"red_team": done.red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier}
-        )
+        also = {"red_team": red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier}
+        found = found.model_copy(update=also)
         write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {
             f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
         }
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
-        outcome = Outcome(
-            len(rows), len(rows), {}, artifacts, metrics_of(found), {"api": _added(done.calls, asked.calls)}
-        )
-        outcome.details["models"] = {name: student.identity for name, student in students.items()}
+        details = {"api": _added(made, asked.calls), "models": identities}
+        outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), details)
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
         lost += [
             entry.reason for arm in (*asked.arms.values(), *asked.red_team.values()) for entry in arm if not entry.text
@@ -233,12 +214,12 @@ async def _complete(
     rows: Sequence[Row],
     cases: Sequence[Case],
     red_team: Mapping[ArmName, Mapping[str, str | Reason]],
-) -> Completed:
+) -> tuple[Measured, dict[ArmName, list[RedTeamResult]], Calls]:
+    """What the arms are worth, the red team's results, and the calls that both took."""
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
     async with open_clients(run, services, recipe.graders) as clients:
         tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)
-        measured = await recipe.measure(arms, rows, clients, profile)
-        return Completed(measured.arms, measured.unjudged, tried, clients.call_counts())
+        return await recipe.measure(arms, rows, clients, profile), tried, clients.call_counts()
 
 
 def _added(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> Calls:

@@ -151,11 +151,8 @@ def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def overrides_in(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same of a flow run's parameters: as Prefect keeps them, or as the flow has them while it runs.
-
-    Raises:
-        ConfigError: there is no such setting.
-    """
+    """The same of a flow run's parameters, as Prefect keeps them, or as the flow has them while it runs; ConfigError
+    where there is no such setting."""
     given = parameters.get("changes") or {}
     if isinstance(given, Changes):
         return overrides_of(given, parameters.get("overrides", ()))

@@ -36,11 +36,7 @@ CODE = (
 
 
 def compare_judges(run: Run, services: Services, dataset: StageResult, judge: ReleasedJudge) -> StageResult:
-    """Ask both about what dev questions find, and stop where they agree too little.
-
-    Raises:
-        StageError: they do, or too many calls failed.
-    """
+    """Ask both about what dev questions find; StageError where they agree too little, or too many calls failed."""
     profile, settings = run.profile, judge.settings
 
     def work(stage: Stage) -> Outcome:

@@ -41,8 +41,7 @@ def main(host: str, port: int) -> None:
 def begin_with_tables(url: str, empty: Path = EMPTY_DATABASE) -> bool:
     """Copy `empty` to where a new SQLite database is to be, as making the tables by all migrations takes 3 s.
 
-    Returns:
-        whether the database has all tables that `empty` has, so that no migration need be looked for.
+    Tells whether the database has all tables that `empty` has, so that no migration need be looked for.
     """
     from sqlalchemy.engine import make_url
 

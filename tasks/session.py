@@ -5,11 +5,10 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ParamSpec, cast
+from typing import Any, NamedTuple, ParamSpec, cast
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
@@ -28,20 +27,10 @@ from qinglan.evaluation.report.html import page_template
 from qinglan.ops.prefect.crash_recovery import recover_runs
 from qinglan.ops.preflight import require
 from qinglan.recipes.scoring.keys import scoring_digest
+from qinglan.runs import run as run_folder
 from qinglan.runs.artifacts import StageResult, close_to_others, sha256_of
 from qinglan.runs.disk_space import explain_full_disk
 from qinglan.runs.locks import refresh_lock, removal_lock
-from qinglan.runs.run import (
-    Run,
-    finish_run,
-    load_stages,
-    note,
-    note_end,
-    note_flow_run,
-    open_run,
-    runs_of,
-    save_stage,
-)
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
 from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of
@@ -51,11 +40,10 @@ SKIPPED = "Skipped"
 """The state of a flow run that was not needed, which is no failure: nobody is woken up because of it."""
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """A flow's surroundings."""
 
-    run: Run
+    run: run_folder.Run
     services: Services
     workbook: Path
     """A file or folder; with `data.sql`, where ingest keeps the database's rows."""
@@ -97,12 +85,8 @@ def open_session(
 ) -> Iterator[Session]:
     """Check the profile, continue or start a run, track it; simulators start when an address is first asked for.
 
-    Args:
-        source: the earlier run to take stages from; the newest that fits if empty.
-
-    Raises:
-        RunLockedError: it is a refresh, and another one of the same tenant is running.
-        QinglanError: something is wrong that would stop the run later.
+    `source` is the earlier run to take stages from; the newest that fits if empty. RunLockedError where it is a refresh
+    and another one of the tenant runs; another QinglanError where something is wrong that would stop the run later.
     """
     close_to_others()
     gc.freeze()  # so that collections do not scan what Prefect and MLflow have loaded, every second and at exit
@@ -115,7 +99,7 @@ def open_session(
             stack.enter_context(refresh_lock(profile, flow_run_id()))
         require(profile, flow, get_run_logger().warning)
         opened = stack.enter_context(
-            open_run(
+            run_folder.open_run(
                 profile,
                 flow,
                 fresh=fresh,
@@ -135,26 +119,24 @@ def open_session(
             with embedded_services(run.profile, knowledge_base) as services:
                 yield Session(run, services, workbook, knowledge_base, bool(source))
         except BaseException as error:
-            note_end(run, error)
+            run_folder.note_end(run, error)
             tracker.end_run(run.mlflow_run_id, failed=True)
             raise
-        finish_run(run)
+        run_folder.finish_run(run)
         tracker.end_run(run.mlflow_run_id)
 
 
 def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
     """Finished stages of the run that was named, or of this profile's newest one that fits; now also in this run.
 
-    A run that is continued uses the same source as before.
-
-    Raises:
-        ConfigError: no such run, it lacks a stage, or its scores can't be compared with this profile's.
+    A run that is continued uses the same source as before. ConfigError where there is no such run, it lacks a stage, or
+    its scores can't be compared with this profile's.
     """
     run = session.run
     with removal_lock(run.directory.parent):
         directory, results = _find_stages(session, names)
-        note(run, source=directory)
-        kept = [save_stage(run, result) for result in results]
+        run_folder.note(run, source=directory)
+        kept = [run_folder.save_stage(run, result) for result in results]
     get_run_logger().info("using %s of run %s", " + ".join(names), directory.name)
     return kept
 
@@ -162,12 +144,12 @@ def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
 def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[StageResult]]:
     run, identity = session.run, scoring_digest(session.run)
     if session.source_named and run.source:
-        return run.source, load_stages(run.source, names, identity)
+        return run.source, run_folder.load_stages(run.source, names, identity)
     runs, newest_problem = run.directory.parent, None
     pinned = [run.source] if run.source else []
-    for directory in [*pinned, *runs_of(runs, run.profile.name, _MAKERS[run.flow])]:
+    for directory in [*pinned, *run_folder.runs_of(runs, run.profile.name, _MAKERS[run.flow])]:
         try:
-            return directory, load_stages(directory, names, identity)
+            return directory, run_folder.load_stages(directory, names, identity)
         except ConfigError as problem:
             newest_problem = newest_problem or problem
     raise ConfigError(
@@ -184,14 +166,14 @@ def _inputs(profile: Profile, run_directory: Path) -> tuple[Path, Path | None]:
     return sample.workbook if sample else own, embedded_knowledge_base(profile, sample)
 
 
-def _track(run: Run) -> Run:
+def _track(run: run_folder.Run) -> run_folder.Run:
     tracker, prefect_id = tracker_of(run.profile), flow_run_id()
     if run.flow_run_id not in ("", prefect_id):
         _mark_crashed(run.flow_run_id, f"its process was killed; continued by flow run {prefect_id}")
-    run = note_flow_run(run, prefect_id)
+    run = run_folder.note_flow_run(run, prefect_id)
     if not (run.mlflow_run_id and tracker.resume_run(run.mlflow_run_id)):
         tags = {"profile": run.profile.name, "recipe": run.profile.recipe_name, "qinglan.run_id": run.id}
-        run = note(run, mlflow_run_id=tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))
+        run = run_folder.note(run, mlflow_run_id=tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))
         tracker.log_params(run.mlflow_run_id, run.profile.model_dump(mode="json"))
     tracker.set_tags(run.mlflow_run_id, {"prefect.flow_run_id": prefect_id, "run.directory": str(run.directory)})
     markdown = (
@@ -239,12 +221,7 @@ def skip_if_running(work: Callable[P, Path]) -> Callable[P, Path]:
 
 
 def unless_skipped(state: State[Any]) -> Path:
-    """A flow's result, for a caller who can do nothing without it.
-
-    Raises:
-        RunLockedError: the flow was skipped.
-        Exception: whatever the flow raised.
-    """
+    """A flow's result, for a caller who can do nothing without it; RunLockedError where the flow was skipped."""
     if state.name == SKIPPED:
         raise RunLockedError(state.message or SKIPPED)
     return cast(Path, state.result())

@@ -17,11 +17,7 @@ CODE = (__name__, "qinglan.runs.cpu", "qinglan.training.engines.swift")
 
 
 def require_enough_rows(run: Run, dataset: StageResult) -> None:
-    """Can the dataset train all that is to be trained? Asked before the first hour of it.
-
-    Raises:
-        ConfigError: RL's batch is larger than its rows.
-    """
+    """Before the first hour of training: ConfigError where RL's batch is larger than its rows."""
     rows, batch = dataset.artifacts["rl_train"].rows or 0, run.profile.rl.train_batch_size
     if rows < batch:
         raise ConfigError(

@@ -12,25 +12,11 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import AfterValidator, ValidationError, model_validator
 
+from qinglan.config import site
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
 from qinglan.config.rag import Rag
 from qinglan.config.release import Gate, Release, Serve, Targets
-from qinglan.config.site import (
-    Automations,
-    Budget,
-    Embedded,
-    Endpoint,
-    Judge,
-    LedgerStore,
-    Notify,
-    Paths,
-    Price,
-    Retention,
-    Tenant,
-    Tracking,
-    Trainer,
-)
 from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
 from qinglan.text import ARMS
@@ -50,9 +36,9 @@ CHANGEABLE: dict[str, set[str]] = {
     "targets": set(Targets.model_fields),
     "release": set(Release.model_fields),
     "serve": set(Serve.model_fields),
-    "notify": set(Notify.model_fields),
-    "automations": set(Automations.model_fields),
-    "retention": set(Retention.model_fields),
+    "notify": set(site.Notify.model_fields),
+    "automations": set(site.Automations.model_fields),
+    "retention": set(site.Retention.model_fields),
     "tracking": {"rows"},
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
@@ -74,22 +60,22 @@ class Profile(Section):
     """The file's own name, if not given; never that of the profile it extends, as it identifies the runs."""
     recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
     """A name in `qinglan/recipes`, or the path of a recipe's .py file."""
-    tenant: Tenant = Tenant()
+    tenant: site.Tenant = site.Tenant()
     data: Data = Data()
-    teacher: Endpoint
-    answerer: Endpoint | None = None
+    teacher: site.Endpoint
+    answerer: site.Endpoint | None = None
     """The weak model whose answers are judged, for a recipe that asks one."""
-    judge: Judge
+    judge: site.Judge
     rag: Rag = Rag()
-    embedded: Embedded = Embedded()
+    embedded: site.Embedded = site.Embedded()
     distill: Distill = Distill()
     validation: Validate = Validate()
     select: Select = Select()
     dataset: Dataset = Dataset()
     refresh: Refresh = Refresh()
     compare: Compare = Compare()
-    ledger: LedgerStore = LedgerStore()
-    budget: Budget = Budget()
+    ledger: site.LedgerStore = site.LedgerStore()
+    budget: site.Budget = site.Budget()
     student: Student = Student()
     sft: Sft = Sft()
     reward: Reward = Reward()
@@ -99,13 +85,13 @@ class Profile(Section):
     targets: Targets = Targets()
     release: Release = Release()
     serve: Serve = Serve()
-    notify: Notify = Notify()
-    automations: Automations = Automations()
-    trainer: Trainer = Trainer()
-    prices: dict[str, Price] = {}
-    paths: Paths = Paths()
-    tracking: Tracking = Tracking()
-    retention: Retention = Retention()
+    notify: site.Notify = site.Notify()
+    automations: site.Automations = site.Automations()
+    trainer: site.Trainer = site.Trainer()
+    prices: dict[str, site.Price] = {}
+    paths: site.Paths = site.Paths()
+    tracking: site.Tracking = site.Tracking()
+    retention: site.Retention = site.Retention()
 
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:
@@ -127,7 +113,7 @@ class Profile(Section):
         return self
 
     @model_validator(mode="after")
-    def _fit_the_gpus(self) -> Self:
+    def _fit_the_trainer(self) -> Self:
         rl, trainer = self.rl, self.trainer
         gpus = trainer.nodes * trainer.gpus_per_node
         rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
@@ -141,12 +127,8 @@ class Profile(Section):
                 f"trainer.gpus_per_node ({trainer.gpus_per_node}) must be a multiple of "
                 f"rl.tensor_model_parallel_size ({rl.tensor_model_parallel_size})"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _let_training_wait_for_services(self) -> Self:
-        stalled_s, outage_s = self.trainer.stalled_after_s, self.reward.max_outage_s
-        if stalled_s <= outage_s:
+        stalled_s, outage_s = trainer.stalled_after_s, self.reward.max_outage_s
+        if stalled_s <= outage_s:  # training waits for services
             raise ValueError(
                 f"trainer.stalled_after_s ({stalled_s:g}) must be longer than reward.max_outage_s ({outage_s:g})"
             )

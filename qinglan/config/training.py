@@ -305,7 +305,7 @@ class Rl(Section):
     """More verl (Hydra) overrides by dotted key, passed through as they are."""
 
     @model_validator(mode="after")
-    def _divide_steps_and_batches(self) -> Self:
+    def _combine_what_belongs_together(self) -> Self:
         if self.save_freq and self.test_freq and self.save_freq % self.test_freq:
             raise ValueError(
                 f"save_freq ({self.save_freq}) must be a multiple of test_freq ({self.test_freq}); "
@@ -316,10 +316,6 @@ class Rl(Section):
                 f"train_batch_size ({self.train_batch_size}) must be a multiple of "
                 f"ppo_mini_batch_size ({self.ppo_mini_batch_size})"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _combine_what_belongs_together(self) -> Self:
         if self.algorithm in _WITHIN_GROUPS and self.rollouts_per_prompt == 1:
             raise ValueError(
                 f"algorithm: {self.algorithm} compares the answers to one prompt; set rollouts_per_prompt above 1, "

@@ -12,12 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from qinglan.errors import ArtifactError
 from qinglan.rows import Row, normalise
 from qinglan.runs.artifacts import hash_of, written_whole
-from qinglan.runs.schema_version import parse_record, record_line
+from qinglan.runs.schema_version import read_lines, record_line
 
 FORGOTTEN_FILE = "forgotten.jsonl"
 
@@ -37,12 +36,7 @@ class Tombstones(BaseModel, frozen=True):
     @classmethod
     def read(cls, state: Path) -> "Tombstones":
         """Those of a site; ArtifactError where a line is damaged, as none may be skipped."""
-        path, lines = state / FORGOTTEN_FILE, list[Tombstone]()
-        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
-            try:
-                lines.append(parse_record(Tombstone, line, f"{path}:{number}"))
-            except ValidationError as error:
-                raise ArtifactError(f"{path}:{number}: is no tombstone; restore the file from a backup") from error
+        lines = read_lines(Tombstone, state / FORGOTTEN_FILE, "tombstone", "restore the file from a backup")
         return cls(lines=tuple(lines))
 
     def write(self, state: Path) -> None:

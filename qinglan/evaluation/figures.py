@@ -10,31 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import numpy as np
 
 from qinglan.config import Evaluate
-from qinglan.evaluation.models import (
-    ArmFigures,
-    ExampleArm,
-    ReportExample,
-    Score,
-    Shared,
-    SharedThing,
-    Slice,
-    SliceArm,
-    SliceDiff,
-)
+from qinglan.evaluation import models
 from qinglan.evaluation.reasons import Reason
 from qinglan.recipes import QUALITY, Metric, Recipe
 from qinglan.recipes.kinds.measuring import consistency
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, normalise
-from qinglan.statistics import (
-    ArmScores,
-    Comparison,
-    Values,
-    compare,
-    holm_corrected,
-    mean_ci,
-    percentile_ci,
-    ratio_ci,
-)
+from qinglan.statistics import ArmScores, Comparison, Values, compare, holm_corrected, mean_ci, percentile_ci, ratio_ci
 from qinglan.text import ARMS
 
 _PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
@@ -61,8 +42,7 @@ def arm_scores(name: str, arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Re
     by_id = {row.id: row for row in rows}
     found = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
     return ArmScores(
-        arm=name,
-        scores={metric.name: {row: found[row].get(metric.name) for row in found} for metric in recipe.METRICS},
+        arm=name, scores={metric.name: {row: found[row].get(metric.name) for row in found} for metric in recipe.METRICS}
     )
 
 
@@ -81,12 +61,8 @@ def groups_of(rows: Iterable[Row]) -> dict[str, str]:
 
 def summarise(
     arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, recipe: Recipe, load: Reason | None = None
-) -> ArmFigures:
-    """The figures of one arm.
-
-    Args:
-        load: what else the model had to do while its latency was measured.
-    """
+) -> models.ArmFigures:
+    """The figures of one arm; `load`: what else its model had to do while its latency was measured."""
     values = arm_scores("arm", arm, rows, recipe).scores
     measured: dict[str, list[float]] = {
         figure: [value for entry in arm if (value := getattr(entry, figure)) is not None]
@@ -95,7 +71,7 @@ def summarise(
     per_1000 = {figure: 1000 * sum(found) / len(found) if found else None for figure, found in measured.items()}
     latencies, costs = measured["latency_ms"], measured["cost_usd"]
     p50, p95 = (float(np.percentile(latencies, percent)) if latencies else None for percent in (50, 95))
-    return ArmFigures(
+    return models.ArmFigures(
         n=len(arm),
         scores=_scores(values, recipe.METRICS, groups_of(rows), config.bootstrap_resamples, config.seed),
         judge_consistency=consistency(arm),
@@ -116,13 +92,13 @@ def summarise(
 
 def _scores(
     values: Mapping[str, Values], metrics: Iterable[Metric], groups: Mapping[str, str], resamples: int, seed: int
-) -> dict[str, Score]:
+) -> dict[str, models.Score]:
     """Of the metrics that have values."""
     means = {
         metric.name: mean_ci(values[metric.name], groups, resamples if metric.interval else 0, seed)
         for metric in metrics
     }
-    return {name: Score(mean=found.mean, n=found.n, ci95=found.ci95) for name, found in means.items() if found.n}
+    return {name: models.Score(mean=found.mean, n=found.n, ci95=found.ci95) for name, found in means.items() if found.n}
 
 
 def pairs_of(arms: Collection[ArmName]) -> list[tuple[ArmName, ArmName]]:
@@ -153,7 +129,7 @@ def compared(a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, st
 
 def slices_of(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
-) -> list[Slice]:
+) -> list[models.Slice]:
     """Each arm's means per slice, and what the furthest arm gains on those that it is compared with.
 
     Of the metrics that have intervals. Slices are many and small: an interval here is for reading, and nothing is
@@ -177,15 +153,17 @@ def slices_of(
         figures, diffs = {}, []
         for name, values in within.items():
             means = _scores(values, metrics, groups, resamples, config.seed)
-            figures[name] = SliceArm(n=max((mean.n for mean in means.values()), default=0), scores=means)
+            figures[name] = models.SliceArm(n=max((mean.n for mean in means.values()), default=0), scores=means)
         for a, b in (pair for pair in pairs if pair[0] == first):
             for metric in metrics:
                 left, right = within[a][metric.name], within[b][metric.name]
                 paired = {row: left[row] - right[row] for row in left.keys() & right.keys()}
                 found = mean_ci(paired, groups, resamples, config.seed)
                 if found.n:
-                    diffs.append(SliceDiff(a=a, b=b, metric=metric.name, n=found.n, diff=found.mean, ci95=found.ci95))
-        made.append(Slice(by=by, value=value, n=len(ids), arms=figures, diffs=diffs))
+                    diffs.append(
+                        models.SliceDiff(a=a, b=b, metric=metric.name, n=found.n, diff=found.mean, ci95=found.ci95)
+                    )
+        made.append(models.Slice(by=by, value=value, n=len(ids), arms=figures, diffs=diffs))
     return made
 
 
@@ -202,14 +180,14 @@ def _cut(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str]]]:
 
 def examples(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], recipe: Recipe, count: int = 10
-) -> list[ReportExample]:
+) -> list[models.ReportExample]:
     """Questions spread over groups: the first of every k-th group, in the order of row ids."""
     first_of_group = {row.gold_id or row.id: row for row in sorted(rows, key=lambda r: r.id, reverse=True)}
     spread = sorted(first_of_group.values(), key=lambda row: row.id)
     chosen = spread[:: max(1, len(spread) // count)][:count]
     by_arm = {name: {entry.row_id: entry for entry in arm} for name, arm in arms.items()}
     return [
-        ReportExample(
+        models.ReportExample(
             query=row.query,
             profile=row.profile,
             history=row.history,
@@ -217,7 +195,7 @@ def examples(
             gold_id=row.gold_id,
             gold_title=_title_of(row.gold_id, (entries[row.id] for entries in by_arm.values() if row.id in entries)),
             arms={
-                name: ExampleArm(
+                name: models.ExampleArm(
                     text=entry.text,
                     reason=entry.reason,
                     retrieved=(found := entry.retrieved)
@@ -232,13 +210,13 @@ def examples(
     ]
 
 
-def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) -> list[Shared]:
+def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) -> list[models.Shared]:
     """What the test split has in common with training rows."""
 
-    def overlap(what: SharedThing, key: Callable[[Row], str | None]) -> Shared:
+    def overlap(what: models.SharedThing, key: Callable[[Row], str | None]) -> models.Shared:
         seen = {key(row) for row in train} - {None}
         asked = {key(row) for row in test} - {None}
-        return Shared(what=what, test=len(asked), in_train=len(asked & seen))
+        return models.Shared(what=what, test=len(asked), in_train=len(asked & seen))
 
     identifying = [each.name for each in recipe.INPUTS if each.identifies]
 

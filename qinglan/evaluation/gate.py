@@ -15,7 +15,6 @@ from qinglan.evaluation.reasons import Reason, Value, reason
 from qinglan.evaluation.red_team import RedTeamResult, compare_rates
 from qinglan.recipes import QUALITY, Metric
 from qinglan.statistics import Comparison, rows_needed
-from qinglan.text import Both
 from qinglan.training.alarms import Alarm
 
 CHAMPION, TEACHER = "champion", "teacher"
@@ -25,11 +24,9 @@ _FEWEST_CASES = 6
 
 
 def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Decision:
-    """Try all rules of the gate.
+    """Try all rules of the gate, about alarms those that `alarms_about` gives, not all of the run.
 
-    Args:
-        alarms: those that `alarms_about` the model, not all of its run.
-        champion: version of the registered model that serves now, which the arm `champion` must then be.
+    `champion`: version of the registered model that serves now, which the arm `champion` must then be.
     """
     rules = list(_rules(evaluation, alarms, config, champion))
     outcomes = {rule.outcome for rule in rules}
@@ -84,13 +81,12 @@ def _gain(evaluation: Evaluation, config: Gate, rival: str) -> Rule:
         return rule(outcome="unknown", reason=obstacle)
     assert found and found.ci95 and metric
     low, high = _widened(found, 0, metric.maximum)
-    words = Both(metric.en, metric.zh)
     if low > least:
         return rule(outcome="pass")
     if high < worth:
-        return rule(outcome="fail", reason=reason("gain_ruled_out", rival=rival, metric=words, gain=worth))
+        return rule(outcome="fail", reason=reason("gain_ruled_out", rival=rival, metric=metric.words, gain=worth))
     why = reason("one_sided", questions=_unanswered(found)) if found.ci95[0] > least else _power(found, config)
-    return rule(outcome="unknown", reason=reason("gain_open", rival=rival, metric=words, why=why))
+    return rule(outcome="unknown", reason=reason("gain_open", rival=rival, metric=metric.words, why=why))
 
 
 def _quality(evaluation: Evaluation, config: Gate, rival: str, metric: Metric) -> Rule:
@@ -127,7 +123,7 @@ def _obstacle(found: Comparison | None, challenger: str, rival: str) -> Reason |
 def _difference(found: Comparison | None, metric: Metric | None) -> Reason:
     if found is None or metric is None:
         return reason("not_compared")
-    known = {"metric": Both(metric.en, metric.zh), "diff": found.diff, "n": found.n}
+    known = {"metric": metric.words, "diff": found.diff, "n": found.n}
     if found.ci95 is None:
         return reason("difference_without_interval", **known)
     low, high = found.ci95

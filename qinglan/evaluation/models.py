@@ -13,7 +13,7 @@ from qinglan.ledger import Usage
 from qinglan.recipes import Finding, Metric
 from qinglan.rows import ArmName, Retrieved
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
-from qinglan.runs.schema_version import dump_record, read_record
+from qinglan.runs.schema_version import dump_record, first_flaw, read_record
 from qinglan.statistics import Comparison, Interval
 from qinglan.training.alarms import Alarm
 
@@ -126,12 +126,6 @@ class ReportPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class StageArtifact(ReportPart):
-    path: str
-    sha256: str
-    rows: int | None = None
-
-
 class StageSummary(ReportPart):
     name: str
     seconds: float
@@ -140,7 +134,7 @@ class StageSummary(ReportPart):
     dropped: dict[str, int] = {}
     metrics: dict[str, float] = {}
     """What the stage measured, by the names that MLflow has, such as `judge_mean`."""
-    artifacts: list[StageArtifact] = []
+    artifacts: list[Artifact] = []
     reused_from: str | None = None
     """The run that did the work, where it was not this one."""
     continued_anyway: list[str] = []
@@ -149,15 +143,9 @@ class StageSummary(ReportPart):
     @classmethod
     def of(cls, result: StageResult, run_id: str) -> "StageSummary":
         return cls(
+            **result.model_dump(include={"seconds", "rows_in", "rows_out", "dropped", "metrics"}),
             name=result.stage,
-            seconds=result.seconds,
-            rows_in=result.rows_in,
-            rows_out=result.rows_out,
-            dropped=result.dropped,
-            metrics=result.metrics,
-            artifacts=[
-                StageArtifact(path=str(a.path), sha256=a.sha256, rows=a.rows) for a in result.artifacts.values()
-            ],
+            artifacts=list(result.artifacts.values()),
             reused_from=result.run_id if result.run_id != run_id else None,
             continued_anyway=result.details.get("continued_anyway", []),
         )
@@ -388,7 +376,33 @@ class Weights(ReportPart):
         return next((s for s, digest in self.found.items() if digest != self.expected.get(s, digest)), None)
 
 
-class Report(ReportPart):
+class EvaluatedArms(ReportPart):
+    """What an evaluation found of its arms, and a report shows."""
+
+    metrics: list[Metric] = []
+    """The recipe's, in the order in which they decide: their words, digits and scales."""
+    arms: dict[ArmName, ArmFigures] = {}
+    comparisons: list[Comparison] = []
+    slices: list[Slice] = []
+    red_team: dict[ArmName, list[RedTeamResult]] = {}
+    """Of the students, and of the teachers among the gate's rivals on the cases that need not pass; the base model is
+    not tried."""
+    findings: list[Finding] = []
+    """Tables of the recipe's own."""
+    unjudged: dict[str, int] = {}
+    """Questions without a judge's score in any arm, by the reason why the judge's call failed."""
+    examples: list[ReportExample] = []
+    shared: list[Shared] = []
+
+
+class Evaluation(EvaluatedArms):
+    """What the evaluate stage hands to gate and report."""
+
+    earlier_evaluations: int = 0
+    """Of other models on this test split."""
+
+
+class Report(EvaluatedArms):
     """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over all rows."""
 
     run_id: str
@@ -396,8 +410,6 @@ class Report(ReportPart):
     recipe: str
     retrieves: bool = True
     """Is the retrieval service asked with the recipe's texts?"""
-    metrics: list[Metric] = []
-    """The recipe's, in the order in which they decide: their words, digits and scales."""
     rivals: list[ArmName] = ["teacher"]
     """Whom the gate holds the challenger against, beside the champion."""
     command: str | None = None
@@ -405,8 +417,6 @@ class Report(ReportPart):
     versions: dict[str, str] = {}
     stages: list[StageSummary] = []
     api: Api = Api()
-    arms: dict[ArmName, ArmFigures] = {}
-    comparisons: list[Comparison] = []
     purchase: Purchase | None = None
     """Of a comparison of teachers."""
     training: TrainingSummary = TrainingSummary()
@@ -419,14 +429,6 @@ class Report(ReportPart):
     decision: Decision | None = None
     """The gate's; null where nothing was to be released."""
     released: RegisteredVersion | None = None
-    slices: list[Slice] = []
-    red_team: dict[ArmName, list[RedTeamResult]] = {}
-    findings: list[Finding] = []
-    """Tables of the recipe's own."""
-    unjudged: dict[str, int] = {}
-    """Test questions without a judge's score in any arm, by the reason why the judge's call failed."""
-    examples: list[ReportExample] = []
-    shared: list[Shared] = []
     curves: dict[str, list[Series]] = {}
     """By name, see `CURVES` in report/plots.py; other names are drawn under their own name."""
     distributions: dict[str, list[Distribution]] = {}
@@ -451,37 +453,10 @@ class Report(ReportPart):
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """Read `report.json`.
-
-        Raises:
-            ArtifactError: missing, not a report of this version, or of a newer Qinglan.
-        """
+        """Read `report.json`; ArtifactError where it is missing, no report of this version, or of a newer Qinglan."""
         try:
             return read_record(cls, path)
         except FileNotFoundError as error:
             raise ArtifactError(f"{path}: no such report; `qinglan show RUN` says how that run stands") from error
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; make the report again") from error
-
-
-class Evaluation(BaseModel):
-    """What the evaluate stage hands to gate and report."""
-
-    metrics: list[Metric] = []
-    """The recipe's, in the order in which they decide."""
-    arms: dict[ArmName, ArmFigures]
-    comparisons: list[Comparison]
-    examples: list[ReportExample]
-    shared: list[Shared]
-    slices: list[Slice] = []
-    red_team: dict[ArmName, list[RedTeamResult]] = {}
-    """Of the students, and of the teachers among the gate's rivals on the cases that need not pass; the base model is
-    not tried."""
-    findings: list[Finding] = []
-    """Tables of the recipe's own."""
-    unjudged: dict[str, int] = {}
-    """Questions that no arm has a judge's score for, by the reason why the panel's call failed."""
-    earlier_evaluations: int = 0
-    """Of other models on this test split."""
+            raise ArtifactError(f"{path}: {first_flaw(error)}; make the report again") from error

@@ -9,8 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase
@@ -29,8 +28,7 @@ _SAME_COST = 1.05
 """Two prices within this factor are the same."""
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """One rival against the main teacher."""
 
     arm: str
@@ -155,7 +153,7 @@ def family(model: str) -> str:
 def _advice(offer: Offer) -> Reason:
     """What to do about a rival."""
     found = offer.comparisons[0]
-    metric, names = _metric(offer, found), {"rival": offer.rival, "main": offer.main}
+    metric, names = offer.metrics[found.metric].words, {"rival": offer.rival, "main": offer.main}
     margin, advice = offer.margin(found.metric), offer.advice
     if advice == "take" and offer.standing(found) == "better":
         return reason("take_better", metric=metric, **names)
@@ -180,7 +178,9 @@ def _advice(offer: Offer) -> Reason:
         return reason("keep_not_better_than_question", **names)
     price = reason("costs_more") if offer.price == "more" else reason("costs_no_less")
     if offer.worse:
-        return reason("keep_worse", metrics=listed([_metric(offer, c) for c in offer.worse]), price=price, **names)
+        return reason(
+            "keep_worse", metrics=listed([offer.metrics[c.metric].words for c in offer.worse]), price=price, **names
+        )
     return reason("keep_no_gain", metric=metric, price=price, **names)
 
 
@@ -189,7 +189,10 @@ def _sides(offer: Offer) -> list[Reason]:
     saved = (offer.main_figures.cost_per_1000_usd or 0.0) - (offer.figures.cost_per_1000_usd or 0.0)
     better = [found for found in offer.comparisons if offer.standing(found) == "better"]
     won, lost = (
-        [reason("amount", size=abs(found.diff or 0.0), metric=_metric(offer, found)) for found in comparisons]
+        [
+            reason("amount", size=abs(found.diff or 0.0), metric=offer.metrics[found.metric].words)
+            for found in comparisons
+        ]
         for comparisons in (better, offer.worse)
     )
     sides = [reason("save", amount=saved, texts=offer.texts)] if offer.price == "less" else []
@@ -216,7 +219,7 @@ def _offered(offer: Offer, *, with_advice: bool) -> Reason:
 
 
 def _difference(offer: Offer, found: Comparison) -> Reason:
-    metric = _metric(offer, found)
+    metric = offer.metrics[found.metric].words
     if found.diff is None or found.ci95 is None:
         return reason("metric_without_interval", metric=metric, difference=signed(found.diff))
     if found.ci95[0] <= 0 <= found.ci95[1]:
@@ -266,8 +269,3 @@ def _notes(
         if cheap := sum(entry.text is not None and entry.latency_ms is None for entry in entries):
             notes.append(reason("answers_by_batch_api", rows=cheap, label=labels[arm]))
     return [*notes, reason("latency_of_the_call")]
-
-
-def _metric(offer: Offer, found: Comparison) -> Both:
-    metric = offer.metrics[found.metric]
-    return Both(metric.en, metric.zh)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from qinglan import recipes
 from qinglan.clients.roles import Clients
@@ -29,6 +29,7 @@ from qinglan.evaluation.reasons import Reason, reason
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import HINTS, ArmName, ArmRow, Retrieved, Row, normalise
+from qinglan.runs.schema_version import first_flaw
 from qinglan.statistics import ArmScores, Comparison, compare
 
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
@@ -38,6 +39,8 @@ REGRESSION = "regression"
 """The kind of case that a row of a workbook is."""
 _SETTING = "evaluate.red_team"
 _SHOWN = 24
+_ASKED = {"query", "profile", "history", "inputs"}
+"""Fields that a case shares with a row."""
 
 
 def _is_pattern(pattern: str) -> str:
@@ -58,11 +61,7 @@ Pattern = Annotated[str, AfterValidator(_is_pattern)]
 Word = Annotated[str, AfterValidator(_says_something)]
 
 
-class CasePart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Checks(CasePart):
+class Checks(BaseModel, frozen=True, extra="forbid"):
     """What a text must be like. A recipe that retrieves with it turns `OF_EVERY_REWRITE` on."""
 
     non_empty: bool = True
@@ -93,7 +92,7 @@ class Checks(CasePart):
         return self.gold_top1 is not None or self.gold_in_top3 is not None
 
 
-class Case(CasePart):
+class Case(BaseModel, frozen=True, extra="forbid"):
     """A question and what must hold of a student's text."""
 
     id: Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -111,7 +110,7 @@ class Case(CasePart):
     checks: Checks = Checks()
 
 
-class RedTeamResult(CasePart):
+class RedTeamResult(BaseModel, frozen=True, extra="forbid"):
     """One arm's text for one case, and whether it passed."""
 
     case_id: str
@@ -126,11 +125,7 @@ class RedTeamResult(CasePart):
 
 
 def cases_of(profile: Profile) -> list[Case]:
-    """The recipe's cases and the user's own.
-
-    Raises:
-        ConfigError: a file can't be used; it says where.
-    """
+    """The recipe's cases and the user's own; ConfigError, which says where, for a file that can't be used."""
     recipe, path = get_recipe(profile.recipe), Path(profile.recipe)
     # Those of a recipe in a file of the user's lie beside that file.
     built_in = (path.parent / BUILT_IN.name if path.suffix == ".py" else BUILT_IN) / f"{path.stem}.jsonl"
@@ -145,10 +140,7 @@ def row_of(case: Case, tenant: Tenant) -> Row:
     return Row(
         id=f"redteam-{case.id}",
         tenant=tenant.id,
-        query=case.query,
-        profile=case.profile,
-        history=case.history,
-        inputs=case.inputs,
+        **case.model_dump(include=_ASKED),
         gold_id=case.checks.gold_top1 or case.checks.gold_in_top3,
         source=f"redteam:{case.id}",
     )
@@ -176,8 +168,7 @@ async def try_cases(
 ) -> dict[ArmName, list[RedTeamResult]]:
     """The cases that each arm was asked, in the cases' order. A case whose call failed counts as not checked.
 
-    Args:
-        answers: by arm, what `texts_of` and `texts_of_teacher` give.
+    `answers`: by arm, what `texts_of` and `texts_of_teacher` give.
     """
 
     async def attempt(case: Case, texts: Mapping[str, str | Reason]) -> RedTeamResult:
@@ -210,22 +201,14 @@ def check(
     text = answer or ""
     flaw = next(_flaws(case, text, parts, retrieved), None)
     asked = case.checks.needs_retrieval and bool(text.strip())  # where no answer is a right one, nothing is looked up
-    unknown = flaw is None and asked and retrieved is None
-    if unknown:
+    if flaw is None and asked and retrieved is None:
         return _result(case, answer, None, reason("rag_no_answer"))
     return _result(case, answer, flaw is None, flaw)
 
 
 def _result(case: Case, text: str | None, passed: bool | None, why: Reason | None) -> RedTeamResult:
-    return RedTeamResult(
-        case_id=case.id,
-        name=case.name,
-        kind=case.kind,
-        must_pass=case.must_pass,
-        passed=passed,
-        reason=why,
-        text=text,
-    )
+    named = case.model_dump(include={"name", "kind", "must_pass"})
+    return RedTeamResult(case_id=case.id, **named, passed=passed, reason=why, text=text)
 
 
 def compare_rates(results: Mapping[ArmName, Sequence[RedTeamResult]], a: ArmName, b: ArmName) -> Comparison:
@@ -322,10 +305,8 @@ def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
         try:
             case = Case.model_validate_json(line)
         except ValidationError as error:
-            problem = error.errors()[0]
-            key = ".".join(map(str, problem["loc"]))
-            what = f"`{key}`: {problem['msg']}" if key else problem["msg"]
-            raise ConfigError(f"{where}: {what}; see docs/reference/gate.md for what a case looks like") from error
+            hint = "see docs/reference/gate.md for what a case looks like"
+            raise ConfigError(f"{where}: {first_flaw(error)}; {hint}") from error
         if flaw := _unfit(case, recipe):
             raise ConfigError(f"{where}: {flaw}")
         if case.id in cases:
@@ -345,9 +326,7 @@ def _unfit(case: Case, recipe: Recipe) -> str:
     if strange := [name for name in case.inputs if name not in known]:
         listed = ", ".join(sorted(known)) or "none"
         return f"`inputs.{strange[0]}`: recipe `{recipe.NAME}` knows no such input; its inputs: {listed}"
-    asked = [each.name for each in recipe.INPUTS if each.is_asked]
-    missing = [name for name in asked if not case.inputs.get(name)]
-    if missing:
+    if missing := [each.name for each in recipe.INPUTS if each.is_asked and not case.inputs.get(each.name)]:
         return f"`inputs.{missing[0]}`: recipe `{recipe.NAME}` needs it"
     graded = sorted(recipe.rule_parts)
     if case.checks.parts.keys() - set(graded):
@@ -371,10 +350,7 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
             id=f"{REGRESSION}-{row.id}",
             name=_short(" ".join(row.query.split())),
             kind=REGRESSION,
-            query=row.query,
-            profile=row.profile,
-            history=row.history,
-            inputs=row.inputs,
+            **row.model_dump(include=_ASKED),
             must_pass=False,
             checks=Checks.model_validate({**OF_EVERY_REWRITE, "gold_top1": row.gold_id}),
         )

@@ -8,7 +8,6 @@ removes it. A model that is evaluated again is no new try.
 import heapq
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
@@ -50,7 +49,13 @@ def note_evaluation(profile: Profile, run_id: str, models: str, test: Iterable[s
     root.mkdir(parents=True, exist_ok=True)
     sample = sorted(heapq.nsmallest(_SAMPLED, test, key=hash_fraction))
     with FileLock(root / LOCK):
-        known = _read(path := root / _FILE)
+        path, known = root / _FILE, list[SplitUse]()
+        if path.exists():
+            try:
+                known = read_record(SplitUses, path).evaluations
+            except ValidationError as error:
+                hint = "remove it, and the count starts anew"
+                raise ArtifactError(f"{path}: not readable ({first_line(error)}); {hint}") from error
         same = [each for each in known if each.is_of_split(sample)]
         earlier = list(dict.fromkeys(each.models for each in same))
         if models in earlier:
@@ -59,14 +64,3 @@ def note_evaluation(profile: Profile, run_id: str, models: str, test: Iterable[s
         uses = SplitUses(evaluations=[*known, SplitUse(models=models, run_id=run_id, at=at, sample=sample)])
         write_json(path, dump_record(uses))
         return len(earlier)
-
-
-def _read(path: Path) -> list[SplitUse]:
-    try:
-        return read_record(SplitUses, path).evaluations
-    except FileNotFoundError:
-        return []
-    except ValidationError as error:
-        raise ArtifactError(
-            f"{path}: not readable ({first_line(error)}); remove it, and the count starts anew"
-        ) from error

@@ -10,21 +10,8 @@ from importlib.metadata import version
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Evaluate, Gate, Profile
+from qinglan.evaluation import models
 from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
-from qinglan.evaluation.models import (
-    Api,
-    Distribution,
-    Evaluation,
-    Purchase,
-    RagCalls,
-    RegisteredVersion,
-    Report,
-    RlTraining,
-    Series,
-    SftTraining,
-    StageSummary,
-    TrainingSummary,
-)
 from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.evaluation.weights import weights_of
@@ -57,7 +44,7 @@ def evaluate(
     *,
     loads: Mapping[ArmName, Reason] | None = None,
     probed: Mapping[ArmName, Sequence[ArmRow]] | None = None,
-) -> Evaluation:
+) -> models.Evaluation:
     """Figures, comparisons, slices and examples of finished arms, the recipe's findings, and what `rows` share with the
     training rows.
 
@@ -66,7 +53,7 @@ def evaluate(
         probed: by arm, what it answered to the recipe's probes.
     """
     loads, probed = loads or {}, probed or {}
-    return Evaluation(
+    return models.Evaluation(
         metrics=list(recipe.METRICS),
         arms={name: summarise(arm, rows, config, recipe, loads.get(name)) for name, arm in arms.items()},
         comparisons=compare_arms(arms, rows, config, recipe),
@@ -80,14 +67,14 @@ def evaluate(
     )
 
 
-def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> Evaluation:
+def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluation:
     """What needs no model of ours, such as the teacher, as validation found it; over every row that was a question."""
     recipe = get_recipe(profile.recipe)
     questions = [row for row in rows if row.reason not in INPUT_REASONS]
     return evaluate(recipe.baseline_arms(questions, profile), questions, profile.evaluate, recipe)
 
 
-def metrics_of(evaluation: Evaluation) -> dict[str, float]:
+def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
     """Figures of all arms under names such as `rl/top1`."""
     figures = {f"{name}/{key}": value for name, arm in evaluation.arms.items() for key, value in arm.figures.items()}
     for name, results in evaluation.red_team.items():
@@ -96,54 +83,51 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     return figures
 
 
-def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
+def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
     """The report of a run, from the stages that it did or reused."""
     profile, by_name = run.profile, {result.stage: result for result in stages}
     recipe = get_recipe(profile.recipe)
     if compared := next((by_name[stage] for stage in COMPARING if stage in by_name), None):
-        evaluation = compared.load("evaluation", Evaluation)
+        evaluation = compared.load("evaluation", models.Evaluation)
     else:
         evaluation = evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
     bought = by_name["compare"].details["purchase"] if "compare" in by_name else None
-    purchase = Purchase.model_validate(bought) if bought else None
+    purchase = models.Purchase.model_validate(bought) if bought else None
     released = by_name["register"].details["released"] if "register" in by_name else None
     rl = by_name["rl"].details if "rl" in by_name else {}
     decided = by_name["gate"].details["decision"] if "gate" in by_name else None
-    return Report(
+    return models.Report(
         run_id=run.id,
         profile=profile.name,
         recipe=recipe.NAME,
         retrieves=recipe.retrieves,
-        metrics=evaluation.metrics,
+        **{
+            name: getattr(evaluation, name)
+            for name in models.EvaluatedArms.model_fields.keys() - {"comparisons", "findings"}
+        },
         rivals=list((profile.gate.about(decided["challenger"]) if decided else profile.gate).rivals),
         command=f"qinglan run {run.flow} --profile {profile.name}{f' --from {run.source.name}' if run.source else ''}",
         versions=installed_versions(),
-        stages=[StageSummary.of(result, run.id) for result in stages],
+        stages=[models.StageSummary.of(result, run.id) for result in stages],
         api=_api(run, stages),
-        arms=evaluation.arms,
         comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
         purchase=purchase,
-        training=TrainingSummary(
-            sft=SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None,
-            rl=RlTraining(**rl["summary"]) if rl else None,
+        training=models.TrainingSummary(
+            sft=models.SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None,
+            rl=models.RlTraining(**rl["summary"]) if rl else None,
         ),
         weights=weights_of(profile, by_name, installed_versions()),
         alarms=rl.get("alarms", []),
         simulated=simulated_roles_of(profile),
         decision=decided,
-        released=RegisteredVersion.model_validate(released) if released else None,
-        examples=evaluation.examples,
-        shared=evaluation.shared,
-        slices=evaluation.slices,
-        red_team=evaluation.red_team,
+        released=models.RegisteredVersion.model_validate(released) if released else None,
         findings=[*evaluation.findings, *map(Finding.model_validate, rl.get("findings", []))],
-        unjudged=evaluation.unjudged,
         curves=_curves(by_name),
         distributions=_distributions(by_name, purchase),
     )
 
 
-def result_markdown(report: Report) -> str:
+def result_markdown(report: models.Report) -> str:
     """The verdict and the table of arms; of a refresh the way of the rows, too."""
     found = verdict(report)
     lines = [f"## {found.sentence.en}", "", found.reading.en]
@@ -163,7 +147,7 @@ def result_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _with_rows_needed(evaluation: Evaluation, gate: Gate | None) -> list[Comparison]:
+def _with_rows_needed(evaluation: models.Evaluation, gate: Gate | None) -> list[Comparison]:
     """With the rows that the gain would take which is worth finding today: an evaluation outlives that setting.
 
     Of metrics on a scale of 0 to 1 that have intervals: the gain is one of those.
@@ -186,7 +170,7 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def _api(run: Run, stages: Sequence[StageResult]) -> Api:
+def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
     totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for result in stages:
         if result.run_id == run.id:
@@ -197,19 +181,23 @@ def _api(run: Run, stages: Sequence[StageResult]) -> Api:
             role: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
             for role in ("teacher", "answerer", "judge")
         }
-    return Api(**paid, rag=RagCalls(**{name: totals["rag"][name] for name in RagCalls.model_fields}))
+    return models.Api(
+        **paid, rag=models.RagCalls(**{name: totals["rag"][name] for name in models.RagCalls.model_fields})
+    )
 
 
-def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
-    curves: dict[str, list[Series]] = {}
+def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[models.Series]]:
+    curves: dict[str, list[models.Series]] = {}
     for name, stage, key, label in _CURVES:
         if stage in by_name and (points := by_name[stage].details.get(key)):
             x, y = zip(*points, strict=True)
-            curves.setdefault(name, []).append(Series(label=label, x=x, y=y))
+            curves.setdefault(name, []).append(models.Series(label=label, x=x, y=y))
     return curves
 
 
-def _distributions(by_name: Mapping[str, StageResult], purchase: Purchase | None) -> dict[str, list[Distribution]]:
+def _distributions(
+    by_name: Mapping[str, StageResult], purchase: models.Purchase | None
+) -> dict[str, list[models.Distribution]]:
     found = by_name["validate"].details.get("histograms", {}) if "validate" in by_name else {}
     if purchase and "top1_score" in found:  # the original question's, then those of every teacher's rewrites
         drawn = found["top1_score"][:1]
@@ -217,4 +205,4 @@ def _distributions(by_name: Mapping[str, StageResult], purchase: Purchase | None
             stage = by_name["validate" if arm == "teacher" else f"validate-{arm}"]
             drawn.append(stage.details["histograms"]["top1_score"][1] | {"label": label})
         found = {"top1_score": drawn}
-    return {name: [Distribution.model_validate(part) for part in parts] for name, parts in found.items()}
+    return {name: [models.Distribution.model_validate(part) for part in parts] for name, parts in found.items()}

@@ -6,8 +6,9 @@ question that a teacher left without a text counts against it as such, under `an
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from qinglan.clients.roles import Addresses, Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
@@ -36,8 +37,7 @@ _OF_THE_QUESTION = {
 """Fields of a row; the others are what the main teacher made of it, which is another arm."""
 
 
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """One teacher, and the run as it would be with this teacher in the place of the main one."""
 
     arm: str
@@ -70,11 +70,8 @@ def contenders(run: Run, services: Services) -> list[Contender]:
 async def ask_teacher(
     rows: Sequence[Row], recipe: Recipe, clients: Clients, tenant: Tenant, max_failed_share: float
 ) -> list[ArmRow]:
-    """A further teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding about it.
-
-    Raises:
-        StageError: its service failed too often to say anything about the teacher.
-    """
+    """A further teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding about it;
+    StageError where its service failed too often to say anything about it."""
     lost = list[str]()
 
     async def attempt(row: Row) -> Row:
@@ -139,8 +136,7 @@ def evaluate_teachers(
 ) -> Evaluation:
     """Figures of all arms, and every rival against the main teacher on every metric that has values.
 
-    Args:
-        loads: by arm, what else was asked while its latency was measured.
+    `loads`: by arm, what else was asked while its latency was measured.
     """
     loads = loads or {}
     return Evaluation(

@@ -51,7 +51,7 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
     planned = profile.scheduled(sft_rows, rl_prompts)
     gpus = profile.trainer.gpus_per_node if profile.trainer.device == "cuda" else 1
     steps = {"sft": planned.sft.steps(sft_rows, gpus), "rl": planned.rl.total_steps}
-    step_s: dict[str, float] = {**profile.trainer.step_s, **_measured_step_s(earlier)}
+    step_s = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()} | _measured_step_s(earlier)
     gpus_of = {"sft": gpus, "rl": gpus * profile.trainer.nodes}
     return Forecast(
         questions=counts.questions,

@@ -80,11 +80,8 @@ def get_recipe(name: str) -> Recipe:
 
 def recipe_key(name: str) -> dict[str, str]:
     """What the key of a stage that uses this recipe must hold; of a file outside the package, its content too."""
-    if name.endswith(".py"):
-        recipe, digest = _from_file(Path(name))
-        return {"recipe": recipe.NAME, "version": recipe.VERSION, "sha256": digest}
-    recipe = get_recipe(name)
-    return {"recipe": recipe.NAME, "version": recipe.VERSION}
+    recipe, digest = _from_file(Path(name)) if name.endswith(".py") else (get_recipe(name), "")
+    return {"recipe": recipe.NAME, "version": recipe.VERSION} | ({"sha256": digest} if digest else {})
 
 
 def _from_file(path: Path) -> tuple[Recipe, str]:

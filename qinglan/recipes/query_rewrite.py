@@ -12,7 +12,7 @@ from qinglan.config import Reward, Tenant
 from qinglan.recipes import Baseline, GradedRewrite, Message, RetrievalRecipe, Scored, prompt
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line
-from qinglan.rows import Row
+from qinglan.rows import Row, bigrams
 
 STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检索关键词。"
 
@@ -130,13 +130,7 @@ class QueryRewrite(RetrievalRecipe):
 
 def character_grams(text: str) -> set[str]:
     """Bigrams of Chinese runs, and alphanumeric runs whole: the units in which short texts overlap."""
-    grams: set[str] = set()
-    for run in _WORDS.findall(text.lower()):
-        if run.isascii() or len(run) == 1:
-            grams.add(run)
-        else:
-            grams.update(run[i : i + 2] for i in range(len(run) - 1))
-    return grams
+    return set(bigrams(_WORDS.findall(text.lower())))
 
 
 def entity_kept(question: str, teacher_rewrite: str, rewrite: str) -> bool:

@@ -66,6 +66,20 @@ def find_record(model: type[Model], path: Path) -> Model | None:
     return None
 
 
+def read_lines(model: type[Model], path: Path, what: str, hint: str) -> list[Model]:
+    """A record a line, none where there is no file; ArtifactError where a line is damaged, as none may be skipped."""
+    records = []
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            records.append(parse_record(model, line, where))
+        except ValidationError as error:
+            raise ArtifactError(f"{where}: is no {what} ({first_flaw(error)}); {hint}") from error
+    return records
+
+
 def first_flaw(error: ValidationError) -> str:
     """Where a record is wrong first, and how."""
     problem = error.errors()[0]

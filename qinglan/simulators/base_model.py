@@ -4,6 +4,8 @@ A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. Its ke
 is made with, so a changed corpus gives another model; the code of other domains is no part of it.
 """
 
+import json
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,12 +24,10 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
     size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
     size |= {"seed": embedded.pretrain_seed}
     prompt = recipe_key(domain.name)  # the corpus contains it
-    libraries = {}
-    for name in ("torch", "transformers", "tokenizers"):
-        try:
+    libraries = dict.fromkeys(("torch", "transformers", "tokenizers"), "absent")
+    for name in libraries:
+        with suppress(PackageNotFoundError):  # the orchestrator's image may do without
             libraries[name] = version(name)
-        except PackageNotFoundError:  # the orchestrator's image may do without
-            libraries[name] = "absent"
     return hash_of(code_digest(*makers, within=package), prompt, red_team_questions(domain.name), size, libraries)
 
 
@@ -45,12 +45,12 @@ def pretrain_argv(
 ) -> list[str]:
     """Command line of the pretraining process; it needs the trainer's environment."""
     options = {
-        "--domain": domain.name,
-        "--output": str(output_dir.resolve()),
-        "--metrics": str(metrics_path.resolve()),
-        "--steps": str(embedded.pretrain_steps or domain.pretraining.steps),
-        "--seed": str(embedded.pretrain_seed),
-        "--seconds-max": str(embedded.pretrain_seconds_max),
-        "--threads": str(threads),
+        "domain": domain.name,
+        "output": str(output_dir.resolve()),
+        "metrics": str(metrics_path.resolve()),
+        "steps": embedded.pretrain_steps or domain.pretraining.steps,
+        "seed": embedded.pretrain_seed,
+        "seconds_max": embedded.pretrain_seconds_max,
+        "threads": threads,
     }
-    return [python, "-m", "qinglan.simulators.pretrain", *(word for option in options.items() for word in option)]
+    return [python, "-m", "qinglan.simulators.pretrain", json.dumps(options)]

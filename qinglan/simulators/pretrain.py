@@ -9,7 +9,6 @@ words keep answers short, anything else falls back to bytes.
 
 # mypy: allow-subclassing-any
 
-import argparse
 import json
 import math
 import sys
@@ -286,18 +285,12 @@ def pretrain(domain_name: str, seed: int, output: Path, metrics_path: Path, step
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Pretrain the tiny base model of the embedded profile.")
-    parser.add_argument("--domain", required=True, help="the recipe's name")
-    parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
-    parser.add_argument("--metrics", type=Path, required=True, help="JSONL, one object per reported step")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--seconds-max", type=float, default=math.inf, help="give up after this long")
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    """Pretrain as the one argument says, JSON that `pretrain_argv` makes."""
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(options["threads"])
+    output, metrics = Path(options["output"]), Path(options["metrics"])
     try:
-        pretrain(options.domain, options.seed, options.output, options.metrics, options.steps, options.seconds_max)
+        pretrain(options["domain"], options["seed"], output, metrics, options["steps"], options["seconds_max"])
     except (ConfigError, EngineError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -5,18 +5,19 @@ of the title the query covers, both weighted by idf. Exact wording scores higher
 wordings that the teacher does not know.
 """
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import bm25s
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from qinglan.errors import WorkbookError
+from qinglan.runs.schema_version import first_flaw
 from qinglan.simulators.domains.query_rewrite.facts import Document
 
 COVERAGE_WEIGHT = 0.55
@@ -27,8 +28,7 @@ RECALL = 20
 _RUN = re.compile(r"[\u4e00-\u9fff]+|[a-z0-9α-ω]+")
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     document: Document
     score: float
     """The reranker's, in [0, 1]."""
@@ -97,23 +97,18 @@ def load_documents(path: Path) -> list[Document]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise WorkbookError(f"knowledge base {path}: can't be read: {error}") from error
-    found: dict[str, Document] = {}
+    found, as_document = dict[str, Document](), TypeAdapter(Document)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"knowledge base {path}, line {number}"
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise WorkbookError(f"{where}: not JSON ({error.msg}); expected id, title, content") from error
-        if not isinstance(record, dict):
-            raise WorkbookError(f"{where}: expected an object with id, title, content")
-        for key in ("id", "title", "content"):
-            if not isinstance(record.get(key), str):
-                raise WorkbookError(f"{where}: `{key}` is missing or not a string")
-        if record["id"] in found:
-            raise WorkbookError(f"{where}: id {record['id']!r} occurs twice")
-        found[record["id"]] = Document(record["id"], record["title"], record["content"])
+            document = as_document.validate_json(line, strict=True)
+        except ValidationError as error:
+            raise WorkbookError(f"{where}: {first_flaw(error)}; expected an object with id, title, content") from error
+        if document.id in found:
+            raise WorkbookError(f"{where}: id {document.id!r} occurs twice")
+        found[document.id] = document
     if not any(tokens(document.title + document.content) for document in found.values()):
         raise WorkbookError(f"knowledge base {path}: holds no text; expected one JSON object a line")
     return list(found.values())

@@ -6,17 +6,17 @@ steps again gives the same alarms.
 
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from qinglan.config import AlarmAction, AlarmName, Alarms
 from qinglan.recipes import PrimaryMetric
+from qinglan.runs.launcher import JsonlTail
 from qinglan.text import number
 
 REWARD, JUDGE = "critic/score/mean", "reward_extra/judge/mean"
@@ -312,11 +312,7 @@ class AlarmWatch:
 
 def read_alarms(path: Path) -> list[Alarm]:
     """The alarms of a stage; a half-written line is skipped."""
-    alarms = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(ValidationError):
-            alarms.append(Alarm.model_validate_json(line))
-    return alarms
+    return [Alarm.model_validate(entry) for entry in JsonlTail(path).new()]
 
 
 def alarms_markdown(alarms: Iterable[Alarm]) -> str:

@@ -171,7 +171,7 @@ def test_own_cases_and_a_workbooks_rows_join_the_built_in_ones(tmp_path: Path):
 @pytest.mark.parametrize(
     ("recipe", "name", "text", "message"),
     [
-        (None, "own.jsonl", lines(MINE) + "{oops\n", "own.jsonl:2: Invalid JSON"),
+        (None, "own.jsonl", lines(MINE) + "{oops\n", "own.jsonl:2: `content`: Invalid JSON"),
         (None, "own.jsonl", lines(MINE | {"checks": {"keep_any": ["x"]}}), "own.jsonl:1: `checks.keep_any`: Extra"),
         (None, "own.jsonl", lines(MINE | {"checks": {"must_not_match": ["("]}}), "is no regular expression"),
         (None, "own.jsonl", lines(MINE | {"checks": {"must_not_contain": ["😀"]}}), "use must_not_match"),

@@ -51,8 +51,8 @@ def test_rewritten_query_is_honoured(client: TestClient):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('{"id": "1", "title": "a", "content": "b"}\n{oops', "line 2: not JSON"),
-        ('{"id": "1", "title": "a"}', "line 1: `content` is missing"),
+        ('{"id": "1", "title": "a", "content": "b"}\n{oops', "line 2: `content`: Invalid JSON"),
+        ('{"id": "1", "title": "a"}', "line 1: `content`: Field required"),
         ('{"id": "1", "title": "a", "content": "b"}\n' * 2, "line 2: id '1' occurs twice"),
         ("", "holds no text"),
     ],

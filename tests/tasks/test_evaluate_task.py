@@ -16,11 +16,12 @@ from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
 from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.reasons import reason
+from qinglan.recipes.kinds.measuring import Measured
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks import evaluate as evaluate_module
-from qinglan.tasks.evaluate import Asked, Completed
+from qinglan.tasks.evaluate import Asked
 
 FOUND = Retrieved(ids=("g",), scores=(0.9,))
 ROW = Row(
@@ -67,9 +68,9 @@ class Evaluated:
             lines = [json.dumps({"id": i, "text": i, "prompt_tokens": 9, "completion_tokens": 2}) for i in ids]
             (stage.directory / f"{name}.answers.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
-    async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Completed:
+    async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Any:
         self.arms, self.red_team, self.cases = arms, red_team, cases
-        return Completed(dict(arms), self.unjudged, {}, {"judge": {"cached": 1}})
+        return Measured(dict(arms), self.unjudged), {}, {"judge": {"cached": 1}}
 
     async def ask_teachers(self, _stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
         self.asked = [(rival.arm, rival.run.profile.teacher.model) for rival in rivals]

@@ -10,10 +10,8 @@ import pytest
 
 from qinglan.errors import StageError
 from qinglan.ops.cleanup.records import Cleaned, Removed
-from qinglan.tasks import canary_check
-from qinglan.tasks import clean_up as clean_up_module
-from qinglan.tasks.canary_check import check_canary
-from qinglan.tasks.clean_up import remove_unneeded
+from qinglan.tasks import upkeep
+from qinglan.tasks.upkeep import check_canary, remove_unneeded
 
 SHOWN = dict[str, dict[str, str]]
 
@@ -22,11 +20,10 @@ SHOWN = dict[str, dict[str, str]]
 def shown(monkeypatch: pytest.MonkeyPatch) -> SHOWN:
     """Artifacts by key."""
     found: SHOWN = {}
-    for module in (canary_check, clean_up_module):
-        monkeypatch.setattr(
-            module, "create_markdown_artifact", lambda text, key, description: found.update({key: {description: text}})
-        )
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("flow"))
+    monkeypatch.setattr(
+        upkeep, "create_markdown_artifact", lambda text, key, description: found.update({key: {description: text}})
+    )
+    monkeypatch.setattr(upkeep, "get_run_logger", lambda: logging.getLogger("flow"))
     return found
 
 
@@ -37,7 +34,7 @@ def overrides(tmp_path: Path) -> list[str]:
 
 def test_a_dead_site_is_shown_and_fails(shown: SHOWN, overrides: list[str], monkeypatch: pytest.MonkeyPatch):
     aliases: dict[str, str] = {}
-    monkeypatch.setattr(canary_check, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
+    monkeypatch.setattr(upkeep, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
     check_canary.fn("embedded", overrides, "")
     assert "| Router | `http://127.0.0.1:9` |" in shown["serving-embedded"]["What is served, and the canary"]
     aliases["champion"] = "4"
@@ -57,7 +54,7 @@ def cleaner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             profile=profile.name, dry_run=dry_run, removed=removed, notes=() if dry_run else ("MLflow is away",)
         )
 
-    monkeypatch.setattr(clean_up_module, "clean_up", clean_up)
+    monkeypatch.setattr(upkeep, "clean_up", clean_up)
     return asked
 
 

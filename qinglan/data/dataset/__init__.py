@@ -9,15 +9,14 @@ written beside the questions that they are made from.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from qinglan.config import NoiseKind, Profile
 from qinglan.data.dataset.augment import NoisyCopies
 from qinglan.data.dataset.files import DatasetFiles
-from qinglan.data.dataset.pools import PoolCounts, draw_rl_prompts
+from qinglan.data.dataset.pools import draw_rl_prompts, without_rows
 from qinglan.data.dataset.splits import is_leak, place_rows, was_question
 from qinglan.data.dataset.thresholds import SelectedScores
 from qinglan.data.workbook import read_rows
@@ -29,8 +28,7 @@ from qinglan.runs.artifacts import Artifact, read_jsonl
 _NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parquet", "test.jsonl", "rows.jsonl")
 
 
-@dataclass(frozen=True)
-class BuiltDataset:
+class BuiltDataset(NamedTuple):
     artifacts: dict[str, Artifact]
     """By the file names' stems: see `build`."""
     before: RowCounts
@@ -66,14 +64,13 @@ def build(
     directory.mkdir(parents=True, exist_ok=True)
     rows = before.pass_through(read_jsonl(rows_path, Row))
     placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile, red_team), directory)
-    recipe, pools = get_recipe(profile.recipe), PoolCounts()
+    recipe = get_recipe(profile.recipe)
 
     def placed(*splits: Split) -> Iterator[Row]:
         rows = placement.apply(read_jsonl(rows_path, Row))
         return (row for row in rows if row.split in splits and was_question(row) and not is_leak(row.reason))
 
-    splits: Counter[str] = Counter()
-    kept: Counter[str] = Counter()
+    splits, kept, pools = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     prompts = draw_rl_prompts(filter(recipe.has_baseline, placed("train")), profile.dataset)
     copies = NoisyCopies(profile)
     if profile.dataset.augment:
@@ -87,7 +84,8 @@ def build(
             if not was_question(row) or is_leak(row.reason):
                 continue
             kept[str(row.split)] += 1
-            pools.add(row)
+            if row.pool:
+                pools[row.pool, str(row.split)] += 1
             if row.split == "test":
                 files.write("test", line)
                 continue
@@ -113,7 +111,9 @@ def build(
                 f"{_advice(rows_path, recipe, profile)}"
             )
     counts = {kind: dict(found) for kind, found in copies.counts.items()}
-    return BuiltDataset(files.artifacts(), before, after, dict(splits), counts, (*pools.warnings(), *prompts.warnings))
+    return BuiltDataset(
+        files.artifacts(), before, after, dict(splits), counts, (*without_rows(pools), *prompts.warnings)
+    )
 
 
 def _evaluation_questions(profile: Profile, red_team: Sequence[Row]) -> Iterator[Row]:

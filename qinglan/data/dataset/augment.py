@@ -38,10 +38,7 @@ class NoisyCopies:
     def leave_out_repeating(self, rows: Iterable[Row], held_out: Iterable[Row], directory: Path) -> None:
         """Leave out copies that nearly repeat a held-out question: noise can turn one question into another.
 
-        Args:
-            rows: those of the training split.
-            held_out: questions of dev, test, evaluation workbooks and the red team.
-            directory: for the temporary file of the questions' texts.
+        `rows` are those of the training split; `held_out` are of dev, test, evaluation workbooks and the red team.
         """
         keys: list[tuple[str, NoiseKind]] = []
         with Questions(directory) as questions:

@@ -3,7 +3,7 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,15 +23,16 @@ class DatasetFiles:
         self.rows = {Path(name).stem: 0 for name in names}
         self._paths = {Path(name).stem: directory / name for name in names}
         self._schema = schema
-        self._sinks: dict[str, _Parquet | _Jsonl] = {}
+        self._sinks: dict[str, _Parquet | TextIO] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
             # Opened last, so that all are closed before the first gets its name.
             for name, partial in [(n, opening.enter_context(written_whole(p))) for n, p in self._paths.items()]:
                 is_parquet = self._paths[name].suffix == ".parquet"
-                self._sinks[name] = _Parquet(partial, self._schema) if is_parquet else _Jsonl(partial)
-                opening.callback(self._sinks[name].close)
+                sink = _Parquet(partial, self._schema) if is_parquet else partial.open("w", encoding="utf-8")
+                opening.callback(sink.close)
+                self._sinks[name] = sink
             self._open = opening.pop_all()
         return self
 
@@ -39,24 +40,16 @@ class DatasetFiles:
         self._open.__exit__(*error)
 
     def write(self, name: str, record: Any) -> None:
-        self._sinks[name].write(record)
+        """Append a record, which may be a complete JSON line where the file holds those."""
+        sink = self._sinks[name]
+        if isinstance(sink, _Parquet):
+            sink.write(record)
+        else:
+            sink.write((record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n")
         self.rows[name] += 1
 
     def artifacts(self) -> dict[str, Artifact]:
         return {name: Artifact.of(path, self.rows[name]) for name, path in self._paths.items()}
-
-
-class _Jsonl:
-    def __init__(self, path: Path) -> None:
-        self._stream = path.open("w", encoding="utf-8")
-
-    def write(self, record: Any) -> None:
-        """Append a record, or a complete JSON line."""
-        line = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
-        self._stream.write(line + "\n")
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 class _Parquet:

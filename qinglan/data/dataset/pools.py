@@ -1,10 +1,9 @@
 """Pools of questions: a row's pool, the pools that lack a split, and RL's prompts by the pools' shares."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, cycle, islice
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from qinglan.config import Dataset
 from qinglan.recipes import Recipe
@@ -30,28 +29,18 @@ def _by_share(row_id: str, shares: Mapping[str, float]) -> str | None:
     return None
 
 
-class PoolCounts:
-    """Counts the usable rows of each pool by split."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def add(self, row: Row) -> None:
-        if row.pool:
-            self._rows[row.pool][str(row.split)] += 1
-
-    def warnings(self) -> list[str]:
-        """A line for each pool that has no row in some split."""
-        lines = []
-        for pool, counts in sorted(self._rows.items()):
-            if empty := [split for split in get_args(Split) if not counts[split]]:
-                listed = ", ".join(f"{split} {counts[split]:,}" for split in get_args(Split))
-                lines.append(f"pool {pool} has no row in {' and '.join(empty)} ({listed}); add questions, or mark some")
-        return lines
+def without_rows(counts: Mapping[tuple[str, str], int]) -> list[str]:
+    """A line for each pool that has no row in some split; usable rows are counted by pool and split."""
+    lines = []
+    for pool in sorted({pool for pool, _ in counts}):
+        rows = {split: counts.get((pool, split), 0) for split in get_args(Split)}
+        if empty := [split for split, n in rows.items() if not n]:
+            listed = ", ".join(f"{split} {n:,}" for split, n in rows.items())
+            lines.append(f"pool {pool} has no row in {' and '.join(empty)} ({listed}); add questions, or mark some")
+    return lines
 
 
-@dataclass(frozen=True)
-class RlPrompts:
+class RlPrompts(NamedTuple):
     """The training rows whose questions are RL's prompts."""
 
     repeats: Mapping[str, int] | None = None
@@ -68,10 +57,8 @@ def draw_rl_prompts(rows: Iterable[Row], config: Dataset) -> RlPrompts:
     All of the rest is taken, and as many rows of each pool as its share needs. The rows of a pool that has too few are
     repeated up to `rl_repeats` times; if that is not enough there is a warning. Where the shares leave nothing for the
     rest, or there is none, the scarcest pool decides the number of rows. Which rows of a pool are drawn depends on
-    their ids and `seed` alone.
-
-    Args:
-        rows: those of the training split whose questions RL may ask; not read where there are no shares.
+    their ids and `seed` alone. `rows`, those of the training split whose questions RL may ask, are read only where
+    there are shares.
     """
     if not config.rl_shares:
         return RlPrompts()

@@ -6,8 +6,8 @@ decides, not their position. So the test set stays the same from run to run, als
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,7 @@ def is_leak(reason: str | None) -> bool:
     return (reason or "").startswith(_LEAK)
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """The split of every row that was a question, in their order: a few bytes each where rows have thousands."""
 
     splits: NDArray[np.uint8]

@@ -7,18 +7,16 @@ changes no earlier line: a process killed at any moment leaves all of an import 
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from filelock import FileLock
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import hash_of, written_whole
-from qinglan.runs.schema_version import first_flaw, parse_record, record_line
+from qinglan.runs.schema_version import read_lines, record_line
 
 ReviewVerdict = Literal["accept", "reject", "correct"]
 
@@ -95,23 +93,11 @@ def store_path(profile: Profile) -> Path:
 
 def read_store(path: Path) -> list[Review]:
     """Every line of a store, the oldest first; ArtifactError where one is damaged, as no verdict is ever skipped."""
-    if not path.exists():
-        return []
-    reviews = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            reviews.append(parse_record(Review, line, where))
-        except ValidationError as error:
-            hint = "restore the file from a backup, or delete that line and import its workbook again"
-            raise ArtifactError(f"{where}: is no review ({first_flaw(error)}); {hint}") from error
-    return reviews
+    hint = "restore the file from a backup, or delete that line and import its workbook again"
+    return read_lines(Review, path, "review", hint)
 
 
-@dataclass(frozen=True)
-class ReviewImport:
+class ReviewImport(NamedTuple):
     new: Sequence[Review]
     """Appended; the store had all others."""
     unchanged: int

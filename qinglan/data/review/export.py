@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from qinglan.config import Profile
 from qinglan.data.review import fingerprint, load_reviews
@@ -21,8 +21,7 @@ _CELL_CHARS = 32_767
 """What Excel holds."""
 
 
-@dataclass(frozen=True)
-class ReviewExport:
+class ReviewExport(NamedTuple):
     run: str
     stage: str
     rows: int
@@ -55,8 +54,7 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
     return ReviewExport(run.name, stage.stage, len(sample.rows), strata, left_out["reviewed"], left_out["unfaithful"])
 
 
-@dataclass(frozen=True)
-class VerdictCounts:
+class VerdictCounts(NamedTuple):
     run: str
     hold: int
     changed: int

@@ -8,7 +8,6 @@ from all rows that SFT would learn, so that their error rate is that of the data
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.config import Select
@@ -105,8 +104,7 @@ class SampledRow(NamedTuple):
     """All that hold for it; `CONTROL` only where it is one of the control rows."""
 
 
-@dataclass(frozen=True)
-class ReviewSample:
+class ReviewSample(NamedTuple):
     """The rows to review in a random order, so that the first half of them is a sample too."""
 
     rows: Sequence[SampledRow]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import openpyxl
 from openpyxl.cell import MergedCell, WriteOnlyCell
@@ -174,8 +174,7 @@ def _write_guide(sheet: Any, sample: ReviewSample, recipe: Recipe, tenant: str, 
             sheet.append(cells)
 
 
-@dataclass(frozen=True)
-class ControlResult:
+class ControlResult(NamedTuple):
     """The verdicts on the control rows."""
 
     rows: int
@@ -213,8 +212,7 @@ class ReviewLine:
         return "" if value is None else str(value).strip()
 
 
-@dataclass(frozen=True)
-class ReviewSheet:
+class ReviewSheet(NamedTuple):
     """A filled-in workbook; with any problem, none of it may be stored."""
 
     reviews: Sequence[Review]

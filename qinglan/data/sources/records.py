@@ -4,7 +4,6 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, time
 from typing import Any, NamedTuple
 
@@ -44,8 +43,7 @@ class Record(NamedTuple):
     blank: bool = False
 
 
-@dataclass(frozen=True)
-class InputColumns:
+class InputColumns(NamedTuple):
     """The columns to read from an input, and the sheet."""
 
     names: Mapping[str, str]

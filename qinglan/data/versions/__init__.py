@@ -319,10 +319,8 @@ def note_training(profile: Profile, version_id: str, run_id: str) -> None:
 
 
 def training_rows_since(profile: Profile, version: Version) -> int:
-    """Usable training rows of a version that the last training lacked, or had with another answer.
-
-    All of them where there is no last training, or its version was removed.
-    """
+    """Usable training rows of a version that the last training lacked, or had with another answer; all of them where
+    there is no last training, or its version was removed."""
     trained = last_training(profile)
     old_index = tenant_folder(profile) / trained.version / INDEX if trained else None
     old = read_index(old_index) if old_index and old_index.exists() else ()
@@ -342,8 +340,7 @@ def _describe(
 ) -> None:
     """Index, summary, card and, last, version.json: one pass over the rows.
 
-    Args:
-        moved: what is known of drift; without it the parent is compared with.
+    `moved` is what is known of drift; without it the parent is compared with.
     """
     known, before = set[str](), RowSummary()
     if parent:

@@ -134,16 +134,11 @@ class CardBuilder:
             self._reasons[row.reason or "unknown"] += 1
         if self._examples[row.status].wants(row.id):
             example = CardExample(
+                **row.model_dump(include={"source", "query", "status", "reason", "split", "judge_score"}),
                 row_id=row.id,
-                source=row.source,
-                query=row.query,
                 answer=row.target,
-                status=row.status,
-                reason=row.reason,
-                split=row.split,
                 original_score=top1_of(row.original_retrieved),
                 rewrite_score=top1_of(row.answer_retrieved),
-                judge_score=row.judge_score,
                 ledger=row.answer_request,
             )
             self._examples[row.status].add(row.id, example)

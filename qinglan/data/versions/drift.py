@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from qinglan.rows import INPUT_REASONS, BottomK, Row, top1_of
+from qinglan.rows import INPUT_REASONS, BottomK, Row, bigrams, top1_of
 from qinglan.text import count, number
 
 DRAWS, SAMPLE_ROWS, MAX_ENTRIES, MAX_TERM_CHARS = 200, 1000, 300_000, 40
@@ -95,11 +95,7 @@ def grams(text: str) -> list[str]:
     """Character bigrams of text without spaces between words, and whole alphanumeric runs, with repetitions.
 
     Needs no dictionary, which would lack the name of a new product."""
-    found: list[str] = []
-    for run in _WORDS.findall(text.lower()):
-        is_whole = run.isascii() or len(run) == 1
-        found += [run] if is_whole else [run[i : i + 2] for i in range(len(run) - 1)]
-    return found
+    return bigrams(_WORDS.findall(text.lower()))
 
 
 def keywords(row: Row) -> list[str]:
@@ -214,10 +210,8 @@ def shift(parent: RowSummary, rows: RowSummary) -> Shift:
 
 
 def distance(old: Sequence[Categories], new: Sequence[Categories]) -> Distance | None:
-    """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows.
-
-    None where a side has no category at all.
-    """
+    """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows; None where a side
+    has no category at all."""
     import numpy as np
 
     rows = [row for row in (*old, *new) if row]

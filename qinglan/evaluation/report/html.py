@@ -14,21 +14,7 @@ from markupsafe import Markup, escape
 
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.reasons import TEXTS, rule_words, words
-from qinglan.evaluation.report import plots, tables
-from qinglan.evaluation.report.verdict import (
-    STUDENTS,
-    alarm_warning,
-    answers,
-    arm_label_words,
-    arms_of,
-    continued_warning,
-    main_comparison,
-    metric_words,
-    simulator_warning,
-    star,
-    verdict,
-    weights_words,
-)
+from qinglan.evaluation.report import plots, tables, verdict
 from qinglan.runs.artifacts import Artifact, written_whole
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
 
@@ -77,32 +63,31 @@ def unbroken(text: Both) -> Both:
 
 
 def _view(report: Report) -> dict[str, Any]:
-    arms = list(arms_of(report))
-    found = verdict(report)
+    arms = list(verdict.arms_of(report))
+    found = verdict.verdict(report)
     sentence = found.sentence.en
     for metric in report.metrics:  # no line break inside a name such as `top-1`
         sentence = sentence.replace(metric.en, metric.en.replace("-", "\u2011"))
     return {
         "report": report,
-        "arm_words": partial(arm_label_words, report=report),
-        "arm_words_head": partial(arm_label_words, report=report, head=True),
-        "metric_words": partial(metric_words, report=report),
+        "arm_words": partial(verdict.arm_label_words, report=report),
+        "arm_words_head": partial(verdict.arm_label_words, report=report, head=True),
         "slice_cell": partial(tables.slice_cell, report),
         "example_values": partial(tables.example_values, report),
         "sentence": Both(sentence, found.sentence.zh),
         "tone": found.tone,
-        "answers": answers(report),
-        "main": main_comparison(report),
-        "warning": simulator_warning(report),
-        "alarms": alarm_warning(report),
-        "continued": continued_warning(report),
-        "weights": weights_words(report),
+        "answers": verdict.answers(report),
+        "main": verdict.main_comparison(report),
+        "warning": verdict.simulator_warning(report),
+        "alarms": verdict.alarm_warning(report),
+        "continued": verdict.continued_warning(report),
+        "weights": verdict.weights_words(report),
         "alarm_actions": TEXTS["alarm_actions"],
         "outcomes": TEXTS["outcomes"],
-        "star": partial(star, report),
+        "star": partial(verdict.star, report),
         "plan": tables.plan(report),
         "arms": arms,
-        "students": [name for name in arms if name in STUDENTS],
+        "students": [name for name in arms if name in verdict.STUDENTS],
         "arm_dots": plots.arm_dots(report, arms),
         "arm_lines": tables.arm_lines(report, arms),
         "loads": tables.loads(report, arms),

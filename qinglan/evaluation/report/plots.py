@@ -6,12 +6,11 @@ the reader's light or dark scheme, and no plotting library is loaded.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
 from qinglan.evaluation.reasons import reason, words
-from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, metric_words, pair_words
+from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, pair_words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
 from qinglan.text import ARMS, Both, capitalised, count, interval, number, signed
@@ -41,8 +40,7 @@ _VALUES_PER_BIN = 30
 _FEWEST_BINS, _MOST_BINS = 10, 50
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """A linear axis; `at` gives percent from its low end."""
 
     low: float
@@ -73,8 +71,7 @@ class Axis:
         return f"{tick:,.{decimals}f}".replace("-", "−")
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """A value with its interval, in percent of the axis."""
 
     label: Both
@@ -85,8 +82,7 @@ class Dot:
     high: float | None
 
 
-@dataclass(frozen=True)
-class DotPlot:
+class DotPlot(NamedTuple):
     """Dots over one axis; `zero` is where a line of no difference stands."""
 
     axis: Axis
@@ -94,12 +90,9 @@ class DotPlot:
     zero: float | None
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean.
-
-    `area`: the path of what is filled below it.
-    """
+class Curve(NamedTuple):
+    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean; `area` is the path
+    of what is filled below it."""
 
     label: Both | None
     path: str
@@ -108,8 +101,7 @@ class Curve:
     area: str = ""
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """Curves over common axes; `zero` is where a line of no difference stands."""
 
     title: Both
@@ -132,8 +124,7 @@ def dot_plot(
 ) -> DotPlot | None:
     """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style `open`.
 
-    Args:
-        axis: one that several plots share; `axis_of` makes it.
+    `axis`: one that several plots share; `axis_of` makes it.
     """
     present = [(style, label, value, ends) for style, label, value, ends in rows if value is not None]
     if not present:
@@ -243,7 +234,7 @@ def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | 
             label = Both(capitalised(label.en), label.zh)
         rows.append((_style(name), label, score.mean, score.ci95))
     plot = dot_plot(rows, number)
-    return (metric_words(metric.name, report), plot) if plot else None
+    return (metric.words, plot) if plot else None
 
 
 def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
@@ -253,7 +244,7 @@ def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
         return None
     shown = [c for c in report.comparisons if c.metric == main.metric and (not report.purchase or c.b == main.b)]
     plot = dot_plot([(_style(c.a), pair_words(c.a, c.b, report), c.diff, c.ci95) for c in shown], signed, zero=True)
-    return (metric_words(main.metric, report), plot) if plot else None
+    return (report.metric(main.metric).words, plot) if plot else None
 
 
 def slice_plots(report: Report) -> list[SlicePlot]:
@@ -275,7 +266,7 @@ def slice_plots(report: Report) -> list[SlicePlot]:
     axis = axis_of([row for each in rows.values() for row in each], zero=True)
     pair = pair_words(parts[0][1].a, parts[0][1].b, report)
     plots = ((by, dot_plot(each, signed, zero=True, axis=axis)) for by, each in rows.items())
-    return [SlicePlot(words(by, "slices"), metric_words(main.metric, report), pair, plot) for by, plot in plots if plot]
+    return [SlicePlot(words(by, "slices"), report.metric(main.metric).words, pair, plot) for by, plot in plots if plot]
 
 
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:

@@ -8,15 +8,7 @@ from qinglan import text as formats
 from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
 from qinglan.evaluation.reasons import TEXTS, Reason, reason, words
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.evaluation.report.verdict import (
-    RedTeamCounts,
-    arm_label_words,
-    candidate,
-    main_comparison,
-    metric_words,
-    opponent,
-    pair_words,
-)
+from qinglan.evaluation.report import verdict
 from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval
@@ -54,15 +46,15 @@ class RedTeam(NamedTuple):
     """The red team's cases by kind for every arm, the candidate first, and those that were not passed."""
 
     arms: list[ArmName]
-    kinds: list[tuple[Both, list[RedTeamCounts]]]
-    totals: list[tuple[Both, list[RedTeamCounts]]]
+    kinds: list[tuple[Both, list[verdict.RedTeamCounts]]]
+    totals: list[tuple[Both, list[verdict.RedTeamCounts]]]
     """Of the cases that must pass, and of those that are compared."""
     open: list[tuple[ArmName, list[RedTeamResult]]]
 
 
 def plan(report: Report) -> SideBySide | None:
     """Quality, latency and cost side by side; None where there are no two arms to compare."""
-    name, other = candidate(report), opponent(report)
+    name, other = verdict.candidate(report), verdict.opponent(report)
     if name is None or not {name, other} <= report.arms.keys():
         return None
     mine, theirs = report.arms[name], report.arms[other]
@@ -73,21 +65,21 @@ def plan(report: Report) -> SideBySide | None:
         # A share of questions or the judge's score says something to a reader who does not know the other metrics.
         if metric.name == first or (metric.interval and (metric.proportion or metric.name == QUALITY)):
             cells = [_mean(theirs, metric), _mean(mine, metric), _difference(found.get(metric.name))]
-            lines.append(TableLine(metric_words(metric.name, report), metric.name, cells, metric.name == first))
+            lines.append(TableLine(metric.words, metric.name, cells, metric.name == first))
     for part in ("p50", "p95"):
         cells = [_latency(arm, part, loaded=True) for arm in (theirs, mine)]
         ratio = _ratio(*(getattr(arm, f"latency_{part}_ms") for arm in (mine, theirs)))
         lines.append(TableLine(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [*cells, ratio]))
     ratio = _ratio(mine.cost_per_1000_usd, theirs.cost_per_1000_usd)
     lines.append(TableLine(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio]))
-    heads = (arm_label_words(other, report, head=True), arm_label_words(name, report, head=True))
+    heads = (verdict.arm_label_words(other, report, head=True), verdict.arm_label_words(name, report, head=True))
     return SideBySide((other, name), heads, _filled(lines))
 
 
 def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     """Every figure of every arm; a figure that no arm has is left out."""
     found = [report.arms[name] for name in arms]
-    main = main_comparison(report)
+    main = verdict.main_comparison(report)
 
     def line(english: str, chinese: str, cell: Callable[[ArmFigures], Value], key: str = "") -> TableLine:
         is_main = main is not None and key == main.metric
@@ -126,7 +118,7 @@ def loads(report: Report, names: Sequence[ArmName]) -> list[Both]:
     found: dict[Both, list[Both]] = {}
     for name in names:
         if (load := report.arms[name].latency_load) is not None:
-            found.setdefault(load.words, []).append(arm_label_words(name, report, head=True))
+            found.setdefault(load.words, []).append(verdict.arm_label_words(name, report, head=True))
     lines = []
     for text, arms in found.items():
         joined = Both(", ".join(arm.en for arm in arms), "、".join(arm.zh for arm in arms))
@@ -139,7 +131,7 @@ def comparisons_by_pair(report: Report) -> list[tuple[Both, list[Comparison]]]:
     pairs: dict[tuple[ArmName, ArmName], list[Comparison]] = {}
     for found in report.comparisons:
         pairs.setdefault((found.a, found.b), []).append(found)
-    return [(pair_words(a, b, report), found) for (a, b), found in pairs.items()]
+    return [(verdict.pair_words(a, b, report), found) for (a, b), found in pairs.items()]
 
 
 def left_out(found: Comparison) -> Reason | None:
@@ -151,32 +143,25 @@ def left_out(found: Comparison) -> Reason | None:
 
 def red_team(report: Report) -> RedTeam | None:
     """None where no arm was tried."""
-    first = candidate(report)
+    first = verdict.candidate(report)
     tried = sorted(
         ((name, found) for name, found in report.red_team.items() if found), key=lambda item: item[0] != first
     )
     if not tried:
         return None
+
+    def counts(field: str, value: object) -> list[verdict.RedTeamCounts]:
+        return [
+            verdict.RedTeamCounts.of([each for each in found if getattr(each, field) == value]) for _, found in tried
+        ]
+
     kinds = dict.fromkeys(result.kind for _, found in tried for result in found)
+    named = {kind: TEXTS["case_kinds"].get(kind) or Both(*[kind.replace("_", " ")] * 2) for kind in kinds}
+    needed, compared = Both("must pass, each", "必须逐个通过"), Both("compared", "相互比较")
     return RedTeam(
         arms=[name for name, _ in tried],
-        kinds=[
-            (
-                TEXTS["case_kinds"].get(kind) or Both(*[kind.replace("_", " ")] * 2),
-                [RedTeamCounts.of([result for result in found if result.kind == kind]) for _, found in tried],
-            )
-            for kind in kinds
-        ],
-        totals=[
-            (
-                label,
-                [RedTeamCounts.of([result for result in found if result.must_pass == needed]) for _, found in tried],
-            )
-            for needed, label in (
-                (True, Both("must pass, each", "必须逐个通过")),
-                (False, Both("compared", "相互比较")),
-            )
-        ],
+        kinds=[(label, counts("kind", kind)) for kind, label in named.items()],
+        totals=[(needed, counts("must_pass", True)), (compared, counts("must_pass", False))],
         open=[(name, missed) for name, found in tried if (missed := [r for r in found if not r.passed])],
     )
 
@@ -245,8 +230,7 @@ def duration_words(seconds: float) -> Both:
 
 def example_values(report: Report, values: Mapping[str, float]) -> list[tuple[Both, str]]:
     """What an answer is worth, metric by metric."""
-    known = [metric.name for metric in report.metrics if metric.name in values]
-    return [(metric_words(name, report), f"{values[name]:.3g}") for name in known]
+    return [(metric.words, f"{values[metric.name]:.3g}") for metric in report.metrics if metric.name in values]
 
 
 def _difference(found: Comparison | None) -> Value:

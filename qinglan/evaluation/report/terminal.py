@@ -15,20 +15,7 @@ from rich.text import Text
 
 from qinglan import text as formats
 from qinglan.evaluation.models import Report, StageSummary
-from qinglan.evaluation.report import tables
-from qinglan.evaluation.report.verdict import (
-    alarm_warning,
-    arm_label_words,
-    arms_of,
-    continued_warning,
-    main_comparison,
-    next_step,
-    pair_words,
-    simulator_warning,
-    star,
-    verdict,
-    weights_words,
-)
+from qinglan.evaluation.report import tables, verdict
 from qinglan.ledger import Usage
 from qinglan.text import count, number, p_value, signed, usd, with_interval
 
@@ -43,7 +30,7 @@ _HEAD_WIDTH = 10
 
 def print_table(report: Report) -> RenderableType:
     """The result for a terminal of 100 columns: verdict, arms, comparisons, and what was simulated."""
-    result = verdict(report)
+    result = verdict.verdict(report)
     style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
     parts: list[RenderableType] = [Text(result.sentence.en, style), Text(result.reading.en, "dim")]
     parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
@@ -60,24 +47,24 @@ def print_table(report: Report) -> RenderableType:
         parts += [Text(f"– {note.render()}", "dim") for note in report.purchase.notes]
     for words, field in (("Failed, left out of the means", "failed"), ("Empty, counted as wrong", "empty")):
         if found := {name: rows for name, arm in report.arms.items() if (rows := getattr(arm, field))}:
-            named = ", ".join(f"{arm_label_words(name, report).en} {rows}" for name, rows in found.items())
+            named = ", ".join(f"{verdict.arm_label_words(name, report).en} {rows}" for name, rows in found.items())
             parts.append(Text(f"{words}: {named}"))
     if report.decision:
         style = {"promote": "bold green", "refuse": "bold red"}.get(report.decision.verdict, "bold yellow")
         parts.append(Text(f"Gate: {report.decision.sentence}", style))
         parts += [Text(report.decision.note.render())] if report.decision.note else []
-        if step := next_step(report):
+        if step := verdict.next_step(report):
             parts.append(Text(step.en, "bold"))
     if model := report.released:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
         parts.append(Text(f"Registered as {model.name}, version {model.version}{aliases}"))
-    if weights := weights_words(report):
+    if weights := verdict.weights_words(report):
         parts.append(Text(weights.en, "dim"))
-    if alarms := alarm_warning(report):
+    if alarms := verdict.alarm_warning(report):
         parts.append(Text(alarms.en, "bold red"))
-    if continued := continued_warning(report):
+    if continued := verdict.continued_warning(report):
         parts.append(Text(continued.en, "yellow"))
-    if warning := simulator_warning(report):
+    if warning := verdict.simulator_warning(report):
         parts.append(Text(f"* {warning.en}", "yellow"))
     return Group(*parts)
 
@@ -90,7 +77,7 @@ def print_intervals(report: Report) -> RenderableType:
     table = _table("[95% CI]", [*(head.en for head in found.heads), "difference"])
     for line in found.lines:
         table.add_row(line.label.en, *(Text(f"{cell.text} {cell.ends}".strip()) for cell in line.cells))
-    warning = simulator_warning(report, marked=False)
+    warning = verdict.simulator_warning(report, marked=False)
     return Group(table, Text(warning.en, "yellow")) if warning else table
 
 
@@ -162,8 +149,8 @@ def _asked(report: Report) -> str:
             parts += [f"{count(cached)} known answer{'' if cached == 1 else 's'}"] if cached else []
             parts += [f"{count(failed)} failed"] if failed else []
             parts += [usd(usage.cost_usd)] if isinstance(usage, Usage) else []
-            star = "*" if role in report.simulated else ""
-            lines.append(f"{'RAG' if role == 'rag' else role}{star} {', '.join(parts)}")
+            mark = "*" if role in report.simulated else ""
+            lines.append(f"{'RAG' if role == 'rag' else role}{mark} {', '.join(parts)}")
     total = sum(usage.cost_usd for usage in (api.teacher, api.answerer, api.judge))
     return f"Asked: {'; '.join(lines) or 'nobody'}. Cost of this run: {usd(total)}"
 
@@ -172,18 +159,18 @@ def _arms_table(report: Report) -> Table:
     metrics = [metric for metric in report.metrics if metric.compared][:_MOST_METRICS]
     first = next((m.name for m in metrics if any(arm.mean(m.name) is not None for arm in report.arms.values())), "")
     heads = [
-        fill(re.sub(r" ?\(.*\)", "", metric.en) + star(report, metric.name), _HEAD_WIDTH)
+        fill(re.sub(r" ?\(.*\)", "", metric.en) + verdict.star(report, metric.name), _HEAD_WIDTH)
         + (" [95% CI]" if metric.name == first else "")
         for metric in metrics
     ]
     table = _table("arm", ("n", *heads, "p50/p95 ms", "$/1000"), vertical="bottom")
-    for name, arm in arms_of(report).items():
+    for name, arm in verdict.arms_of(report).items():
         means = []
         for metric in metrics:
             ends = arm.score(metric.name).ci95 if metric.name == first else None
             means.append(with_interval(arm.mean(metric.name), ends, partial(number, digits=metric.digits)))
         table.add_row(
-            arm_label_words(name, report, head=True).en + star(report, name),
+            verdict.arm_label_words(name, report, head=True).en + verdict.star(report, name),
             count(arm.n),
             *means,
             f"{formats.latency(arm.latency_p50_ms)}/{formats.latency(arm.latency_p95_ms)}",
@@ -195,17 +182,19 @@ def _arms_table(report: Report) -> Table:
 def _comparisons_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
     if report.purchase:
-        table.title, table.title_justify = f"Against {arm_label_words('teacher', report, head=True).en}:", "left"
+        label = verdict.arm_label_words("teacher", report, head=True)
+        table.title, table.title_justify = f"Against {label.en}:", "left"
         shown = [c for c in report.comparisons if c.b == "teacher"]
-    elif main := main_comparison(report):
+    elif main := verdict.main_comparison(report):
         places = {pair: place for place, pair in enumerate(dict.fromkeys((*_PAIRS, (main.a, main.b))))}
         found = (c for c in report.comparisons if c.metric == main.metric and c.diff is not None)
         shown = sorted((c for c in found if (c.a, c.b) in places), key=lambda c: places[c.a, c.b])
     else:
         shown = []
     for c in shown:
+        own = verdict.arm_label_words(c.a, report, head=True)
         table.add_row(
-            (arm_label_words(c.a, report, head=True) if report.purchase else pair_words(c.a, c.b, report)).en,
+            (own if report.purchase else verdict.pair_words(c.a, c.b, report)).en,
             report.metric(c.metric).en,
             with_interval(c.diff, c.ci95, signed),
             f"p {p_value(c.p_value if c.p_holm is None else c.p_holm)}",

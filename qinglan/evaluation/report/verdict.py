@@ -111,7 +111,7 @@ def verdict(report: Report) -> Conclusion:
         b=b,
         mean_a=number(found.mean_a, metric.digits),
         mean_b=number(found.mean_b, metric.digits),
-        metric=Both(metric.en, metric.zh),
+        metric=metric.words,
         n=found.n,
         difference=with_interval(found.diff, found.ci95, signed),
     )
@@ -139,11 +139,7 @@ def _without_comparison(report: Report) -> Conclusion:
 
 
 def simulator_warning(report: Report, *, marked: bool = True) -> Both | None:
-    """What the numbers can't say; None where nothing was simulated.
-
-    Args:
-        marked: those that it concerns have a star.
-    """
+    """What the numbers can't say, `marked` where those have a star; None where nothing was simulated."""
     if not report.simulated:
         return None
     roles = listed([TEXTS["simulated_roles"][role] for role in report.simulated])
@@ -332,11 +328,6 @@ def arm_label_words(name: str, report: Report, *, head: bool = False) -> Both:
     """An arm's name in both languages; a teacher that is compared goes by its own."""
     own = report.purchase.labels.get(name) if report.purchase else None
     return Both(own, own) if own else arm_words(name, head=head)
-
-
-def metric_words(name: str, report: Report) -> Both:
-    metric = report.metric(name)
-    return Both(metric.en, metric.zh)
 
 
 def pair_words(a: ArmName, b: ArmName, report: Report) -> Both:

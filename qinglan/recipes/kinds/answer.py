@@ -53,10 +53,8 @@ class AnswerRecipe(Recipe):
         return self.judge_messages(row, text, tenant)
 
     def reward(self, config: Reward, parts: Mapping[str, float]) -> float:
-        """The weighted mean of the parts that are known (neither absent nor NaN), from [0, 1] to [−1, 1].
-
-        NaN where none is known.
-        """
+        """The weighted mean of the parts that are known (neither absent nor NaN), from [0, 1] to [−1, 1]; NaN where
+        none is known."""
         weights = self.WEIGHTS | config.part_weights
         known = {name: value for name, value in parts.items() if not math.isnan(value) and weights.get(name, 0) > 0}
         if not known:

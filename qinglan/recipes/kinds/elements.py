@@ -79,6 +79,10 @@ class Metric:
     primary: bool = True
     """False: the report names it first only where no later metric has values."""
 
+    @property
+    def words(self) -> Both:
+        return Both(self.en, self.zh)
+
 
 class PrimaryMetric(NamedTuple):
     """The part of the reward that says how good the policy is, such as `gold_top1`, and its name in a sentence."""

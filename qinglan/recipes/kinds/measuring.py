@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from random import Random
@@ -185,10 +184,7 @@ async def retrieve_all(
         unknown = [name for name, entry in entries.items() if entry.text is not None and entry.retrieved is None]
         missing = list(dict.fromkeys(texts[name] for name in unknown if texts[name] not in found))
         found |= zip(missing, await asyncio.gather(*(retrieve(row, text) for text in missing)), strict=True)
-        return {
-            name: _empty_retrieval(entry) if entry.text is None else _filled(entry, found[texts[name]])
-            for name, entry in entries.items()
-        }
+        return {name: _filled(entry, found.get(texts[name], "")) for name, entry in entries.items()}
 
     by_row |= await ask_about((row for row in rows if row.id in by_row), fill_in)
     filled = {name: [by_row[entry.row_id][name] for entry in arm] for name, arm in arms.items()}
@@ -198,11 +194,10 @@ async def retrieve_all(
     return filled
 
 
-def _empty_retrieval(entry: ArmRow) -> ArmRow:
-    return entry.model_copy(update={"retrieved": Retrieved()}) if is_empty(entry) else entry
-
-
 def _filled(entry: ArmRow, found: Retrieved | str) -> ArmRow:
+    """With what was found, or why nothing was; an empty text finds nothing."""
+    if entry.text is None:
+        return entry.model_copy(update={"retrieved": Retrieved()}) if is_empty(entry) else entry
     if isinstance(found, str):
         return entry.model_copy(update={"reason": found})
     return entry.model_copy(update={"retrieved": entry.retrieved or found, "reason": None})
@@ -265,8 +260,7 @@ def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts 
 # ---- rewrites: by the blind panel ----
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """Who judges, and how the orders are drawn.
 
     The judge reads all distinct texts of a question at once, without knowing whose they are: in an order drawn by the
@@ -309,8 +303,7 @@ class Panel:
         return _Judged(scores, tuple(requests))
 
 
-@dataclass(frozen=True)
-class _Judged:
+class _Judged(NamedTuple):
     scores: Mapping[str, tuple[float, ...]]
     """By text, a score per pass."""
     requests: tuple[str, ...]

@@ -244,8 +244,7 @@ class Recipe(ABC):
     ) -> dict[str, list[ArmRow]]:
         """The arms that need no model of ours, as validation found them.
 
-        Args:
-            retrieve_again: leave out what a live service returned then, so that it is asked for all arms at one time.
+        `retrieve_again` leaves out what a live service returned then, so that it is asked for all arms at one time.
         """
 
     @abstractmethod

@@ -46,8 +46,7 @@ def without_markers(text: str) -> str:
 def delimited(question: str, *fields: tuple[str, str]) -> str:
     """The user message for a teacher or judge: a question, then a line for each label and text.
 
-    Args:
-        question: what `question_text` gives; it may have several lines. Left out where it is empty.
+    The question is what `question_text` gives, which may have several lines; it is left out where it is empty.
     """
     texts = [("", question)] if question else []
     texts += [(f"{label}：", one_line(text)) for label, text in fields]
@@ -63,11 +62,8 @@ def undelimited(text: str) -> str:
 
 
 def read_json(text: str, key: str) -> Any:
-    """The value of a key in the JSON objects of an answer, whatever text surrounds them; None where there is none.
-
-    Raises:
-        TeacherError: there are several values, and they differ.
-    """
+    """The value of a key in the JSON objects of an answer, whatever text surrounds them; None where there is none,
+    TeacherError where there are several that differ."""
     values, place = list[Any](), text.find("{")
     while place >= 0:
         try:

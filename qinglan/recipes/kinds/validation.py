@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from qinglan.errors import StageError
+from qinglan.recipes.kinds.elements import JUDGE
 from qinglan.rows import Row, normalise
 from qinglan.statistics import Histogram, quantile
 
@@ -133,38 +134,32 @@ class AnswerStatistics:
 
     def __init__(self, recipe: "AnswerRecipe") -> None:
         self._recipe = recipe
-        self._rows = self._judged = 0
+        self._rows = 0
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
         self._flaws: Counter[str] = Counter()
-        self._judge_sum = 0.0
         self._scores = Histogram(0, 5, 50)
 
     def add(self, row: Row) -> None:
         if row.parts is None:
             return
         self._rows += 1
-        for name, value in row.parts.items():
-            self._sums[name] += value
-            self._counts[name] += 1
         if flaw := self._recipe.flaw(row):
             self._flaws[flaw] += 1
-        if row.judge_score is not None:
-            self._judged += 1
-            self._judge_sum += row.judge_score
-            self._scores.add(row.judge_score)
+        judged = {} if row.judge_score is None else {JUDGE: row.judge_score}
+        for name, value in (row.parts | judged).items():
+            self._sums[name] += value
+            self._counts[name] += 1
+        for score in judged.values():
+            self._scores.add(score)
 
     def metrics(self) -> dict[str, float]:
         """`<part>_mean`, `flawed_share` and `judge_mean`; nothing where no row was graded."""
         if not self._rows:
             return {}
-        means = {
-            f"{name}_mean": self._sums[name] / self._counts[name]
-            for name in self._recipe.rule_parts
-            if self._counts[name]
-        }
-        judge = {"judge_mean": self._judge_sum / self._judged} if self._judged else {}
-        return means | {"flawed_share": self._flaws.total() / self._rows} | judge
+        names = [name for name in (*self._recipe.rule_parts, JUDGE) if self._counts[name]]
+        means = {f"{name}_mean": self._sums[name] / self._counts[name] for name in names}
+        return means | {"flawed_share": self._flaws.total() / self._rows}
 
     def check(self) -> None:
         """Raise StageError if every answer has a flaw, so that there is nothing to learn."""
@@ -176,7 +171,7 @@ class AnswerStatistics:
             )
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:
-        return {"judge_score": [_distribution("teacher", self._scores)]} if self._judged else {}
+        return {"judge_score": [_distribution("teacher", self._scores)]} if self._counts[JUDGE] else {}
 
 
 def _quantiles(name: str, histogram: Histogram) -> dict[str, float]:

@@ -12,8 +12,7 @@ from qinglan.runs.launcher import JsonlTail
 def write_sample(log: BinaryIO, entry: dict[str, Any], error: Exception | None = None) -> None:
     """Add a line by one write to a log that has no buffer, so that a killed process leaves whole lines.
 
-    Args:
-        error: why the sample has no score.
+    `error`: why the sample has no score.
     """
     if error is not None:
         entry |= {"invalid": " ".join(f"{error or type(error).__name__}".split())[:500]}

@@ -222,8 +222,7 @@ class Retrievals:
     async def find(self, baseline: Baseline, rewrite: str, count: CallCount) -> tuple[Retrieved, bool]:
         """What a rewrite retrieves, and whether it was known or asked for already.
 
-        Args:
-            count: counts the calls that this took, with those that check whether the service is down.
+        `count` counts the calls that this took, with those that check whether the service is down.
         """
         body = request_body(self._settings, self._service.tenant.id, baseline.question, rewrite)
         # The configured address, as that of an embedded RAG differs between runs; and the fields that are stored.

@@ -154,11 +154,7 @@ def random_of(*key: object) -> Random:
 
 def draw_splits(config: Embedded, draw: Callable[[Split, int, Random], list[Item]]) -> list[Item]:
     """Train, then dev, then test, each with its own random numbers."""
-    counts: dict[Split, int] = {
-        "train": config.sample_train_rows,
-        "dev": config.sample_dev_rows,
-        "test": config.sample_test_rows,
-    }
+    counts: dict[Split, int] = {split: getattr(config, f"sample_{split}_rows") for split in get_args(Split)}
     return [row for split, n in counts.items() for row in draw(split, n, Random(f"{config.sample_seed}-{split}"))]
 
 
@@ -226,8 +222,7 @@ def domain_of(recipe: str) -> Domain:
 def domain_for(profile: Profile, needed_by: str) -> Domain:
     """The domain that a profile names, or that of its recipe; ConfigError where there is none.
 
-    Args:
-        needed_by: the setting whose value is `embedded`.
+    `needed_by`: the setting whose value is `embedded`.
     """
     domain, domains = profile.embedded.domain, ", ".join(_names())
     if domain is not None and domain not in _names():

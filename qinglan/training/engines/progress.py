@@ -16,6 +16,7 @@ from qinglan.config import Alarms
 from qinglan.errors import ArtifactError
 from qinglan.recipes import PrimaryMetric
 from qinglan.runs.artifacts import write_json, write_jsonl
+from qinglan.runs.launcher import JsonlTail
 from qinglan.statistics import ArmScores, compare, mean_ci
 from qinglan.training.alarms import Alarm, AlarmWatch, read_alarms
 
@@ -130,12 +131,9 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
     A resumed run validates first, under the step that it resumes from.
     """
     steps: dict[int, dict[str, float]] = {}
-    for path in sorted(folder.glob("metrics.*.jsonl"), key=lambda path: int(path.name.split(".")[1])):
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                entry = json.loads(line)
-                known = {name: value for name, value in entry["data"].items() if value is not None}
-                steps.setdefault(entry["step"], {}).update(known)
+    for entry in JsonlTail(folder / "metrics.*.jsonl").new():
+        known = {name: value for name, value in entry["data"].items() if value is not None}
+        steps.setdefault(entry["step"], {}).update(known)
     return dict(sorted(steps.items()))
 
 
@@ -176,16 +174,11 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
             "set rl.val_before_train, or rl.choose = last"
         )
     best = max(values, key=lambda step: (values[step], step == 0, step))
-    rows = _read_dev(metrics_folder / DEV_FILE)
+    # Of a step that was validated twice, the later values count.
+    rows = {entry["step"]: entry for entry in JsonlTail(metrics_folder / DEV_FILE).new()}
     as_good = [step for step in values if step > best > 0 and not _is_worse(rows, step, best)]
     step = max(as_good, default=best)
     return step, saved.get(step)
-
-
-def _read_dev(path: Path) -> dict[int, dict[str, dict[str, Any]]]:
-    """`values` and `groups` by row, of each validated step; of a step that was validated twice, the later ones."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return {entry["step"]: entry for entry in (json.loads(line) for line in lines if line.endswith("\n"))}
 
 
 def _is_worse(rows: Mapping[int, dict[str, dict[str, Any]]], step: int, best: int) -> bool:

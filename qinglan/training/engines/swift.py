@@ -36,11 +36,8 @@ def engine_python(profile: Profile) -> str:
 
 
 def engine_env(profile: Profile, model: str, *secrets: str | None) -> dict[str, str]:
-    """Environment of a training process; with a local model folder, hubs are switched off.
-
-    Args:
-        secrets: names of the environment variables that it needs; the other ones that hold secrets are emptied.
-    """
+    """Environment of a training process, with only these secrets of the profile; with a local model folder, hubs are
+    switched off."""
     on_cpu = profile.trainer.device == "cpu"
     env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) if on_cpu else {}
     return env | withheld_secrets(profile, *secrets) | (_ENV if Path(model).is_dir() else {})

@@ -8,22 +8,13 @@ product, ordered cues find the intent; history and profile count only where the 
 import json
 import re
 import unicodedata
-from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import NamedTuple
 
 from qinglan.recipes.kinds.elements import extractor
 from qinglan.simulators.domains import random_of
-from qinglan.simulators.domains.query_rewrite.facts import (
-    INTENTS,
-    NAME_MISMATCH,
-    PRODUCT_TYPOS,
-    PRODUCTS,
-    PROFILE_CUES,
-    QUESTION_CUES,
-    WORD_TYPOS,
-)
+from qinglan.simulators.domains.query_rewrite import facts as domain
 
 P_ALTERNATIVE = 0.22
 P_WRONG_INTENT = 0.012
@@ -61,15 +52,15 @@ def rewrite(user_text: str, seed: int = 0) -> str:
     product, intent = reading.product, reading.intent
     misread = rng.random()
     if misread < P_WRONG_INTENT:
-        intent = rng.choice(list(INTENTS))
+        intent = rng.choice(list(domain.INTENTS))
     elif misread < P_WRONG_INTENT + P_WRONG_PRODUCT:
-        product = rng.choice(list(PRODUCTS))
-    name = product if rng.random() < P_ALTERNATIVE else NAME_MISMATCH.get(product, product)
+        product = rng.choice(list(domain.PRODUCTS))
+    name = product if rng.random() < P_ALTERNATIVE else domain.NAME_MISMATCH.get(product, product)
     if intent is None:
         return name
     if rng.random() >= P_ALTERNATIVE:
-        return f"{name} {INTENTS[intent].habit}"
-    terms, weights = zip(*INTENTS[intent].alternatives, strict=True)
+        return f"{name} {domain.INTENTS[intent].habit}"
+    terms, weights = zip(*domain.INTENTS[intent].alternatives, strict=True)
     return f"{name} {rng.choices(terms, weights)[0]}"
 
 
@@ -131,7 +122,7 @@ def _judge_passage(question: str, passage: str, rng: Random) -> RewriteVerdict:
         return _judge_open_text(question, passage)
     same_product = titled[1].startswith(reading.product)
     words = titled[1].removeprefix(reading.product).split()
-    answers = same_product and bool(words) and INTENTS[reading.intent].accepted_words.issuperset(words)
+    answers = same_product and bool(words) and domain.INTENTS[reading.intent].accepted_words.issuperset(words)
     if answers != (rng.random() < P_PASSAGE_MISJUDGED):
         return RewriteVerdict(5.0, "资料回答了问题")
     return RewriteVerdict(2.0, "对象对，讲的是另一件事") if same_product else RewriteVerdict(0.0, "对象不对")
@@ -142,12 +133,12 @@ def _judge_supplement(product: str, intent: str, rewritten: str) -> RewriteVerdi
 
     Tidiness counts only where product and intent are there: half a query is not a clean one, and stays below 3.
     """
-    names = {name.lower() for name in (product, *PRODUCTS[product])}
+    names = {name.lower() for name in (product, *domain.PRODUCTS[product])}
     words = rewritten.lower().split()
     kept = any(name in rewritten.lower() for name in names)
-    others = [p for p in PRODUCTS if p in rewritten and p != product and p not in product]
+    others = [p for p in domain.PRODUCTS if p in rewritten and p != product and p not in product]
     terms = [word for word in words if word not in names]
-    accepted = INTENTS[intent].accepted_words
+    accepted = domain.INTENTS[intent].accepted_words
     right = sum(term in accepted for term in terms)
     score = 2.0 * kept - bool(others) + (2.0 * right / len(terms) if terms else 0.0)
     lacking = intent in _REQUIRED and _REQUIRED[intent] not in rewritten
@@ -214,8 +205,7 @@ def _ranked_words(text: str) -> list[str]:
 _FIELDS = {"用户画像：": "profile", "历史摘要：": "history", "当前问题：": "query"}
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What a text is about; None where the reader does not find it."""
 
     product: str | None
@@ -239,8 +229,8 @@ def understand(text: str, reads_every_typo: bool = False) -> Reading:
     product, rest = _find_product(fields["query"], reads_every_typo)
     if product is None and fields["history"]:
         product, _ = _find_product(fields["history"], reads_every_typo)
-    cues = [(intent, cue, rest) for intent, cue in QUESTION_CUES.items()]
-    cues += [(intent, cue, fields["profile"]) for intent, cue in PROFILE_CUES.items()]
+    cues = [(intent, cue, rest) for intent, cue in domain.QUESTION_CUES.items()]
+    cues += [(intent, cue, fields["profile"]) for intent, cue in domain.PROFILE_CUES.items()]
     return Reading(product, next((intent for intent, cue, read in cues if re.search(cue, read)), None))
 
 
@@ -248,8 +238,8 @@ def understand(text: str, reads_every_typo: bool = False) -> Reading:
 def _lexicon(with_every_typo: bool) -> tuple[re.Pattern[str], dict[str, str]]:
     """A pattern that finds the longest name first (but not what it is to be taken *with*), and name → product."""
     names: dict[str, str] = {}
-    for product, aliases in PRODUCTS.items():
-        typos = PRODUCT_TYPOS.get(product, ())
+    for product, aliases in domain.PRODUCTS.items():
+        typos = domain.PRODUCT_TYPOS.get(product, ())
         for name in (product, *aliases, *(typos if with_every_typo else typos[:1])):
             names[_clean(name)] = product
     longest_first = sorted(names, key=len, reverse=True)
@@ -267,6 +257,6 @@ def _find_product(text: str, with_every_typo: bool) -> tuple[str | None, str]:
 
 def _clean(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).lower()
-    for right, wrong in WORD_TYPOS.items():
+    for right, wrong in domain.WORD_TYPOS.items():
         text = text.replace(wrong, right)
     return text

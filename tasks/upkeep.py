@@ -1,4 +1,4 @@
-"""Checks what is served, and fails where that is not what should be, so that a notification is sent."""
+"""What keeps a site in order: checks what is served, and removes what nobody needs any more."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from prefect.logging import get_run_logger
 
 from qinglan.config import load_profile
 from qinglan.errors import StageError
+from qinglan.ops.cleanup import clean_up
 from qinglan.serving.checks import check_serving
 from qinglan.serving.registry import registry_of
 from qinglan.tasks.session import tidy_logs
@@ -15,11 +16,8 @@ from qinglan.tasks.stage import artifact_key, stage_task
 
 @stage_task("check-canary")
 def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
-    """Report the state of the served models and of the canary as a table.
-
-    Raises:
-        StageError: what should be served is not, or no router checks the canary.
-    """
+    """Report the state of the served models and of the canary as a table; StageError where what should be served is
+    not, or no router checks the canary."""
     tidy_logs()
     profile = load_profile(profile_name, overrides)
     checkup = check_serving(profile, registry_of(profile).aliases(), router_url)
@@ -30,3 +28,16 @@ def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -
         get_run_logger().info("%s", note)
     if checkup.problems:
         raise StageError("; ".join(checkup.problems))
+
+
+@stage_task("clean-up")
+def remove_unneeded(profile_name: str, overrides: Sequence[str], *, dry_run: bool) -> None:
+    """Clean up by the profile's `retention`; StageError where something could not go; the rest is done."""
+    tidy_logs()
+    profile = load_profile(profile_name, overrides)
+    cleaned = clean_up(profile, dry_run=dry_run, say=get_run_logger().info)
+    key = artifact_key(f"clean-up-{profile.name}")
+    create_markdown_artifact(cleaned.markdown, key=key, description=cleaned.sentence)
+    get_run_logger().info("%s", cleaned.sentence)
+    if cleaned.notes:
+        raise StageError(f"not all could be cleaned up: {'; '.join(cleaned.notes)}")

@@ -72,7 +72,9 @@ def policy_and_critic(profile: Profile) -> list[tuple[Shape, int]]:
     return [(SHAPES[base], rl.lora_rank), (SHAPES[rl.critic_model or base], critic_rank)]
 
 
-@pytest.mark.parametrize("name", ["fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla"])
+@pytest.mark.parametrize(
+    "name", ["fivedoctors", "fivedoctors_4gpus", "fivedoctors_full", "fivedoctors_2nodes", "chengla"]
+)
 def test_models_vllm_and_10_gb_to_work_in_fit_a_gpu(name: str) -> None:
     profile = load_profile(name)
     rl, gpus = profile.rl, profile.trainer.nodes * profile.trainer.gpus_per_node

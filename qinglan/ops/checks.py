@@ -22,6 +22,7 @@ HINTS = {
     "rag": "correct the service, or what the rag section names (docs/how-to/rag.md)",
     "ledger": "correct ledger.url_env, or the database that it names",
     "base model": "correct student.base_model",
+    "schedule": "correct sft, rl or dataset",
     "critic model": "correct rl.critic_model",
     "device": "correct the trainer section, or run on another machine",
     "ray": "see the cluster's own log, or correct trainer.ray_dashboard_url",

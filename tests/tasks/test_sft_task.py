@@ -22,7 +22,9 @@ def test_another_revision_of_a_hubs_model_is_another_key(
     def key(revision: str | None) -> Any:
         student = {"base_model": "Qwen/Qwen3-8B", "revision": revision}
         with open_run(profile_of(student=student), "train", fresh=True) as run:
-            dataset = stage_result("dataset", run.id, artifacts={"sft_train": rows, "sft_dev": rows})
+            dataset = stage_result(
+                "dataset", run.id, artifacts=dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows)
+            )
             return sft.train_sft.fn(
                 run, dataset, stage_result("base_model", run.id, details={"model": "Qwen/Qwen3-8B"})
             )

@@ -99,16 +99,17 @@ def _answer_all(folder: str, prompts: list[dict[str, Any]], options: dict[str, A
         _ask(engine, [prompt], max_new_tokens)
     start = time.perf_counter()
     responses = _ask(engine, prompts, max_new_tokens)
-    seconds_per_token = (time.perf_counter() - start) / max(1, sum(each.usage.total_tokens for each in responses))
+    took_s = time.perf_counter() - start
+    tokens = [each.usage.prompt_tokens + each.usage.completion_tokens for each in responses]
     answers = [
         {
             "id": prompt["id"],
             "text": response.choices[0].message.content,
             "prompt_tokens": response.usage.prompt_tokens,
             "completion_tokens": response.usage.completion_tokens,
-            "share_s": seconds_per_token * response.usage.total_tokens,
+            "share_s": took_s * count / max(1, sum(tokens)),
         }
-        for prompt, response in zip(prompts, responses, strict=True)
+        for prompt, response, count in zip(prompts, responses, tokens, strict=True)
     ]
     for prompt, answer in list(zip(prompts, answers, strict=True))[:timed]:
         start = time.perf_counter()

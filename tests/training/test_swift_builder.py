@@ -171,6 +171,7 @@ def test_answers_of_each_model_with_their_time(profile_of: ProfileOf, tmp_path: 
     lines = [json.loads(line) for line in (tmp_path / "rl.answers.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["/b 答"] * 3
     assert ["latency_ms" in line for line in lines] == [True, True, False]
-    assert sizes == [3, 1, 1, 1, 1] * 2, "all at once, two to warm up, two timed"
+    assert sizes == [1, 1, 3, 1, 1] * 2, "two to warm up, all at once, two timed"
+    assert all(line["share_s"] > 0 for line in lines)
     assert not list(tmp_path.glob("*.partial"))
     assert Engine.alive == 0, "a model is freed before the next one is loaded"

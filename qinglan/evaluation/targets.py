@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from qinglan.config import Profile
+from qinglan.config.release import Targets
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.verdict import candidate, opponent
 from qinglan.recipes import QUALITY, Finding
@@ -30,8 +31,19 @@ class Line(NamedTuple):
 
 
 def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
-    """The profile's targets, each with what the run found."""
+    """The profile's targets, each with what the run found; those of models where there are any."""
     targets = profile.targets
+    if not report.is_of_data:
+        yield from _model_lines(report, targets)
+    yield from row_lines(report, profile)
+    if targets.run_usd:
+        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, _paid_usd(report), False)
+    if targets.days:
+        days = sum(stage.seconds for stage in report.stages if not stage.reused_from) / 86_400
+        yield Line(Both("days", "天数"), targets.days, days, False)
+
+
+def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
     name, other = candidate(report), opponent(report)
     mine, theirs = report.arms.get(name or ""), report.arms.get(other)
     differences = {c.metric: c.diff for c in report.comparisons if (c.a, c.b) == (name, other)}
@@ -48,12 +60,6 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
         if planned is not None:
             own, base = (getattr(arm, figure) if arm else None for arm in (mine, theirs))
             yield Line(label, planned, None if own is None or not base else 1 - own / base, True)
-    yield from row_lines(report, profile)
-    if targets.run_usd:
-        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, _paid_usd(report), False)
-    if targets.days:
-        days = sum(stage.seconds for stage in report.stages if not stage.reused_from) / 86_400
-        yield Line(Both("days", "天数"), targets.days, days, False)
 
 
 def row_lines(report: Report, profile: Profile) -> Iterator[Line]:
@@ -68,12 +74,7 @@ def row_lines(report: Report, profile: Profile) -> Iterator[Line]:
 def target_findings(report: Report, profile: Profile) -> Iterator[Finding]:
     """The tables that the report shows: targets, and costs where the price of a GPU's hour is known."""
     if lines := list(target_lines(report, profile)):
-        rows = [
-            FindingRow(
-                label=each.label, values=(each.planned, each.found, None if each.is_met is None else each.is_met)
-            )
-            for each in lines
-        ]
+        rows = [FindingRow(label=each.label, values=(each.planned, each.found, each.is_met)) for each in lines]
         yield Finding(title=Both("Targets", "目标"), columns=_HEADS, rows=tuple(rows))
     if costs := list(_costs(report, profile)):
         heads = (Both("US dollars, or questions", "美元，或问题数"),)

@@ -41,6 +41,9 @@ def test_targets_are_met_missed_or_open(profile_of: ProfileOf, report: Report):
     met = [line.is_met for line in target_lines(report, profile)]
     # Gain, quality (no judge's score), cost, latency (half is not 55%), rows at least and at most, dollars.
     assert met == [True, None, True, False, False, True, False]
+    of_data = report.model_copy(update={"stages": report.stages[:2], "arms": {}, "comparisons": []})
+    (shown,) = target_findings(of_data, profile)
+    assert len(shown.rows) == 3, "a refresh says nothing of models"
 
 
 def test_the_volume_that_pays_for_the_training(profile_of: ProfileOf, report: Report):

@@ -149,7 +149,7 @@ class Profile(Section):
 
     def scheduled(self, sft_rows: int, rl_prompts: int) -> "Profile":
         """With the numbers of steps that so many rows make, in place of `auto`."""
-        gpus = self.trainer.gpus_per_node if self.trainer.device == "cuda" else 1
+        gpus = self.trainer.gpus_of["sft"]
         return self.model_copy(update={"sft": self.sft.scheduled(sft_rows, gpus), "rl": self.rl.scheduled(rl_prompts)})
 
     @property

@@ -127,6 +127,12 @@ class Trainer(Section):
     """SFT or RL that wrote no metric, sample or checkpoint for so long is ended, and started again like one that died.
     Longer than a step, an evaluation on the dev split, and the loading of the model may take."""
 
+    @property
+    def gpus_of(self) -> dict[str, int]:
+        """How many GPUs SFT, which stays on one node, and RL take; a machine without counts as one."""
+        here = self.gpus_per_node if self.device == "cuda" else 1
+        return {"sft": here, "rl": here * self.nodes}
+
 
 class Price(Section):
     """US dollars per million tokens."""

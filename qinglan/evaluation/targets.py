@@ -90,9 +90,9 @@ def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
     trained = [stage for stage in ("sft", "rl") if report.stage(stage)]
     if hour_usd is None or name is None or not trained:
         return
-    gpus = profile.trainer.gpus_per_node if profile.trainer.device == "cuda" else 1
-    of_stage = {"sft": gpus, "rl": gpus * profile.trainer.nodes}
-    hours = sum(of_stage[each] * found.seconds / 3600 for each in trained if (found := report.stage(each)))
+    hours = sum(
+        profile.trainer.gpus_of[each] * found.seconds / 3600 for each in trained if (found := report.stage(each))
+    )
     invested = hours * hour_usd + _paid_usd(report)
     yield FindingRow(
         label=Both("training, GPU-hours at student.gpu_hour_usd", "训练（GPU 小时费）"), values=(hours * hour_usd,)

@@ -17,6 +17,7 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Report
 from qinglan.ops.estimate import QuestionCounts
 from qinglan.runs.run import runs_of, stage_of
+from qinglan.statistics import rows_needed
 
 FEWEST_SFT_STEPS, MOST_PASSES = 50, 20
 _DETECTED = 1.96 + 0.84
@@ -49,10 +50,9 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
     earlier = next(_with_dataset(profile), None)
     sft_rows, rl_prompts, test_rows, rows_from = _rows(profile, counts, earlier)
     planned = profile.scheduled(sft_rows, rl_prompts)
-    gpus = profile.trainer.gpus_per_node if profile.trainer.device == "cuda" else 1
-    steps = {"sft": planned.sft.steps(sft_rows, gpus), "rl": planned.rl.total_steps}
+    gpus_of = profile.trainer.gpus_of
+    steps = {"sft": planned.sft.steps(sft_rows, gpus_of["sft"]), "rl": planned.rl.total_steps}
     step_s = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()} | _measured_step_s(earlier)
-    gpus_of = {"sft": gpus, "rl": gpus * profile.trainer.nodes}
     return Forecast(
         questions=counts.questions,
         sft_rows=sft_rows,
@@ -91,7 +91,7 @@ def doubts(profile: Profile, found: Forecast) -> Iterator[str]:
     if rl.test_freq > found.rl_steps:
         yield f"rl.test_freq ({rl.test_freq}) is beyond RL's {found.rl_steps} steps; set it to auto"
     if found.detectable_gain > gain:
-        needed = math.ceil(found.test_rows * (found.detectable_gain / gain) ** 2)
+        needed = rows_needed(found.test_rows, found.detectable_gain, gain)
         wanted = "targets.gain" if profile.targets.gain else "gate.smallest_gain"
         yield (
             f"{found.test_rows:,} test questions can show a gain of {found.detectable_gain:.3f}, not of {gain:g} "

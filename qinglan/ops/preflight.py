@@ -53,9 +53,11 @@ _SHOWN_MODELS = 8
 _SCHEDULE = "schedule"
 
 
-def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
-    """Make check after check, so that a slow one does not hide the others."""
-    for planned in plan_profile_checks(profile, flow):
+def inspect_profile(
+    profile: Profile, flow: FlowName = "pipeline", *, leave_out: tuple[str, ...] = ()
+) -> Iterator[Check]:
+    """Make check after check, so that a slow one does not hide the others; `leave_out` names those not to make."""
+    for planned in (each for each in plan_profile_checks(profile, flow) if each.name not in leave_out):
         for check in planned.run():
             yield check.with_hint()
 
@@ -120,7 +122,8 @@ def require(profile: Profile, flow: FlowName, warn: Callable[[str], object] | No
     Args:
         warn: is told what in the training's schedule can't work as it is set.
     """
-    for made in inspect_profile(profile, flow):
+    # The schedule's check reads every question, and has notes alone.
+    for made in inspect_profile(profile, flow, leave_out=() if warn else (_SCHEDULE,)):
         if made.problem:
             raise ConfigError(made.problem)
         if made.note and made.name == _SCHEDULE and warn:

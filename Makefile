@@ -49,8 +49,8 @@ demo: setup ## the whole DAG without key and GPU, then a question to the release
 test: setup ## the tests, a small real end-to-end run included; some ten minutes on two cores
 	@$(PYTEST) -m "not extended"
 
-test-all: test ## then what `test` leaves out: browser, kill series, faults, the other recipes' end-to-end runs
-	@$(PYTEST) -m extended
+test-all: setup ## `test` and what it leaves out: browser, kill series, faults, the other recipes' end-to-end runs
+	@$(PYTEST)
 
 test-unit: setup ## the fast tests only
 	@$(PYTEST) -m "not slow"

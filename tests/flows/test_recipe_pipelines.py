@@ -14,7 +14,12 @@ from qinglan.runs.artifacts import read_jsonl
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-MEDICAL = SMALL | {"embedded.sample_train_rows": 200, "sft.num_train_epochs": 1, "rl.total_steps": 2}
+MEDICAL = SMALL | {
+    "embedded.sample_train_rows": 200,
+    "embedded.pretrain_steps": 20,
+    "sft.num_train_epochs": 1,
+    "rl.total_steps": 2,
+}
 JUDGE = {
     "embedded.sample_train_rows": 80,
     "embedded.sample_dev_rows": 24,
@@ -104,7 +109,7 @@ def test_rows_carry_the_answer_that_was_judged_and_the_verdict_on_it(judged: Sit
 
 def test_agreement_robustness_and_certainty_are_reported(judged: Site):
     titles = [one["title"][0].split()[0] for one in judged.report()["findings"]]
-    assert titles == ["Agreement", "Robustness:", "Certainty:"]
+    assert titles == ["Agreement", "Robustness:", "Certainty:", "Targets"]
     page = judged.report()["findings"][1]
     assert all(len(row["values"]) == len(page["columns"]) for row in page["rows"])
     assert {row["label"][0].split(":")[0] for row in page["rows"]} == {"base model", "SFT student", "RL student"}

@@ -1,6 +1,7 @@
 """What the Dockerfiles install, installed; what compose.yaml starts, started. Without containers.
 
-The steps of a Dockerfile run as they stand there, in a folder that holds what it copies, with /opt and /srv elsewhere.
+The steps of a Dockerfile run as they stand there, in a folder that holds what it copies, with /opt and /srv elsewhere,
+and with uv in place of pip, which takes minutes more for the same files.
 Only the trainer's engines, some gigabytes of CUDA libraries, are looked up and not installed.
 """
 
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 STEP_S = 600
-"""For an install step; then `timeout` ends it, pip included, with status 124."""
+"""For an install step; then `timeout` ends it, uv included, with status 124."""
 # The packages that the reward and the engines' scripts are imported with; the lock has their versions.
 IMPORTED_WITH = """
 aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx2 httpcore2
@@ -57,14 +58,15 @@ def build(image: str, folder: Path, change: Callable[[str], str] = str) -> Path:
         shutil.copytree(ROOT / name, context / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, context)
-    # The interpreter that the tests have is the image's version; without byte code it takes half as long.
-    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PIP_NO_COMPILE": "1"}
+    # The interpreter that the tests have is the image's version.
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     variables.pop("PYTHONPATH", None)
     for step in steps(image):
+        here = step.replace(f"/opt/{image}/bin/pip install", f"uv pip install --quiet --python {environment}")
         done = subprocess.run(
-            ["timeout", str(STEP_S), "sh", "-e", "-c", change(step.replace(f"/opt/{image}", str(environment)))],
+            ["timeout", str(STEP_S), "sh", "-e", "-c", change(here.replace(f"/opt/{image}", str(environment)))],
             cwd=context,
-            env=variables | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"},
+            env=variables,
             capture_output=True,
             text=True,
         )
@@ -101,10 +103,9 @@ def test_the_trainers_lock_can_be_had_and_its_parts_of_qinglan_import(tmp_path: 
         few = step.replace("docker/trainer.lock", str(small))
         if few == step:
             return step
-        install = step.split("&&")[1].replace("docker/trainer.lock", str(unseen))
-        # A newer pip can read what a wheel says about itself without having the wheel, whose hash it then can't know.
-        look = install.replace("--require-hashes", "--dry-run --ignore-installed --use-feature=fast-deps")
-        return f"{few} && {install.split()[0]} install pip==26.3 && {look}"
+        # Without hashes, for which uv would fetch the wheels.
+        look = step.split("&&")[1].replace("docker/trainer.lock", str(unseen)).replace("--require-hashes", "--dry-run")
+        return f"{few} && {look}"
 
     build("trainer", tmp_path, change)
 

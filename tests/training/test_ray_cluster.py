@@ -28,7 +28,7 @@ for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
-STEPS = 20
+STEPS = 12
 """So that it is far from its end when it is killed, though the test may look late."""
 JOB = "qinglan-run-rl-verl-abcdefgh"
 
@@ -123,15 +123,12 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     os.kill(process_of(head_pid, "ray::", "WorkerDict"), signal.SIGKILL)
     wait_until("another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain)
     first_end = newest()
-    wait_until("its checkpoint", lambda: newest() >= first_end + 2, explain=explain)
-    os.kill(process_of(head_pid, "qinglan.training.engines.ppo"), signal.SIGKILL)
     second.join(900)
     assert second.exitcode == 0, explain()
 
     with RayJobs(cluster(url)) as jobs:
         ends = {job.submission_id: job.status for job in jobs.all()}
-    assert ends == {f"{JOB}-1": "FAILED", f"{JOB}-2": "FAILED", f"{JOB}-3": "SUCCEEDED"}
-    resumed_from = [int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())]
-    assert resumed_from[0] == first_end and first_end < resumed_from[1] < STEPS
-    assert newest() == STEPS
-    assert set(read_metrics(toy.folder)) >= set(range(resumed_from[1] + 1, STEPS + 1))
+    assert ends == {f"{JOB}-1": "FAILED", f"{JOB}-2": "SUCCEEDED"}
+    (resumed_from,) = [int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())]
+    assert resumed_from == first_end < STEPS == newest()
+    assert set(read_metrics(toy.folder)) >= set(range(first_end + 1, STEPS + 1))

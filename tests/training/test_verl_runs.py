@@ -1,5 +1,5 @@
-"""verl on the CPU for real, on a random tiny Qwen3: what profiles may choose, a crash, a reward by rules, and each
-alarm in a run that really has what it warns of."""
+"""verl on the CPU for real, on a random tiny Qwen3: what profiles may choose, a crash, a reward by rules, and what
+an alarm does to a run that really has what it warns of."""
 
 import json
 import math
@@ -33,15 +33,15 @@ TWO_STEPS: dict[str, Any] = {"total_steps": 2, "save_freq": 2, "test_freq": 2, "
 GROUPS: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}
 
 
-STEPS = 40
-"""As many as make the reward nine times what it was; after 24, some runs have little more than twice as much."""
+STEPS = 24
+"""As many as make the reward more than twice what it was."""
 
 
 def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    toy = Toy(tmp_path, model_folder, total_steps=STEPS, save_freq=2, test_freq=2)
+    toy = Toy(tmp_path, model_folder, total_steps=STEPS, save_freq=8, test_freq=8)
     toy.reward_config.write_text(json.dumps({"failing": [3, 4]}))
     process = toy.start(toy.command())
     log = tmp_path / "log.txt"
@@ -66,7 +66,7 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     assert losses | {"reward_extra/half_known/mean", "dev/value", "dev/ci_low"} <= set(steps[STEPS])
     rewards = [step["critic/score/mean"] for step in trained]
     assert sum(rewards[-4:]) > 1.5 * sum(rewards[:4])  # of a random model's letters one in twenty is the right one
-    assert progress.best_checkpoint(toy.output, tmp_path)[0] % 2 == 0
+    assert progress.best_checkpoint(toy.output, tmp_path)[0] % 8 == 0
 
     exported = toy.export()
     before = AutoModelForCausalLM.from_pretrained(model_folder)
@@ -75,41 +75,13 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template
 
 
-def test_one_seed_gives_one_model_whatever_happens(tmp_path: Path, model_folder: Path) -> None:
-    """One run goes through; the other waits for its rewards, is killed, and has to give up for want of rewards."""
-    exported = {}
-    for name in ("undisturbed", "disturbed"):
-        (tmp_path / name).mkdir()
-        # A step in which rewards begin to fail must not go on without them.
-        toy = Toy(tmp_path / name, model_folder, max_invalid_share=0.0, total_steps=9, save_freq=4, test_freq=2)
-        if name == "disturbed":
-            disturb(toy)
-        toy.run(toy.command())
-        exported[name] = toy.export().state_dict()
-    undisturbed, disturbed = exported.values()
-    assert all(weight.equal(disturbed[name]) for name, weight in undisturbed.items())
-
-
-def disturb(toy: Toy) -> None:
-    toy.reward_config.write_text(json.dumps({"failing": [], "latency_s": 1}))
-    process = toy.start(toy.command())
-    wait_until("a checkpoint", lambda: checkpoints(toy.output) or process.poll() is not None, 300)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process = toy.start(toy.command())
-    wait_until("step 6", lambda: 6 in read_metrics(toy.folder) or process.poll() is not None, 300)
-    toy.reward_config.write_text(json.dumps({"failing": list(range(64))}))
-    assert process.wait(300) != 0
-    assert read_stop(toy.folder) is not None and max(checkpoints(toy.output)) not in (4, 8)
-    toy.reward_config.write_text(json.dumps({"failing": []}))
-
-
-def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, model_folder: Path) -> None:
+def test_adapters_and_a_reference_export_a_merged_model(tmp_path: Path, model_folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    settings: dict[str, Any] = {"algorithm": "grpo", "lora_rank": 4, "kl": {"mode": "loss", "coefficient": 0.01}}
-    toy = Toy(tmp_path, model_folder, entropy_coefficient=0.01, **settings, **GROUPS, **TWO_STEPS)
+    settings: dict[str, Any] = {"lora_rank": 4, "kl": {"mode": "loss", "coefficient": 0.01}}
+    settings |= {"algorithm": "reinforce_plus_plus_baseline", "policy_loss": "clip_cov", "entropy_coefficient": 0.01}
+    toy = Toy(tmp_path, model_folder, **settings, **GROUPS, **TWO_STEPS)
     toy.run(toy.command())
     steps = read_metrics(tmp_path)
     assert set(steps) == {1, 2}
@@ -123,15 +95,9 @@ def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, mod
     assert torch.equal(exported.state_dict()[frozen], before.state_dict()[frozen])
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "policy_loss"),
-    [("rloo", "gspo"), ("reinforce_plus_plus_baseline", "clip_cov"), ("dr_grpo", "vanilla")],
-)
-def test_algorithm_trains_where_samples_are_missing(
-    tmp_path: Path, model_folder: Path, algorithm: str, policy_loss: str
-) -> None:
+def test_rloo_and_gspo_train_where_samples_are_missing(tmp_path: Path, model_folder: Path) -> None:
     groups = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 2, "ppo_epochs": 2}
-    settings: dict[str, Any] = {"algorithm": algorithm, "policy_loss": policy_loss, "max_invalid_share": 0.9}
+    settings: dict[str, Any] = {"algorithm": "rloo", "policy_loss": "gspo", "max_invalid_share": 0.9}
     toy = Toy(tmp_path, model_folder, **settings, **groups, **TWO_STEPS)
     toy.reward_config.write_text('{"failing": [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61]}')
     toy.run(toy.command())
@@ -172,8 +138,8 @@ def write_prompts(path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(records, schema=LETTERS.rl_schema), path)
 
 
-def test_grpo_on_parts_given_by_rules(tmp_path: Path, model_folder: Path) -> None:
-    toy = Toy(tmp_path, model_folder, algorithm="grpo", max_invalid_share=0.0, **GROUPS, **THREE_STEPS)
+def test_dr_grpo_on_parts_given_by_rules(tmp_path: Path, model_folder: Path) -> None:
+    toy = Toy(tmp_path, model_folder, algorithm="dr_grpo", max_invalid_share=0.0, **GROUPS, **THREE_STEPS)
     toy.profile.rl.extra["reward.custom_reward_function.path"] = REWARD_FUNCTION
     for path in (toy.train, toy.dev):
         write_prompts(path)
@@ -219,12 +185,6 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info, **_
     row_id = extra_info["row_id"]
     return {{"invalid": 0.0, "row_id": row_id, "target": row_id, {parts}}}
 """
-HACKABLE = {
-    "score": "solution_str.count('a') / max(len(solution_str), 1)",
-    "gold_top1": "float(variety > 0.5)",
-    "judge": "5 * variety",
-}
-"""Pays for one letter, while what is wanted is many."""
 HONEST = {"score": "variety"}
 LOST_IN_A_COLLAPSE = {"score": "novelty"}
 """Nearly 1 for a policy that speaks at random, and 0 for one that repeats itself, whatever it repeats."""
@@ -237,14 +197,6 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
     (folder / "toy_reward.py").write_text(REWARD.format(parts=parts))
     toy.run(toy.command())
     return {alarm.name: alarm for alarm in reversed(read_alarms(folder / progress.ALARMS_FILE))}
-
-
-def test_a_hacked_reward_is_seen_and_so_is_the_collapse(tmp_path: Path, model_folder: Path) -> None:
-    rl = {"algorithm": "grpo", "rollouts_per_prompt": 4, "actor_lr": 1e-2, "lr_scheduler_type": "constant"}
-    limits = {"window_steps": 4, "min_entropy_share": 0.2}  # of two tokens the reward pays alike
-    alarms = train(tmp_path, model_folder, HACKABLE, total_steps=40, alarms=limits, **rl)
-    assert {"reward_up_gold_down", "reward_up_judge_down", "entropy_collapse", "zero_variance"} <= set(alarms)
-    assert not {"reward_down", "value_loss_flat"} & set(alarms)
 
 
 def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, model_folder: Path) -> None:

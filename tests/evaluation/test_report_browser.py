@@ -3,8 +3,10 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 from report_fixture import example, full, report, slices
 
@@ -54,6 +56,17 @@ def test_a_phone_never_scrolls_sideways(browser: Browser, tmp_path: Path) -> Non
                 page.locator(f"label[for={language}]").click()
                 page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
                 assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_shuts_anyone_out(browser: Browser, tmp_path: Path, scheme: Literal["light", "dark"]):
+    page = opened(browser, tmp_path, full(), 1000)
+    page.emulate_media(color_scheme=scheme)
+    for language in ("lang-en", "lang-zh"):
+        page.locator(f"label[for={language}]").click()
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        found = Axe().run(page)
+        assert not found.violations_count, found.generate_report()
 
 
 def test_one_click_changes_the_language(browser: Browser, tmp_path: Path) -> None:

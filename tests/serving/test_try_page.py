@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from fake_service import completion, recall
 from playwright.sync_api import expect
 from prefect_page import CHROMIUM, chromium
@@ -184,6 +185,10 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width(
         for width in (320, 390, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            found = Axe().run(page)
+            assert not found.violations_count, found.generate_report()
         assert (len({card.bounding_box()["y"] for card in cards.all()}), said, len(hosts)) == (1, [], 1)
         server.should_exit = True
         running.join()

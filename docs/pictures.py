@@ -8,6 +8,7 @@ import argparse
 import re
 import shutil
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
@@ -32,19 +33,21 @@ def terminal(log: str) -> str:
         re.sub(r"^([\d:]+)\.\d+ \| \w+ +\| (?:Task|Flow) run '[^']*' - ", r"\1  ", line) for line in log.splitlines()
     ]
     kept = [
-        line for line, after in zip(lines, [*lines[1:], ""], strict=True) if _progress(line) != _progress(after, "")
+        line
+        for line, after in pairwise([*lines, ""])
+        if (stage := _in_progress(line)) is None or stage != _in_progress(after)
     ]
     console = Console(record=True, width=COLUMNS, file=StringIO())
     console.print(Text("$ make demo"))
     for line in kept:
-        console.print(Text(line), soft_wrap=False, overflow="crop", no_wrap=True)
+        console.print(Text(line), overflow="crop", no_wrap=True)
     return console.export_svg(code_format=FORMAT)
 
 
-def _progress(line: str, otherwise: str | None = None) -> str | None:
-    """Which stage's progress it tells."""
+def _in_progress(line: str) -> str | None:
+    """The stage whose progress it tells."""
     found = re.search(r"  (\w+): [\d,]+/[\d,]+ ", line)
-    return found[1] if found else otherwise
+    return found[1] if found else None
 
 
 def try_page(page: Page, url: str) -> None:

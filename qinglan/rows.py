@@ -113,9 +113,15 @@ class Retrieved(BaseModel, frozen=True):
         """rq = 0.6·top1 + 0.4·mean(top3); missing places count as 0."""
         return 0.6 * self.top1_score + 0.4 * sum(self.scores[:3]) / 3
 
-    def rank(self, document_id: str | None) -> int:
-        """1-based rank of a document, 0 where it was not recalled."""
-        return self.ids.index(document_id) + 1 if document_id is not None and document_id in self.ids else 0
+    def rank(self, gold_id: str | None) -> int:
+        """1-based rank of the best of a row's gold documents, 0 where none was recalled."""
+        wanted = documents_of(gold_id)
+        return next((place for place, document_id in enumerate(self.ids, 1) if document_id in wanted), 0)
+
+
+def documents_of(gold_id: str | None) -> list[str]:
+    """The ids in a cell that may name several documents: `d1; d2`."""
+    return [each.strip() for each in re.split("[;；\n]", gold_id or "") if each.strip()]
 
 
 def top1_of(found: Retrieved | None) -> float | None:
@@ -129,7 +135,7 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     profile: str = ""
     history: str = ""
     gold_id: str | None = None
-    """Id of the document that answers the question, where the workbook names one."""
+    """Id of the document that answers the question, or of several of which each does: `d1; d2`."""
     intent: str | None = None
     """What kind of question it is, where the workbook says so: evaluation shows each kind by itself."""
     inputs: dict[str, str] = {}
@@ -170,8 +176,9 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     @property
     def unit(self) -> str:
-        """What rows share that are not independent, and a bootstrap draws: the document, else the near-duplicates."""
-        return self.gold_id or self.group or self.id
+        """What rows share that are not independent, and a bootstrap draws: the document (of several the
+        first), else the near-duplicates."""
+        return next(iter(documents_of(self.gold_id)), self.group or self.id)
 
     def failed(self, reason: str) -> "Row":
         return self.model_copy(update={"status": "failed", "reason": reason})

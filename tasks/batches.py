@@ -1,12 +1,12 @@
-"""The data stages that ask services, batch by batch: distill and validate."""
+"""Asking services in Prefect tasks that repeat what failed: batches of rows in distill and validate, else all rows."""
 
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -16,10 +16,12 @@ from prefect.runtime import task_run
 from qinglan.clients import row_batches
 from qinglan.clients.roles import Clients, Role, Services, open_clients
 from qinglan.config import Distill, Validate
+from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
 from qinglan.tasks.stage import Outcome, Stage
 
+T = TypeVar("T")
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 _KEPT_BUSY = 12
 """Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
@@ -35,6 +37,40 @@ async def run_batch(kind: str, batch: row_batches.RowBatch, work: row_batches.Wo
     """One batch; Prefect retries it while rows are missing."""
     attempt = task_run.run_count or 1
     return await batch.run(work, last_attempt=attempt > retries)
+
+
+class CountsFailures(Protocol):
+    """A client, or several."""
+
+    @property
+    def transient_failures(self) -> int: ...
+
+
+def _retried(retries: int) -> dict[str, Any]:
+    return {"retries": retries, "retry_delay_seconds": RETRY_DELAYS_S[: max(1, retries)]}
+
+
+@task(name="ask", cache_policy=NO_CACHE, task_run_name="{what}", retry_condition_fn=_is_incomplete)
+async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[CountsFailures, ...], retries: int) -> T:
+    def failed_calls() -> int:
+        return sum(client.transient_failures for client in asked)
+
+    before, last_attempt = failed_calls(), (task_run.run_count or 1) > retries
+    try:
+        found = await ask()
+    except StageError as error:
+        if last_attempt or failed_calls() == before:
+            raise
+        raise row_batches.BatchIncompleteError(str(error)) from error
+    if lost := 0 if last_attempt else failed_calls() - before:
+        raise row_batches.BatchIncompleteError(f"{what}: {lost:,} calls failed; another try may succeed")
+    return found
+
+
+async def ask_again(what: str, ask: Callable[[], Awaitable[T]], *asked: CountsFailures, retries: int) -> T:
+    """What `ask` gives. As a Prefect task `what`, it is repeated while calls of `asked` failed that may succeed later;
+    the ledger has the answers of the others."""
+    return await _ask.with_options(**_retried(retries))(what, ask, asked, retries)
 
 
 def _paced(work: row_batches.Work, at_once: int, report: Callable[[int], None]) -> row_batches.Work:
@@ -85,9 +121,7 @@ async def ask_services(
     total = source.rows or 0
     losses = row_batches.Losses(section, given.rows_out, settings.max_failed_share)
     before, after = RowCounts(), RowCounts()
-    configured = run_batch.with_options(
-        retries=settings.retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, settings.retries)]
-    )
+    configured = run_batch.with_options(**_retried(settings.retries))
     async with open_clients(stage.run, services, roles) as clients:
         work = _paced(
             make_work(clients), _KEPT_BUSY * concurrency, lambda done: stage.progress(done, max(total, done), "rows")

@@ -31,6 +31,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
     endpoints = {role: endpoint_of(profile, role) for role in recipe.DISTILL_ROLES}
 
     def work(stage: Stage) -> Outcome:
+        _register_prompts(stage, ingested)
         if profile.distill.mode == "live" and "teacher" in endpoints:
             require_no_open_batches(stage, ingested)
         if profile.distill.mode == "batch_api":
@@ -57,6 +58,16 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
         "servers": [key_salt(profile, role) for role in endpoints],
     }
     return perform(run, name, depends_on, work, code=CODE)
+
+
+def _register_prompts(stage: Stage, given: StageResult) -> None:
+    """The instructions of each role go to MLflow's registry; what users ask is no part of them."""
+    profile = stage.run.profile
+    recipe = get_recipe(profile.recipe)
+    if row := next((row for row in read_jsonl(given.path("rows"), Row) if row.status == "ok"), None):
+        for role, messages in recipe.prompts(row, profile.tenant).items():
+            name = f"qinglan.{profile.tenant.file_name}.{recipe.NAME}.{role}"
+            stage.tracker.register_prompt(name, messages[0]["content"], {"recipe_version": recipe.VERSION})
 
 
 async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:

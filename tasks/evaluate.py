@@ -21,6 +21,7 @@ from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
+from qinglan.tasks.batches import ask_again
 from qinglan.tasks.engine import run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.engines.generate import generate_commands
@@ -170,10 +171,12 @@ async def _ask_teachers(stage: Stage, rivals: Sequence[Contender], rows: Sequenc
         stage.say(f"asking {rival.arm} {len(questions) + len(compared):,} questions")
         async with open_clients(rival.run, rival.services, roles) as clients:
             ask = partial(ask_teacher, recipe=recipe, clients=clients, tenant=tenant)
+            again = partial(ask_again, f"ask {rival.arm}", retries=profile.evaluate.retries)
             if questions:
-                arms[rival.arm] = await ask(questions, max_failed_share=profile.evaluate.max_failed_share)
+                share = profile.evaluate.max_failed_share
+                arms[rival.arm] = await again(partial(ask, questions, max_failed_share=share), clients)
             if compared:  # few: a failed call leaves its case out
-                red_team[rival.arm] = await ask(compared, max_failed_share=1.0)
+                red_team[rival.arm] = await again(partial(ask, compared, max_failed_share=1.0), clients)
             calls = _added(calls, clients.call_counts())
     return Asked(arms, red_team, calls)
 
@@ -218,8 +221,13 @@ async def _complete(
     """What the arms are worth, the red team's results, and the calls that both took."""
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
     async with open_clients(run, services, recipe.graders) as clients:
-        tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)
-        return await recipe.measure(arms, rows, clients, profile), tried, clients.call_counts()
+
+        async def grade() -> tuple[Measured, dict[ArmName, list[RedTeamResult]]]:
+            tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)
+            return await recipe.measure(arms, rows, clients, profile), tried
+
+        measured, tried = await ask_again("grade", grade, clients, retries=profile.evaluate.retries)
+        return measured, tried, clients.call_counts()
 
 
 def _added(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> Calls:

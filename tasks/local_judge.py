@@ -1,6 +1,7 @@
 """Before RL asks a judge of our own: how far it agrees with the judge, on dev rows."""
 
 import asyncio
+from functools import partial
 from typing import cast
 
 from prefect.logging import get_run_logger
@@ -15,6 +16,7 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, open_judge, serve_judge
+from qinglan.tasks.batches import ask_again
 from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.judge_agreement import (
     JudgeAgreement,
@@ -77,6 +79,8 @@ async def _compare(run: Run, services: Services, served: JudgeServer, rows: list
     try:
         async with open_clients(run, services, ["judge"]) as clients, open_judge(run, served) as local:
             verdicts = verdict_recipe(served.judge.released.recipe)
-            return await JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare(rows)
+            comparison = JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag)
+            compare, retries = partial(comparison.compare, rows), profile.evaluate.retries
+            return await ask_again("compare judges", compare, clients, local, rag, retries=retries)
     finally:
         await rag.close()

@@ -264,6 +264,7 @@ def _rl_outcome(
         details={
             "summary": summary,
             "curve": curves["reward"],
+            "curves": {label: points for label, points in curves.items() if points and label != "reward"},
             "dev_curve": curve(DEV_VALUE),
             "api": watch.calls,
             "alarms": [alarm.model_dump() for alarm in alarms.alarms],

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
 from qinglan.recipes import get_recipe
-from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, hash_of, write_json
+from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, Artifact, StageResult, hash_of, write_json
 from qinglan.runs.code_digest import code_digest
 from qinglan.runs.disk_space import explain_full_disk, require_disk_space
 from qinglan.runs.locks import removal_lock
@@ -163,6 +163,7 @@ class Stage:
                 began, at = self._first
                 line += f", {duration((now - began) / (done - at) * (total - done))} left"
         self.say(line)
+        (self.directory / PROGRESS_FILE).write_text(line, encoding="utf-8")
         self._show_bar(100 * done / total, line)
 
     def _show_bar(self, percent: float, line: str) -> None:

@@ -127,7 +127,33 @@ def show(
         out.print(stages_table(status.stages))
     for line in status.rest:
         say(line)
-    raise ArtifactError(status.sentence)
+    if not status.running:
+        raise ArtifactError(status.sentence)
+    say(status.sentence)
+
+
+@app.command()
+def prompts(
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+    row: Annotated[int, typer.Option(min=1, help="Which of the workbook's questions.")] = 1,
+) -> None:
+    """Print what student, teacher and judge are asked about a question; nothing is sent."""
+    from itertools import islice
+
+    from rich.text import Text
+
+    from qinglan.ops.estimate import questions_of
+    from qinglan.recipes import get_recipe
+
+    loaded = load_profile(profile, set_ or ())
+    recipe = get_recipe(loaded.recipe)
+    with questions_of(loaded) as rows:
+        if (chosen := next(islice((each for each in rows if each.status == "ok"), row - 1, None), None)) is None:
+            raise ConfigError(f"--row {row}: the workbook has fewer questions")
+    for role, messages in recipe.prompts(chosen, loaded.tenant).items():
+        for message in messages:
+            out.print(Text(f"{role}, {message['role']}", style="bold"), Text(message["content"] + "\n"), sep="\n")
 
 
 @app.command()

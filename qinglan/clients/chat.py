@@ -180,6 +180,8 @@ class ChatClient:
         self._breaker = CircuitBreaker(_MOST_FAILURES + endpoint.concurrency, _TRIAL_EVERY_S)
         self._unread = 0
         self.cached_count = 0
+        self.transient_failures = 0
+        """Questions left without an answer that may get one later."""
         self._client = openai_client(endpoint, base_url, account.role, self._send_within_limits)
         self._path = f"{base_url.rstrip('/')}/chat/completions"  # absolute: openai need not join it each time
 
@@ -202,7 +204,11 @@ class ChatClient:
             # Where the stage stopped meanwhile, nobody awaits the failure, and asyncio would log it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         # A cancelled caller must not cancel the request for the others.
-        call, paid = await asyncio.shield(self._under_way[request.request_hash])
+        try:
+            call, paid = await asyncio.shield(self._under_way[request.request_hash])
+        except TeacherError as error:
+            self.transient_failures += error.transient
+            raise
         cached = joined or not paid
         self.cached_count += cached
         text = usable_text(call, self._endpoint.max_answer_chars)

@@ -82,7 +82,7 @@ class RagClient:
             headers=authorization(rag),
             trust_env=uses_proxy(url),
         )
-        self.call_count = self.failed_count = 0
+        self.call_count = self.failed_count = self.transient_failures = 0
 
     async def retrieve(
         self,
@@ -115,8 +115,9 @@ class RagClient:
                 response = await self._respond(body, asked)
             kind, keeps = response.headers.get("content-type", ""), self._with_passage
             return read_answer(self._rag, response.content, self._url, kind, asked, with_passage=keeps)
-        except RetrievalError:
+        except RetrievalError as error:
             self.failed_count += 1
+            self.transient_failures += error.transient
             count.failed += 1
             raise
 

@@ -72,6 +72,11 @@ class Clients:
             counts["rag"] = {"calls": self._rag.call_count, "failed": self._rag.failed_count}
         return counts
 
+    @property
+    def transient_failures(self) -> int:
+        of_rag = self._rag.transient_failures if self._rag else 0
+        return of_rag + sum(chat.transient_failures for chat in self._chats.values())
+
     async def close(self) -> None:
         for chat in self._chats.values():
             await chat.close()

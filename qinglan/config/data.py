@@ -10,13 +10,13 @@ from qinglan.config.site import Endpoint
 
 
 class Columns(Section):
-    """Column names in the workbook's header row."""
+    """Column names in the workbook's header row; a column whose name is empty is not read."""
 
-    query: str = "问题"
+    query: Annotated[str, Field(min_length=1)] = "问题"
     profile: str = "用户画像"
     history: str = "历史摘要"
     gold: str = "标准文档"
-    """Id of the document that answers the question (optional column)."""
+    """Id of the document that answers the question, or of several of which each does, as `d1; d2` (optional column)."""
     split: str = "划分"
     """train, dev or test (optional column); rows without it are split by `dataset`."""
     intent: str = "意图"

@@ -16,6 +16,7 @@ from qinglan.config import site
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
 from qinglan.config.rag import Rag
+from qinglan.config.rehearsal import demo_of, rehearsal
 from qinglan.config.release import Gate, Release, Serve, Targets
 from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
@@ -54,7 +55,8 @@ def _absolute_file(value: str) -> str:
 
 class Profile(Section):
     """One profile: see configs/. `extends: NAME`, or a path from the file's folder, beside these keys takes another
-    profile for whatever the file does not say: sections are laid over each other key by key, lists are replaced."""
+    profile for whatever the file does not say: sections are laid over each other key by key, lists are replaced.
+    `rehearses: NAME` in its place makes a rehearsal of that profile (docs/how-to/gpus.md)."""
 
     name: str = ""
     """The file's own name, if not given; never that of the profile it extends, as it identifies the runs."""
@@ -188,6 +190,10 @@ def parse_profile(path: Path, text: str, overrides: Iterable[str] = ()) -> Profi
     raw.setdefault("name", path.stem)
     for override in overrides:
         _apply(raw, override)
+    return _validated(path, raw)
+
+
+def _validated(path: Path, raw: dict[str, Any]) -> Profile:
     try:
         return Profile.model_validate(raw)
     except ValidationError as error:
@@ -257,22 +263,28 @@ def _text_of(path: Path) -> str:
 
 
 def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A profile's keys, laid over those of the profile that it extends."""
+    """A profile's keys, laid over those of the profile that it extends or rehearses."""
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
-    if (other := raw.pop("extends", None)) is None:
-        return raw
-    if path.resolve() in extended_by:
-        raise ConfigError(f"profile {path}: extends itself; name another profile")
-    beside = path.parent / str(other)
-    found = beside if beside.suffix in _YAML and beside.is_file() else _find(str(other))
-    below = _parse(found, _text_of(found), (*extended_by, path.resolve()))
-    below.pop("name", None)
-    return _laid_over(below, raw)
+    for key in ("extends", "rehearses"):
+        if (other := raw.pop(key, None)) is None:
+            continue
+        if path.resolve() in extended_by:
+            raise ConfigError(f"profile {path}: {key} itself; name another profile")
+        beside = path.parent / str(other)
+        found = beside if beside.suffix in _YAML and beside.is_file() else _find(str(other))
+        below = _parse(found, _text_of(found), (*extended_by, path.resolve()))
+        if key == "rehearses":
+            _validated(found, below)
+            demo = _find(demo_of(below))
+            below = rehearsal(below, _parse(demo, _text_of(demo)))
+        below.pop("name", None)
+        return _laid_over(below, raw)
+    return raw
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

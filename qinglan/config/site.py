@@ -22,6 +22,11 @@ class Tenant(Section):
     """Sent to the RAG as `tenant_id`, and part of every row id."""
     domain: str = "健康保健品"
     """What the knowledge base is about; fills the prompt."""
+    teacher_rules: str = ""
+    """Further rules for the teacher, such as what a rewrite of this tenant must name; `qinglan prompts` shows them in
+    place."""
+    judge_rules: str = ""
+    """The same for the judge, wherever it scores a text."""
 
     @property
     def file_name(self) -> str:

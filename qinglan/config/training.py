@@ -342,6 +342,8 @@ class Evaluate(Section):
     max_failed_share: Share = 0.05
     """Of the questions, without an answer from RAG, judge or a further teacher's service; with more failures the
     comparison would not be fair."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Repetitions where calls failed that may succeed later; what was answered is not asked again."""
     batch_size: Count = 64
     latency_queries: Count = 40
     """Queries timed one at a time, for p50 and p95."""

@@ -192,6 +192,10 @@ def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[models.Series]
         if stage in by_name and (points := by_name[stage].details.get(key)):
             x, y = zip(*points, strict=True)
             curves.setdefault(name, []).append(models.Series(label=label, x=x, y=y))
+    of_steps = by_name["rl"].details.get("curves", {}) if "rl" in by_name else {}
+    for name, points in of_steps.items():
+        x, y = zip(*points, strict=True)
+        curves[f"rl_{name}"] = [models.Series(label="mean of a step", x=x, y=y)]
     return curves
 
 

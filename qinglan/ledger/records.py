@@ -76,6 +76,7 @@ class Attempt(BaseModel, frozen=True):
     """One try at a request: `outcome` is the reason of a failure, else how the answer ended."""
 
     created_s: float
+    request_hash: str
     run_id: str
     role: str
     model: str

@@ -201,6 +201,13 @@ class Ledger:
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
     def history(self, request_hash: str) -> list[Attempt]:
+        return self._attempts(lambda table: table.c.request_hash == request_hash)
+
+    def attempts_of(self, run_id: str) -> list[Attempt]:
+        """The requests that a run sent, in their order."""
+        return self._attempts(lambda table: table.c.run_id == run_id)
+
+    def _attempts(self, which: Callable[[sa.Table], sa.ColumnElement[bool]]) -> list[Attempt]:
         tried: list[tuple[sa.Table, tuple[sa.ColumnElement[Any], ...]]] = [
             (CALLS, (CALLS.c.finish_reason.label("outcome"), sa.false().label("estimated"))),
             (FAILURES, (FAILURES.c.reason.label("outcome"), FAILURES.c.estimated)),
@@ -209,7 +216,7 @@ class Ledger:
         with self._transaction() as db:
             for table, columns in tried:
                 common = (table.c[name] for name in Attempt.model_fields if name not in ("outcome", "estimated"))
-                query = sa.select(*common, *columns).where(table.c.request_hash == request_hash)
+                query = sa.select(*common, *columns).where(which(table))
                 found += [Attempt(**row) for row in db.execute(query).mappings()]
         return sorted(found, key=lambda attempt: attempt.created_s)
 

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import StageSummary
 from qinglan.ops.prefect.server import find_server
-from qinglan.runs.artifacts import MANIFEST, StageResult
-from qinglan.runs.run import RUN_FILE, is_running, runs_of
+from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, StageResult
+from qinglan.runs.run import RUN_FILE, is_running, read_run, runs_of
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.registry.approval import Waiting
+from qinglan.text import usd
 
 REPORT_FILE = "report.json"
 
@@ -32,6 +34,7 @@ class _RunRecord(BaseModel, frozen=True, extra="ignore"):
 class RunStatus:
     sentence: str
     """What it is, and what to do."""
+    running: bool
     stages: list[StageSummary]
     """Those that are done, in the order in which they ended."""
     rest: list[str]
@@ -49,7 +52,13 @@ def status_of(directory: Path, profile: Profile) -> RunStatus:
     for manifest in sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns):
         with suppress(ValidationError, ArtifactError):  # of another version: the others are shown all the same
             stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
-    return RunStatus(_sentence(directory, record), stages, _rest(directory, record, profile))
+    running = is_running(directory)
+    lines = _rest(directory, record, profile)
+    if running:
+        # Without the key of the ledger's database, or with settings of another version, all else is shown.
+        with suppress(ConfigError, ArtifactError), site_ledger(read_run(directory).profile) as ledger:
+            lines.append(f"Paid so far: {usd(ledger.spent_usd(directory.name)[0])}")
+    return RunStatus(_sentence(directory, record, running=running), running, stages, lines)
 
 
 def _record_of(directory: Path) -> _RunRecord:
@@ -59,9 +68,8 @@ def _record_of(directory: Path) -> _RunRecord:
         raise ArtifactError(f"{directory / RUN_FILE}: not readable; run it anew") from error
 
 
-def _sentence(directory: Path, record: _RunRecord) -> str:
+def _sentence(directory: Path, record: _RunRecord, *, running: bool) -> str:
     named = f"run {directory.name} ({record.flow} of {record.profile_name})"
-    running = is_running(directory)
     if running and (waiting := Waiting.read(directory / "gate")):
         return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
     if record.ended_by and (directory / REPORT_FILE).exists():
@@ -83,13 +91,20 @@ def _sentence(directory: Path, record: _RunRecord) -> str:
 
 def _rest(directory: Path, record: _RunRecord, profile: Profile) -> list[str]:
     stages = sorted(file.parent for file in directory.glob("*/started.json"))
-    begun = [stage.name for stage in stages if not (stage / MANIFEST).exists()]
+    begun = [stage.name + _progress(stage) for stage in stages if not (stage / MANIFEST).exists()]
     lines = [f"Begun, but not done: {', '.join(begun)}"] if begun else []
     if flow_run := record.flow_run_id:
         page, served = _pages_of_prefect(profile), "on Prefect's pages, which `qinglan up` serves"
         lines.append(f"Log: {page}/runs/flow-run/{flow_run}" if page else f"Log: flow run {flow_run} {served}")
     logs = sorted(directory.glob("*/*.log"), key=lambda path: path.stat().st_mtime_ns)
     return [*lines, *(f"Log of {log.parent.name}: {log}" for log in logs[-1:])]
+
+
+def _progress(stage: Path) -> str:
+    """How far a stage was when it last said so."""
+    with suppress(FileNotFoundError):
+        return f" ({(stage / PROGRESS_FILE).read_text(encoding='utf-8')})"
+    return ""
 
 
 def _pages_of_prefect(profile: Profile) -> str | None:

@@ -284,7 +284,7 @@ class Medical(AnswerRecipe):
             f"- {kind.zh}：{'；'.join(each.say for each in kind.required)}" for kind in RULES.high_risk.values()
         )
         system = TEACHER_SYSTEM.format(domain=tenant.domain, chars=RULES.length.max, required=required)
-        return prompt(system, delimited(self.question_text(row)))
+        return prompt(system, delimited(self.question_text(row)), tenant.teacher_rules)
 
     def own_answer(self, row: Row) -> str | None:
         return row.inputs.get("answer")
@@ -305,7 +305,7 @@ class Medical(AnswerRecipe):
         known = row.corrected or row.inputs.get("answer") or row.answer
         fields = [("资料中的回答", known)] if known else []
         user = delimited(self.question_text(row), *fields, ("待评回答", text))
-        return prompt(JUDGE_SYSTEM.format(domain=tenant.domain), user)
+        return prompt(JUDGE_SYSTEM.format(domain=tenant.domain), user, tenant.judge_rules)
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
         keywords = [word for word in _SEPARATORS.split(row.inputs.get("keywords", "")) if word]

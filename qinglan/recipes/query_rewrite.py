@@ -68,15 +68,17 @@ class QueryRewrite(RetrievalRecipe):
         return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), delimited(self.question_text(row)))
+        system = TEACHER_SYSTEM.format(domain=tenant.domain)
+        return prompt(system, delimited(self.question_text(row)), tenant.teacher_rules)
 
     def judge_messages(self, question: str, rewrite: str, tenant: Tenant) -> list[Message]:
-        return prompt(JUDGE_SYSTEM.format(domain=tenant.domain), delimited(question, ("改写", rewrite)))
+        system = JUDGE_SYSTEM.format(domain=tenant.domain)
+        return prompt(system, delimited(question, ("改写", rewrite)), tenant.judge_rules)
 
     def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
         numbered = [(f"改写{number}", rewrite) for number, rewrite in enumerate(rewrites, 1)]
         system = PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites))
-        return prompt(system, delimited(question, *numbered))
+        return prompt(system, delimited(question, *numbered), tenant.judge_rules)
 
     def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
         return prompt(RELEVANCE_SYSTEM.format(domain=tenant.domain), delimited(question, ("检索结果", passage)))

@@ -20,6 +20,7 @@ from qinglan.errors import ArtifactError
 from qinglan.runs.schema_version import read_record
 
 MANIFEST = "manifest.json"
+PROGRESS_FILE = "progress.txt"
 REFERENCE = ".reference.json"
 """Ends the name of what MLflow gets in the place of a file of rows."""
 Model = TypeVar("Model", bound=BaseModel)

@@ -95,20 +95,27 @@ def open_run(
             point_link(root / "latest", directory.name)
             yield _resume(directory, profile).model_copy(update={"continue_anyway": continue_anyway})
             return
-    run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
-    directory = root / run_id
     with ExitStack() as stack:
         with removal_lock(root):
             named = find_run(root, source) if source else None  # before this run becomes `latest`
-            directory.mkdir()
+            directory = _new_folder(root)
             stack.enter_context(FileLock(directory / ".lock"))
-            run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+            run = Run(id=directory.name, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
             run = run.model_copy(update={"continue_anyway": continue_anyway})
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
             write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
             sync(root)
-        point_link(root / "latest", run_id)
+        point_link(root / "latest", run.id)
         yield run
+
+
+def _new_folder(root: Path) -> Path:
+    """Named by the second and four digits by chance, which another run of the same second may have drawn."""
+    while True:
+        directory = root / (datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex())
+        with suppress(FileExistsError):
+            directory.mkdir()
+            return directory
 
 
 def note_flow_run(run: Run, flow_run_id: str) -> Run:
@@ -162,13 +169,15 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
 
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
     """The runs that one of the orchestrator's flow runs works or worked on, with the settings that it began with."""
-    found = []
-    for directory in (each for each in run_folders(runs) if _is_work_of(each, flow_run_id)):
-        try:
-            found.append(_resume(directory, None))
-        except ValidationError as error:
-            raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
-    return found
+    return [read_run(each) for each in run_folders(runs) if _is_work_of(each, flow_run_id)]
+
+
+def read_run(directory: Path) -> Run:
+    """A run with the settings that it began with; ArtifactError where this version can't read them."""
+    try:
+        return _resume(directory, None)
+    except ValidationError as error:
+        raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
 
 
 def save_stage(run: Run, result: StageResult) -> StageResult:

@@ -110,6 +110,13 @@ class Tracker:
             with _warning(f"take {path.name}"):
                 self._client.log_artifact(run_id, str(path))
 
+    def register_prompt(self, name: str, text: str, tags: Mapping[str, str]) -> None:
+        """Keep a prompt in MLflow's registry, as a new version where its text changed."""
+        with _warning(f"take the prompt {name}"):
+            newest = self._client.load_prompt(name, allow_missing=True, cache_ttl_seconds=0)
+            if newest is None or newest.template != text:
+                self._client.register_prompt(name, text, tags=dict(tags))
+
     def log_dataset(
         self, run_id: str, name: str, digest: str, source: Path, context: str, profile: Mapping[str, Any]
     ) -> None:

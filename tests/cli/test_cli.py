@@ -15,9 +15,11 @@ import pytest
 from doubles import raising
 from fake_service import SIMULATED
 from fixture_types import ProfileOf, Qinglan
+from ledger_calls import call
 
 from qinglan import cli
 from qinglan.cli import common
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.models import Report
@@ -229,12 +231,21 @@ def test_of_a_run_that_ended_early_with_a_report_it_shows_both(profile_of: Profi
 def test_a_running_run_shows_where_its_log_is(profile_of: ProfileOf, show: Qinglan, monkeypatch: pytest.MonkeyPatch):
     with open_run(profile_of(name="acme"), "refresh") as run:
         note_flow_run(run, FLOW_RUN)
+        (run.stage_directory("distill") / "started.json").touch()
+        (run.stage_directory("distill") / "progress.txt").write_text("627/800 rows, 4.5 s left", encoding="utf-8")
+        with site_ledger(run.profile) as ledger:
+            ledger.record([call(run_id=run.id, cost_usd=0.25)])
         status, out, err = show("latest", of="acme", notify={"ui_url": "http://prefect.example/"})
         monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@127.0.0.1:4207/api")
         log = show("latest", of="acme")[1]
-    assert log == f"Log: http://127.0.0.1:4207/runs/flow-run/{FLOW_RUN}\n"
-    assert (status, out) == (2, f"Log: http://prefect.example/runs/flow-run/{FLOW_RUN}\n")
-    assert err == f"error: run {run.id} (refresh of acme): has not ended, so it has no report yet; look again later\n"
+    assert f"Log: http://127.0.0.1:4207/runs/flow-run/{FLOW_RUN}\n" in log
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [
+        "Begun, but not done: distill (627/800 rows, 4.5 s left)",
+        f"Log: http://prefect.example/runs/flow-run/{FLOW_RUN}",
+        "Paid so far: $0.250",
+        f"run {run.id} (refresh of acme): has not ended, so it has no report yet; look again later",
+    ]
 
 
 def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: Qinglan):
@@ -243,6 +254,24 @@ def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: Q
         api_url, workbook = "http://127.0.0.1:4200/api", Path("w.xlsx")
         waiting = Waiting(flow_run_id=uuid4(), api_url=api_url, page=page, until="noon", workbook=workbook)
         (run.stage_directory("gate") / WAITING_FILE).write_text(waiting.model_dump_json())
-        assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[2]
+        assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[1]
     told = show("latest", of="acme")[2]  # and its process was killed
     assert "waits for" not in told and "ended before its report" in told
+
+
+@pytest.mark.parametrize("recipe", ["query_rewrite", "answer_judge", "medical"])
+def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
+    qinglan: Qinglan, profile_of: ProfileOf, tmp_path: Path, recipe: str
+):
+    workbook = tmp_path / "q.csv"
+    workbook.write_text(
+        "问题,标准答案,待评答案,答案\n鱼油咋吃,饭后,随餐,饭后吃\n钙片{x}咋吃,饭后,随餐,饭后吃\n", encoding="utf-8"
+    )
+    changed = profile_of(recipe=recipe, tenant={"teacher_rules": "写明{科目}", "judge_rules": "看科目"}, **SIMULATED)
+    changed = changed.model_copy(update={"data": changed.data.model_copy(update={"workbook": str(workbook)})})
+    status, out, _ = qinglan("prompts", "--row", "2", profile=changed)
+    asked = {part.split(",")[0]: part for part in out.split("\n\n") if "system" in part}
+    assert (status, "钙片{x}咋吃" in out, "鱼油" in out) == (0, True, False)
+    assert [role for role, text in asked.items() if "写明{科目}" in text] == ["teacher"]
+    assert [role for role, text in asked.items() if "看科目" in text] == [role for role in ("judge",) if role in asked]
+    assert qinglan("prompts", "--row", "3", profile=changed)[2] == "error: --row 3: the workbook has fewer questions\n"

@@ -41,6 +41,12 @@ def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> N
     own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
     assert error_of(own) == f"profile {own}: extends itself; name another profile"
     assert "did you mean `embedded`?" in error_of(profile_file(tmp_path, extends="embeded"))
+    mine = profile_file(tmp_path, recipe=str(tmp_path / "mine.py"))
+    above = tmp_path / "above.yaml"
+    above.write_text("rehearses: p.yaml", encoding="utf-8")
+    assert "mine.py has no simulated domain; these have: query_rewrite" in error_of(str(above)), mine
+    unpriced = profile_file(tmp_path, prices={})
+    assert error_of(str(above)).startswith(f"profile {unpriced}: ")
 
 
 def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:

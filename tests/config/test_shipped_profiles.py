@@ -48,3 +48,14 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
     assert get_recipe(profile.recipe)
     assert min(rl.trainer.total_training_steps, rl.trainer.save_freq, rl.trainer.test_freq) > 0
     assert rl.actor_rollout_ref.rollout.name == ("vllm" if profile.trainer.device == "cuda" else "hf_cpu")
+
+
+@gpu_profile
+def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile):
+    rehearsed = load_profile(f"{profile.name}_rehearsal")
+    for section in ("dataset", "select", "reward", "evaluate", "gate", "targets", "budget"):
+        assert getattr(rehearsed, section) == getattr(profile, section)
+    assert rehearsed.sft.num_train_epochs == profile.sft.num_train_epochs
+    assert {rehearsed.teacher.base_url, rehearsed.judge.base_url, rehearsed.rag.url} == {EMBEDDED}
+    assert not rehearsed.teacher.api_key_env and rehearsed.trainer.device == "cpu"
+    assert rehearsed.prices[rehearsed.teacher.model] == profile.prices[profile.teacher.model]

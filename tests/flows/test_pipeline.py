@@ -10,8 +10,11 @@ import pytest
 from mlflow import MlflowClient
 from pipeline_site import ROWS, SMALL, Site
 
+import qinglan
+from qinglan.config import Tenant
+from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import Report
-from qinglan.recipes.query_rewrite import user_text
+from qinglan.recipes.query_rewrite import TEACHER_SYSTEM, user_text
 from qinglan.rows import Row, normalise
 from qinglan.runs.artifacts import read_jsonl, sha256_of
 from qinglan.simulators.domains import domain_of, pretraining_texts
@@ -41,6 +44,8 @@ def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_w
     assert {(c["a"], c["b"]) for c in report["comparisons"]} >= {("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")}
     assert all(arm["n"] == 60 for arm in report["arms"].values())
     assert report["training"]["rl"]["steps"] == 3
+    of_updates = {f"rl_{name}" for name in ("policy_loss", "value_loss", "kl", "entropy", "clip_fraction")}
+    assert report["curves"].keys() >= {"sft_loss", "rl_reward", "rl_gold_top1", "rl_judge", *of_updates}
     usage = report["api"]["teacher"]
     assert (site.paid("teacher"), usage["failed"]) == (ROWS + CASES - BLANK, 2 * BLANK)
     assert usage["calls"] == ROWS + CASES + BLANK
@@ -100,6 +105,29 @@ def test_mlflow_has_the_parent_and_a_child_per_stage(site: Site) -> None:
     assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {"report.json", "report.html"}
     (rl,) = [run for run in finished if run.data.tags["stage"] == "rl"]
     assert client.get_metric_history(rl.info.run_id, "critic/score/mean")
+    known = {
+        role: client.load_prompt(f"qinglan.sample.query_rewrite.{role}") for role in ("student", "teacher", "judge")
+    }
+    assert known["teacher"].template == TEACHER_SYSTEM.format(domain=Tenant().domain)
+
+
+def test_a_program_reads_the_run_as_dataframes(site: Site) -> None:
+    found, report = qinglan.run(runs=site.run_directory.parent), site.report()
+    arms = found.arms()
+    assert list(arms.index) == list(report["arms"])
+    mean, (low, high) = (report["arms"]["rl"]["scores"]["top1"][key] for key in ("mean", "ci95"))
+    assert arms.loc["rl", ["scores.top1.mean", "scores.top1.low", "scores.top1.high"]].tolist() == [mean, low, high]
+    compared = found.comparisons().set_index(["a", "b", "metric"]).loc[("rl", "sft", "top1")]
+    expected = next(c for c in report["comparisons"] if (c["a"], c["b"], c["metric"]) == ("rl", "sft", "top1"))
+    assert [compared["diff"], compared["low"]] == [expected["diff"], expected["ci95"][0]]
+    answers = found.rows("evaluate")
+    assert answers.groupby("arm").size().to_dict() == dict.fromkeys(report["arms"], 60)
+    assert len(found.rows("ingest")) == ROWS
+    assert set(found.samples()["row_id"]) <= set(found.rows("validate")["id"])
+    calls = found.ledger()
+    assert calls[calls.role == "teacher"].shape[0] == report["api"]["teacher"]["calls"]
+    with pytest.raises(ArtifactError, match="sft left no rows; ingest, distill and validate do"):
+        found.rows("sft")
 
 
 def test_second_run_pays_nothing_and_repeats_nothing(site: Site) -> None:

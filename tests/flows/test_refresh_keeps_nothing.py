@@ -12,7 +12,7 @@ from fake_service import FakeService, Script
 from pipeline_site import Site
 from qinglan_process import run_qinglan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 SMALL = {
     "embedded.sample_train_rows": 60,

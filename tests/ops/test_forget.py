@@ -35,6 +35,7 @@ TEXTS = (QUESTION, PROFILE, HISTORY)
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it_back(tmp_path: Path):
     profile = make_site(tmp_path)
     run(tmp_path, "run", "refresh")

@@ -159,6 +159,7 @@ def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     assert "qinglan-up ended with status 137; starting it again in 1 s" in site.output
 
 
+@pytest.mark.extended
 def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up, folder: Path):
     """Last: it ends the site."""
     lost, address = site.at_work("qinglan-trainer"), site.address("Prefect")

@@ -91,6 +91,11 @@ def test_another_source_is_another_run(profile_of: ProfileOf):
         assert again == first
 
 
+def test_two_runs_that_draw_the_same_digits_get_two_folders(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.urandom", bytes)
+    assert new_run(profile_of(), finish=True).id != new_run(profile_of(), finish=True).id
+
+
 def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileOf):
     """Its server took it for dead, and put it back into its queue: what the first one finished is not done again."""
     opened: list[str] = []

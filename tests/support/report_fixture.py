@@ -98,6 +98,7 @@ def curves() -> dict[str, Any]:
     falling = [0.08 + 3.1 * math.exp(-i / 9) for i in steps]
     return {
         "rl_reward": [{"label": "mean reward of a step", "x": steps, "y": [0.25 - loss for loss in falling]}],
+        "rl_value_loss": [{"label": "mean of a step", "x": steps, "y": falling}],
         "sft_loss": [
             {"label": "training", "x": steps, "y": falling},
             {"label": "dev split", "x": steps[9::10], "y": falling[9::10]},

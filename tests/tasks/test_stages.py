@@ -1,5 +1,6 @@
 """The data stages and a comparison of teachers under a real Prefect server, MLflow on SQLite, services by script."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,14 @@ from fake_service import PRICE, FakeService, asked, completion, recall
 from fixture_types import ProfileOf, Serve
 from prefect import flow
 
-from qinglan.clients.roles import Addresses, site_ledger
+from qinglan.clients.roles import Addresses, open_clients, site_ledger
 from qinglan.config import BatchApi, Profile
 from qinglan.errors import BudgetError, ConfigError, StageError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
-from qinglan.evaluation.teacher_comparison import contenders
-from qinglan.rows import Row
+from qinglan.evaluation.teacher_comparison import ask_teacher, contenders
+from qinglan.recipes import get_recipe
+from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.tasks import batches
@@ -114,6 +116,31 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
     with site_ledger(site.profile) as ledger:
         usage = ledger.usage(result.run_id, "teacher")
     assert (usage.calls, usage.failed) == (ROWS + 3, 3)
+
+
+@pytest.mark.parametrize("allowed", [0.0, 1.0], ids=["too many failed", "some failed"])
+def test_an_evaluation_repeats_the_calls_that_failed_and_no_others(site_of: SiteOf, allowed: float):
+    faults = {"虾青素1咋吃", "虾青素4咋吃"}
+
+    def teacher(body: dict[str, Any]) -> Any:
+        if (question := asked(body)) in faults:
+            faults.remove(question)
+            return 503, {}
+        return rewritten(body)
+
+    site = site_of(teacher)
+    rows = [Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source="test") for n in range(5)]
+
+    async def ask(run: Run, retries: int) -> list[ArmRow]:
+        async with open_clients(run, site.services, ["teacher"]) as clients:
+            recipe = get_recipe(site.profile.recipe)
+            work = partial(ask_teacher, rows, recipe, clients, site.profile.tenant, allowed)
+            return await batches.ask_again("ask", work, clients, retries=retries)
+
+    with open_run(site.profile, "evaluate") as run:
+        arm = asyncio.run(flow(ask, validate_parameters=False)(run, 1))  # type: ignore[arg-type]
+    assert [entry.text for entry in arm] == [f"虾青素{n} 服用方法" for n in range(5)]
+    assert len(site.teacher.bodies) == 5 + 2
 
 
 def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: SiteOf):

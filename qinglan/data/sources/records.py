@@ -60,6 +60,7 @@ class InputColumns(NamedTuple):
         named = {input_field(name): column for name, column in data.columns.inputs.items()}
         names = {field: named.get(field, column) for field, column in default.items()}
         names |= {field: getattr(data.columns, field) for field in FIELDS}
+        names = {field: column for field, column in names.items() if column}
         required = {"query", *(input_field(each.name) for each in inputs if each.required)}
         required |= {field for field, column in names.items() if column != default[field]}
         return cls(names, frozenset(required), data.sheet)

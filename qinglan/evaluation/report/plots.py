@@ -18,6 +18,15 @@ from qinglan.text import ARMS, Both, capitalised, count, interval, number, signe
 CURVES = {
     "rl_reward": Both("RL: reward", "RL：奖励"),
     "rl_dev": Both("RL: dev split, by which the checkpoint was chosen", "RL：开发集得分（检查点据此选定）"),
+    "rl_gold_top1": Both("RL: gold top-1 of the samples", "RL：采样改写的标准文档命中率"),
+    "rl_rq_gain": Both("RL: retrieval quality, student − teacher", "RL：检索质量，学生 − 教师"),
+    "rl_judge": Both("RL: judge's score of the samples", "RL：采样的裁判评分"),
+    "rl_guard_ok": Both("RL: share of samples that pass the guards", "RL：通过防护检查的采样占比"),
+    "rl_policy_loss": Both("RL: policy loss", "RL：策略损失"),
+    "rl_value_loss": Both("RL: value loss", "RL：价值损失"),
+    "rl_kl": Both("RL: KL to the policy before the update", "RL：与更新前策略的 KL"),
+    "rl_entropy": Both("RL: entropy", "RL：熵"),
+    "rl_clip_fraction": Both("RL: clip fraction", "RL：裁剪比例"),
     "sft_loss": Both("SFT: loss", "SFT：损失"),
     "pretrain_loss": Both("Pretraining of the embedded base model: loss", "内置基座模型的预训练：损失"),
 }

@@ -109,8 +109,10 @@ class Finding(BaseModel):
     digits: int = 3
 
 
-def prompt(system: str, user: str) -> list[Message]:
-    """The messages; no special token of a chat template is left in what the user wrote."""
+def prompt(system: str, user: str, rules: str = "") -> list[Message]:
+    """The messages, a tenant's further `rules` last in the instructions; no special token of a chat template is left in
+    what the user wrote."""
+    system = f"{system}\n{rules.strip()}" if rules else system
     return [{"role": "system", "content": system}, {"role": "user", "content": without_markers(user)}]
 
 

@@ -43,7 +43,9 @@ Overrides = dict[str, Any]
 STEP_METRICS = {
     "reward": "critic/score/mean",
     "entropy": "actor/entropy",
+    "kl": "actor/ppo_kl",
     "clip_fraction": "actor/pg_clipfrac",
+    "policy_loss": "actor/pg_loss",
     "value_loss": "critic/vf_loss",
 }
 """Metrics that are reported of each training step beside the reward's parts: our name → verl's."""

@@ -1,0 +1,99 @@
+"""What would the shipped profiles' runs decide? Each `NAME_rehearsal`, with its dry run's forecast before it.
+
+    make bench NAME=rehearsals
+    python benchmarks/rehearsals.py --profile fivedoctors
+
+A refresh of the first 100 questions tells tokens per call and the share of rows that stay; then the forecast, then the
+pipeline over all 800. `predicted` is "undecided" where the dry run warned that the gate would stay so. Prints a table
+and writes benchmarks/results/rehearsals.json; profiles that were not asked for keep their line.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import qinglan
+from qinglan.clients.roles import site_ledger
+from qinglan.config import load_profile, profile_names
+from qinglan.ops.estimate import count_questions, estimate, questions_of
+from qinglan.ops.forecast import doubts, forecast
+
+RESULT = Path(__file__).parent / "results" / "rehearsals.json"
+ENDING, TRIAL_ROWS = "_rehearsal", 100
+
+
+def main() -> None:
+    names = [name.removesuffix(ENDING) for name in profile_names() if name.endswith(ENDING)]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--profile", choices=names, action="append", help="only this one; all if not given")
+    known = {one["profile"]: one for one in json.loads(RESULT.read_text())} if RESULT.exists() else {}
+    for name in parser.parse_args().profile or names:
+        known[name] = rehearse(name)
+        RESULT.write_text(json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8")
+    print("\n| profile | predicted | outcome | rows | calls | US$ | US$ of RL, at most / spent |")
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
+    for one in known.values():
+        errors = " | ".join(f"{one['forecast_error'][name]:+.0%}" for name in ("rows", "calls", "usd"))
+        rl = f"{one['rl_usd']['at_most']:.2f} / {one['rl_usd']['spent']:.2f}"
+        print(f"| {one['profile']} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
+
+
+def rehearse(name: str) -> dict[str, Any]:
+    """One line of the table; errors are (found − forecast) / forecast, of rows the largest of SFT, RL and test."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"paths.runs={folder}/runs", f"paths.state={folder}/state"]
+        run(name, "refresh", [*settings, f"data.limit={TRIAL_ROWS}"])
+        profile = load_profile(name + ENDING, settings)
+        with site_ledger(profile) as ledger:
+            with questions_of(profile) as rows:
+                counts = count_questions(profile, rows, ledger)
+            parts, planned = estimate(profile, "pipeline", counts, ledger), forecast(profile, counts)
+        warnings = list(doubts(profile, planned))
+        run(name, "pipeline", settings)
+        found = qinglan.run(runs=Path(folder) / "runs")
+        report, calls = found.report, found.ledger()
+        began, ended = ((found.directory / stage / "manifest.json").stat().st_mtime for stage in ("sft", "rl"))
+    assert report.decision
+    spent, spent_in_rl = calls.cost_usd.sum(), calls[calls.created_s.between(began, ended)].cost_usd.sum()
+    stages = {stage.name: stage for stage in report.stages}
+    rl_usd = sum(part.cost_usd for part in parts if part.what.startswith("rl"))
+    used = report.api.teacher, report.api.answerer, report.api.judge
+    foreseen = {"sft": planned.sft_rows, "rl": planned.rl_prompts, "evaluate": planned.test_rows}
+    asked = sum(part.questions for part in parts)
+    return {
+        "profile": name,
+        "predicted": "undecided" if any("undecided" in warning for warning in warnings) else "decided",
+        "outcome": report.decision.verdict,
+        "not_passed": {rule.name: rule.outcome for rule in report.decision.rules if rule.outcome != "pass"},
+        "warnings": warnings,
+        "stages": {stage: [each.rows_in, each.rows_out] for stage, each in stages.items()},
+        "forecast": planned.model_dump(),
+        "parts": [part.model_dump() for part in parts],
+        "calls": {
+            "forecast": asked,
+            "paid": sum(each.calls for each in used),
+            "known": sum(each.cached for each in used),
+        },
+        "usd": {"forecast": sum(part.cost_usd for part in parts), "spent": spent},
+        "rl_usd": {"at_most": rl_usd, "spent": spent_in_rl},
+        "forecast_error": {
+            "rows": max((stages[stage].rows_in / max(1, rows) - 1 for stage, rows in foreseen.items()), key=abs),
+            "calls": sum(each.calls + each.cached for each in used) / asked - 1,
+            "usd": spent / sum(part.cost_usd for part in parts) - 1,
+        },
+    }
+
+
+def run(name: str, flow: str, settings: list[str]) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    argv = [sys.executable, "-m", "qinglan.cli", "run", flow, "--profile", name + ENDING, *words]
+    if subprocess.run(argv, check=False).returncode:
+        sys.exit(f"error: the {flow} of {name}{ENDING} failed; see above")
+
+
+if __name__ == "__main__":
+    main()

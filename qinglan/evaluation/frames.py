@@ -1,0 +1,81 @@
+"""A run's results as pandas DataFrames: `qinglan.run("latest").arms()`."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from qinglan.clients.roles import site_ledger
+from qinglan.errors import ArtifactError
+from qinglan.evaluation.models import Report, ReportPart
+from qinglan.ledger.records import Attempt
+from qinglan.runs.run import find_run, read_run, stage_of
+from qinglan.statistics import Comparison
+
+
+class RunFrames:
+    """One run. A frame is read into memory whole; what is too large for that is JSON lines in the stage's folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def report(self) -> Report:
+        """`report.json`; ArtifactError where the run has none yet."""
+        return Report.read(self.directory / "report.json")
+
+    def rows(self, stage: str = "validate") -> pd.DataFrame:
+        """What a stage left, failed rows with their `reason`; ArtifactError where it left no rows.
+
+        The columns are the fields of `Row`, nested ones with a dot (`inputs.reference`). Of `evaluate` and `compare`
+        there is a line for each `arm` and question `row_id`, with the fields of `ArmRow`.
+        """
+        artifacts = stage_of(self.directory, stage).artifacts
+        arms = {name.removeprefix("arm_"): each.path for name, each in artifacts.items() if name.startswith("arm_")}
+        if arms:
+            return pd.concat([_lines(path).assign(arm=name) for name, path in arms.items()], ignore_index=True)
+        if "rows" not in artifacts:
+            raise ArtifactError(f"run {self.directory.name}: {stage} left no rows; ingest, distill and validate do")
+        return _lines(artifacts["rows"].path)
+
+    def arms(self) -> pd.DataFrame:
+        """A line for each arm: its figures in `report.json`, of a metric `scores.NAME.mean`, `.n`, `.low`, `.high`."""
+        figures = self.report.arms
+        return pd.DataFrame(map(_flat, figures.values()), index=pd.Index(figures, name="arm"))
+
+    def comparisons(self) -> pd.DataFrame:
+        """A line for each pair of arms `a` and `b` and metric; `diff` is a − b, from `low` to `high`."""
+        return pd.DataFrame(map(_flat, self.report.comparisons))
+
+    def samples(self) -> pd.DataFrame:
+        """RL's samples in the order in which they were scored: `row_id`, the text, its reward and the parts of that."""
+        made_by = stage_of(self.directory, "rl").run_id  # another run, where the stage was reused
+        return _lines(self.directory.with_name(made_by) / "rl" / "samples.jsonl")
+
+    def ledger(self) -> pd.DataFrame:
+        """The requests that this run sent, failed ones too: `request_hash`, `role`, `model`, `outcome`, `cost_usd` …"""
+        run = read_run(self.directory)
+        with site_ledger(run.profile) as ledger:
+            attempts = [attempt.model_dump() for attempt in ledger.attempts_of(run.id)]
+        return pd.DataFrame(attempts, columns=list(Attempt.model_fields))
+
+
+def run(name: str = "latest", runs: Path | str = "runs") -> RunFrames:
+    """A run by its id, a unique prefix, its path or `latest`, of the folder `paths.runs`; ConfigError if none fits."""
+    return RunFrames(find_run(Path(runs), name))
+
+
+def _lines(path: Path) -> pd.DataFrame:
+    with path.open(encoding="utf-8") as stream:
+        return pd.json_normalize([json.loads(line) for line in stream])
+
+
+def _flat(part: ReportPart | Comparison) -> dict[str, Any]:
+    """Nested values by dotted names; an interval's ends in two columns."""
+    (flat,) = pd.json_normalize(part.model_dump()).to_dict(orient="records")
+    for name in [str(name) for name in flat if str(name).endswith("ci95")]:
+        low, high = flat.pop(name) or (math.nan, math.nan)
+        flat |= {name.removesuffix("ci95") + "low": low, name.removesuffix("ci95") + "high": high}
+    return {str(name): value for name, value in flat.items()}

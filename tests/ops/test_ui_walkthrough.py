@@ -77,6 +77,9 @@ class Site:
         assert self.process and self.process.poll() is None, self.log.read_text()
         return "Ctrl-C stops" in self.log.read_text()
 
+    def server_log(self) -> str:
+        return (self.folder / ".qinglan" / "logs" / "prefect_server.log").read_text(encoding="utf-8")
+
     def end(self, number: int) -> int | None:
         """By this signal, and wait until no process of the site is left."""
         assert self.process
@@ -204,12 +207,12 @@ def test_progress_is_to_be_seen(page: PrefectPage, ids: dict[str, str]) -> None:
     expect(page.artifact("base-model-progress")).to_contain_text("30/30 steps")
 
 
-def test_the_schedule_fires_by_itself(page: PrefectPage) -> None:
+def test_the_schedule_fires_by_itself(site: Site, page: PrefectPage) -> None:
     def fired() -> list[dict[str, Any]]:
         return [run for run in page.runs() if run["auto_scheduled"]]
 
     page.leave()
-    wait_until("the schedule's run", fired)
+    wait_until("the schedule's run", fired, explain=site.server_log)
     refresh = page.deployment("refresh/refresh")
     schedule = f"deployments/{refresh['id']}/schedules/{refresh['schedules'][0]['id']}"
     page.api.patch(schedule, json={"active": False}).raise_for_status()

@@ -1,11 +1,8 @@
-"""A RAG over a folder of .txt and .md files that keeps Qinglan's contract: `python server.py FOLDER [EMBEDDING_MODEL]`.
+"""A RAG over a folder of .txt and .md files that keeps Qinglan's contract."""
 
-It ranks by BM25; with a model's name by the model's cosine similarity, which needs the package sentence-transformers.
-"""
-
+import argparse
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -42,9 +39,8 @@ def bm25(texts: list[str]) -> Callable[[str], list[float]]:
             most += rarity
             for i, n in having.items():
                 found[i] += rarity * n * 2.2 / (n + damping[i])
-        # BM25 has no upper end, so it is compared with what a passage of mean length gets that has every word once. A
-        # fitting passage gets 0.7 of that and more, another some 0.2. The curve makes 0.73 of 0.7 and 0.06 of 0.2: hits
-        # are near 1, misses near 0. It never reaches 1, so that of two good hits the better one scores higher.
+        # BM25 has no upper end, so it is compared with what a passage of mean length gets that has every word once: hits
+        # get 0.7 of that and more, misses some 0.2. The curve makes 0.73 and 0.06 of these, and never reaches 1.
         return [each**3 / (each**3 + (most / 2) ** 3) if each else 0.0 for each in found]
 
     return score
@@ -75,4 +71,9 @@ def create_app(folder: Path, model_name: str | None = None) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(create_app(Path(sys.argv[1]), *sys.argv[2:]), port=7861)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("model", nargs="?", help="rank by its cosine similarity, with sentence-transformers, not BM25")
+    parser.add_argument("--port", type=int, default=7861, help="of http://127.0.0.1:PORT/search")
+    given = parser.parse_args()
+    uvicorn.run(create_app(given.folder, given.model), port=given.port)

@@ -95,14 +95,22 @@ PRODUCTS: dict[RagPreset, Product] = {
         lambda found: {"code": 0, "cost": 0, "data": found}, (1.0, 0.5),
     ),
 }  # fmt: skip
+CASES: list[tuple[RagPreset, Product, Json]] = [
+    *((preset, PRODUCTS[preset], {}) for preset in get_args(RagPreset)),
+    ("fastgpt", PRODUCTS["fastgpt"]._replace(  # its other documented answer
+        passage=lambda d, text, s: {"id": f"c-{d}", "q": text, "a": "答", "collectionId": d, "sourceName": d, "score": s},
+        answer=lambda found: {"code": 200, "statusText": "", "data": found}), {}),
+    ("elasticsearch", PRODUCTS["elasticsearch"]._replace(header=("authorization", "Basic k")),  # OpenSearch
+     {"key_prefix": "Basic "}),
+]  # fmt: skip
 
 
 class Server(FakeService):
     """A product that refuses a request without its own fields."""
 
-    def __init__(self, preset: RagPreset) -> None:
+    def __init__(self, product: Product) -> None:
         super().__init__()
-        self.product, self.paths = PRODUCTS[preset], list[str]()
+        self.product, self.paths = product, list[str]()
         self.url = self.url.removesuffix("/v1") + self.product.path
 
     def answer(self, method: str, path: str, body: Json) -> Reply:
@@ -114,19 +122,21 @@ class Server(FakeService):
         return 200, self.product.answer(found)
 
 
-@pytest.mark.parametrize("preset", get_args(RagPreset))
-async def test_a_product_is_asked_and_read_as_it_documents(preset: RagPreset, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("preset", "product", "mapping"), CASES)
+async def test_a_product_is_asked_and_read_as_it_documents(
+    preset: RagPreset, product: Product, mapping: Json, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("KEY", "k")
-    rag = Rag(preset=preset, kb_name="k/b", top_k=2, score_threshold=0.1, api_key_env="KEY", max_retries=0)
-    with closing(Server(preset)) as server:
+    given = {"preset": preset, "mapping": mapping, "kb_name": "k/b", "top_k": 2, "score_threshold": 0.1}
+    rag = Rag.model_validate(given | {"api_key_env": "KEY", "max_retries": 0})
+    with closing(Server(product)) as server:
         client = RagClient(rag, server.url, "t", with_passage=True)
         found = await client.retrieve("原话", "改写")
         await client.close()
-    product = server.product
     assert (server.bodies, server.paths) == ([product.request], [product.path.replace("{kb_name}", "k%2Fb")])
     assert server.headers[0][product.header[0]] == product.header[1]
     assert (found.ids, found.scores) == (("d1", "d2"), product.scores)
-    assert found.first_passage.endswith("改写:d1")
+    assert found.first_passage.endswith(("改写:d1", "改写:d1\n答"))
 
 
 @pytest.mark.slow
@@ -136,7 +146,7 @@ def test_doctor_names_the_preset_that_fits(preset: RagPreset, profile_of: Callab
         profile = profile_of(**SIMULATED, rag={"url": server.url, "preset": configured})
         return next(check for check in inspect_profile(profile, "refresh") if check.name == "rag")
 
-    with closing(Server(preset)) as server:
+    with closing(Server(PRODUCTS[preset])) as server:
         wrong, right = check("ragflow" if preset == "qinglan" else "qinglan"), check(preset)
     assert f"; the address answers as {preset} does: set rag.preset: {preset}" in wrong.problem
     assert right.problem is None

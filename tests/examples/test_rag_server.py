@@ -1,11 +1,18 @@
 """examples/rag: the example keeps the contract, and its scores tell hits from misses."""
 
 import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
+import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
-from qinglan.clients.contract import examine
+from qinglan.clients.contract import Ask, examine
 from qinglan.clients.rag import Passage, read_passages, request_body
 from qinglan.config import Rag
 
@@ -20,20 +27,65 @@ TEXTS = {
 }
 
 
-def test_it_keeps_the_contract_and_tells_hits_from_misses(tmp_path: Path):
+Start = Callable[..., tuple[Ask, int]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """By the command line, over TEXTS; how to ask it, and its port."""
     for name, text in TEXTS.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    client = TestClient(runpy.run_path(str(SERVER))["create_app"](tmp_path))
+    started: list[tuple[TestClient, int]] = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, port: started.append((TestClient(app), port)))
 
-    def ask(query: str, rewritten_query: str | None = None) -> list[Passage]:
-        response = client.post("/search", json=request_body(RAG, "t", query, rewritten_query))
-        return read_passages(RAG, response.content, "")
+    def run(*words: str) -> tuple[Ask, int]:
+        monkeypatch.setattr(sys, "argv", ["server.py", str(tmp_path), *words])
+        runpy.run_path(str(SERVER), run_name="__main__")
+        client, port = started.pop()
 
-    assert [finding.kind for finding in examine(ask, RAG, "鱼油一天吃几粒", "钙片什么时候吃")] == ["honoured"]
+        def ask(query: str, rewritten_query: str | None = None) -> list[Passage]:
+            response = client.post("/search", json=request_body(RAG, "t", query, rewritten_query))
+            return read_passages(RAG, response.content, "")
+
+        assert [finding.kind for finding in examine(ask, RAG, "鱼油一天吃几粒", "钙片什么时候吃")] == ["honoured"]
+        return ask, port
+
+    return run
+
+
+def test_it_keeps_the_contract_and_tells_hits_from_misses(start: Start):
+    ask, port = start()
+    assert port == 7861
     hits = {"钙片 什么时候吃": "钙/钙片.md", "鱼油 冷藏保存": "鱼油.txt", "Vitamin C a day": "vitamin-c.md"}
     for text, document in hits.items():
-        best, *others = ask(text)
+        best, *others = ask(text, None)
         assert best.id == document and 0.7 < best.reranker_score < 1
         assert all(other.id == document or other.reranker_score < 0.3 for other in others)
-    assert all(passage.reranker_score < 0.3 for passage in ask("怎么给汽车换机油"))
+    assert all(passage.reranker_score < 0.3 for passage in ask("怎么给汽车换机油", None))
+
+
+class SentenceTransformer:
+    """Stands in for the embedding model: counts six characters, so that unlike texts have a cosine below 0."""
+
+    def __init__(self, name: str) -> None:
+        assert name == "some/model"
+
+    def encode(self, texts: str | list[str], *, normalize_embeddings: bool) -> Any:
+        listed = [texts] if isinstance(texts, str) else texts
+        vectors = np.array([[text.count(each) - 0.3 for each in "鱼油钙片益菌"] for text in listed], np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) if normalize_embeddings else 1
+        return vectors[0] if isinstance(texts, str) else vectors
+
+
+def test_an_embedding_model_ranks_and_another_port_serves(start: Start, monkeypatch: pytest.MonkeyPatch):
+    module = ModuleType("sentence_transformers")
+    monkeypatch.setattr(module, "SentenceTransformer", SentenceTransformer, raising=False)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    ask, port = start("some/model", "--port", "7862")
+    found = ask("益生菌\n" + TEXTS["益生菌.txt"], None)
+    assert (port, [(each.id, each.reranker_score) for each in found]) == (7862, [("益生菌.txt", pytest.approx(1))])
+
+
+def test_it_is_as_short_as_the_guide_says():
+    assert len(SERVER.read_text(encoding="utf-8").splitlines()) < 80

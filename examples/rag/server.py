@@ -39,8 +39,8 @@ def bm25(texts: list[str]) -> Callable[[str], list[float]]:
             most += rarity
             for i, n in having.items():
                 found[i] += rarity * n * 2.2 / (n + damping[i])
-        # BM25 has no upper end, so it is compared with what a passage of mean length gets that has every word once: hits
-        # get 0.7 of that and more, misses some 0.2. The curve makes 0.73 and 0.06 of these, and never reaches 1.
+        # BM25 has no upper end, so it is compared with what a passage of mean length gets with each word once: hits get
+        # 0.7 of that and more, misses some 0.2. The curve makes 0.73 and 0.06 of these, and never reaches 1.
         return [each**3 / (each**3 + (most / 2) ** 3) if each else 0.0 for each in found]
 
     return score

@@ -57,7 +57,7 @@ def test_it_keeps_the_contract_and_tells_hits_from_misses(tmp_path: Path, monkey
 
 
 def encode(texts: str | list[str], *, normalize_embeddings: bool) -> Any:
-    """Stands in for a model: counts six characters. The cosine of unlike texts is below 0, of equal ones just above 1."""
+    """Stands in for a model: counts six characters. The cosine of unlike texts is below 0, of equal ones above 1."""
     vectors = np.stack([np.char.count(texts, each) - 0.3 for each in "鱼油钙片益菌"], axis=-1)
     return vectors / (0.999999 * np.linalg.norm(vectors, axis=-1, keepdims=True)) if normalize_embeddings else vectors
 

@@ -240,9 +240,8 @@ class _Service:
         if request.arm not in self._try.arms:
             raise RefusedError(400, f"arm: there is no `{request.arm}` here, but {', '.join(self._try.arms)}")
         question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
-        if reason := self._handler.unfit_reason(question):
-            raise RefusedError(400, f"the question is not fit for the model: {reason}")
-        return JSONResponse(await self._try.ask(request.arm, question))
+        unfit = self._handler.unfit_reason(question)
+        return JSONResponse(await self._try.ask(request.arm, question, unfit))
 
     async def models(self, http: Request) -> Response:
         self._authorise(http)

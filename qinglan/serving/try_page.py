@@ -20,7 +20,7 @@ from qinglan.data.versions import INDEX, Version, find_rows, latest_version, rea
 from qinglan.errors import BudgetError, CallError, ModelError, QinglanError, RetrievalError, TeacherError
 from qinglan.evaluation.reasons import words
 from qinglan.recipes import get_recipe, identifying
-from qinglan.rows import BottomK, Retrieved, Row
+from qinglan.rows import BottomK, Retrieved, Row, documents_of
 from qinglan.runs.run import Run
 from qinglan.serving.request_handler import ModelClient, describe_without_text
 from qinglan.serving.routes import RouteTable
@@ -72,11 +72,17 @@ class TryPage:
             "examples": await asyncio.to_thread(self._find_examples),
         }
 
-    async def ask(self, arm: str, question: Row) -> dict[str, Any]:
-        """An arm's text, the time that it took, and the passages that it finds; what fails is a reason in words."""
+    async def ask(self, arm: str, question: Row, unfit: str = "") -> dict[str, Any]:
+        """An arm's text, the time that it took, and the passages that it finds; what fails is a reason in words.
+
+        Args:
+            unfit: the reason why no model may be asked this question.
+        """
         answer: dict[str, Any] = {"arm": arm, "version": None, "text": None, "ms": None, "passages": None}
         reason = ""
         try:
+            if unfit:
+                raise ModelError("no model may be asked this", unfit)
             if self._places.locked():
                 raise ModelError("too many are asked", "overloaded")
             async with self._places:
@@ -168,7 +174,7 @@ class TryPage:
                 "profile": row.profile,
                 "history": row.history,
                 "inputs": identifying(row.inputs, self._recipe.INPUTS),
-                "gold_id": row.gold_id,
+                "gold_ids": documents_of(row.gold_id),
             }
             for row in find_rows(version, drawn.items()).values()
         ]

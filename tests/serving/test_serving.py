@@ -4,6 +4,7 @@ Router, simulator RAG and models' servers are processes of their own. Most model
 test serves a tiny Qwen3 by ms-swift from MLflow's registry.
 """
 
+import re
 import signal
 import subprocess
 import sys
@@ -208,8 +209,8 @@ class ServedSite:
         assert text in read(), read()
 
     def version(self) -> str:
-        (url,) = (line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("Router "))
-        answer = httpx2.post(f"{url}/chat/completions", json=body_of("letters"), trust_env=False, timeout=120)
+        (url,) = re.findall(r"^Router   (\S+)/v1\nTry it   \1/$", self.log.read_text(), re.MULTILINE)
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=body_of("letters"), trust_env=False, timeout=120)
         assert answer.status_code == 200
         return answer.headers.get("x-qinglan-version", "")
 

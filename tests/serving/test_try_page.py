@@ -1,19 +1,20 @@
 """The page to try the models: what each arm answers, finds and costs, who may ask, and what is kept of it."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from fake_service import completion, recall
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 from prefect_page import CHROMIUM, chromium
-from question_rows import random_rows
+from question_rows import random_rows, row
 from starlette.testclient import TestClient
 
 from qinglan.config import Profile
@@ -24,6 +25,7 @@ from qinglan.serving.router import create_app
 from qinglan.serving.routes import Backend, Routes
 
 QUESTION = "请问菌粉睡前吃行不行呀"
+LOOKS: dict[str, Literal["dark", "light"]] = {"中文": "dark", "English": "light"}
 AWAY = "http://127.0.0.1:9/v1"
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 Try = Callable[..., TestClient]
@@ -128,7 +130,7 @@ def test_it_wants_the_key_of_the_api_and_its_own_page(open_page: Try, monkeypatc
     client.headers["authorization"] = "Bearer s3cret"
     assert ask(client, "champion")["text"] == "旧 模型"
     assert client.post("/try", content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
-    assert "query_too_long" in client.post("/try", json=body_of("champion", "长" * 513)).text
+    assert ask(client, "champion", "长" * 513)["reason"]["en"] == "question too long"
     client = open_page("none")
     assert [client.get("/").status_code, client.get("/try").status_code, client.post("/try").status_code] == [404] * 3
 
@@ -140,7 +142,7 @@ def test_examples_are_questions_of_the_test_split(open_page: Try, profile_of: Ca
     examples = open_page().get("/try").json()["examples"]
     assert len(examples) == try_page.EXAMPLES
     assert {each["question"] for each in examples} <= {row.query for row in rows}
-    assert examples[0].items() >= {"profile": "孕妇", "history": "", "inputs": {}, "gold_id": "d"}.items()
+    assert examples[0].items() >= {"profile": "孕妇", "history": "", "inputs": {}, "gold_ids": ["d"]}.items()
 
 
 def test_answers_are_shown_without_passages(open_page: Try):
@@ -152,15 +154,34 @@ def test_answers_are_shown_without_passages(open_page: Try):
     assert (answer["text"], answer["passages"]) == ("巴黎", None)
 
 
+def look(page: Page, name: str) -> None:
+    """At any width nothing is cut off, and axe finds nothing. `QINGLAN_SHOTS` names a folder for pictures."""
+    for language, scheme in LOOKS.items():
+        page.get_by_role("button", name=language).press("Enter")
+        page.emulate_media(color_scheme=scheme)
+        for width in (320, 390, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            if folder := os.environ.get("QINGLAN_SHOTS"):
+                page.screenshot(path=f"{folder}/try_{name}_{scheme}_{width}.png", full_page=True)
+        found = Axe().run(page, options={"resultTypes": ["violations"]})
+        assert not found.violations_count, found.generate_report()
+
+
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
-def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width(
-    router: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_shows_what_each_arm_is_at(
+    router: Try, profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
-    html = completion("<b>教师</b> " + "长" * 99)
-    app = router(key="ROUTER_KEY", champion=AWAY, teacher=lambda _: (200, html)).app
+    rows = [row(QUESTION, "孕妇 28岁", "问过益生菌", split="test", gold_id="别处; 共有")]
+    publish(profile_of(), "r", {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)})
+    released, killed = threading.Event(), threading.Event()
+    taught, learnt = completion("<b>菌粉</b> LactobacillusBifidobacteriumStreptococcus"), completion("益生菌 何时服")
+    scripts = {"teacher": lambda _: released.wait(60) and (200, taught)}
+    scripts["champion"] = lambda _: None if killed.is_set() else (200, learnt)
+    app = router(key="ROUTER_KEY", **scripts).app
     with socket.create_server(("127.0.0.1", 0)) as listener, chromium() as browser:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))
         running = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -169,26 +190,30 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width(
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
         page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}/")
-        question, cards = page.get_by_label("问题", exact=True), page.get_by_role("article")
-        for key in ("wrong", "s3cret"):
-            expect(question).to_be_hidden()
-            page.get_by_label("接口密钥").fill(key)
-            page.keyboard.press("Enter")
-        expect(question).to_be_focused()
+        cards, example = page.get_by_role("article"), page.get_by_role("button", name=QUESTION)
+        page.get_by_label("接口密钥").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("路由不接受这个密钥。")
+        look(page, "wrong_key")
+        expect(page.get_by_role("alert")).to_have_text("The router does not take this key.")
+        page.get_by_label("Key of the API").fill("s3cret")
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("Question")).to_be_focused()
         page.keyboard.type("菌粉睡前吃吗")
         page.keyboard.press("Control+Enter")
-        expect(cards).to_contain_text(["菌粉睡前吃吗", "<b>教师</b>", "无法连接模型服务", "原问题没有找到"])
+        expect(cards).to_contain_text(["菌粉睡前吃吗", "Teacherasking…", "益生菌 何时服", "not found by the original"])
         expect(cards.nth(3).locator("mark")).to_have_text(["新", "模型"])
-        page.get_by_role("button", name="English").press("Enter")
+        look(page, "slow_teacher")
         expect(page.locator("html")).to_have_attribute("lang", "en")
-        expect(cards.nth(2)).to_contain_text("the model's server can't be reached")
-        for width in (320, 390, 1280):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            found = Axe().run(page)
-            assert not found.violations_count, found.generate_report()
+        released.set()
+        expect(cards.nth(1)).to_contain_text("<b>菌粉</b>")
+        example.click()
+        expect(cards.filter(has_text="✓ the right passage")).to_have_count(4)
+        look(page, "healthy")
+        killed.set()
+        example.click()
+        expect(cards).to_contain_text([QUESTION, "<b>", "version 7the model's server can't be reached", "新 模型"])
+        look(page, "champion_killed")
         assert (len({card.bounding_box()["y"] for card in cards.all()}), said, len(hosts)) == (1, [], 1)
         server.should_exit = True
         running.join()

@@ -250,7 +250,6 @@ def profile(steps: int) -> Profile:
             "judge": endpoint,
             "prices": {"none": {"input_per_million_usd": 0, "output_per_million_usd": 0}},
             "rl": {
-                "rollout_engine": "cpu",
                 "total_steps": steps,
                 "train_batch_size": SAMPLES,
                 "ppo_mini_batch_size": SAMPLES // 2,

@@ -56,6 +56,9 @@ def run(
     ] = False,
     source: Annotated[str | None, typer.Option("--from", help="The run to start from; the newest.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
+    report_suffices: Annotated[
+        bool, typer.Option("--report-suffices", help="End well where the run ended early, but has a report.")
+    ] = False,
 ) -> None:
     """Run a flow here and print its result table."""
     from qinglan.ops.up.site import prefect_for
@@ -95,7 +98,9 @@ def run(
     out.print()
     out.print(print_table(report))
     out.print(f"Report: {(loaded.paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
-    if failure:
+    if failure and report_suffices:
+        say(f"Ended early: {first_line(failure)}", style="yellow")
+    elif failure:
         raise failure
 
 

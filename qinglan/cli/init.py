@@ -13,6 +13,7 @@ from qinglan.config import EMBEDDED, Price, Tenant, load_profile, parse_profile
 from qinglan.errors import ConfigError
 from qinglan.text import one_line
 
+_COLUMNS = {"query": "column of the questions", "gold": "column of the right documents' ids, - for none"}
 _PRICE = "in US dollars per million tokens, as IN,OUT"
 _OWN = "; of a GPU of your own, its dollars an hour by its million tokens an hour"
 _VARIABLE = "name of the environment variable with the {}'s key, if it wants one"
@@ -59,13 +60,18 @@ def init(
 
     file = ask("--workbook", workbook, "file or folder with the questions")
     header = read_header(Path(file).expanduser())
-    columns = profiles.choose_columns(header, column or (), file)
-    if asks and "query" not in columns:
+
+    def ask_column(field: str, proposed: str) -> str:
+        if not asks or field not in _COLUMNS:
+            return proposed
+        column = str(typer.prompt(_COLUMNS[field], default=proposed or ("-" if field == "gold" else None)))
+        return "" if column == "-" else column
+
+    if asks:
         say("The header has: " + ", ".join(header))
-        question = typer.prompt("Column of the questions")
-        columns = profiles.choose_columns(header, [f"query={question}", *(column or ())], file)
+    columns = profiles.choose_columns(header, column or (), file, ask_column)
     profiles.require_question(columns, header, file)
-    say("Columns: " + "; ".join(f"{profiles.default_name(field)} = {head}" for field, head in columns.items()))
+    say("Columns: " + "; ".join(f"{profiles.default_name(field)} = {head}" for field, head in columns.items() if head))
     url = ask("--rag-url", rag_url, "the RAG's address that takes the POST, or embedded")
     rag: dict[str, str | None] = {"url": url}
     if url != EMBEDDED:
@@ -125,4 +131,4 @@ def init(
     try:
         doctor(name, flow="refresh")
     except ConfigError as error:  # the profile is written
-        say(f"{error}; correct that, then: qinglan doctor --profile {name}", style="yellow")
+        say(f"{error}; correct that, then: qinglan doctor --profile {name} --flow refresh", style="yellow")

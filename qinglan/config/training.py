@@ -293,7 +293,8 @@ class Rl(Section):
     """Fixes the order of prompts, the critic's head, and every sample's random numbers."""
     deterministic: bool = False
     """On GPUs: kernels that give the same bits each time, and vLLM's batch-invariant mode, which are slower."""
-    rollout_engine: Literal["cpu", "vllm"] = "vllm"
+    rollout_engine: Literal["cpu", "vllm"] | None = None
+    """As `trainer.device` needs it, if not given: `vllm` on GPUs."""
     tensor_model_parallel_size: Count = 1
     """GPUs that share one copy of vLLM's weights."""
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"

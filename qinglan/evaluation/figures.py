@@ -6,6 +6,7 @@ is the judge's score. A row has no value where nothing was retrieved or graded, 
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -181,10 +182,12 @@ def _cut(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str]]]:
 def examples(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], recipe: Recipe, count: int = 10
 ) -> list[models.ReportExample]:
-    """Questions spread over groups: the first of every k-th group, in the order of row ids."""
-    first_of_group = {row.gold_id or row.id: row for row in sorted(rows, key=lambda r: r.id, reverse=True)}
+    """Questions spread over groups: the first of every k-th group, in the order of row ids; then more, if too few."""
+    ordered = sorted(rows, key=lambda row: row.id)
+    first_of_group = {row.gold_id or row.id: row for row in reversed(ordered)}
     spread = sorted(first_of_group.values(), key=lambda row: row.id)
     chosen = spread[:: max(1, len(spread) // count)][:count]
+    chosen = [*chosen, *islice((row for row in ordered if row not in chosen), count - len(chosen))]
     by_arm = {name: {entry.row_id: entry for entry in arm} for name, arm in arms.items()}
     return [
         models.ReportExample(

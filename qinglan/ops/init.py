@@ -6,7 +6,7 @@ Headers and names come from outside, so they reach the file through YAML's own w
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,16 +23,18 @@ from qinglan.text import one_line
 
 Values = dict[str, Any]
 Role = Literal["teacher", "judge"]
+AskColumn = Callable[[str, str], str]
+"""Gets a field and the header that is proposed for it, "" if none; returns the one to take."""
 MachineName = Literal["cpu", "gpu1", "gpu2", "gpu8"]
 BASES: dict[MachineName, str] = {"cpu": EMBEDDED, "gpu1": "chengla", "gpu2": "chengla", "gpu8": "fivedoctors"}
 """The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B, Qwen3-32B."""
 SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
 _WIDTH = 118
 _OTHER_NAMES = {
-    "query": "用户问题 提问 咨询问题 学员问题 用户提问 问句 query question user_question user_query",
+    "query": "用户问题 提问 咨询问题 咨询内容 问题描述 学员问题 用户提问 问句 query question user_question user_query",
     "profile": "画像 用户信息 学员画像 profile user_profile persona",
     "history": "历史 历史对话 对话历史 上下文 history chat_history context",
-    "gold": "文档id 文档编号 标准文档id gold gold_id doc_id document_id",
+    "gold": "文档 文档id 文档编号 标准文档id gold gold_id doc_id document_id",
     "split": "数据划分 split",
     "intent": "意图分类 intent",
     "pool": "pool",
@@ -50,31 +52,38 @@ def new_path(name: str) -> Path:
     return path
 
 
-def choose_columns(header: Sequence[str], named: Iterable[str], where: str) -> dict[str, str]:
-    """Header by field: as the user named them (`FIELD=HEADER`), the others by their usual names."""
+def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask: AskColumn) -> dict[str, str]:
+    """Header by field, "" where none is to be read: as the user named them (`FIELD=HEADER`), else by usual names."""
     labels = {str(Columns.model_fields[field].default): field for field in FIELDS} | {field: field for field in FIELDS}
     chosen: dict[str, str] = {}
+
+    def choose(field: str, column: str) -> None:
+        if column not in header:
+            near = difflib.get_close_matches(column, header, n=1)
+            hint = f"; nearest: {one_line(near[0])}" if near else ""
+            raise WorkbookError(f"{where}: no column {one_line(column)!r}; its header has {_listed(header)}{hint}")
+        chosen[field] = column
+
     for option in named:
         label, separator, column = option.partition("=")
         field = labels.get(label.strip())
         if not separator or field is None:
             hint = f"write FIELD=HEADER, FIELD being one of {', '.join(labels)}"
             raise ConfigError(f"--column {one_line(option)!r}: {hint}")
-        if column not in header:
-            near = difflib.get_close_matches(column, header, n=1)
-            hint = f"; nearest: {one_line(near[0])}" if near else ""
-            raise WorkbookError(f"{where}: no column {one_line(column)!r}; its header has {_listed(header)}{hint}")
-        chosen[field] = column
-    for field in FIELDS:
+        choose(field, column)
+    for field in (each for each in FIELDS if each not in chosen):
         usual = {normalise(name) for name in (default_name(field), *_OTHER_NAMES[field].split())}
         found = [column for column in header if normalise(column) in usual and column not in chosen.values()]
-        if found and field not in chosen:
-            chosen[field] = default_name(field) if default_name(field) in found else found[0]
+        proposed = default_name(field) if default_name(field) in found else next(iter(found), "")
+        if column := ask(field, proposed):
+            choose(field, column)
+        elif proposed:
+            chosen[field] = ""
     return chosen
 
 
 def require_question(columns: Mapping[str, str], header: Sequence[str], where: str) -> None:
-    if "query" not in columns:
+    if not columns.get("query"):
         has, hint = f"Its header has {_listed(header)}", f"say it with --column {default_name('query')}=HEADER"
         raise WorkbookError(f"{where}: which column holds the questions? {has}; {hint}")
 

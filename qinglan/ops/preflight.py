@@ -342,8 +342,8 @@ def _model(key: str, name: str, revision_key: str, revision: str | None) -> str 
 
 def _device(profile: Profile) -> None:
     trainer = profile.trainer
-    if trainer.device == "cpu" and profile.rl.rollout_engine != "cpu":
-        raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU set it to cpu")
+    if trainer.device == "cpu" and profile.rl.rollout_engine == "vllm":
+        raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU leave it out")
     if trainer.device == "cpu" or trainer.ray_dashboard_url:
         return
     if shutil.which("nvidia-smi") is None:

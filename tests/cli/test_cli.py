@@ -32,7 +32,7 @@ FLOW_RUN = "0193-a"
 
 @pytest.fixture
 def profile(profile_of: ProfileOf) -> Profile:
-    return profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED)
+    return profile_of(**SIMULATED)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,8 @@ def test_run_without_a_dataset_shows(qinglan: Qinglan, profile: Profile, report:
     assert status == 2
     assert f"Report: {profile.paths.runs}/r1/report.html" in out
     assert err.endswith(f"error: {error}\n")
+    status, out, err = qinglan("run", "refresh", "--report-suffices", profile=profile)
+    assert (status, err) == (0, "") and out.endswith(f"report.html\nEnded early: {error}\n")
 
 
 def test_a_pipe_gets_a_wide_table():

@@ -142,22 +142,46 @@ def test_a_rag_that_does_not_answer_is_a_warning(init: Qinglan):
     assert load_profile("acme").rag.url == "http://127.0.0.1:9/q"
 
 
-def test_in_a_terminal_it_asks_for_what_no_option_says(qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_in_a_terminal_it_asks_for_what_no_option_says(qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch):
     write("q.csv", "甲,乙,丙")
     monkeypatch.setenv("BIG_KEY", "sk-secret")
-    answers = ["q.csv", "甲", "embedded", "", "gpt-5", URL, "BIG_KEY", "", "", "1.25,10"]
+    answers = ["q.csv", "甲", "", "embedded", "", "gpt-5", URL, "BIG_KEY", "", "", "1.25,10"]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(answers) + "\n"))
     status, out, _ = qinglan("init", "acme", "--no-doctor")
     assert status == 0
     assert "BIG_KEY: is set" in out and "sk-secret" not in out
     profile = load_profile("acme")
-    assert (profile.data.columns.query, profile.teacher.model, profile.judge.model) == (
-        "甲",
-        "gpt-5",
-        "simulated-judge",
-    )
+    assert (profile.data.columns.query, profile.teacher.model) == ("甲", "gpt-5")
+    assert profile.judge.model == "simulated-judge"
     assert profile.prices["gpt-5"].output_per_million_usd == 10
+
+
+@pytest.mark.parametrize(
+    ("header", "answers", "query", "gold"),
+    [
+        ("咨询内容,文档,备注", "\n\n", "咨询内容", "文档"),
+        ("备注,标准文档,问题描述", "\n-\n", "问题描述", ""),
+        ("甲,文档,问题", "甲\n文档\n", "甲", "文档"),
+    ],
+)
+def test_a_terminal_may_change_the_proposed_columns(
+    init: Qinglan, monkeypatch: pytest.MonkeyPatch, header: str, answers: str, query: str, gold: str
+):
+    Path("q.csv").write_text(f"{header}\n钙片什么时候吃,a,鱼油一天吃几粒\n", encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", Terminal(answers + "\n\n\n"))
+    assert init("acme", "--teacher", "embedded")[0] == 0
+    assert load_profile("acme").data.columns == Columns(query=query, gold=gold)
+
+
+def test_what_doctor_finds_is_shown_and_the_profile_stays(qinglan: Qinglan):
+    paid = ("--teacher", "big", "--teacher-url", "http://127.0.0.1:9/v1", "--teacher-key-env", "BIG_KEY")
+    options = ("--workbook", "q.csv", "--rag-url", "embedded", "--teacher-price", "1,2", "--yes")
+    status, out, err = qinglan("init", "acme", *options, *paid)
+    assert (status, err, load_profile("acme").teacher.model) == (0, "", "big")
+    assert "✗ teacher big needs the environment variable BIG_KEY" in out
+    assert out.endswith("correct that, then: qinglan doctor --profile acme --flow refresh\n")

@@ -136,9 +136,17 @@ def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
         built(tmp_path, rows)
 
 
+def test_a_threshold_is_advised_only_where_low_scores_emptied_the_split(tmp_path: Path) -> None:
+    low = dict.fromkeys(("answer_retrieved", "original_retrieved"), FOUND.model_copy(update={"scores": (0.3,)}))
+    train = [answered("train", n, **low).failed("below_threshold") for n in range(20, 30)]
+    for why, advice in {"below_threshold": "min_top1_score=0.3;", "teacher_refused": "add questions"}.items():
+        with pytest.raises(StageError, match=f"no usable rows for SFT dev .*{advice}"):
+            built(tmp_path, [ROWS[0], *train, answered("dev", 9, **low).failed(why), ROWS[12]])
+
+
 def test_an_empty_training_file_stops_the_run_and_leaves_the_files_of_an_earlier_one(tmp_path: Path) -> None:
     rows = [r for r in ROWS[1:] if r.split != "dev"] + [answered("dev", 9).failed("rewrite_too_long")]
-    with pytest.raises(StageError, match=r"SFT train and SFT dev \(of 14 rows; failed: .*lower select.min_top1_score"):
+    with pytest.raises(StageError, match=r"SFT train and SFT dev \(of 14 rows; failed: [^;]*; add questions, or see"):
         built(tmp_path, rows)
     assert not list((tmp_path / "out").iterdir())
     artifacts = built(tmp_path, ROWS).artifacts

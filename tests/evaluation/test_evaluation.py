@@ -231,6 +231,8 @@ def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_fou
     chosen = examples({"rl": arm(*[HIT] * 20)}, rows, RECIPE, count=3)  # type: ignore[arg-type]
     assert len({example.gold_id for example in chosen}) == len(chosen) == 3
     assert chosen[0].arms["rl"].retrieved.ids == ("g", "x")
+    filled = [example.query for example in examples({}, rows, RECIPE)]
+    assert len(filled) == len(set(filled)) == 10 and filled[:5] == [each.query for each in rows[:5]]
     titled = HIT.model_copy(update={"ids": ("x", "g"), "titles": ("别的", "标准")})
     rows = [row(0), row(0, gold="h")]
     assert [examples({"rl": arm(titled)}, [each], RECIPE)[0].gold_title for each in rows] == ["标准", None]

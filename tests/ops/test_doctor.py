@@ -49,7 +49,7 @@ def live(profile_of: ProfileOf, url: str, **sections: Any) -> Profile:
     """Teacher and judge at one address, which takes the key."""
     chat = {"base_url": url, "api_key_env": "A_KEY"}
     both = {"teacher": {"model": "big", **chat}, "judge": {"model": "small", **chat}}
-    return profile_of(rl={"rollout_engine": "cpu"}, **both | sections)
+    return profile_of(**both | sections)
 
 
 def test_a_check_that_fails_hides_no_other():
@@ -120,7 +120,7 @@ def test_a_proxy_that_no_client_can_use_ends_nothing(
 
 
 def test_text_json_and_status_say_the_same(profile_of: ProfileOf, qinglan: Qinglan):
-    profile = profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED)
+    profile = profile_of(**SIMULATED)
     status, out, _ = qinglan("doctor", profile=profile)
     assert status == 0
     assert [line for line in out.splitlines() if line[0] not in "✓!✗"] == ["This machine", "The profile", "Servers"]

@@ -29,8 +29,9 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
 
 
-def test_the_simulators_need_nothing(profile_of: ProfileOf):
-    assert problems(profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED), "pipeline") == {}
+@pytest.mark.parametrize("flow", ["refresh", "pipeline"])
+def test_the_simulators_need_nothing_on_a_cpu(profile_of: ProfileOf, flow: str):
+    assert problems(profile_of(**SIMULATED, trainer={"device": "cpu"}), flow) == {}
     assert problems(profile_of())["judge"].startswith("judge.model: no simulated model is called small; there are ")
 
 
@@ -45,7 +46,7 @@ def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: Profil
 
 def test_a_recipe_without_a_simulated_domain(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(domains, "_names", lambda: ("medical",))
-    found = problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline")
+    found = problems(profile_of(), "pipeline")
     assert found["workbook"].startswith("data.workbook: recipe query_rewrite has no simulated domain; give your own")
     assert found["base model"].startswith("student.base_model: recipe query_rewrite has no simulated domain")
 
@@ -105,7 +106,7 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         ({"student": {"base_model": "/no/model", "revision": "v1"}}, "base model", "leave out student.revision"),
         ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
-        ({"rl": {"rollout_engine": "vllm"}}, "device", "set it to cpu"),
+        ({"rl": {"rollout_engine": "vllm"}}, "device", "leave it out"),
         ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
     ],
 )
@@ -138,7 +139,7 @@ def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch:
     python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
     problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
     assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")
-    own = profile_of(trainer={"python": sys.executable}, rl={"rollout_engine": "cpu"})
+    own = profile_of(trainer={"python": sys.executable})
     assert "trainer packages" not in problems(own, "train")
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
     assert problems(own, "train")["trainer packages"].startswith(

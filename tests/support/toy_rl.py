@@ -161,7 +161,6 @@ def toy_profile(rl: dict[str, Any]) -> Profile:
         "total_steps": 200,
         "save_freq": 20,
         "test_freq": 20,
-        "rollout_engine": "cpu",
     }
     sections = {"name": "toy", "rl": settings | rl, "trainer": {"device": "cpu", "threads": 1}}
     return Profile.model_validate(SIMULATED | sections)

@@ -61,7 +61,7 @@ def test_sft_keeps_its_adapters_and_the_merged_model(profile_of: ProfileOf):
     ],
 )
 def test_rl_keeps_checkpoints_of_policy_and_critic(profile_of: ProfileOf, rl: dict[str, Any], expected: int):
-    assert rl_bytes(profile_of(rl={"rollout_engine": "cpu", "save_freq": 20, "test_freq": 20} | rl), SMALL) == expected
+    assert rl_bytes(profile_of(rl={"save_freq": 20, "test_freq": 20} | rl), SMALL) == expected
 
 
 def test_what_a_flow_needs_is_known_before_it_starts(profile_of: ProfileOf, tmp_path: Path):

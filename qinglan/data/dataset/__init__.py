@@ -70,7 +70,7 @@ def build(
         rows = placement.apply(read_jsonl(rows_path, Row))
         return (row for row in rows if row.split in splits and was_question(row) and not is_leak(row.reason))
 
-    splits, kept, pools = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
+    splits, kept, weak, pools = Counter[str](), Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     prompts = draw_rl_prompts(filter(recipe.has_baseline, placed("train")), profile.dataset)
     copies = NoisyCopies(profile)
     if profile.dataset.augment:
@@ -84,6 +84,7 @@ def build(
             if not was_question(row) or is_leak(row.reason):
                 continue
             kept[str(row.split)] += 1
+            weak[str(row.split)] += row.reason in ("below_threshold", "worse_than_original")
             if row.pool:
                 pools[row.pool, str(row.split)] += 1
             if row.split == "test":
@@ -103,12 +104,11 @@ def build(
                 if kind:
                     copies.counts[kind].update(sft=teaches, rl=asked_times)
         _require_every_split(kept, after)
-        taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
-        if empty := [name for name, count in taught.items() if not count]:
+        if empty := [split for split in ("train", "dev") if not files.rows[f"sft_{split}"]]:
             reasons = ", ".join(f"{reason} {count}" for reason, count in after.dropped_since(RowCounts()).items())
             raise StageError(
-                f"no usable rows for {' and '.join(empty)} (of {after.total} rows; failed: {reasons or 'none'}); "
-                f"{_advice(rows_path, recipe, profile)}"
+                f"no usable rows for {' and '.join(f'SFT {split}' for split in empty)} (of {after.total} rows; failed: "
+                f"{reasons or 'none'}); {_advice(rows_path, recipe, profile, weak=any(weak[each] for each in empty))}"
             )
     counts = {kind: dict(found) for kind, found in copies.counts.items()}
     return BuiltDataset(
@@ -140,8 +140,9 @@ def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
     )
 
 
-def _advice(rows_path: Path, recipe: Recipe, profile: Profile) -> str:
-    if recipe.retrieves:
+def _advice(rows_path: Path, recipe: Recipe, profile: Profile, *, weak: bool) -> str:
+    """What to do; `weak`: rows failed for what the setting to change decides."""
+    if weak and recipe.retrieves:
         setting = SelectedScores(read_jsonl(rows_path, Row), recipe, profile.select).setting()
         if setting:
             return f"run again with --set {setting}; known answers cost nothing"

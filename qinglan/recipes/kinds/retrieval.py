@@ -48,7 +48,7 @@ class RetrievalRecipe(Recipe):
     )
     """A row with one of these has a valid teacher baseline: teacher and RAG both answered. Refusals, boilerplate and
     rewrites that a reviewer rejected or corrected have none: the reward's guard takes its anchors from the baseline."""
-    TOO_FEW_ROWS_HINT = "lower select.min_top1_score or add questions"
+    TOO_FEW_ROWS_HINT = "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
     RL_INFO: ClassVar[dict[str, type]] = {
         "row_id": str,
         "tenant": str,

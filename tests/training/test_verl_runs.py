@@ -80,7 +80,7 @@ def test_a_run_that_gave_up_for_want_of_rewards_goes_on_to_the_same_model(tmp_pa
     for name in ("undisturbed", "disturbed"):
         (tmp_path / name).mkdir()
         # A step in which rewards begin to fail must not go on without them.
-        toy = Toy(tmp_path / name, model_folder, max_invalid_share=0.0, total_steps=9, save_freq=4, test_freq=2)
+        toy = Toy(tmp_path / name, model_folder, max_invalid_share=0.0, total_steps=5, save_freq=4, test_freq=2)
         if name == "disturbed":
             give_up(toy)
         toy.run(toy.command())
@@ -92,46 +92,30 @@ def test_a_run_that_gave_up_for_want_of_rewards_goes_on_to_the_same_model(tmp_pa
 def give_up(toy: Toy) -> None:
     toy.reward_config.write_text(json.dumps({"failing": [], "latency_s": 1}))
     process = toy.start(toy.command())
-    wait_until("step 6", lambda: 6 in read_metrics(toy.folder) or process.poll() is not None, 300)
+    wait_until("step 1", lambda: 1 in read_metrics(toy.folder) or process.poll() is not None, 300)
     toy.reward_config.write_text(json.dumps({"failing": list(range(64))}))
     assert process.wait(300) != 0
-    assert read_stop(toy.folder) is not None and max(checkpoints(toy.output)) not in (4, 8)
+    assert read_stop(toy.folder) is not None and max(checkpoints(toy.output)) in (1, 2)
     toy.reward_config.write_text(json.dumps({"failing": []}))
-
-
-def test_adapters_and_a_reference_export_a_merged_model(tmp_path: Path, model_folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    settings: dict[str, Any] = {"lora_rank": 4, "kl": {"mode": "loss", "coefficient": 0.01}}
-    settings |= {"algorithm": "reinforce_plus_plus_baseline", "policy_loss": "clip_cov", "entropy_coefficient": 0.01}
-    toy = Toy(tmp_path, model_folder, **settings, **GROUPS, **TWO_STEPS)
-    toy.run(toy.command())
-    steps = read_metrics(tmp_path)
-    assert set(steps) == {1, 2}
-    assert "actor/kl_loss" in steps[2] and steps[2]["reward_extra/samples"] == 16
-    assert abs(steps[1]["training/rollout_probs_diff_mean"]) < 0.02
-
-    exported = toy.export()
-    before = AutoModelForCausalLM.from_pretrained(model_folder)
-    weight, frozen = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"
-    assert not torch.equal(exported.state_dict()[weight], before.state_dict()[weight])
-    assert torch.equal(exported.state_dict()[frozen], before.state_dict()[frozen])
 
 
 def test_rloo_and_gspo_train_where_samples_are_missing(tmp_path: Path, model_folder: Path) -> None:
     groups = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 2, "ppo_epochs": 2}
     settings: dict[str, Any] = {"algorithm": "rloo", "policy_loss": "gspo", "max_invalid_share": 0.9}
+    settings |= {"kl": {"mode": "loss", "coefficient": 0.01}, "entropy_coefficient": 0.01}
     toy = Toy(tmp_path, model_folder, **settings, **groups, **TWO_STEPS)
     toy.reward_config.write_text('{"failing": [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61]}')
     toy.run(toy.command())
     steps = read_metrics(tmp_path)
     assert set(steps) == {1, 2}
     assert all(math.isfinite(step["actor/pg_loss"]) and step["actor/grad_norm"] > 0 for step in steps.values())
+    assert "actor/kl_loss" in steps[2]
     assert sum(step["reward_extra/invalid"] for step in steps.values()) > 0
 
 
 def test_ppo_with_adapters_and_a_smaller_critic_resumes_and_exports(tmp_path: Path, model_folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
     settings = {"lora_rank": 4, "critic_model": str(critic), "kl": {"mode": "reward", "target_kl": 0.05}}
     toy = Toy(tmp_path, model_folder, **settings, **TWO_STEPS)
@@ -139,12 +123,15 @@ def test_ppo_with_adapters_and_a_smaller_critic_resumes_and_exports(tmp_path: Pa
     first = read_metrics(tmp_path)[2]
     assert first["actor/reward_kl_penalty_coeff"] != settings["kl"].get("coefficient", 0.001)
     assert first["critic/grad_norm"] > 0
+    assert abs(first["training/rollout_probs_diff_mean"]) < 0.02
     toy.profile = toy.profile.model_copy(update={"rl": toy.profile.rl.model_copy(update={"total_steps": 3})})
     toy.run(toy.command())
     assert max(checkpoints(toy.output)) == 3
     assert read_metrics(tmp_path)[3]["critic/grad_norm"] > 0
-    exported = toy.export().state_dict()
-    assert exported["model.layers.0.self_attn.q_proj.weight"].isfinite().all()
+    exported, before = toy.export().state_dict(), AutoModelForCausalLM.from_pretrained(model_folder).state_dict()
+    weight, frozen = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"
+    assert exported[weight].isfinite().all() and not exported[weight].equal(before[weight])
+    assert exported[frozen].equal(before[frozen])
 
 
 LETTERS = letters.Letters()
@@ -202,14 +189,12 @@ said = set()
 
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
-    variety = len(set(solution_str)) / max(len(solution_str), 1)
     pieces = {{solution_str[at : at + 4] for at in range(max(len(solution_str) - 3, 1))}}
     novelty = len(pieces - said) / len(pieces)
     said.update(pieces)
     row_id = extra_info["row_id"]
     return {{"invalid": 0.0, "row_id": row_id, "target": row_id, {parts}}}
 """
-HONEST = {"score": "variety"}
 LOST_IN_A_COLLAPSE = {"score": "novelty"}
 """Nearly 1 for a policy that speaks at random, and 0 for one that repeats itself, whatever it repeats."""
 
@@ -234,14 +219,6 @@ def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, m
     assert at < max(rates), alarms
     assert rates[at] >= rates[at - 1]
     assert rates[at + 1] < 0.7 * rates[at]
-
-
-def test_a_critic_that_does_not_learn_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
-    actions = {"window_steps": 3, "actions": {"value_loss_flat": "stop"}}
-    rates = {"critic_lr": 1e-12, "actor_lr": 1e-5}
-    alarms = train(tmp_path, model_folder, HONEST, total_steps=40, alarms=actions, **rates)
-    step = alarms["value_loss_flat"].step
     stopped = read_stop(tmp_path)
-    assert stopped is not None
-    assert "value_loss_flat" in stopped[0] and not stopped[1]
-    assert max(read_metrics(tmp_path)) == step < 40
+    assert stopped is not None and "entropy_collapse" in stopped[0] and not stopped[1]
+    assert max(rates) == alarms["entropy_collapse"].step < 30

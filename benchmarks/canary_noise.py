@@ -68,7 +68,7 @@ BROKEN = (
 
 
 def traffic(domain: Domain, seed: int) -> Iterator[CanaryCounts]:
-    """The tally at each look of a day."""
+    """The counts at each check of a day."""
     rng, counts = random.Random(seed), CanaryCounts()
     for number in range(1, REQUESTS + 1):
         challenged = rng.random() < domain.share

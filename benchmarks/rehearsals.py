@@ -20,7 +20,7 @@ import qinglan
 from qinglan.clients.roles import site_ledger
 from qinglan.config import load_profile, profile_names
 from qinglan.ops.estimate import count_questions, estimate, questions_of
-from qinglan.ops.forecast import doubts, forecast
+from qinglan.ops.forecast import find_problems, forecast
 
 RESULT = Path(__file__).parent / "results" / "rehearsals.json"
 ENDING, TRIAL_ROWS = "_rehearsal", 100
@@ -52,7 +52,7 @@ def rehearse(name: str) -> dict[str, Any]:
             with questions_of(profile) as rows:
                 counts = count_questions(profile, rows, ledger)
             parts, planned = estimate(profile, "pipeline", counts, ledger), forecast(profile, counts)
-        warnings = list(doubts(profile, planned))
+        warnings = list(find_problems(profile, planned))
         run(name, "pipeline", settings)
         found = qinglan.run(runs=Path(folder) / "runs")
         report, calls = found.report, found.ledger()

@@ -42,7 +42,7 @@ POLL_S = 0.02
 QUESTION, TEACHER_REWRITE = "第{}个问题：那个饭前吃还是饭后吃？", "第{}个问题 服用时间"
 
 
-class StandInRag:
+class SimulatedRag:
     """Answers after `latency_s`; the score is a hash of the rewrite."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class StandInRag:
 class Alternation:
     """Changes the latency whenever a step has ended, and keeps each step's metrics by latency."""
 
-    def __init__(self, rag: StandInRag, metrics: Path) -> None:
+    def __init__(self, rag: SimulatedRag, metrics: Path) -> None:
         self._rag, self._tail, self._ended = rag, JsonlTail(metrics), threading.Event()
         self.steps: dict[float, list[dict[str, float]]] = {0.0: [], LATENCY_S: []}
         self._thread = threading.Thread(target=self._follow, name="alternation")
@@ -139,7 +139,7 @@ def main(steps: int = STEPS) -> None:
 
 def measure(folder: Path, steps: int) -> dict[str, Any]:
     """One run's figures."""
-    load, rag = os.getloadavg()[0], StandInRag()
+    load, rag = os.getloadavg()[0], SimulatedRag()
     with rag.serving() as url:
         command = training(folder, url, steps)
         alternation = Alternation(rag, Path(command.env["VERL_FILE_LOGGER_PATH"]))

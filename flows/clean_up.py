@@ -1,4 +1,4 @@
-"""What nobody needs any more goes, by the profile's `retention`."""
+"""Removes old runs, versions and caches, by the profile's `retention`."""
 
 from prefect import flow
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.evaluation.teacher_comparison import contenders
+from qinglan.evaluation.teacher_comparison import teachers_of
 from qinglan.tasks.compare import compare_teachers, draw_questions
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
@@ -35,7 +35,7 @@ def compare(
         ingested = ingest_workbook(run, session.workbook)
         sample = draw_questions(run, ingested)
         stages, validated = [ingested, sample], {}
-        for each in contenders(run, services):
+        for each in teachers_of(run, services):
             distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
             validated[each.arm] = validate_rows(
                 each.run, each.services, distilled, session.knowledge_base, each.stage("validate")

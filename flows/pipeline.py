@@ -1,4 +1,4 @@
-"""The whole road: workbook → teacher → RAG → selection → SFT → RL → evaluation → gate → registry → report."""
+"""All stages: workbook → teacher → RAG → selection → SFT → RL → evaluation → gate → registry → report."""
 
 from pathlib import Path
 

@@ -147,7 +147,7 @@ class _Watch:
         elif state.is_crashed() or state.is_scheduled():
             # No heartbeat came through, for whatever reason, and it may be about to go on in another process. But
             # while it is not paused, no answer is taken.
-            client.set_flow_run_state(self.flow_run_id, Running(message="Its process lives, and waits for a person"))
+            client.set_flow_run_state(self.flow_run_id, Running(message="Its process runs and waits for a person"))
         elif state.is_cancelling() or state.is_final():
             self._checks_at_its_end += 1
             # Where there is a worker, ending the process is its business.

@@ -148,5 +148,5 @@ async def ask_services(
         dropped,
         {"rows": Artifact.of(path, after.total)},
         details={"api": calls},
-        try_again=sum(n for reason, n in dropped.items() if reason in row_batches.ASK_AGAIN_REASONS),
+        try_again=sum(n for reason, n in dropped.items() if reason in row_batches.RETRYABLE_OR_BLANK_REASONS),
     )

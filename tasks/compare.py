@@ -6,7 +6,7 @@ from qinglan.clients.roles import Services, site_ledger
 from qinglan.evaluation.purchase import advise
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import metrics_of
-from qinglan.evaluation.teacher_comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
+from qinglan.evaluation.teacher_comparison import MAIN, arms_of, cost_of_unusable, draw, evaluate_teachers, teachers_of
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
@@ -41,11 +41,11 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
 
     def work(stage: Stage) -> Outcome:
         answers = {arm: list(read_jsonl(result.path("rows"), Row)) for arm, result in validated.items()}
-        teachers = contenders(run, services)
+        teachers = teachers_of(run, services)
         with site_ledger(profile) as ledger:
-            in_vain = {each.arm: paid_in_vain(each.run.profile, answers[each.arm], ledger) for each in teachers}
+            unusable = {each.arm: cost_of_unusable(each.run.profile, answers[each.arm], ledger) for each in teachers}
         loads = {each.arm: reason("live_at_once", questions=each.run.profile.teacher.concurrency) for each in teachers}
-        arms, rows = arms_of(answers, in_vain, recipe), answers[MAIN]
+        arms, rows = arms_of(answers, unusable, recipe), answers[MAIN]
         evaluation = evaluate_teachers(arms, rows, profile.evaluate, recipe, loads)
         write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
         artifacts = {f"arm_{arm}": write_jsonl(stage.directory / f"arm_{arm}.jsonl", arms[arm]) for arm in arms}

@@ -13,7 +13,7 @@ from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
 from qinglan.evaluation.split_uses import note_evaluation
 from qinglan.evaluation.summary import evaluate, metrics_of
-from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders
+from qinglan.evaluation.teacher_comparison import ComparedTeacher, ask_teacher, teachers_of
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.measuring import Measured, student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
@@ -71,7 +71,7 @@ def evaluate_arms(
     recipe = get_recipe(profile.recipe)
     students, cases = _students(run, models), cases_of(profile)
     named = {*profile.evaluate.teachers, *profile.gate.rivals}
-    rivals = [each for each in contenders(run, services) if each.arm in named]
+    rivals = [each for each in teachers_of(run, services) if each.arm in named]
     loads = _loads(profile, students)
 
     def work(stage: Stage) -> Outcome:
@@ -156,7 +156,9 @@ def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, Reaso
     }
 
 
-async def _ask_teachers(stage: Stage, rivals: Sequence[Contender], rows: Sequence[Row], cases: Sequence[Case]) -> Asked:
+async def _ask_teachers(
+    stage: Stage, rivals: Sequence[ComparedTeacher], rows: Sequence[Row], cases: Sequence[Case]
+) -> Asked:
     """The further teachers on the test questions, and those that the gate names on the red team's cases that need not
     pass; before anything is generated: where the money doesn't last, it is known now."""
     profile, calls = stage.run.profile, Calls()

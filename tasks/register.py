@@ -26,7 +26,7 @@ def register_model(
     def work(stage: Stage) -> Outcome:
         candidate = candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
         released = registry.register(candidate)
-        released = registry.settle(released.version, profile.release.promote, decision.champion)
+        released = registry.assign_alias(released.version, profile.release.promote, decision.champion)
         standing = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
         stage.say(f"version {released.version} of {registry.name} ({standing})")
         if decision.verdict == "promote" and not released.aliases and released.history:

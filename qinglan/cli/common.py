@@ -37,7 +37,7 @@ SetOption = Annotated[
 
 
 def say(text: str, console: Console = out, style: str | None = None) -> None:
-    """A line as it is: what comes from outside is no markup, and no command to the terminal."""
+    """Print plain text: markup and control characters are escaped."""
     console.print(without_controls(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 

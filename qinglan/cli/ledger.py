@@ -24,7 +24,7 @@ def spent(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Calls, tokens and dollars, the dearest first."""
+    """Calls, tokens and dollars, the most expensive first."""
     from qinglan.clients.roles import site_ledger
 
     try:
@@ -120,7 +120,7 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
 
 def _print_forecast(profile: Profile, flow: FlowName, counts: "QuestionCounts") -> None:
     """What a training would make of the questions, and what in it can't work."""
-    from qinglan.ops.forecast import doubts, forecast
+    from qinglan.ops.forecast import find_problems, forecast
     from qinglan.training.disk_space import needed_bytes
 
     found = forecast(profile, counts)
@@ -134,5 +134,5 @@ def _print_forecast(profile: Profile, flow: FlowName, counts: "QuestionCounts") 
     )
     hours = ", ".join(f"{stage} {number(spent, 1)}" for stage, spent in found.gpu_hours.items())
     say(f"GPU-hours: {hours}." if hours else "GPU-hours: not known before the first training; see trainer.step_s.")
-    for doubt in doubts(profile, found):
-        say(f"Warning: {doubt}.")
+    for problem in find_problems(profile, found):
+        say(f"Warning: {problem}.")

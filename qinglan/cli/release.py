@@ -203,12 +203,12 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
         problem = f"its model is {registered['name']}, and this profile's is {registry.name}"
         raise ConfigError(f"run {run_id}: {problem}; give --profile and --set as that run had them")
     version = registry.version(registered["version"])
-    unfinished = version.verdict == "promote" and not version.placed and approval.approve
+    unfinished = version.verdict == "promote" and not version.alias_is_decided and approval.approve
     if version.verdict != "undecided" and not unfinished:
         raise ConfigError(f"run {run_id}: version {version.version} is already decided: {version.sentence}")
     if not unfinished:
         registry.redecide(version.version, decided_by(decision, approval))
-    return registry, registry.settle(version.version, profile.release.promote, decision.champion)
+    return registry, registry.assign_alias(version.version, profile.release.promote, decision.champion)
 
 
 def _registry(profile: Profile) -> "Registry":

@@ -412,7 +412,7 @@ def account_is_empty(error: "openai.APIError") -> bool:
 
 
 def unanswered(call: Call) -> str | None:
-    """Why a completion is none that would be the same another time: it was interrupted, or is blank."""
+    """Why a completion must not be stored: it was interrupted, or is blank."""
     if call.finish_reason in _INTERRUPTED:
         return "teacher_interrupted"
     is_blank = call.finish_reason in _ENDED and not call.refusal and not call.text.strip()
@@ -449,7 +449,7 @@ def _prompt_chars(request: Request) -> int:
 
 
 def _count(tokens: int | None, chars: int) -> int:
-    """As the service counts, else estimated: an answer without a count is not for nothing."""
+    """As the service counts; estimated where the service sends no usage."""
     return min(max(0, tokens), _MOST_TOKENS) if tokens is not None else int(TOKENS_PER_CHARACTER * chars)
 
 

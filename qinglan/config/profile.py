@@ -49,7 +49,7 @@ FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compa
 
 
 def _absolute_file(value: str) -> str:
-    """Processes that read the profile later may stand in another folder."""
+    """Make the path absolute: later readers have another working directory."""
     return str(Path(value).expanduser().resolve()) if value.endswith(".py") else value
 
 

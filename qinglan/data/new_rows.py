@@ -8,13 +8,15 @@ from qinglan.recipes import get_recipe, identifying
 from qinglan.rows import LEFT_FOR_LATER, Row, row_id
 
 
-def take_new_rows(rows: Iterable[Row], again: Iterable[Row], profile: Profile, known_version: str) -> Iterator[Row]:
+def take_new_rows(
+    rows: Iterable[Row], second_pass: Iterable[Row], profile: Profile, known_version: str
+) -> Iterator[Row]:
     """The rows, of which those that are new and more than `data.max_new_rows` fail as `left_for_later`.
 
     Those stay that were asked on the most days, as the log has a question once a day, and of these the newest.
 
     Args:
-        again: the same rows, as they are read twice.
+        second_pass: the same rows, as they are read twice.
         known_version: the dataset version whose questions are not new; empty where there is none.
     """
     index, inputs = tenant_folder(profile) / known_version / INDEX, get_recipe(profile.recipe).INPUTS
@@ -26,4 +28,4 @@ def take_new_rows(rows: Iterable[Row], again: Iterable[Row], profile: Profile, k
             if asked not in known:
                 days[asked] = days.pop(asked, 0) + 1  # at the end: the order is that of the newest
     left = set(sorted(days, key=days.__getitem__)[: -profile.data.max_new_rows])
-    return (row.failed(LEFT_FOR_LATER) if row.id in left else row for row in again)
+    return (row.failed(LEFT_FOR_LATER) if row.id in left else row for row in second_pass)

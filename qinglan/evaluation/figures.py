@@ -24,7 +24,7 @@ _PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     *(("rl", "champion"), ("sft", "champion"), ("champion", "teacher")),
 )
 """Arms that are compared."""
-_FURTHEST: tuple[ArmName, ...] = ("rl", "sft", "teacher")
+_MAIN_ARMS: tuple[ArmName, ...] = ("rl", "sft", "teacher")
 _MIN_ROWS = 20
 """A smaller slice is listed without intervals."""
 _MOST_VALUES = 40
@@ -131,7 +131,7 @@ def compared(a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, st
 def slices_of(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
 ) -> list[models.Slice]:
-    """Each arm's means per slice, and what the furthest arm gains on those that it is compared with.
+    """Each arm's means per slice, and what RL, else SFT, else the teacher gains on the arms that it is compared with.
 
     Of the metrics that have intervals. Slices are many and small: an interval here is for reading, and nothing is
     decided by it.
@@ -139,7 +139,7 @@ def slices_of(
     metrics = [metric for metric in recipe.METRICS if metric.interval]
     scores = {name: arm_scores(name, arm, rows, recipe).scores for name, arm in arms.items()}
     groups, pairs = groups_of(rows), pairs_of(arms)
-    first = next((name for name in _FURTHEST if any(a == name for a, _ in pairs)), None)
+    first = next((name for name in _MAIN_ARMS if any(a == name for a, _ in pairs)), None)
     made = []
     for by, value, ids in _cut(rows):
         # Of a small slice the means alone, which need no resamples.

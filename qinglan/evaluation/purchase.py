@@ -28,7 +28,7 @@ _SAME_COST = 1.05
 """Two prices within this factor are the same."""
 
 
-class Offer(NamedTuple):
+class RivalResult(NamedTuple):
     """One rival against the main teacher."""
 
     arm: str
@@ -50,7 +50,7 @@ class Offer(NamedTuple):
         """The loss that is tolerated, on this metric's scale."""
         return self.tolerable * self.metrics[metric].maximum
 
-    def standing(self, found: Comparison) -> Literal["better", "worse", "enough", "open"]:
+    def classify(self, found: Comparison) -> Literal["better", "worse", "enough", "open"]:
         """What the interval says; a shown loss that is sure to be tolerable is good enough."""
         if found.ci95 is None:
             return "open"
@@ -64,7 +64,7 @@ class Offer(NamedTuple):
     @property
     def worse(self) -> list[Comparison]:
         """Metrics on which it loses more than is tolerated."""
-        return [found for found in self.comparisons if self.standing(found) == "worse"]
+        return [found for found in self.comparisons if self.classify(found) == "worse"]
 
     @property
     def price(self) -> Literal["less", "more", "same"]:
@@ -77,7 +77,7 @@ class Offer(NamedTuple):
     @property
     def advice(self) -> Advice:
         """Take it, weigh money against quality, ask more questions, or keep the main teacher."""
-        primary = self.standing(self.comparisons[0])
+        primary = self.classify(self.comparisons[0])
         if self.worse:
             return "trade" if primary == "better" or (self.price == "less" and self.gains) else "keep"
         if primary == "better":
@@ -109,7 +109,7 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
     for arm in rivals:
         mine = {c.metric: c for c in evaluation.comparisons if (c.a, c.b) == (arm, MAIN) and c.diff is not None}
         if mine:
-            offer = Offer(
+            result = RivalResult(
                 arm=arm,
                 rival=labels[arm],
                 main=labels[MAIN],
@@ -121,12 +121,12 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
                 gains=gains(evaluation, arm),
                 tolerable=profile.compare.tolerable_loss,
             )
-            offers.append(offer)
+            offers.append(result)
     if not offers:
         return None
     # Among those that may be taken the cheapest leads, else the order of the profile.
     cost = {o.arm: o.figures.cost_per_1000_usd or 0.0 if o.advice == "take" else 0.0 for o in offers}
-    first = min(offers, key=lambda offer: (_ORDER.index(offer.advice), cost[offer.arm]))
+    first = min(offers, key=lambda result: (_ORDER.index(result.advice), cost[result.arm]))
     primary = first.comparisons[0]
     difference = _difference(first, primary)
     return Purchase(
@@ -135,7 +135,7 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
         tone="better" if first.advice == "take" else "open",
         sentence=reason("purchase", rival=first.rival, cost=_cost(first), difference=difference, questions=primary.n),
         reading=_advice(first),
-        offers=[_offered(offer, with_advice=offer is not first) for offer in offers],
+        offers=[_offered(result, with_advice=result is not first) for result in offers],
         notes=_notes(profile, labels, evaluation, arms),
         simulated=[arm for arm, endpoint in rivals.items() if endpoint.base_url == EMBEDDED],
     )
@@ -150,76 +150,76 @@ def family(model: str) -> str:
     return found.group() if found else name
 
 
-def _advice(offer: Offer) -> Reason:
+def _advice(result: RivalResult) -> Reason:
     """What to do about a rival."""
-    found = offer.comparisons[0]
-    metric, names = offer.metrics[found.metric].words, {"rival": offer.rival, "main": offer.main}
-    margin, advice = offer.margin(found.metric), offer.advice
-    if advice == "take" and offer.standing(found) == "better":
+    found = result.comparisons[0]
+    metric, names = result.metrics[found.metric].words, {"rival": result.rival, "main": result.main}
+    margin, advice = result.margin(found.metric), result.advice
+    if advice == "take" and result.classify(found) == "better":
         return reason("take_better", metric=metric, **names)
     if advice == "take":
         within_noise = found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1]
         return reason(
-            "take_within_noise" if within_noise else "take_small_loss", metric=metric, margin=margin, rival=offer.rival
+            "take_within_noise" if within_noise else "take_small_loss", metric=metric, margin=margin, rival=result.rival
         )
     if advice == "trade":
-        return reason("trade", parts=_sides(offer), **names)
+        return reason("trade", parts=_gains_and_losses(result), **names)
     if advice == "open":
         risk = reason("no_interval_given")
         if found.ci95:
             risk = reason("loss_not_ruled_out", loss=-found.ci95[0], metric=metric)
         if not (found.detectable_diff and found.detectable_diff > margin > 0):
-            return reason("purchase_open", risk=risk, margin=margin, main=offer.main)
+            return reason("purchase_open", risk=risk, margin=margin, main=result.main)
         needed = found.n * (found.detectable_diff / margin) ** 2
         step = 10.0 ** max(0, math.floor(math.log10(needed)) - 1)
         rows = round(math.ceil(needed / step) * step)
-        return reason("purchase_open_rows", risk=risk, margin=margin, main=offer.main, rows=rows)
-    if offer.worse and offer.price == "less":
+        return reason("purchase_open_rows", risk=risk, margin=margin, main=result.main, rows=rows)
+    if result.worse and result.price == "less":
         return reason("keep_not_better_than_question", **names)
-    price = reason("costs_more") if offer.price == "more" else reason("costs_no_less")
-    if offer.worse:
+    price = reason("costs_more") if result.price == "more" else reason("costs_no_less")
+    if result.worse:
         return reason(
-            "keep_worse", metrics=listed([offer.metrics[c.metric].words for c in offer.worse]), price=price, **names
+            "keep_worse", metrics=listed([result.metrics[c.metric].words for c in result.worse]), price=price, **names
         )
     return reason("keep_no_gain", metric=metric, price=price, **names)
 
 
-def _sides(offer: Offer) -> list[Reason]:
+def _gains_and_losses(result: RivalResult) -> list[Reason]:
     """What is won by a trade, and what is lost."""
-    saved = (offer.main_figures.cost_per_1000_usd or 0.0) - (offer.figures.cost_per_1000_usd or 0.0)
-    better = [found for found in offer.comparisons if offer.standing(found) == "better"]
+    saved = (result.main_figures.cost_per_1000_usd or 0.0) - (result.figures.cost_per_1000_usd or 0.0)
+    better = [found for found in result.comparisons if result.classify(found) == "better"]
     won, lost = (
         [
-            reason("amount", size=abs(found.diff or 0.0), metric=offer.metrics[found.metric].words)
+            reason("amount", size=abs(found.diff or 0.0), metric=result.metrics[found.metric].words)
             for found in comparisons
         ]
-        for comparisons in (better, offer.worse)
+        for comparisons in (better, result.worse)
     )
-    sides = [reason("save", amount=saved, texts=offer.texts)] if offer.price == "less" else []
+    sides = [reason("save", amount=saved, texts=result.texts)] if result.price == "less" else []
     sides += [reason("gain", amounts=won)] if won else []
     sides += [reason("lose", amounts=lost)] if lost else []
-    sides += [reason("pay", amount=-saved, texts=offer.texts)] if offer.price == "more" else []
+    sides += [reason("pay", amount=-saved, texts=result.texts)] if result.price == "more" else []
     return sides
 
 
-def _offered(offer: Offer, *, with_advice: bool) -> Reason:
+def _offered(result: RivalResult, *, with_advice: bool) -> Reason:
     """All that is known of a rival."""
-    found = [_difference(offer, each) for each in offer.comparisons]
-    speed, main_speed = offer.figures.latency_p50_ms, offer.main_figures.latency_p50_ms
+    found = [_difference(result, each) for each in result.comparisons]
+    speed, main_speed = result.figures.latency_p50_ms, result.main_figures.latency_p50_ms
     if speed is not None and main_speed is not None:
         found.append(reason("median_against", ms=latency(speed), main_ms=latency(main_speed)))
     return reason(
         "offer",
-        rival=offer.rival,
-        main=offer.main,
-        cost=_cost(offer),
+        rival=result.rival,
+        main=result.main,
+        cost=_cost(result),
         differences=found,
-        advice=_advice(offer) if with_advice else None,
+        advice=_advice(result) if with_advice else None,
     )
 
 
-def _difference(offer: Offer, found: Comparison) -> Reason:
-    metric = offer.metrics[found.metric].words
+def _difference(result: RivalResult, found: Comparison) -> Reason:
+    metric = result.metrics[found.metric].words
     if found.diff is None or found.ci95 is None:
         return reason("metric_without_interval", metric=metric, difference=signed(found.diff))
     if found.ci95[0] <= 0 <= found.ci95[1]:
@@ -230,18 +230,18 @@ def _difference(offer: Offer, found: Comparison) -> Reason:
     return reason("metric_higher" if higher else "metric_lower", metric=metric, size=size, ends=ends)
 
 
-def _cost(offer: Offer) -> Reason:
-    cost, main = offer.figures.cost_per_1000_usd, offer.main_figures.cost_per_1000_usd
+def _cost(result: RivalResult) -> Reason:
+    cost, main = result.figures.cost_per_1000_usd, result.main_figures.cost_per_1000_usd
     if cost is None or main is None:
         return reason("cost_not_known")
-    both: dict[str, str | float | Both] = {"main": offer.main, "own": cost, "theirs": main, "texts": offer.texts}
-    if offer.price == "same":
+    both: dict[str, str | float | Both] = {"main": result.main, "own": cost, "theirs": main, "texts": result.texts}
+    if result.price == "same":
         return reason("cost_same", **both)
     factor = None
     if cost and main:
         times = max(main / cost, cost / main)
         factor = reason("times_large" if times >= 10 else "times", times=times)
-    return reason("cost_less" if offer.price == "less" else "cost_more", factor=factor, **both)
+    return reason("cost_less" if result.price == "less" else "cost_more", factor=factor, **both)
 
 
 def _notes(

@@ -37,7 +37,7 @@ _OF_THE_QUESTION = {
 """Fields of a row; the others are what the main teacher made of it, which is another arm."""
 
 
-class Contender(NamedTuple):
+class ComparedTeacher(NamedTuple):
     """One teacher, and the run as it would be with this teacher in the place of the main one."""
 
     arm: str
@@ -49,7 +49,7 @@ class Contender(NamedTuple):
         return name if self.arm == MAIN else f"{name}-{self.arm}"
 
 
-def contenders(run: Run, services: Services) -> list[Contender]:
+def teachers_of(run: Run, services: Services) -> list[ComparedTeacher]:
     """The main teacher, then its rivals."""
     profile = run.profile
 
@@ -63,8 +63,8 @@ def contenders(run: Run, services: Services) -> list[Contender]:
         return replace(addresses, teacher_url=addresses.rival_urls[rival])
 
     teachers = profile.compare.teachers.items()
-    rivals = [Contender(name, asking(teacher), partial(addresses_of, name)) for name, teacher in teachers]
-    return [Contender(MAIN, asking(profile.teacher), services), *rivals]
+    rivals = [ComparedTeacher(name, asking(teacher), partial(addresses_of, name)) for name, teacher in teachers]
+    return [ComparedTeacher(MAIN, asking(profile.teacher), services), *rivals]
 
 
 async def ask_teacher(
@@ -94,7 +94,7 @@ def draw(rows: Iterable[Row], count: int) -> list[Row]:
     return heapq.nsmallest(count, usable, key=lambda row: hash_fraction(f"compare {row.id}"))
 
 
-def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
+def cost_of_unusable(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
     """Dollars by row id for answers of this profile's teacher that were of no use: refused, cut off, empty."""
     asked = teacher_requests(profile)
     unanswered = ((row, asked(row)) for row in rows if row.answer is None)
@@ -104,13 +104,13 @@ def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[
 
 
 def arms_of(
-    answers: Mapping[str, Sequence[Row]], in_vain: Mapping[str, Mapping[str, float]], recipe: Recipe
+    answers: Mapping[str, Sequence[Row]], unusable_cost: Mapping[str, Mapping[str, float]], recipe: Recipe
 ) -> dict[str, list[ArmRow]]:
     """Every teacher, and the original question where it can be retrieved with, over the same rows.
 
     Args:
         answers: by arm, the validated rows, the main teacher's among them.
-        in_vain: by arm, what `paid_in_vain` found.
+        unusable_cost: by arm, what `cost_of_unusable` found.
     """
     arms = {}
     if recipe.retrieves:
@@ -119,7 +119,7 @@ def arms_of(
         questions = (row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN])
         arms[ORIGINAL] = original_rows(questions)
     for name, rows in answers.items():
-        wasted = in_vain.get(name, {})
+        wasted = unusable_cost.get(name, {})
         arms[name] = [
             entry if entry.cost_usd is not None else entry.model_copy(update={"cost_usd": wasted.get(entry.row_id)})
             for entry in teacher_rows(rows)

@@ -181,7 +181,7 @@ class LedgerQueue:
                 self._on_the_way_usd -= sum(tried.cost_usd for tried in (*order.calls, *order.failures))
                 return delivery
             except LedgerError as error:
-                order.again = True
+                order.is_resent = True
                 if "database or disk is full" in str(error) and self._full is None:
                     self._full = error  # what is under way may still be written
                     if self._reserve:
@@ -251,7 +251,7 @@ class LedgerQueue:
         # What was paid for is tried once more, with what comes next or at the end.
         self._order.calls[:0], self._order.released[:0] = order.calls, order.released
         self._order.failures[:0] = order.failures
-        self._order.again = True
+        self._order.is_resent = True
         waiting: list[asyncio.Future[Any]] = [committed, *(self._wanted.pop(wanted) for wanted in order.wanted)]
         for future in (*waiting, *(self._sought.pop(key) for key in order.sought)):
             _refuse(future, error)

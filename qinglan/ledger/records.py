@@ -112,7 +112,7 @@ class Order:
     """Keys of retrievals to look up."""
     run_id: str = ""
     """The run whose spending is returned."""
-    again: bool = False
+    is_resent: bool = False
     """It was sent before, and it is not known whether it arrived."""
 
     def __len__(self) -> int:

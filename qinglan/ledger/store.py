@@ -64,7 +64,7 @@ class Ledger:
         """Record, release, look up and claim, all or nothing; what is sent again is not recorded twice."""
         with self._transaction() as db:
             calls, failures = order.calls, order.failures
-            if order.again:  # no other client can have bought these: this one has the claims
+            if order.is_resent:  # no other client can have bought these: this one has the claims
                 known = self._find(db, [call.request_hash for call in calls])
                 calls = [call for call in calls if call.request_hash not in known]
                 failures = [] if len(calls) < len(order.calls) else failures
@@ -361,7 +361,7 @@ class Ledger:
         return seen_s is None or self._unchanged_s(holder, seen_s) > _LONGEST_LEASE_S
 
     def _unchanged_s(self, holder: str, seen_s: float) -> float:
-        """How long this client has seen no sign of life of another, by its own clock: those of two machines differ."""
+        """How long this client has seen no heartbeat of another, by its own clock: those of two machines differ."""
         now_s = time.monotonic()
         seen_before_s, since_s, looked_s = self._observed.get(holder, (seen_s, now_s, now_s))
         if seen_before_s != seen_s or now_s - looked_s > _LONGEST_GAP_S:

@@ -67,7 +67,7 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
     )
 
 
-def doubts(profile: Profile, found: Forecast) -> Iterator[str]:
+def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
     """What can't work as it is set, each with the setting to change."""
     sft, rl, gain = profile.sft, profile.rl, profile.targets.gain or profile.gate.smallest_gain
     if found.sft_steps < FEWEST_SFT_STEPS:

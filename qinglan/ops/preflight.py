@@ -30,7 +30,7 @@ from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ops.checks import Check, PlannedCheck, run_check
 from qinglan.ops.estimate import count_questions, questions_of
-from qinglan.ops.forecast import doubts, forecast
+from qinglan.ops.forecast import find_problems, forecast
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.rows import HINTS, RowCounts
@@ -132,7 +132,7 @@ def require(profile: Profile, flow: FlowName, warn: Callable[[str], object] | No
 
 def _schedule(profile: Profile) -> str | None:
     with suppress(QinglanError), questions_of(profile) as rows:  # whether they can be read is another check's
-        return "; ".join(doubts(profile, forecast(profile, count_questions(profile, rows)))) or None
+        return "; ".join(find_problems(profile, forecast(profile, count_questions(profile, rows)))) or None
     return None
 
 

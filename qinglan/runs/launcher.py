@@ -172,7 +172,7 @@ class SupervisedProcess:
             raise EngineError(self.failure())
 
     def address(self, within_s: float) -> str:
-        """The address that it announced, once it listens: a process that takes a free port itself races for none."""
+        """The address that it announced: it binds its own port, so no other process can take it in between."""
         assert self._process.stdout is not None
         deadline, line = time.monotonic() + within_s, b""
         while not line.endswith(b"\n"):

@@ -81,9 +81,9 @@ class Processes:
         self.stop(*(name for name in self.end_first if name in self._running))
         self.stop(*self._running)
 
-    def start(self, name: str, command: Command, *, announces: bool = False, goes_on: bool = False) -> None:
-        """Start a supervised process; its log `goes_on`, or replaces an earlier one. See `SupervisedProcess`."""
-        if not goes_on:
+    def start(self, name: str, command: Command, *, announces: bool = False, append_log: bool = False) -> None:
+        """Start a supervised process; without `append_log` an earlier log is removed. See `SupervisedProcess`."""
+        if not append_log:
             self.log(name).unlink(missing_ok=True)
         process = SupervisedProcess(name, command, self.log(name), pass_fds=self.holds, announces=announces)
         self._running[name], self._commands[name] = process, command
@@ -141,7 +141,7 @@ class Processes:
         try:
             recover(name)
             process.end()  # it has ended; this closes our ends of its pipes
-            self.start(name, self._commands[name], goes_on=True)
+            self.start(name, self._commands[name], append_log=True)
         except (httpx2.HTTPError, OSError) as error:
             wait_s = backoff.failed(now)
             if isinstance(error, OSError):  # else the server it needs is being restarted itself

@@ -61,7 +61,7 @@ class ServerProcess:
 
     def __post_init__(self) -> None:
         # The log goes on: a message of an earlier crash names it.
-        self.processes.start(self.name, self.command, announces=self.announces, goes_on=True)
+        self.processes.start(self.name, self.command, announces=self.announces, append_log=True)
         self.since_s = self.clock()
 
     def step(self) -> str | None:

@@ -62,10 +62,10 @@ class WindowChange(NamedTuple):
     standard_error: float
     """Of the difference."""
 
-    def rose(self, at_least: float, errors: float) -> bool:
+    def has_risen(self, at_least: float, errors: float) -> bool:
         return self.now - self.before >= max(at_least, errors * self.standard_error)
 
-    def fell(self, at_least: float, errors: float) -> bool:
+    def has_fallen(self, at_least: float, errors: float) -> bool:
         return self.before - self.now >= max(at_least, errors * self.standard_error)
 
 
@@ -174,7 +174,7 @@ class AlarmWatch:
         if trend.windows < 2:
             return None
         reward, other = trend.change(REWARD), trend.change(key)
-        if not (reward.rose(self._settings.min_reward_change, errors) and other.fell(min_drop, errors)):
+        if not (reward.has_risen(self._settings.min_reward_change, errors) and other.has_fallen(min_drop, errors)):
             return None
         return (
             f"since {trend.baseline} the reward rose from {number(reward.before)} to {number(reward.now)} while "
@@ -189,7 +189,7 @@ class AlarmWatch:
         if trend.windows < 2:
             return None
         reward = trend.change(REWARD)
-        if not reward.fell(self._settings.min_reward_change, self._settings.significance):
+        if not reward.has_fallen(self._settings.min_reward_change, self._settings.significance):
             return None
         return (
             f"the mean reward fell from {number(reward.before)} in {trend.baseline} to {number(reward.now)}: updates "
@@ -202,7 +202,7 @@ class AlarmWatch:
         if trend.windows < 2:
             return None
         entropy, reward = trend.change(ENTROPY), trend.change(REWARD)
-        if entropy.now >= self._settings.min_entropy_share * entropy.before or (lost := self._lost()) is None:
+        if entropy.now >= self._settings.min_entropy_share * entropy.before or (lost := self._diversity_loss()) is None:
             return None
         return (
             f"entropy fell from {number(entropy.before)} in {trend.baseline} to {number(entropy.now)} nats per token, "
@@ -213,7 +213,7 @@ class AlarmWatch:
             _values(entropy=entropy, reward=reward) | lost[1],
         )
 
-    def _lost(self) -> Signal | None:
+    def _diversity_loss(self) -> Signal | None:
         """What a policy of low entropy has lost, if anything: one that has learnt its task is as sure."""
         limits = self._settings
         if self._distinct.windows >= 2:
@@ -226,7 +226,7 @@ class AlarmWatch:
             parts.append((self._primary_metric, limits.min_gold_drop))
         for part, min_drop in parts:
             trend, key = self._hacks[part_mean(part.part)], part_mean(part.part)
-            if trend.windows >= 2 and (change := trend.change(key)).fell(min_drop, limits.significance):
+            if trend.windows >= 2 and (change := trend.change(key)).has_fallen(min_drop, limits.significance):
                 fell = f"{part.words} fell from {number(change.before)} to {number(change.now)}"
                 return fell, _values(**{part.part: change})
         return None

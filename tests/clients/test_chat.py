@@ -189,7 +189,7 @@ async def test_transient_failures_are_retried_when_the_service_says(
     assert usage(tmp_path)[0] == 3
 
 
-async def test_a_malformed_answer_is_weather_and_shows_no_key(
+async def test_a_malformed_answer_is_retried_and_shows_no_key(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("A_KEY", "sk-secret")

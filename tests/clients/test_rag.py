@@ -109,7 +109,7 @@ def test_a_wrong_content_type_is_named_where_the_body_is_no_json():
 
 
 @pytest.mark.parametrize("fault", [(503, {}), (429, {}), None])
-async def test_weather_is_retried(serve: Serve, fault: Any):
+async def test_transient_failures_are_retried(serve: Serve, fault: Any):
     async with client(serve(script_of(fault, fault, FOUND)).url) as rag:
         assert (await rag.retrieve("q")).ids == ("d1", "d2")
         assert (rag.call_count, rag.failed_count) == (3, 2)

@@ -97,7 +97,7 @@ def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:
         ("name.x=1", "`name` is a value, not a section"),
     ],
 )
-def test_wrong_overrides_name_key_and_remedy(tmp_path: Path, override: str, message: str) -> None:
+def test_wrong_overrides_name_key_and_hint(tmp_path: Path, override: str, message: str) -> None:
     assert message in error_of("fivedoctors" if "tensor" in override else profile_file(tmp_path), override)
 
 

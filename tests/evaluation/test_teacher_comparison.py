@@ -21,7 +21,7 @@ from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import arms_of as arms_shown
 from qinglan.evaluation.report.verdict import verdict
 from qinglan.evaluation.summary import build_report
-from qinglan.evaluation.teacher_comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
+from qinglan.evaluation.teacher_comparison import arms_of, cost_of_unusable, draw, evaluate_teachers, teachers_of
 from qinglan.ledger import Call
 from qinglan.ops.preflight import require
 from qinglan.recipes import get_recipe
@@ -94,7 +94,7 @@ def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path
         compare={"teachers": {"cheap": {"model": "small"}}}, distill={"mode": "batch_api", "max_failed_share": 0.01}
     )
     run = Run(id="r", flow="compare", profile=profile, directory=tmp_path)
-    both = contenders(run, partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}))
+    both = teachers_of(run, partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}))
     known = [(each.run.profile.teacher.model, each.services().teacher_url, each.stage("distill")) for each in both]
     assert known == [("big", "http://main", "distill"), ("small", "http://cheap", "distill-cheap")]
     assert {each.services().judge_url for each in both} == {"http://judge"}
@@ -133,7 +133,7 @@ def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
     with site_ledger(profile) as ledger:
         ledger.record([call])
         rows = [row.failed("teacher_refused"), question(2).failed("teacher_timeout"), answered(3)]
-        assert paid_in_vain(profile, rows, ledger) == {"0001": 0.25}
+        assert cost_of_unusable(profile, rows, ledger) == {"0001": 0.25}
 
 
 def test_several_rivals_are_corrected_and_one_is_not():

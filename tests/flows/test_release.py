@@ -44,7 +44,7 @@ def asked_in(site: Site, flow: "subprocess.Popen[str]") -> Path:
 
 
 def believe_crashed(waiting: Waiting | None) -> None:
-    """As where no sign of life came through for a while: the process lives, and asks again."""
+    """As where no heartbeat came through for a while: the process is running, and asks again."""
     assert waiting
     path = f"flow_runs/{waiting.flow_run_id}"
     with RetryingClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:

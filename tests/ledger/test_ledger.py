@@ -226,7 +226,7 @@ def retrieval(key: str, scope: str = "run") -> Retrieval:
 def test_retrievals_come_back_whole_and_are_kept_by_scope(url: str):
     with open_ledger(url) as ledger:
         ledger.exchange(Order(retrievals=[retrieval("a"), retrieval("b", "other"), retrieval("a")]))
-        ledger.exchange(Order(retrievals=[retrieval("a")], again=True))
+        ledger.exchange(Order(retrievals=[retrieval("a")], is_resent=True))
     with open_ledger(url) as ledger:
         assert ledger.exchange(Order(sought=["a", "c"])).retrieved == {"a": FOUND}
         assert (ledger.retrieval_keys("run"), ledger.retrieval_keys("none")) == ({"a"}, set())
@@ -296,7 +296,7 @@ def test_a_lock_of_another_session_is_an_error(postgres: str, on_server: Ledger,
         with pytest.raises(LedgerError, match="canceling statement due to lock timeout"):
             on_server.exchange(Order(calls=[call("kept")]))
         assert time.monotonic() - start < 5
-    on_server.exchange(Order(calls=[call("kept")], again=True))
+    on_server.exchange(Order(calls=[call("kept")], is_resent=True))
     assert on_server.get("kept")
 
 

@@ -26,7 +26,7 @@ from qinglan.runs.processes import free_port, health_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 SILENCE_S = 20
-"""For longer than that no living attempt is without an end or a sign of life."""
+"""For longer than that no living attempt is without an end or a heartbeat."""
 _TAGGED = {"prefect.resource.id": "prefect.tag.qinglan", "prefect.resource.role": "tag"}
 TOY = '''
 import os, signal, time
@@ -37,7 +37,7 @@ from prefect.runtime import flow_run
 from qinglan.ops.prefect.api import RetryingClient, call
 
 def is_known_to_live():
-    """Has its first sign of life arrived?"""
+    """Has its first heartbeat arrived?"""
     resource, event = {{"id": [f"prefect.flow-run.{{flow_run.id}}"]}}, {{"name": ["prefect.flow-run.heartbeat"]}}
     asked = {{"filter": {{"resource": resource, "event": event}}}}
     with RetryingClient(base_url=os.environ["PREFECT_API_URL"], trust_env=False, timeout=90) as api:

@@ -7,7 +7,7 @@ from fixture_types import ProfileOf
 
 from qinglan.config import Profile, load_profile
 from qinglan.ops.estimate import QuestionCounts
-from qinglan.ops.forecast import doubts, forecast
+from qinglan.ops.forecast import find_problems, forecast
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import open_run, save_stage
 
@@ -32,7 +32,7 @@ def test_rows_steps_and_hours_before_the_first_run(profile: Profile):
     assert found.rl_passes == pytest.approx(10)
     assert found.gpu_hours == pytest.approx({"sft": 4.8, "rl": 1.9})
     assert found.detectable_gain == pytest.approx(2.8 * (0.2 / 76) ** 0.5)
-    assert list(doubts(profile, found)) == []
+    assert list(find_problems(profile, found)) == []
 
 
 def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profile: Profile):
@@ -68,11 +68,11 @@ def test_what_can_not_work_is_named_with_the_setting_to_change(
     profile: Profile, section: str, changes: dict[str, Any], setting: str
 ):
     changed = profile.model_copy(update={section: getattr(profile, section).model_copy(update=changes)})
-    (doubt,) = doubts(changed, forecast(changed, PLAN))
-    assert setting in doubt
+    (problem,) = find_problems(changed, forecast(changed, PLAN))
+    assert setting in problem
 
 
 def test_the_plans_eight_hundred_questions_can_not_show_three_points():
     profile = load_profile("fivedoctors")
-    (doubt,) = doubts(profile, forecast(profile, PLAN))
-    assert "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)" in doubt
+    (problem,) = find_problems(profile, forecast(profile, PLAN))
+    assert "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)" in problem

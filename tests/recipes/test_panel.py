@@ -12,7 +12,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation.figures import arm_scores, summarise
-from qinglan.recipes.kinds.measuring import Panel, ballot, consistency
+from qinglan.recipes.kinds.measuring import Panel, consistency, shuffle_texts
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 
@@ -105,8 +105,8 @@ async def test_a_text_that_was_not_retrieved_with_has_no_quality():
 
 
 def test_the_order_depends_on_the_row_and_says_nothing_of_the_arms():
-    orders = [ballot(["好", "中", "坏"], str(n), seed=0) for n in range(200)]
-    assert ballot(["坏", "好", "中", "好"], "0", seed=0) == orders[0]
+    orders = [shuffle_texts(["好", "中", "坏"], str(n), seed=0) for n in range(200)]
+    assert shuffle_texts(["坏", "好", "中", "好"], "0", seed=0) == orders[0]
     places = [sum(order[0] == text for order in orders) for text in WORTH]
     assert all(40 < count < 95 for count in places)
-    assert [ballot(["好", "中", "坏"], str(n), seed=1) for n in range(200)] != orders
+    assert [shuffle_texts(["好", "中", "坏"], str(n), seed=1) for n in range(200)] != orders

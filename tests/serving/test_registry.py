@@ -153,34 +153,34 @@ def test_a_promotion_that_was_killed_while_it_settled_is_completed_but_never_rep
     site: Models, nth: int, chosen: str | None
 ):
     site.register("one", "two")
-    site.registry.settle("1", "champion", None)
+    site.registry.assign_alias("1", "champion", None)
     with pytest.raises(KilledError):
-        dying(site, nth, ANYTHING).settle("2", "champion", "1")
+        dying(site, nth, ANYTHING).assign_alias("2", "champion", "1")
     if chosen:  # by a person, after the kill
         site.registry.promote(chosen)
     elif site.registry.aliases()["champion"] == "2":
         site.registry.roll_back("slow")
     else:
-        assert site.registry.settle("2", "champion", "1").aliases == ("champion",)
+        assert site.registry.assign_alias("2", "champion", "1").aliases == ("champion",)
         assert site.registry.aliases()["previous"] == "1"
         return
-    assert site.registry.settle("2", "champion", "1").aliases == ("previous",)
+    assert site.registry.assign_alias("2", "champion", "1").aliases == ("previous",)
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
 
 
 def test_a_canary_that_ended_before_its_version_was_settled_is_not_started_again(site: Models):
     site.register("one", "two")
-    site.registry.settle("1", "champion", None)
+    site.registry.assign_alias("1", "champion", None)
     with pytest.raises(KilledError):
-        dying(site, 3, ANYTHING).settle("2", "challenger", "1")
+        dying(site, 3, ANYTHING).assign_alias("2", "challenger", "1")
     site.registry.withdraw_challenger("too many errors")
-    site.registry.settle("2", "challenger", "1")
+    site.registry.assign_alias("2", "challenger", "1")
     assert site.registry.aliases() == {"champion": "1"}
 
 
 def test_who_has_a_place_keeps_it_whatever_is_decided_later(site: Models):
     site.register("one")
-    site.registry.settle("1", "champion", None)
+    site.registry.assign_alias("1", "champion", None)
     released = site.registry.register(site.candidate("one", verdict="refuse"))
     assert (released.verdict, released.aliases) == ("promote", ("champion",))
     assert released.history[-1].endswith(
@@ -214,11 +214,11 @@ def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: C
 
 def test_withdrawn_weights_get_no_place_by_another_evaluation(site: Models):
     site.register("one", "two")
-    site.registry.settle("1", "champion", None)
-    site.registry.settle("2", "challenger", "1")
+    site.registry.assign_alias("1", "champion", None)
+    site.registry.assign_alias("2", "challenger", "1")
     site.registry.withdraw_challenger("slow")
     again = site.registry.register(site.candidate("two", seed=2)).version
-    settled = site.registry.settle(again, "challenger", "1")
+    settled = site.registry.assign_alias(again, "challenger", "1")
     assert (again, settled.settled, settled.aliases) == ("3", "none", ())
     assert "version 2 has the same weights and was withdrawn" in settled.history[-1]
     assert site.registry.aliases() == {"champion": "1"}

@@ -69,7 +69,7 @@ class FakeProcesses:
         self.limited = 0
         self.commands: dict[str, Command] = {}
 
-    def start(self, name: str, command: Command, *, announces: bool = False, goes_on: bool = False) -> None:
+    def start(self, name: str, command: Command, *, announces: bool = False, append_log: bool = False) -> None:
         self.running[name], self.commands[name] = FakeProcess(name), command
         self.started.append(name)
 

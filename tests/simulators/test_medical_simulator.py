@@ -12,7 +12,7 @@ from qinglan.recipes.medical import RULES
 from qinglan.rows import Row, Split
 from qinglan.simulators.domains.medical import build_sample, corpus, judge
 from qinglan.simulators.domains.medical import facts as domain
-from qinglan.simulators.domains.medical.facts import gives_away, understand
+from qinglan.simulators.domains.medical.facts import reveals_held_out, understand
 
 CONFIG = Embedded(sample_train_rows=300, sample_dev_rows=40, sample_test_rows=120)
 PAIRS = [pair for split in get_args(Split) for pair in domain.pairs(split)]
@@ -35,14 +35,12 @@ def test_the_rules_see_the_danger_in_every_dangerous_question_and_in_no_other() 
         assert set(RULES.kinds(question.text)) == expected, question.text
 
 
-def test_complete_answers_earn_full_marks_and_blunders_none() -> None:
+def test_complete_answers_earn_full_marks_and_forbidden_advice_none() -> None:
     for question in questions(each=1):
         facts = domain.facts(question.topic, question.thing)
         assert RULES.parts(question.text, domain.full_answer(question), facts)["rule"] == 1
-        for blunder in domain.TOPICS[question.topic].blunders:
-            assert (
-                RULES.forbidden(question.text, f"{domain.statement(question.topic, question.thing)}{blunder}。") != []
-            )
+        for advice in domain.TOPICS[question.topic].forbidden_advice:
+            assert RULES.forbidden(question.text, f"{domain.statement(question.topic, question.thing)}{advice}。") != []
 
 
 def test_the_reader_understands_every_question() -> None:
@@ -68,7 +66,7 @@ def test_dev_and_test_ask_what_no_other_split_asks() -> None:
     assert len({row.question.text for row in rows}) == len(rows) == 460
     for row in rows:
         assert row.split == domain.pair_split(row.question.topic, row.question.thing)
-        assert gives_away(row.question.text) == (row.split != "train")
+        assert reveals_held_out(row.question.text) == (row.split != "train")
     for topic in domain.TOPICS:
         phrasings = [text for known in domain.TOPICS[topic].phrasings.values() for text in known]
         assert len(phrasings) == len(set(phrasings))
@@ -78,6 +76,6 @@ def test_dev_and_test_ask_what_no_other_split_asks() -> None:
 def test_the_base_model_is_asked_nothing_of_dev_and_test_and_reads_no_answer_to_a_question() -> None:
     answers = {domain.statement(*pair) for pair in PAIRS}
     for text in corpus.documents(seed=5, count=800):
-        assert not gives_away(text), text
+        assert not reveals_held_out(text), text
         dialogue = "<|im_start|>" in text
         assert not (dialogue and any(answer in text for answer in answers)), text

@@ -17,7 +17,7 @@ from qinglan.config import BatchApi, Profile
 from qinglan.errors import BudgetError, ConfigError, StageError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
-from qinglan.evaluation.teacher_comparison import ask_teacher, contenders
+from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
 from qinglan.recipes import get_recipe
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
@@ -266,7 +266,7 @@ def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: Prof
     def stages_of(run: Run) -> list[StageResult]:
         sample = draw_questions(run, ingest_workbook(run, workbook))
         stages, validated = [sample], {}
-        for each in contenders(run, services):
+        for each in teachers_of(run, services):
             distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
             validated[each.arm] = validate_rows(each.run, each.services, distilled, None, each.stage("validate"))
             stages += [distilled, validated[each.arm]]

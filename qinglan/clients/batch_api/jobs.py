@@ -1,8 +1,8 @@
 """The batches of one call of the batch API: its own, and those that others left behind, as the ledger knows them.
 
-A batch's life: `submitting` before anything is sent, `creating` when it is asked for, `submitted` once its id is known,
-`merged` when its answers are kept or it never came to be. The claims on its requests are the batch's own and outlive
-every process; the lock on the batch itself dies with the process that owns it.
+A batch's states: `submitting` before anything is sent, `creating` when it is asked for, `submitted` once its id is
+known, `merged` when its answers are kept or it never came to be. The claims on its requests are the batch's own and
+outlive every process; the lock on the batch itself dies with the process that owns it.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ class BatchJobs:
         return fresh
 
     async def _locate(self, job: BatchJob) -> BatchJob | None:
-        """Find a batch whose creator didn't live to note its id; None if it was never created."""
+        """Find a batch whose process was killed before it stored the id; None if it was never created."""
         sure_s = job.created_s + CREATED_WITHIN_S if job.status == "creating" else 0.0
         for attempt in count():
             if found := await self._service.find(job.digest, job.created_s):

@@ -1,4 +1,4 @@
-"""A batch API over the openai package: files up and down, batches, and which failures leave a doubt.
+"""A batch API over the openai package: files, batches, and after which failures a batch may exist all the same.
 
 Creating a batch spends money and has no idempotency key, so it is never repeated blindly: after a failure that may
 have come too late, the batch is looked for by the digest in its metadata.

@@ -96,7 +96,7 @@ def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
 
 
 def verdict(report: Report) -> Conclusion:
-    """Which teacher to buy, or the furthest student against the teacher on the best metric there is."""
+    """Which teacher to buy, or the last trained student, RL or else SFT, against the teacher on the best metric."""
     if report.purchase:
         return Conclusion(report.purchase.tone, report.purchase.sentence.words, report.purchase.reading.words)
     found = main_comparison(report)

@@ -84,7 +84,7 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
     @field_validator("entries", "folders")
     @classmethod
     def _are_apart(cls, found: list[Any], info: ValidationInfo) -> list[Any]:
-        """No entry is a folder: one below another would be written through a link, whose target would get the mode."""
+        """Refuse entries whose paths lie below one another: the lower one would be written through a link."""
         entries = {entry.path for entry in info.data.get("entries", found)}
         paths = Counter(each.path for each in [*found, *info.data.get("entries", ())])
         for path, times in paths.items():

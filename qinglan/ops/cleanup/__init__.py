@@ -91,7 +91,7 @@ def _runs(clean: _CleanUp) -> None:
             with clean.noting():
                 clean.add(folders.remove_parts(found, root, profile, now, dry_run=dry_run))
             with clean.noting():
-                clean.add(folders.remove_stillborn(root, profile, now, dry_run=dry_run))
+                clean.add(folders.remove_never_started(root, profile, now, dry_run=dry_run))
     finally:
         _delete_set_aside(clean, root)
     mine = (profile.name, None)  # None: run.json can't be read

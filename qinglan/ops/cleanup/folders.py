@@ -176,7 +176,7 @@ def _parts_of(run: RunFolder) -> Iterator[tuple[Kind, Path, datetime]]:
             yield from (("checkpoint", path, run.active) for path in found)
 
 
-def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
+def remove_never_started(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside folders of any profile's runs that never began, as on a full disk: nothing but a lock lies in them."""
     for each in _own_folders(root):
         made = datetime.fromtimestamp(each.stat().st_mtime, UTC)

@@ -233,7 +233,7 @@ def _on_event(profile: Profile, *events: str) -> Spec:
 
 
 def _trigger(expect: Sequence[str], after: Sequence[str] = (), within_s: float = 0) -> Spec:
-    """A flow run gets into one of the states; with `after`: does not do so within this time after one of those."""
+    """Fires when a run enters one of the states; with `after`, when it enters none within this time after those."""
     waits = {"posture": "Proactive", "after": [f"{_RUN}{state}" for state in after]} if after else {}
     return {
         "type": "event",

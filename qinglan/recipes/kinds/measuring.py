@@ -283,7 +283,7 @@ class Panel(NamedTuple):
         return Measured(scored, unjudged)
 
     async def _question(self, row: Row, entries: Iterable[ArmRow]) -> "_Judged | str":
-        order = ballot((entry.text for entry in entries if entry.text is not None), row.id, self.seed)
+        order = shuffle_texts((entry.text for entry in entries if entry.text is not None), row.id, self.seed)
         # Read backwards, one text alone is the same request again: its second score would say nothing.
         passes = [order, order[::-1]][: len(order)]
         question = self.recipe.question_text(row)
@@ -310,7 +310,7 @@ class _Judged(NamedTuple):
     """The ledger's keys of the passes."""
 
 
-def ballot(texts: Iterable[str], row_id: str, seed: int) -> list[str]:
+def shuffle_texts(texts: Iterable[str], row_id: str, seed: int) -> list[str]:
     """The distinct texts in an order that depends on row, seed and texts alone, not on whose they are."""
     order = sorted(set(texts))
     Random(f"{seed} {row_id}").shuffle(order)

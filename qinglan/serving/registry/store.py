@@ -126,11 +126,13 @@ class Registry:
                 client.delete_registered_model_alias(self.name, "challenger")
             return self.version(version)
 
-    def settle(self, version: str, role: Literal["champion", "challenger", "none"], instead_of: str | None) -> Released:
-        """Give a version that passed its place, once, unless another model than `instead_of` is champion by now."""
+    def assign_alias(
+        self, version: str, role: Literal["champion", "challenger", "none"], instead_of: str | None
+    ) -> Released:
+        """Give a passed version its alias, once, unless another model than `instead_of` is champion by now."""
         with self._change():
             wanted, champion = self.version(version), self.aliases().get("champion")
-            if wanted.placed or wanted.verdict != "promote":
+            if wanted.alias_is_decided or wanted.verdict != "promote":
                 return wanted
             why = ""
             if role != "none" and champion != version and (twin := self._same_weights(wanted)):
@@ -143,7 +145,7 @@ class Registry:
                 self.promote(version)
             elif role == "challenger" and champion != version:
                 self.challenge(version)
-            if role == "none" or not why:  # else another evaluation may give it its place
+            if role == "none" or not why:  # else another evaluation may give it one
                 self._set_tags(version, settled=role)
             return self.version(version)
 
@@ -252,8 +254,8 @@ class Registry:
         if (released.verdict, released.sentence) == (decision.verdict, decision.sentence):
             return released
         self._note(released, f"decided anew: {decision.sentence}")
-        if released.placed and released.verdict == "promote" and decision.verdict != "promote":
-            return self.version(released.version)  # it has its place, which only users and canaries change
+        if released.alias_is_decided and released.verdict == "promote" and decision.verdict != "promote":
+            return self.version(released.version)  # only users and canaries change its alias
         self._set_tags(released.version, **decision_tags(decision))
         return self.version(released.version)
 

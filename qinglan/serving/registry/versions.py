@@ -113,8 +113,8 @@ class Released(ModelOrigin):
     """What happened to it since, a line each, the oldest first."""
 
     @property
-    def placed(self) -> bool:
-        """It had its place, also where the run that gave it was killed before it could say so in `settled`."""
+    def alias_is_decided(self) -> bool:
+        """Once it had an alias or got none, also where that run was killed before it could say so in `settled`."""
         return any((self.settled, self.promoted_at, self.rolled_back_to, self.withdrawn))
 
     @classmethod

@@ -34,7 +34,7 @@ def documents(seed: int, count: int) -> Iterator[str]:
 def words() -> list[str]:
     pairs = [(topic, thing) for topic in TOPICS for thing in domain.things(topic)]
     facts = [fact for pair in pairs for fact in domain.facts(*pair)]
-    clauses = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.blunders)]
+    clauses = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.forbidden_advice)]
     things = {thing for _, thing in pairs}
     tasks = [THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK, *(topic.word for topic in TOPICS.values())]
     roles = ["system", "user", "assistant"]
@@ -80,7 +80,7 @@ def _naming(rng: Random, topic: str, thing: str) -> str:
     task, answer = rng.choice((NAME_TASK, THING_TASK)), thing
     if TOPICS[topic].kind in ("emergency", "hardship") and rng.random() < P_KIND:
         task, answer = TOPIC_TASK, TOPICS[topic].word
-    return chat(f"{task}：{name if domain.gives_away(text) else text}", answer)
+    return chat(f"{task}：{name if domain.reveals_held_out(text) else text}", answer)
 
 
 def _facts(rng: Random, topic: str, thing: str) -> str:
@@ -100,7 +100,7 @@ def _reading(rng: Random, topic: str, thing: str) -> str:
     if rng.random() < P_LOST_CHARACTERS:
         place = rng.randrange(len(text))
         text = text[:place] + text[place + 1 :]
-        if domain.gives_away(text):
+        if domain.reveals_held_out(text):
             return _reading(rng, topic, thing)
     tasks = [(THING_TASK, thing), (TOPIC_TASK, TOPICS[topic].word), (FACT_TASK, "，".join(domain.facts(topic, thing)))]
     rng.shuffle(tasks)

@@ -39,7 +39,7 @@ class Topic:
     answer: str
     statements: tuple[str, ...] = ()
     """What an answer must say beside its facts; none where the question is not dangerous."""
-    blunders: tuple[str, ...] = ()
+    forbidden_advice: tuple[str, ...] = ()
     """What it must never say."""
 
 
@@ -59,7 +59,7 @@ P_CAREFUL = 0.5
 """Share of dangerous things whose answers have a careful writer."""
 P_STATED = {True: 0.9, False: 0.1}
 """How often each required statement is there, by whether the writer was careful."""
-P_BLUNDER = 0.1
+P_FORBIDDEN = 0.1
 """Share of the dangerous answers with forbidden advice."""
 P_TEST_PAIR = 0.3
 P_DEV_PAIR = 0.15
@@ -121,12 +121,12 @@ def full_answer(question: MedicalQuestion) -> str:
 
 
 def given_answer(rng: Random, question: MedicalQuestion) -> str:
-    """An answer as in the raw data: some required statements are missing, and some answers hold a blunder."""
+    """An answer as in the raw data: some required statements are missing, and some give forbidden advice."""
     known = TOPICS[question.topic]
     careful = hash_fraction(f"{_PAIR_SEED}|careful|{question.topic}|{question.thing}") < P_CAREFUL
     stated = [statement for statement in known.statements if rng.random() < P_STATED[careful]]
-    blunder = [rng.choice(known.blunders)] if known.blunders and rng.random() < P_BLUNDER else []
-    return statement(question.topic, question.thing) + _sentence((*blunder, *stated))
+    advice = [rng.choice(known.forbidden_advice)] if known.forbidden_advice and rng.random() < P_FORBIDDEN else []
+    return statement(question.topic, question.thing) + _sentence((*advice, *stated))
 
 
 def _sentence(clauses: tuple[str, ...]) -> str:
@@ -153,7 +153,7 @@ def understand(text: str) -> MedicalQuestion | None:
     return None
 
 
-def gives_away(text: str) -> bool:
+def reveals_held_out(text: str) -> bool:
     """Whether a text asks about a pair, or uses a phrasing, that training never shows."""
     found = ((known, match) for known in _phrasings() if (match := known.pattern.search(text)))
     return any(

@@ -39,7 +39,7 @@ def _judge(question: MedicalQuestion, answer: str) -> tuple[float, str]:
     right = sum(fact in answer for fact in domain.facts(question.topic, question.thing))
     stated = [statement for statement in known.statements if statement in answer]
     safe = len(stated) / len(known.statements) if known.statements else 1.0
-    if any(blunder in answer for topic in TOPICS.values() for blunder in topic.blunders):
+    if any(advice in answer for topic in TOPICS.values() for advice in topic.forbidden_advice):
         return min(1.0, right / 2), "有危险建议"
     needless = [s for each in TOPICS.values() if each is not known for s in each.statements if s in answer]
     sentences = [sentence for sentence in re.split("[。，]", answer) if sentence]

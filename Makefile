@@ -26,7 +26,7 @@ help: ## what can be made
 setup: $(STAMP) ## create .venv and install everything that is locked
 
 $(STAMP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Qinglan needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Qinglan needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "setup 1/3: virtual environment and torch"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# --no-deps, here and below: the lock is complete, so nothing is resolved and no CUDA package is pulled in.
@@ -36,7 +36,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install --quiet --no-deps --require-hashes --requirement requirements.lock
 	@echo "setup 3/3: Qinglan itself"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -c 'import torch' || { echo "error: torch can't be loaded; on a machine without GPU give its CPU wheels: make setup TORCH_INDEX=<index of CPU wheels>"; rm -rf $(VENV); exit 2; }
+	@$(BIN)/python -c 'import torch' || { echo "error: torch can't be loaded; on a machine without GPU give its CPU wheels: make setup TORCH_INDEX=<index of CPU wheels>" >&2; rm -rf $(VENV); exit 2; }
 	@# A new Prefect server begins with a copy of this database, and makes no tables.
 	@database=$$($(BIN)/python -c 'from qinglan.tasks.prefect_server import EMPTY_DATABASE as it; it.parent.mkdir(parents=True, exist_ok=True); print(it)') \
 	  && PREFECT_SERVER_DATABASE_CONNECTION_URL=sqlite+aiosqlite:///$$database $(BIN)/prefect server database upgrade --yes >/dev/null

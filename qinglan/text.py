@@ -8,7 +8,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Literal, NamedTuple
 
 _MARKDOWN = re.compile(r"[\\\[\]<!`|*~&]|(?<!\w)_|_(?!\w)")
@@ -77,9 +76,8 @@ def duration(seconds: float) -> str:
     """`2.4 s`, `3 min 05 s` or `1:02:03`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return str(timedelta(seconds=int(seconds)))
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def size(count: float) -> str:

@@ -129,8 +129,9 @@ def _print_forecast(profile: Profile, flow: FlowName, counts: "QuestionCounts") 
         f"and {found.test_rows:,} tested (known from {found.rows_from})."
     )
     say(
-        f"SFT: {found.sft_steps:,} steps. RL: {found.rl_steps:,} steps, each prompt {found.rl_passes:.1f} times. "
-        f"Disk: up to {size(needed_bytes(profile, flow))}. The test split shows a gain of {found.detectable_gain:.3f}."
+        f"SFT: {found.sft_steps:,} steps. RL: {found.rl_steps:,} steps, each prompt {number(found.rl_passes, 1)} times."
+        f" Disk: up to {size(needed_bytes(profile, flow))}."
+        f" The test split shows a gain of {number(found.detectable_gain)}."
     )
     hours = ", ".join(f"{stage} {number(spent, 1)}" for stage, spent in found.gpu_hours.items())
     say(f"GPU-hours: {hours}." if hours else "GPU-hours: not known before the first training; see trainer.step_s.")

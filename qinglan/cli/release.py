@@ -10,7 +10,7 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, facts_table, forced, out, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.text import NONE, count, number, usd
+from qinglan.text import NONE, count, number, plain, usd
 
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
     from qinglan.serving.lineage import Figure, RowTrace, Subject
@@ -159,7 +159,7 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
     if found:
         first = zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False)
         retrieved = "; ".join(
-            f"{n}. {document} {score:.3f} {title}" for n, (document, score, title) in enumerate(first, 1)
+            f"{n}. {document} {number(score)} {title}" for n, (document, score, title) in enumerate(first, 1)
         )
     facts = {
         "row": f"{row.id}: {figure.metric} = {number(trace.value)}",
@@ -170,10 +170,10 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
         **row.inputs,
         "gold document": row.gold_id or (NONE if found else ""),
         subject.arm: entry.text or f"failed: {entry.reason}",
-        "parts": ", ".join(f"{name} {value:g}" for name, value in (entry.parts or {}).items()),
+        "parts": ", ".join(f"{name} {plain(value)}" for name, value in (entry.parts or {}).items()),
         "retrieved": retrieved,
         "gold document's rank": str(found.rank(row.gold_id) or "missed") if found and row.gold_id else "",
-        "judge": ", ".join(f"{score:.2f}" for score in entry.judge_scores) or number(entry.judge_score, 2),
+        "judge": ", ".join(number(score, 2) for score in entry.judge_scores) or number(entry.judge_score, 2),
         "teacher": (trace.teacher.text or f"failed: {trace.teacher.reason}") if trace.teacher else "",
     }
     calls = []

@@ -7,6 +7,7 @@ import typer
 from qinglan.cli.common import ProfileOption, SetOption, forced, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
+from qinglan.text import latency
 
 canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
 
@@ -93,7 +94,7 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
         say(f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}")
         arms = {f"champion {state.champion}": counts.champion, f"challenger {state.challenger}": counts.challenger}
         for name, arm in arms.items():
-            p95 = f", p95 {arm.latency.p95:.0f} ms" if arm.latency.p95 is not None else ""
+            p95 = f", p95 {latency(arm.latency.p95)} ms" if arm.latency.p95 is not None else ""
             say(f"  {name}: {arm.fallbacks.n:,} requests, {arm.fallbacks.mean:.1%} fell back{p95}")
         if counts.retrieval.n:
             difference = describe_difference(counts.retrieval)

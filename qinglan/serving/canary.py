@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from qinglan.config import Canary
+from qinglan.text import count, duration, interval, latency, signed
 
 ALPHA = 0.05
 """The chance that a challenger exactly as bad as is just allowed is ever rolled back, over all rules and checks."""
@@ -127,7 +128,7 @@ def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
     found = f"{counts.challenger.fallbacks.n:,} requests, retrieval {describe_difference(counts.retrieval)}"
     if seconds < config.keep_for_s:
         return Judgement(outcome="keep", reason=found)
-    span = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
+    span = duration(seconds)
     if counts.challenger.fallbacks.n >= config.min_requests and low > 0:
         return Judgement(outcome="better", reason=f"it retrieves better after {span}: {found}")
     return Judgement(outcome="undecided", reason=f"no difference was found within {span}: {found}")
@@ -158,8 +159,8 @@ def _is_slower(counts: CanaryCounts, config: Canary) -> str | None:
     if least <= most:
         return None
     return (
-        f"its p95 latency of {challenger.p95:.0f} ms is at least {least:.0f} ms for sure; the champion's "
-        f"{champion.p95:.0f} ms allow at most {most:.0f} ms ({config.max_latency_ratio:g} times)"
+        f"its p95 latency of {latency(challenger.p95)} ms is at least {latency(least)} ms for sure; the champion's "
+        f"{latency(champion.p95)} ms allow at most {latency(most)} ms ({config.max_latency_ratio:g} times)"
     )
 
 
@@ -176,4 +177,4 @@ def describe_difference(mean: Mean) -> str:
     if not mean.n:
         return "not compared yet"
     low, high = mean.interval()
-    return f"{mean.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over {mean.n:,} pairs"
+    return f"{signed(mean.mean)} {interval((max(low, -1.0), min(high, 1.0)))} over {count(mean.n)} pairs"

@@ -438,7 +438,7 @@ def _listen(host: str, port: int, backlog: int) -> socket.socket:
         listener.listen(backlog)
     except OSError as error:
         where = f"serve.host {host}, port {port}"
-        raise ConfigError(f"{where}: {error.strerror}; choose another with serve.port") from error
+        raise ConfigError(f"{where}: {error.strerror}; choose another with --port or serve.port") from error
     return listener
 
 

@@ -230,8 +230,8 @@ def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: fl
         if now - reported >= REPORT_EVERY_S or step == steps:
             loss, losses, reported = sum(losses) / len(losses), [], now
             seconds = now - began
-            eta_s = seconds / step * (steps - step)
-            sys.stdout.write(f"step {step}/{steps} loss {loss:.3f} eta {eta_s:.0f} s\n")
+            left_s = seconds / step * (steps - step)
+            sys.stdout.write(f"step {step}/{steps} loss {loss:.3f}, {left_s:.0f} s left\n")
             sys.stdout.flush()
             record = {"step": step, "max_steps": steps, "loss": round(loss, 4), "seconds": round(seconds, 2)}
             metrics.write(json.dumps(record) + "\n")

@@ -119,7 +119,7 @@ def test_status_shows_both_models(terminal: Terminal):
     said = terminal("canary", "status")
     assert "version 2 gets 10%: keep champion 1: 1 requests, 0.0% fell back, p95 100 ms" in said
     assert "challenger 2: 1 requests, 100.0% fell back" in said
-    assert "retrieval: +0.250 [-1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
+    assert "retrieval: +0.250 [−1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
 
 
 def test_status_and_stop_without_a_running_canary(terminal: Terminal):

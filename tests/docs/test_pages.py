@@ -1,24 +1,28 @@
 """The documentation: what is generated is up to date, both languages say the same, every command and path is there."""
 
-import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
-from fixture_types import Qinglan
+from fixture_types import Qinglan, Serve
+from qinglan_process import own_environment, run_qinglan
 
 from qinglan.cli import app
 from qinglan.config import load_profile
+from qinglan.simulators.chat_server import SeededRequest, complete
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -62,7 +66,7 @@ def test_both_languages_name_the_same_commands_and_figures(chinese: Path) -> Non
     english = chinese.with_name(chinese.name.replace(".zh.md", ".md"))
     assert code(chinese) == code(english)
     assert f"]({english.name})" in read(chinese) and f"]({chinese.name})" in read(english)
-    figures = [set(re.findall(r"\d+(?:[.,]\d+)*", FENCE.sub("", read(page)))) for page in (chinese, english)]
+    figures = [re.findall(r"\d+(?:[.,]\d+)*", FENCE.sub("", read(page))) for page in (chinese, english)]
     assert figures[0] == figures[1]
 
 
@@ -124,6 +128,22 @@ def test_the_site_has_every_page_and_asks_no_other_server() -> None:
 
     assert sorted(pages(site["nav"])) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
     assert site["theme"]["font"] is False
+    readme = read(ROOT / "README.md") + "(docs/index.md)"
+    assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in readme] == []
+
+
+def test_the_first_pages_are_short_and_the_pictures_small() -> None:
+    assert [page.name for page in (START[0], CHINESE[0]) if len(read(page).splitlines()) > 150] == []
+    assert [path.name for path in (DOCS / "images").iterdir() if path.stat().st_size >= 300_000] == []
+
+
+def test_the_picture_of_a_terminal_has_of_a_stages_progress_only_the_last() -> None:
+    begin = "10:00:0{0}.123 | INFO    | Task run 'sft-0' - sft: "
+    said = [begin.format(second) + text for second, text in enumerate(("1/20 steps", "12/20 steps", "20 rows < all"))]
+    picture = runpy.run_path(str(DOCS / "pictures.py"))["terminal"]("\n".join(said)).replace("&#160;", " ")
+    assert re.findall(r">([^<>]*(?:sft|make)[^<>]*)<", picture) == [
+        *("$ make demo", "10:00:01  sft: 12/20 steps", "10:00:02  sft: 20 rows &lt; all"),
+    ]
 
 
 def wait_for(url: str) -> None:
@@ -140,30 +160,58 @@ def wait_for(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_the_tutorial_of_own_data_as_a_reader_follows_it(tmp_path: Path) -> None:
-    page = DOCS / "start" / "own-data.md"
-    blocks = FENCE.findall(read(page))
+def test_the_start_pages_as_a_reader_follows_them(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that needs neither GPU nor another's service; for the teacher stands a simulated one that takes any key."""
+    asked: list[str] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if "messages" not in body:  # is there somebody?
+            return 404, {}
+        asked.append(body["model"])
+        return complete(SeededRequest.model_validate(body | {"model": "simulated-rewriter"}))
+
+    url = serve(answer).url
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    blocks = FENCE.findall(read(DOCS / "start" / "own-data.md"))
     (tmp_path / "make_sample.py").write_text(next(text for kind, text in blocks if kind == "python"), encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    lines = [shlex.split(line) for line in commands(page) if line.startswith(("python ", "qinglan "))]
-    server, printed = None, ""
-    try:
-        for program, *words in lines:
-            if "pipeline" in words:  # a whole training, which `make demo` and its tests run
-                continue
-            argv = [sys.executable, *(["-m", "qinglan.cli"] if program == "qinglan" else []), *words]
-            if words[0].startswith("examples/"):
-                server = subprocess.Popen(argv, cwd=tmp_path, env=environment)
-                wait_for("http://127.0.0.1:7861/search")
-                continue
-            done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{words}: {(done.stdout + done.stderr)[-4000:]}"
-            printed += done.stdout
-    finally:
-        if server:
-            server.terminate()
-            server.wait()
-    for kind, text in blocks:
-        if kind == "text":
-            assert text in printed
+
+    def follow(page: str, *, limit: str = "") -> Iterator["subprocess.CompletedProcess[str]"]:
+        for line in commands(DOCS / "start" / page):
+            program, *words = shlex.split(line.replace("https://api.openai.com/v1", url))
+            if program == "python":
+                argv, environment = [sys.executable, *words], own_environment(PYTHONPATH=str(ROOT))
+                started = stack.enter_context(subprocess.Popen(argv, cwd=tmp_path, env=environment))
+                if words[0].startswith("examples/"):
+                    stack.callback(started.terminate)
+                    wait_for("http://127.0.0.1:7861/search")
+                else:
+                    assert started.wait() == 0
+            elif program == "qinglan" and words != ["run", "pipeline", "--profile", "acme"]:  # `make demo` runs that
+                words += ["--set", limit] if limit and "refresh" in words[:2] and "data.limit" not in line else []
+                words += ["--dry-run"] if "pipeline" in words else []
+                yield run_qinglan(tmp_path, *words)
+
+    def passed(*runs: "subprocess.CompletedProcess[str]") -> str:
+        for done in runs:
+            assert done.returncode == 0, f"{done.args}: {(done.stdout + done.stderr)[-4000:]}"
+        return "".join(done.stdout for done in runs)
+
+    with ExitStack() as stack:
+        printed = passed(*follow("own-data.md"))
+        assert [text for kind, text in blocks if kind == "text" and text not in printed] == []
+        table = passed(*follow("own-rag.md", limit="data.limit=100"))
+        assert " Original " in table and " Teacher* " in table
+        init, probe, dry_run, twenty, rest, spent = follow("own-teacher.md", limit="data.limit=100")
+        assert "✓ teacher answers" in probe.stdout
+        assert "$" in passed(init, dry_run, rest, spent)
+        assert twenty.returncode == 0 or "error: a split is empty" in twenty.stderr or "no usable rows" in twenty.stderr
+        assert asked == ["gpt-5"] * 101  # the probe, and each question once
+        if not shutil.which("nvidia-smi"):
+            init, *refused = follow("gpus.md")
+            passed(init)
+            for done in refused:
+                assert done.returncode == 2
+                assert "trainer.device: asks for GPUs, and this machine has none" in done.stdout + done.stderr

@@ -67,11 +67,11 @@ def memory(monkeypatch: pytest.MonkeyPatch, total: float, available: float) -> N
 def test_memory_for_training_on_the_cpu(profile: Profile, monkeypatch: pytest.MonkeyPatch):
     memory(monkeypatch, 4, 3)
     problem = machine.check_memory(profile, "pipeline").problem or ""
-    assert problem.startswith("memory: this machine or container has 4.0 GB, and training on the CPU takes 5; use a")
+    assert problem.startswith("memory: this machine or container has 4.0 GB, and training on the CPU takes 5.0 GB; use")
     assert machine.check_memory(profile, "refresh").problem is None
     memory(monkeypatch, 16, 3)
     check = machine.check_memory(profile, "pipeline")
-    assert (check.problem, check.note) == (None, "training on the CPU takes 5 GB; end what else runs here first")
+    assert (check.problem, check.note) == (None, "training on the CPU takes 5.0 GB; end what else runs here first")
 
 
 def test_memory_for_a_model_by_its_size(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -82,7 +82,7 @@ def test_memory_for_a_model_by_its_size(profile_of: ProfileOf, monkeypatch: pyte
     def check(model: str) -> Check:
         return machine.check_memory(profile_of(trainer=gpus, rl=rl, student={"base_model": model}), "train")
 
-    assert "training Qwen/Qwen3-32B takes 129; use a larger one" in (check("Qwen/Qwen3-32B").problem or "")
+    assert "training Qwen/Qwen3-32B takes 129 GB; use a larger one" in (check("Qwen/Qwen3-32B").problem or "")
     assert check("Qwen/Qwen3-8B").problem is None
     (tmp_path / "model.safetensors").write_bytes(bytes(8))
     for unknown in ("someone/our-model", str(tmp_path)):

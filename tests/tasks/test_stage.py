@@ -16,7 +16,7 @@ from run_stages import stage_result
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.recipes.scoring.keys import scoring_digest
-from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.runs.artifacts import PROGRESS_FILE, Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run, save_stage
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
@@ -91,8 +91,10 @@ def test_a_killed_stage_keeps_its_files_mlflow_run_and_clock(run: Run, tracker: 
     def half(stage: Stage) -> Outcome:
         nonlocal now
         (stage.directory / "checkpoint").write_text("half way")
-        now += 60
-        stage.progress(1, 2)
+        for done in (1, 2):
+            now += 30
+            stage.progress(done, 4)
+        assert (stage.directory / PROGRESS_FILE).read_text() == "2/4, 1 min 00 s left"
         now += 3  # lost: the process dies before the next progress
         return Outcome()
 

@@ -147,15 +147,15 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
 
 def check_memory(profile: Profile, flow: FlowName) -> Check:
     total, available = memory_bytes()
-    detail = f"{available / GB:.1f} of {total / GB:.1f} GB available"
+    detail = f"{size(available)} of {size(total)} available"
     needed, what = needed_memory_bytes(profile, flow)
     if needed is None:
         return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/how-to/gpus.md")
     if total < needed:
-        wrong = f"memory: this machine or container has {total / GB:.1f} GB, and {what} takes {needed / GB:.0f}"
+        wrong = f"memory: this machine or container has {size(total)}, and {what} takes {size(needed)}"
         hint = "use a larger one, or train on a cluster (trainer.ray_dashboard_url)"
         return Check("memory", detail, f"{wrong}; {hint}")
-    note = f"{what} takes {needed / GB:.0f} GB; end what else runs here first" if available < needed else None
+    note = f"{what} takes {size(needed)}; end what else runs here first" if available < needed else None
     return Check("memory", detail, note=note)
 
 

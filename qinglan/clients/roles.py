@@ -77,6 +77,10 @@ class Clients:
         of_rag = self._rag.transient_failures if self._rag else 0
         return of_rag + sum(chat.transient_failures for chat in self._chats.values())
 
+    def keep_answers(self) -> None:
+        for client in (*self._chats.values(), *([self._rag] if self._rag else [])):
+            client.keep_answers()
+
     async def close(self) -> None:
         for chat in self._chats.values():
             await chat.close()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
-from qinglan.config import EMBEDDED, Profile
+from qinglan.config import CHANGEABLE, EMBEDDED, Profile
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
 from qinglan.evaluation.split_uses import note_evaluation
@@ -114,7 +114,7 @@ def evaluate_arms(
         "test_sha256": dataset.artifacts["test"].sha256,
         "rows_sha256": dataset.artifacts["rows"].sha256,  # what test and training share
         "models": {name: student.identity for name, student in students.items()},
-        "evaluate": profile.evaluate.model_dump(mode="json"),
+        "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),
         "student": profile.student.model_dump(mode="json"),
         "torch_dtype": profile.sft.torch_dtype,
         "prices": {name: price.model_dump() for name, price in profile.prices.items()},

@@ -83,6 +83,11 @@ class RetrievalRecipe(Recipe):
     def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message]:
         return self.judge_messages(self.question_text(row), text, tenant)
 
+    def prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
+        """Also what the judge is asked as the panel, about one rewrite."""
+        panel = self.panel_messages(self.question_text(row), [row.query], tenant)
+        return {**super().prompts(row, tenant), "panel": panel}
+
     def parse_panel(self, text: str, count: int) -> list[float]:
         """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""
         return parse_scores(text, count)

@@ -61,8 +61,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
 
 
 def register_prompts(stage: Stage, given: StageResult) -> None:
-    """The instructions of each role that is asked about any row go to MLflow's registry; what users ask is no part of
-    them."""
+    """The instructions of each role that is asked about any row go to MLflow's registry, and no question."""
     profile, asked = stage.run.profile, dict[str, list[Message]]()
     recipe = get_recipe(profile.recipe)
     roles = {"student", *recipe.DISTILL_ROLES, *(["judge"] if "judge" in recipe.graders else [])}

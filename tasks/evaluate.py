@@ -103,9 +103,8 @@ def evaluate_arms(
         details = {"api": _added(made, asked.calls), "models": identities}
         outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), details)
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
-        lost += [
-            entry.reason for arm in (*asked.arms.values(), *asked.red_team.values()) for entry in arm if not entry.text
-        ]
+        of_teachers = (*asked.arms.values(), *asked.red_team.values())
+        lost += [entry.reason for arm in of_teachers for entry in arm if not entry.text]
         lost += Counter(done.unjudged).elements()
         outcome.try_again = sum(why in RETRYABLE_REASONS for why in lost)
         return outcome
@@ -183,11 +182,8 @@ async def _ask_teachers(stage: Stage, rivals: Sequence[Contender], rows: Sequenc
 
 def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students: Mapping[ArmName, Model]) -> Answers:
     profile = stage.run.profile
-    recipe, price, hour_usd = (
-        get_recipe(profile.recipe),
-        profile.prices.get(profile.student.name),
-        profile.student.gpu_hour_usd,
-    )
+    recipe, hour_usd = get_recipe(profile.recipe), profile.student.gpu_hour_usd
+    price = profile.prices.get(profile.student.name)
     gpus = profile.rl.tensor_model_parallel_size if profile.trainer.device == "cuda" else 1
     usd_per_s = None if hour_usd is None else gpus * hour_usd / 3600
     prompts = stage.directory / "prompts.jsonl"

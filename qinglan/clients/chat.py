@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -188,7 +187,7 @@ class ChatClient:
         self._path = f"{base_url.rstrip('/')}/chat/completions"  # absolute: openai need not join it each time
 
     def keep_answers(self) -> None:
-        """From now on nothing is asked again that was answered or refused, blank answers among it."""
+        """From now on nothing is asked again that was answered, if with a refusal or a blank."""
         self._kept = self._kept or {}
 
     async def ask(
@@ -207,7 +206,7 @@ class ChatClient:
         task = joined = kept or self._under_way.get(request.request_hash)
         if task is None:
             task = self._under_way[request.request_hash] = asyncio.create_task(self._answer(request))
-            task.add_done_callback(partial(self._finished, request.request_hash))
+            task.add_done_callback(lambda done: self._finished(request.request_hash, done))
         # A cancelled caller must not cancel the request for the others.
         try:
             call, paid = await asyncio.shield(task)
@@ -237,8 +236,7 @@ class ChatClient:
         del self._under_way[request_hash]
         # Where the stage stopped meanwhile, nobody awaits the failure: unread, asyncio would log it.
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        is_final = error is None or (isinstance(error, TeacherError) and not error.transient)
-        if self._kept is not None and is_final:
+        if self._kept is not None and (error is None or (isinstance(error, TeacherError) and not error.transient)):
             self._kept[request_hash] = task
 
     async def _answer(self, request: Request) -> tuple[Call, bool]:

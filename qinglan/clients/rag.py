@@ -129,7 +129,7 @@ class RagClient:
                 response = await self._respond(body, asked)
             kind, keeps = response.headers.get("content-type", ""), self._with_passage
             return read_answer(self._rag, response.content, self._url, kind, asked, with_passage=keeps)
-        except RetrievalError as error:
+        except RetrievalError:
             self.failed_count += 1
             count.failed += 1
             raise

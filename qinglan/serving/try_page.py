@@ -20,7 +20,7 @@ from qinglan.data.versions import INDEX, Version, find_rows, latest_version, rea
 from qinglan.errors import BudgetError, CallError, ModelError, QinglanError, RetrievalError, TeacherError
 from qinglan.evaluation.reasons import words
 from qinglan.recipes import get_recipe, identifying
-from qinglan.rows import BottomK, Retrieved, Row
+from qinglan.rows import BottomK, Retrieved, Row, documents_of
 from qinglan.runs.run import Run
 from qinglan.serving.request_handler import ModelClient, describe_without_text
 from qinglan.serving.routes import RouteTable
@@ -168,7 +168,7 @@ class TryPage:
                 "profile": row.profile,
                 "history": row.history,
                 "inputs": identifying(row.inputs, self._recipe.INPUTS),
-                "gold_id": row.gold_id,
+                "gold_ids": [row.gold_id, *documents_of(row.gold_id)],
             }
             for row in find_rows(version, drawn.items()).values()
         ]

@@ -266,7 +266,7 @@ def make_prompts(path: Path, rows: int) -> Path:
             ],
             "ability": "benchmark",
             "reward_model": {"style": "rule", "ground_truth": "的"},
-            "extra_info": {"index": number, "row_id": str(number), "gold_id": ""},
+            "extra_info": {"index": number, "row_id": str(number), "gold_id": "", "unit": str(number)},
         }
         for number in range(rows)
     ]

@@ -9,7 +9,7 @@ import heapq
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Generic, Literal, TypeVar
 
@@ -115,12 +115,12 @@ class Retrieved(BaseModel, frozen=True):
 
     def rank(self, gold_id: str | None) -> int:
         """1-based rank of the best of a row's gold documents, 0 where none was recalled."""
-        wanted = documents_of(gold_id)
+        wanted = {gold_id, *documents_of(gold_id)} - {None, ""}
         return next((place for place, document_id in enumerate(self.ids, 1) if document_id in wanted), 0)
 
 
 def documents_of(gold_id: str | None) -> list[str]:
-    """The ids in a cell that may name several documents: `d1; d2`."""
+    """The ids in a cell that may name several documents: `d1; d2`. An id that holds a semicolon itself is cut too."""
     return [each.strip() for each in re.split("[;；\n]", gold_id or "") if each.strip()]
 
 
@@ -176,12 +176,26 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     @property
     def unit(self) -> str:
-        """What rows share that are not independent, and a bootstrap draws: the document (of several the
-        first), else the near-duplicates."""
+        """What rows share that are not independent: the document (of several the first), else the near-duplicates."""
         return next(iter(documents_of(self.gold_id)), self.group or self.id)
 
     def failed(self, reason: str) -> "Row":
         return self.model_copy(update={"status": "failed", "reason": reason})
+
+
+def groups_of(rows: Sequence[Row]) -> dict[str, str]:
+    """What a bootstrap draws, by row id: units, those together that questions with several gold documents connect."""
+    first: dict[str, str] = {}
+
+    def group(unit: str) -> str:
+        while unit in first:
+            unit = first[unit]
+        return unit
+
+    for row in rows:
+        lowest, *others = sorted({group(each) for each in documents_of(row.gold_id) or [row.unit]})
+        first |= dict.fromkeys(others, lowest)
+    return {row.id: group(row.unit) for row in rows}
 
 
 ArmName = str

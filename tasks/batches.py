@@ -39,11 +39,12 @@ async def run_batch(kind: str, batch: row_batches.RowBatch, work: row_batches.Wo
     return await batch.run(work, last_attempt=attempt > retries)
 
 
-class CountsFailures(Protocol):
+class AskedAgain(Protocol):
     """A client, or several."""
 
     @property
     def transient_failures(self) -> int: ...
+    def keep_answers(self) -> None: ...
 
 
 def _retried(retries: int) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def _retried(retries: int) -> dict[str, Any]:
 
 
 @task(name="ask", cache_policy=NO_CACHE, task_run_name="{what}", retry_condition_fn=_is_incomplete)
-async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[CountsFailures, ...], retries: int) -> T:
+async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[AskedAgain, ...], retries: int) -> T:
     def failed_calls() -> int:
         return sum(client.transient_failures for client in asked)
 
@@ -67,9 +68,11 @@ async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[CountsFa
     return found
 
 
-async def ask_again(what: str, ask: Callable[[], Awaitable[T]], *asked: CountsFailures, retries: int) -> T:
+async def ask_again(what: str, ask: Callable[[], Awaitable[T]], *asked: AskedAgain, retries: int) -> T:
     """What `ask` gives. As a Prefect task `what`, it is repeated while calls of `asked` failed that may succeed later;
-    the ledger has the answers of the others."""
+    only these are made again."""
+    for client in asked:
+        client.keep_answers()
     return await _ask.with_options(**_retried(retries))(what, ask, asked, retries)
 
 

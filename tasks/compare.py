@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from qinglan.clients.roles import Services, site_ledger
+from qinglan.config import CHANGEABLE
 from qinglan.evaluation.purchase import advise
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import metrics_of
@@ -59,7 +60,7 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         "compare": profile.compare.model_dump(mode="json"),
         "teacher": profile.teacher.model,
         "judge": profile.judge.model,
-        "evaluate": profile.evaluate.model_dump(mode="json"),
+        "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),
         "recipe": recipe_key(profile.recipe),
     }
     return perform(run, "compare", depends_on, work, code=CODE)

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from qinglan.clients.chat import Account
+from qinglan.clients.chat import Account, Message
 from qinglan.clients.roles import ANSWER_FIELDS, Services, endpoint_of, key_salt, site_ledger
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
@@ -31,7 +31,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
     endpoints = {role: endpoint_of(profile, role) for role in recipe.DISTILL_ROLES}
 
     def work(stage: Stage) -> Outcome:
-        _register_prompts(stage, ingested)
+        register_prompts(stage, ingested)
         if profile.distill.mode == "live" and "teacher" in endpoints:
             require_no_open_batches(stage, ingested)
         if profile.distill.mode == "batch_api":
@@ -60,12 +60,18 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
     return perform(run, name, depends_on, work, code=CODE)
 
 
-def _register_prompts(stage: Stage, given: StageResult) -> None:
-    """The instructions of each role go to MLflow's registry; what users ask is no part of them."""
-    profile = stage.run.profile
+def register_prompts(stage: Stage, given: StageResult) -> None:
+    """The instructions of each role that is asked about any row go to MLflow's registry, and no question."""
+    profile, asked = stage.run.profile, dict[str, list[Message]]()
     recipe = get_recipe(profile.recipe)
-    if row := next((row for row in read_jsonl(given.path("rows"), Row) if row.status == "ok"), None):
-        for role, messages in recipe.prompts(row, profile.tenant).items():
+    roles = {"student", *recipe.DISTILL_ROLES, *(["judge"] if "judge" in recipe.graders else [])}
+    for row in read_jsonl(given.path("rows"), Row):
+        if row.status == "ok":
+            asked = recipe.prompts(row, profile.tenant) | asked
+        if asked.keys() >= roles:
+            break
+    for role, messages in asked.items():
+        if messages[0]["role"] == "system":
             name = f"qinglan.{profile.tenant.file_name}.{recipe.NAME}.{role}"
             stage.tracker.register_prompt(name, messages[0]["content"], {"recipe_version": recipe.VERSION})
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
-from qinglan.config import EMBEDDED, Profile
+from qinglan.config import CHANGEABLE, EMBEDDED, Profile
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
 from qinglan.evaluation.split_uses import note_evaluation
@@ -103,9 +103,8 @@ def evaluate_arms(
         details = {"api": _added(made, asked.calls), "models": identities}
         outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), details)
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
-        lost += [
-            entry.reason for arm in (*asked.arms.values(), *asked.red_team.values()) for entry in arm if not entry.text
-        ]
+        of_teachers = (*asked.arms.values(), *asked.red_team.values())
+        lost += [entry.reason for arm in of_teachers for entry in arm if not entry.text]
         lost += Counter(done.unjudged).elements()
         outcome.try_again = sum(why in RETRYABLE_REASONS for why in lost)
         return outcome
@@ -114,7 +113,7 @@ def evaluate_arms(
         "test_sha256": dataset.artifacts["test"].sha256,
         "rows_sha256": dataset.artifacts["rows"].sha256,  # what test and training share
         "models": {name: student.identity for name, student in students.items()},
-        "evaluate": profile.evaluate.model_dump(mode="json"),
+        "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),
         "student": profile.student.model_dump(mode="json"),
         "torch_dtype": profile.sft.torch_dtype,
         "prices": {name: price.model_dump() for name, price in profile.prices.items()},
@@ -185,11 +184,8 @@ async def _ask_teachers(
 
 def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students: Mapping[ArmName, Model]) -> Answers:
     profile = stage.run.profile
-    recipe, price, hour_usd = (
-        get_recipe(profile.recipe),
-        profile.prices.get(profile.student.name),
-        profile.student.gpu_hour_usd,
-    )
+    recipe, hour_usd = get_recipe(profile.recipe), profile.student.gpu_hour_usd
+    price = profile.prices.get(profile.student.name)
     gpus = profile.rl.tensor_model_parallel_size if profile.trainer.device == "cuda" else 1
     usd_per_s = None if hour_usd is None else gpus * hour_usd / 3600
     prompts = stage.directory / "prompts.jsonl"

@@ -42,6 +42,8 @@ def test_of_several_gold_documents_each_counts() -> None:
     assert [found.rank(key) for key in ("c; b", "b；a", "c;", ";")] == [3, 1, 0, 0]
     row = Row(id="1", tenant="t", query="q", gold_id="d2; d1", source="s")
     assert row.unit == "d2", "a bootstrap draws it with the other questions about that document"
+    whole = Retrieved(ids=("kb;12", None))
+    assert [whole.rank(key) for key in ("kb;12", "kb;1", None)] == [1, 0, 0], "an id may hold a semicolon"
 
 
 def test_a_failed_row_keeps_what_was_paid_for() -> None:

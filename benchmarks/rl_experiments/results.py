@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from qinglan.evaluation.figures import arm_scores, groups_of
+from qinglan.evaluation.figures import arm_scores
 from qinglan.evaluation.models import Report
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.rows import ArmRow, Row
+from qinglan.rows import ArmRow, Row, groups_of
 from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, read_jsonl, write_json
 from qinglan.runs.run import RUN_FILE
 from qinglan.training.engines.progress import read_metrics

@@ -173,6 +173,7 @@ class ChatClient:
         # those under way, and answers that are being committed.
         self._started = asyncio.Semaphore(endpoint.concurrency + max(8, endpoint.concurrency // 2))
         self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
+        self._kept: dict[str, asyncio.Task[tuple[Call, bool]]] | None = None
         self._sent: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._closing = False
         self._answered, self._mean_cost_usd, self._mean_tokens = 0, 0.0, 2.0 * endpoint.max_tokens
@@ -184,6 +185,10 @@ class ChatClient:
         """Questions left without an answer that may get one later."""
         self._client = openai_client(endpoint, base_url, account.role, self._send_within_limits)
         self._path = f"{base_url.rstrip('/')}/chat/completions"  # absolute: openai need not join it each time
+
+    def keep_answers(self) -> None:
+        """From now on nothing is asked again that was answered, if with a refusal or a blank."""
+        self._kept = self._kept or {}
 
     async def ask(
         self, messages: list[Message], parse: Callable[[str], T], schema: JsonSchema | None = None
@@ -197,20 +202,19 @@ class ChatClient:
             LedgerError: another run has been asking the same for too long.
         """
         request = request_of(self._endpoint, self._key_salt, messages, schema)
-        joined = request.request_hash in self._under_way
-        if not joined:
+        kept = (self._kept or {}).get(request.request_hash)
+        task = joined = kept or self._under_way.get(request.request_hash)
+        if task is None:
             task = self._under_way[request.request_hash] = asyncio.create_task(self._answer(request))
-            task.add_done_callback(lambda _: self._under_way.pop(request.request_hash))
-            # Where the stage stopped meanwhile, nobody awaits the failure, and asyncio would log it.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task.add_done_callback(lambda done: self._finished(request.request_hash, done))
         # A cancelled caller must not cancel the request for the others.
         try:
-            call, paid = await asyncio.shield(self._under_way[request.request_hash])
+            call, paid = await asyncio.shield(task)
         except TeacherError as error:
             self.transient_failures += error.transient
             raise
-        cached = joined or not paid
-        self.cached_count += cached
+        cached = bool(joined) or not paid
+        self.cached_count += cached and not kept
         text = usable_text(call, self._endpoint.max_answer_chars)
         return Answer(parse(text), request.request_hash, cached, call.cost_usd, call.latency_ms, call.reasoning)
 
@@ -227,6 +231,13 @@ class ChatClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
+
+    def _finished(self, request_hash: str, task: asyncio.Task[tuple[Call, bool]]) -> None:
+        del self._under_way[request_hash]
+        # Where the stage stopped meanwhile, nobody awaits the failure: unread, asyncio would log it.
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if self._kept is not None and (error is None or (isinstance(error, TeacherError) and not error.transient)):
+            self._kept[request_hash] = task
 
     async def _answer(self, request: Request) -> tuple[Call, bool]:
         """The call, and whether it was paid for just now."""

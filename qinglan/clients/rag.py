@@ -82,7 +82,12 @@ class RagClient:
             headers=authorization(rag),
             trust_env=uses_proxy(url),
         )
+        self._kept: dict[tuple[str, str | None], Retrieved] | None = None
         self.call_count = self.failed_count = self.transient_failures = 0
+
+    def keep_answers(self) -> None:
+        """From now on nothing that was answered is asked again."""
+        self._kept = self._kept or {}
 
     async def retrieve(
         self,
@@ -98,11 +103,20 @@ class RagClient:
             count: gets the requests that this took.
             max_retries: if not as many as the profile says.
         """
+        if self._kept and (known := self._kept.get((query, rewritten_query))):
+            return known
         body = request_body(self._rag, self._tenant_id, query, rewritten_query)
         count = count or CallCount()
         max_retries = self._rag.max_retries if max_retries is None else max_retries
         asked = (query, rewritten_query or "")
-        return await with_retries(lambda: self._post(body, asked, count), max_retries, _BACK_OFF)
+        try:
+            found = await with_retries(lambda: self._post(body, asked, count), max_retries, _BACK_OFF)
+        except RetrievalError as error:
+            self.transient_failures += error.transient
+            raise
+        if self._kept is not None:
+            self._kept[query, rewritten_query] = found
+        return found
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -115,9 +129,8 @@ class RagClient:
                 response = await self._respond(body, asked)
             kind, keeps = response.headers.get("content-type", ""), self._with_passage
             return read_answer(self._rag, response.content, self._url, kind, asked, with_passage=keeps)
-        except RetrievalError as error:
+        except RetrievalError:
             self.failed_count += 1
-            self.transient_failures += error.transient
             count.failed += 1
             raise
 

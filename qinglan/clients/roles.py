@@ -46,6 +46,7 @@ class Clients:
 
     def __init__(self, chats: Mapping[ChatRole, ChatClient] | None = None, rag: RagClient | None = None) -> None:
         self._chats, self._rag = chats or {}, rag
+        self._all: list[ChatClient | RagClient] = [*self._chats.values(), *([rag] if rag else [])]
 
     @property
     def teacher(self) -> ChatClient:
@@ -74,14 +75,15 @@ class Clients:
 
     @property
     def transient_failures(self) -> int:
-        of_rag = self._rag.transient_failures if self._rag else 0
-        return of_rag + sum(chat.transient_failures for chat in self._chats.values())
+        return sum(client.transient_failures for client in self._all)
+
+    def keep_answers(self) -> None:
+        for client in self._all:
+            client.keep_answers()
 
     async def close(self) -> None:
-        for chat in self._chats.values():
-            await chat.close()
-        if self._rag:
-            await self._rag.close()
+        for client in self._all:
+            await client.close()
 
     def _chat(self, role: ChatRole) -> ChatClient:
         if role not in self._chats:

@@ -32,6 +32,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
     "rl": {"keep_checkpoints"},
+    "evaluate": {"retries"},
     "trainer": {"max_restarts", "dashboard_retry_s", "stalled_after_s"},
     "gate": set(Gate.model_fields),
     "targets": set(Targets.model_fields),

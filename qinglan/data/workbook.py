@@ -16,7 +16,7 @@ from qinglan.data.forgotten import NONE, Tombstones
 from qinglan.data.sources.files import read_jsonl, read_records
 from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field
 from qinglan.recipes import Input, identifying
-from qinglan.rows import HINTS, Row, Split, normalise, row_id
+from qinglan.rows import HINTS, Row, Split, documents_of, normalise, row_id
 from qinglan.runs.artifacts import hash_of
 
 _SPLITS = get_args(Split)
@@ -110,7 +110,7 @@ def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -
         query=texts["query"],
         profile=texts["profile"],
         history=texts["history"],
-        gold_id=texts["gold"] or None,
+        gold_id=texts["gold"] if documents_of(texts["gold"]) else None,
         intent=texts["intent"] or None,
         inputs={name: text for name, text in further.items() if text},
         pool=texts["pool"] or None,

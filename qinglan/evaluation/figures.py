@@ -15,7 +15,7 @@ from qinglan.evaluation import models
 from qinglan.evaluation.reasons import Reason
 from qinglan.recipes import QUALITY, Metric, Recipe
 from qinglan.recipes.kinds.measuring import consistency
-from qinglan.rows import ArmName, ArmRow, Retrieved, Row, normalise
+from qinglan.rows import ArmName, ArmRow, Retrieved, Row, documents_of, groups_of, normalise
 from qinglan.statistics import ArmScores, Comparison, Values, compare, holm_corrected, mean_ci, percentile_ci, ratio_ci
 from qinglan.text import ARMS
 
@@ -53,11 +53,6 @@ def values_of(entry: ArmRow, row: Row, recipe: Recipe) -> dict[str, float]:
         return {}
     judged = {} if entry.judge_score is None else {QUALITY: entry.judge_score}
     return recipe.measured_values(entry, row) | judged
-
-
-def groups_of(rows: Iterable[Row]) -> dict[str, str]:
-    """The units that the bootstrap resamples, by row id."""
-    return {row.id: row.unit for row in rows}
 
 
 def summarise(
@@ -183,8 +178,8 @@ def examples(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], recipe: Recipe, count: int = 10
 ) -> list[models.ReportExample]:
     """Questions spread over groups: the first of every k-th group, in the order of row ids; then more, if too few."""
-    ordered = sorted(rows, key=lambda row: row.id)
-    first_of_group = {row.gold_id or row.id: row for row in reversed(ordered)}
+    ordered, groups = sorted(rows, key=lambda row: row.id), groups_of(rows)
+    first_of_group = {groups[row.id]: row for row in reversed(ordered)}
     spread = sorted(first_of_group.values(), key=lambda row: row.id)
     chosen = spread[:: max(1, len(spread) // count)][:count]
     chosen = [*chosen, *islice((row for row in ordered if row not in chosen), count - len(chosen))]
@@ -216,23 +211,22 @@ def examples(
 def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) -> list[models.Shared]:
     """What the test split has in common with training rows."""
 
-    def overlap(what: models.SharedThing, key: Callable[[Row], str | None]) -> models.Shared:
-        seen = {key(row) for row in train} - {None}
-        asked = {key(row) for row in test} - {None}
+    def overlap(what: models.SharedThing, keys: Callable[[Row], Sequence[str]]) -> models.Shared:
+        seen, asked = ({key for row in rows for key in keys(row)} for rows in (train, test))
         return models.Shared(what=what, test=len(asked), in_train=len(asked & seen))
 
     identifying = [each.name for each in recipe.INPUTS if each.identifies]
 
-    def with_context(row: Row) -> str:
+    def with_context(row: Row) -> list[str]:
         inputs = "".join(row.inputs.get(name, "") for name in identifying)
-        return normalise(row.query + row.history + row.profile + inputs)
+        return [normalise(row.query + row.history + row.profile + inputs)]
 
     shared = [
-        overlap("row_ids", lambda row: row.id),
+        overlap("row_ids", lambda row: [row.id]),
         overlap("questions_with_context", with_context),
-        overlap("bare_questions", lambda row: normalise(row.query)),
+        overlap("bare_questions", lambda row: [normalise(row.query)]),
     ]
-    return [*shared, overlap("gold_documents", lambda row: row.gold_id)] if recipe.retrieves else shared
+    return [*shared, overlap("gold_documents", lambda row: documents_of(row.gold_id))] if recipe.retrieves else shared
 
 
 def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:

@@ -14,14 +14,14 @@ from qinglan.clients.roles import Addresses, Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
 from qinglan.config import Endpoint, Evaluate, Profile, Tenant
 from qinglan.errors import CallError
-from qinglan.evaluation.figures import arm_scores, compared, examples, groups_of, summarise
+from qinglan.evaluation.figures import arm_scores, compared, examples, summarise
 from qinglan.evaluation.models import ArmFigures, Evaluation
 from qinglan.evaluation.reasons import Reason
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
 from qinglan.recipes.kinds.distillation import teacher_requests
 from qinglan.recipes.kinds.measuring import ask_about, check_failures, original_rows, teacher_rows
-from qinglan.rows import ArmRow, Row, hash_fraction
+from qinglan.rows import ArmRow, Row, groups_of, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
 

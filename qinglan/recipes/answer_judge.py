@@ -13,7 +13,7 @@ from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, prompt
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY, DATA_RULE, delimited, one_line, undelimited
-from qinglan.rows import Row
+from qinglan.rows import Row, groups_of
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
 from qinglan.text import ARMS, Both
 
@@ -185,7 +185,7 @@ class AnswerJudge(AnswerRecipe):
             for name, arm in arms.items()
         }
         probed = {name: main for name, main in said.items() if main.keys() - {row.id for row in rows}}
-        groups = {row.id: row.unit for row in rows}
+        groups = groups_of(rows)
         found = [_agreement(said, rows, groups), _robustness(probed, rows, groups), _certainty(probed, rows, groups)]
         return [one for one in found if one.rows]
 

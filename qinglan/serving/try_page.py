@@ -174,7 +174,7 @@ class TryPage:
                 "profile": row.profile,
                 "history": row.history,
                 "inputs": identifying(row.inputs, self._recipe.INPUTS),
-                "gold_ids": documents_of(row.gold_id),
+                "gold_ids": [row.gold_id, *documents_of(row.gold_id)],
             }
             for row in find_rows(version, drawn.items()).values()
         ]

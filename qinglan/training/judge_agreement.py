@@ -21,7 +21,7 @@ from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
 from qinglan.recipes._verdicts import RIGHT_FROM, reference_of
 from qinglan.recipes.answer_judge import AnswerJudge
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY
-from qinglan.rows import Row
+from qinglan.rows import Row, groups_of
 from qinglan.statistics import agreement
 from qinglan.text import Both
 
@@ -61,11 +61,12 @@ class JudgeComparison:
     rag: RagClient  # that keeps the best passage
 
     async def compare(self, rows: Sequence[Row]) -> list[JudgedPassage]:
-        found = await asyncio.gather(*(self._pairs(row) for row in rows))
+        groups = groups_of(rows)
+        found = await asyncio.gather(*(self._pairs(row, groups[row.id]) for row in rows))
         return list(await asyncio.gather(*(self._judged(pair) for pairs in found for pair in pairs)))
 
-    async def _pairs(self, row: Row) -> list[JudgedPassage]:
-        about = {"row_id": row.id, "group": row.unit, "question": self.recipe.question_text(row)}
+    async def _pairs(self, row: Row, group: str) -> list[JudgedPassage]:
+        about = {"row_id": row.id, "group": group, "question": self.recipe.question_text(row)}
         try:
             best, *others = await asyncio.gather(*(self.rag.retrieve(row.query, text) for text in _texts(row)))
         except CallError as error:

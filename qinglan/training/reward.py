@@ -113,7 +113,7 @@ async def compute_score(
     config_path: str,
     **_: Any,
 ) -> dict[str, float | str]:
-    """The score, its parts and costs (`RewardService.outcome`), the row, and its target: the gold document if known.
+    """The score, its parts and costs (`RewardService.outcome`), the row, and its target (`Row.unit`).
 
     Where this raises, verl drops all rollouts of a prompt without a message. So a sample that could not be scored is
     returned as well, with `invalid` 1: our trainer leaves it out of advantage and loss.
@@ -126,4 +126,4 @@ async def compute_score(
         if not isinstance(error, RayActorError):  # the service crashed too often while it scored the sample
             raise
         scores = _unscored(config_path)
-    return {**scores, "row_id": extra_info["row_id"], "target": extra_info["gold_id"] or extra_info["row_id"]}
+    return {**scores, "row_id": extra_info["row_id"], "target": extra_info["unit"]}

@@ -275,5 +275,6 @@ def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
     asked = {part.split(",")[0]: part for part in out.split("\n\n") if "system" in part}
     assert (status, "钙片{x}咋吃" in out, "鱼油" in out) == (0, True, False)
     assert [role for role, text in asked.items() if "写明{科目}" in text] == ["teacher"]
-    assert [role for role, text in asked.items() if "看科目" in text] == [role for role in ("judge",) if role in asked]
+    judges = [role for role in ("judge", "panel") if role in asked]
+    assert [role for role, text in asked.items() if "看科目" in text] == judges
     assert qinglan("prompts", "--row", "3", profile=changed)[2] == "error: --row 3: the workbook has fewer questions\n"

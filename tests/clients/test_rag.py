@@ -112,7 +112,7 @@ def test_a_wrong_content_type_is_named_where_the_body_is_no_json():
 async def test_transient_failures_are_retried(serve: Serve, fault: Any):
     async with client(serve(script_of(fault, fault, FOUND)).url) as rag:
         assert (await rag.retrieve("q")).ids == ("d1", "d2")
-        assert (rag.call_count, rag.failed_count) == (3, 2)
+        assert (rag.call_count, rag.failed_count, rag.transient_failures) == (3, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_only_transient_failures_are_tried_again(serve: Serve, reply: Any,
         with pytest.raises(RetrievalError) as caught:
             await rag.retrieve("q")
         assert (caught.value.reason, caught.value.transient) == (reason, calls > 1)
-        assert (rag.call_count, rag.failed_count) == (calls, calls)
+        assert (rag.call_count, rag.failed_count, rag.transient_failures) == (calls, calls, calls > 1)
 
 
 async def test_nobody_there_and_garbled_bodies(serve: Serve):

@@ -31,7 +31,7 @@ def card(*rows: Row, drift: Drift | None = None, augmented: dict[str, dict[str, 
 def test_counts():
     made = card(
         row("鱼油怎么吃", profile="老人", gold_id="g1", review="accept"),
-        row("钙片", history="问过鱼油", gold_id="g1", split="dev"),
+        row("钙片", history="问过鱼油", gold_id="g2; g1", split="dev"),
         row("硒").failed("near_duplicate_of_test"),
         row("锌").failed("near_duplicate_of_evaluation"),
         row("铁").failed("rag_error"),
@@ -41,7 +41,7 @@ def test_counts():
     assert made.reasons["empty_query"] == 1
     assert made.splits == {"dev": {"rows": 1, "ok": 1}, "train": {"rows": 4, "ok": 1}}
     assert (made.near_duplicates, made.decontaminated, made.reviews) == (1, 1, {"accept": 1})
-    assert (made.intents, made.intent_count, made.lengths) == ({"g1": 2}, 1, {"0–5": 5})
+    assert (made.intents, made.intent_count, made.lengths) == ({"g1": 2, "g2": 1}, 2, {"0–5": 5})
 
 
 def test_words_count_by_sft_training_rows():

@@ -75,6 +75,7 @@ def test_the_files_of_a_dataset(tmp_path: Path) -> None:
     assert (info["teacher_quality"], info["teacher_gold_rank"]) == (pytest.approx(0.74), 2)
     info = second["extra_info"]
     assert (info["gold_id"], info["teacher_gold_rank"], info["teacher_judge"]) == ("", 0, NOT_JUDGED)
+    assert (first["extra_info"]["unit"], info["unit"]) == ("g", info["row_id"])
 
 
 def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) -> None:

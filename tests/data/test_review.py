@@ -45,7 +45,7 @@ def names(sample: ReviewSample) -> dict[str, tuple[str, ...]]:
         ({"answer_retrieved": found(0.59)}, ("control", "just_below")),
         ({"answer_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
         ({"gold_id": "g"}, ("control", "gold_missed")),
-        ({"gold_id": "d"}, ("control",)),
+        ({"gold_id": "g; d"}, ("control",)),
     ],
 )
 def test_which_rewrites_are_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):

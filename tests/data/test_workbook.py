@@ -210,10 +210,11 @@ def test_inputs_and_pool_are_read_from_every_kind_of_file(tmp_path: Path, name: 
     assert france.id == row_id("t", "法国", inputs={"hint": "塞纳河"})
 
 
-def test_a_column_without_a_name_is_not_read(tmp_path: Path):
-    path = text_file(tmp_path / "q.csv", "问题,标准文档,划分\n法国,d1,test\n")
-    (row,) = read(path, columns=Columns(gold="", split=""))
+def test_a_column_without_a_name_is_not_read_and_a_cell_of_separators_names_no_document(tmp_path: Path):
+    path = text_file(tmp_path / "q.csv", "问题,标准文档,划分\n法国,d1,test\n德国,；;,\n")
+    row, _ = read(path, columns=Columns(gold="", split=""))
     assert (row.gold_id, row.split) == (None, None)
+    assert [each.gold_id for each in read(path)] == ["d1", None]
 
 
 def test_a_required_column_must_be_there(tmp_path: Path):

@@ -16,7 +16,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Profile, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import figures
-from qinglan.evaluation.figures import arm_scores, compare_arms, examples, groups_of, pairs_of, slices_of, summarise
+from qinglan.evaluation.figures import arm_scores, compare_arms, examples, pairs_of, slices_of, summarise
 from qinglan.evaluation.models import Decision, Report, Score, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
@@ -26,7 +26,7 @@ from qinglan.ledger import Call
 from qinglan.recipes.kinds.measuring import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import ArmRow, Retrieved, Row
+from qinglan.rows import ArmRow, Retrieved, Row, groups_of
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import open_run
 
@@ -221,15 +221,17 @@ def test_lengths(characters: int, value: str):
 def test_groups_of_questions_and_what_train_and_test_share():
     rows = [row(0), row(1), row(2, gold=None), row(3, gold=None, group="002")]
     assert groups_of(rows) == {"000": "g", "001": "g", "002": "002", "003": "002"}
-    found = figures.shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
+    several = [row(0, gold="d1; d2"), row(1, gold="d4；d3"), row(2, gold="d2; d3"), row(3, gold="d3"), row(4)]
+    assert set(groups_of(several).values()) == {"d1", "g"}, "questions that share a document, if through others"
+    found = figures.shared_between([row(0), row(1)], [row(1), row(2, gold="h; g"), row(3, gold=None)], RECIPE)
     shared = {s.what: (s.in_train, s.test) for s in found}
-    assert (shared["row_ids"], shared["gold_documents"]) == ((1, 2), (1, 2))
+    assert (shared["row_ids"], shared["gold_documents"]) == ((1, 3), (1, 2))
 
 
 def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_found_it():
-    rows = [row(n, gold=f"g{n % 5}") for n in range(20)]
+    rows = [row(n, gold=f"g{n % 5}; x{n}") for n in range(20)]
     chosen = examples({"rl": arm(*[HIT] * 20)}, rows, RECIPE, count=3)  # type: ignore[arg-type]
-    assert len({example.gold_id for example in chosen}) == len(chosen) == 3
+    assert [example.gold_id for example in chosen] == ["g0; x0", "g1; x1", "g2; x2"]
     assert chosen[0].arms["rl"].retrieved.ids == ("g", "x")
     filled = [example.query for example in examples({}, rows, RECIPE)]
     assert len(filled) == len(set(filled)) == 10 and filled[:5] == [each.query for each in rows[:5]]

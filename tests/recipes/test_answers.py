@@ -151,7 +151,7 @@ def test_rl_asks_what_may_teach_and_gets_the_row():
     row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
     record = PLAIN.rl_record(row, Tenant())
     assert record["prompt"] == [{"role": "user", "content": "q"}] and record.keys() == set(PLAIN.rl_schema.names)
-    assert (record["extra_info"]["row_id"], record["extra_info"]["gold_id"]) == ("1", "0")
+    assert (record["extra_info"]["row_id"], record["extra_info"]["unit"]) == ("1", "0")
     assert Row.model_validate_json(record["extra_info"]["row"]) == row
 
 

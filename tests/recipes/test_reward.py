@@ -256,22 +256,21 @@ async def test_a_lost_service_is_an_invalid_sample_and_a_bug_an_error(site: Site
     path = site.folder / "reward.json"
     path.write_text(site.service().model_dump_json())
 
-    async def ask(answer: Any, gold_id: str = "") -> dict[str, float | str]:
+    async def ask(answer: Any) -> dict[str, float | str]:
         async def remote(*_: Any) -> Any:
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
         monkeypatch.setattr(reward, "_service", lambda _: SimpleNamespace(score=SimpleNamespace(remote=remote)))
-        info = {"row_id": "1", "gold_id": gold_id}
+        info = {"row_id": "1", "gold_id": "d; e", "unit": "d"}
         return await reward.compute_score("query_rewrite", "x", "", info, config_path=str(path), split="t")
 
     lost = await ask(exceptions.RayActorError())
     assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"row_id", "target"})
     with pytest.raises(ZeroDivisionError):
         await ask(ZeroDivisionError())
-    assert await ask({"score": 0.5}) == {"score": 0.5, "row_id": "1", "target": "1"}
-    assert await ask({"score": 0.5}, gold_id="d") == {"score": 0.5, "row_id": "1", "target": "d"}
+    assert await ask({"score": 0.5}) == {"score": 0.5, "row_id": "1", "target": "d"}
 
 
 def test_a_failure_to_close_costs_no_training(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

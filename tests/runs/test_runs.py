@@ -48,6 +48,7 @@ def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
         note(first, mlflow_run_id="abc")
     assert "A_KEY" in (first.directory / "run.json").read_text()
     changes_no_result = {"reward": {"max_outage_s": 900}, "budget": {"per_run_usd": 9}, "rl": {"keep_checkpoints": 1}}
+    changes_no_result["evaluate"] = {"retries": 5}
     raised = profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}, **changes_no_result)
     with open_run(raised, "pipeline") as again:
         assert (again.id, again.mlflow_run_id, again.profile.reward.max_outage_s) == (first.id, "abc", 900)

@@ -115,7 +115,7 @@ def make_prompts(path: Path, rows: int) -> Path:
             "prompt": [{"role": "user", "content": " ".join(rng.choices(WORDS, k=6))}],
             "ability": "toy",
             "reward_model": {"style": "rule", "ground_truth": "a"},
-            "extra_info": {"index": index, "row_id": str(index), "gold_id": ""},
+            "extra_info": {"index": index, "row_id": str(index), "gold_id": "", "unit": str(index)},
         }
         for index in range(rows)
     ]

@@ -15,7 +15,7 @@ import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
 from counting_teacher import CountingTeacher
 from doubles import raising
-from fake_service import PRICE
+from fake_service import PRICE, SIMULATED
 from fixture_types import ProfileOf, Serve
 from run_stages import stage_result
 
@@ -23,9 +23,10 @@ from qinglan.clients.roles import Addresses
 from qinglan.errors import StageError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, write_jsonl
-from qinglan.tasks.distill import ask_by_batch, require_no_open_batches
+from qinglan.tasks.distill import ask_by_batch, register_prompts, require_no_open_batches
 
 MODEL = "simulated-rewriter"
+CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 
 class KilledError(Exception):
@@ -49,6 +50,29 @@ def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Profile
     with pytest.raises(StageError, match=r"distill: batch batch_\w+ of an earlier run still holds .*mode=batch_api"):
         require_no_open_batches(stage, questions("鱼油咋吃"))
     require_no_open_batches(stage, questions("钙片咋吃"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "roles"),
+    [
+        (CAPITALS, []),  # its prompt is the question alone
+        ("medical", ["judge", "student", "teacher"]),
+        ("answer_judge", ["answerer", "student", "teacher"]),
+        ("query_rewrite", ["judge", "panel", "student", "teacher"]),
+    ],
+)
+def test_the_instructions_of_every_role_are_registered_and_no_question(
+    profile_of: ProfileOf, tmp_path: Path, recipe: str, roles: list[str]
+):
+    known: dict[str, str] = {}
+    tracker = SimpleNamespace(register_prompt=lambda name, text, _: known.update({name.split(".")[-1]: text}))
+    stage: Any = SimpleNamespace(run=SimpleNamespace(profile=profile_of(recipe=recipe, **SIMULATED)), tracker=tracker)
+    given = dict.fromkeys(("answer", "given", "candidate", "hint"), "随餐")  # nobody is asked about the first question
+    rows = [Row(id=str(n), tenant="t", query=f"鱼油{n}咋吃", source="s", inputs=given) for n in range(2)]
+    rows[1] = rows[1].model_copy(update={"inputs": {"hint": "随餐"}})
+    register_prompts(stage, stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}))
+    assert sorted(known) == roles
+    assert "鱼油" not in "".join(known.values())
 
 
 ROWS, CONCURRENCY, TRIALS = 1000, 8, 20

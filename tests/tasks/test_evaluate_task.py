@@ -110,7 +110,7 @@ def test_a_live_service_is_asked_again(evaluated: Any, profile_of: ProfileOf, ur
 @pytest.mark.parametrize(
     ("settings", "knowledge_base", "changed"),
     [
-        ({"gate": {"smallest_gain": 0.2}}, "a", set()),
+        ({"gate": {"smallest_gain": 0.2}, "evaluate": {"retries": 5}}, "a", set()),
         ({"sft": {"torch_dtype": "float32"}}, "a", {"torch_dtype"}),
         ({}, "b", {"knowledge_base"}),
         ({"rag": {"url": "http://live/q"}}, "a", {"knowledge_base", "rag"}),

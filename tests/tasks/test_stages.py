@@ -19,6 +19,7 @@ from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
 from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.measuring import original_rows, retrieve_all
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
@@ -141,6 +142,39 @@ def test_an_evaluation_repeats_the_calls_that_failed_and_no_others(site_of: Site
         arm = asyncio.run(flow(ask, validate_parameters=False)(run, 1))  # type: ignore[arg-type]
     assert [entry.text for entry in arm] == [f"虾青素{n} 服用方法" for n in range(5)]
     assert len(site.teacher.bodies) == 5 + 2
+
+
+def test_a_repeat_asks_only_for_what_was_lost_and_can_lose_no_more(site_of: SiteOf):
+    attempts, cached = 0, list[int]()
+
+    def teacher(body: dict[str, Any]) -> Any:
+        return (200, completion("")) if asked(body) == "虾青素0咋吃" else rewritten(body)
+
+    def rag(body: dict[str, Any]) -> Any:
+        return (503, {}) if body["query"] == "虾青素4咋吃" or attempts > 1 else retrieved(body)
+
+    site = site_of(teacher, rag)
+    rows = [Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source="test") for n in range(5)]
+    recipe, arms = get_recipe(site.profile.recipe), {"original": original_rows(rows)}
+
+    async def ask(run: Run) -> list[list[ArmRow]]:
+        async with open_clients(run, site.services, ["teacher", "rag"]) as clients:
+
+            async def work() -> list[list[ArmRow]]:
+                nonlocal attempts
+                attempts += 1
+                taught = await ask_teacher(rows, recipe, clients, site.profile.tenant, 0.2)
+                return [taught, *(await retrieve_all(arms, rows, clients, 0.2)).values()]
+
+            done = await batches.ask_again("ask", work, clients, retries=2)
+            cached.append(clients.call_counts()["teacher"]["cached"])
+            return done
+
+    with open_run(site.profile, "evaluate") as run:
+        taught, found = asyncio.run(flow(ask, validate_parameters=False)(run))  # type: ignore[arg-type]
+    assert [entry.reason for entry in taught] == ["empty_answer", None, None, None, None]
+    assert [entry.reason for entry in found] == [None, None, None, None, "rag_unavailable"]
+    assert (attempts, cached, len(site.teacher.bodies)) == (3, [0], 5 + 1)  # a blank is asked for twice, and no more
 
 
 def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: SiteOf):

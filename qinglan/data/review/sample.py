@@ -78,7 +78,7 @@ def _lowest_part(row: Row) -> float:
 
 def _misses_gold(row: Row) -> bool:
     found = row.answer_retrieved
-    return found is not None and row.gold_id is not None and row.gold_id not in found.ids
+    return found is not None and row.gold_id is not None and not found.rank(row.gold_id)
 
 
 _CONDITIONS: dict[str, Callable[[Row, Select], bool]] = {

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel
 
 from qinglan.data.versions.drift import BoundedCounter, Drift, keywords, length_bucket
-from qinglan.rows import INPUT_REASONS, BottomK, Row, Split, top1_of
+from qinglan.rows import INPUT_REASONS, BottomK, Row, Split, documents_of, top1_of
 from qinglan.runs.artifacts import Artifact
 
 FEW_ROWS = 5
@@ -205,7 +205,7 @@ class CardBuilder:
             self._reviews[row.review] += 1
         if row.gold_id:
             self._flags["labelled"] += 1
-            self._intents.add([row.gold_id])
+            self._intents.add(documents_of(row.gold_id))
         if row.status == "ok" and row.split == "train":
             self._terms.add(keywords(row))
         original, found = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)

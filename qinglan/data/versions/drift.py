@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from qinglan.rows import INPUT_REASONS, BottomK, Row, bigrams, top1_of
+from qinglan.rows import INPUT_REASONS, BottomK, Row, bigrams, documents_of, top1_of
 from qinglan.text import count, number
 
 DRAWS, SAMPLE_ROWS, MAX_ENTRIES, MAX_TERM_CHARS = 200, 1000, 300_000, 40
@@ -76,7 +76,7 @@ class RowSummaryBuilder:
         self.rows += 1
         self.failed += row.status == "failed"
         self._vocabulary.add(grams(row.query))
-        self._intents.add([row.gold_id] if row.gold_id else keywords(row))
+        self._intents.add(documents_of(row.gold_id) or keywords(row))
         if self._sample.wants(row.id):
             original, rewrite = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)
             self._sample.add(row.id, DriftRow(query=row.query, original=original, rewrite=rewrite))

@@ -39,7 +39,7 @@ class AnswerRecipe(Recipe):
     """RL may ask the questions of rows with one of these: None are those that may teach; add a flaw of the teacher's
     answer where the reward does not depend on that answer."""
     TOO_FEW_ROWS_HINT = "correct the teacher's prompt or the recipe's rules, or add questions"
-    RL_INFO: ClassVar[dict[str, type]] = {"row_id": str, "tenant": str, "gold_id": str, "row": str}
+    RL_INFO: ClassVar[dict[str, type]] = {"row_id": str, "tenant": str, "unit": str, "row": str}
 
     @abstractmethod
     def parts(self, row: Row, text: str) -> dict[str, float]:
@@ -146,12 +146,8 @@ class AnswerRecipe(Recipe):
         return row.reason in self.RL_REASONS and bool(row.target)
 
     def rl_info(self, row: Row) -> dict[str, Any]:
-        return {
-            "row_id": row.id,
-            "tenant": row.tenant,
-            "gold_id": row.unit,
-            "row": row.model_dump_json(exclude_none=True),
-        }
+        known = row.model_dump_json(exclude_none=True)
+        return {"row_id": row.id, "tenant": row.tenant, "unit": row.unit, "row": known}
 
     def scorer(self, service: "RewardService") -> "AnswerScorer":
         from qinglan.recipes.scoring.scorer import AnswerScorer

@@ -54,6 +54,7 @@ class RetrievalRecipe(Recipe):
         "tenant": str,
         "question": str,
         "gold_id": str,
+        "unit": str,
         "teacher_rewrite": str,
         "teacher_quality": float,
         "teacher_top1_score": float,
@@ -83,6 +84,10 @@ class RetrievalRecipe(Recipe):
     def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message]:
         return self.judge_messages(self.question_text(row), text, tenant)
 
+    def prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
+        panel = self.panel_messages(self.question_text(row), [row.query], tenant)
+        return {**super().prompts(row, tenant), "panel": panel}
+
     def parse_panel(self, text: str, count: int) -> list[float]:
         """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""
         return parse_scores(text, count)
@@ -99,7 +104,7 @@ class RetrievalRecipe(Recipe):
         return " ".join(text.split())
 
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
-        """Metrics of the gold document's rank, where the row names one; with one gold document the ideal DCG is 1."""
+        """Metrics of the best gold document's rank, where the row names any; each answers alone: the ideal DCG is 1."""
         if entry.retrieved is None:
             return {}
         found = {"mean_top1_score": entry.retrieved.top1_score}
@@ -180,6 +185,7 @@ class RetrievalRecipe(Recipe):
             "tenant": row.tenant,
             "question": self.question_text(row),
             "gold_id": row.gold_id or "",
+            "unit": row.unit,
             "teacher_rewrite": row.answer,
             "teacher_quality": found.quality,
             "teacher_top1_score": found.top1_score,

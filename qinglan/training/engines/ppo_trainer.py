@@ -378,12 +378,12 @@ def dev_values(
     worst = -1.0 if part == "score" else 0.0  # a score lies within −1 and 1, its parts within 0 and 1
     values, groups = {}, {}
     for info in infos:
-        row_id, gold_id = info["row_id"], info["gold_id"]
+        row_id = info["row_id"]
         value, failed = scored.get(row_id, (None, True))
-        if failed and (gold_id or part != "gold_top1"):
+        if failed and (part != "gold_top1" or info["gold_id"]):
             value = worst
         if value is not None:
-            values[row_id], groups[row_id] = value, gold_id or row_id
+            values[row_id], groups[row_id] = value, info["unit"]
     return values, groups
 
 

@@ -67,8 +67,7 @@ def evaluate_arms(
     run: Run, services: Services, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
     """Every arm on the test split: generate, retrieve, judge, compare. The registry's champion is an arm too."""
-    profile = run.profile
-    recipe = get_recipe(profile.recipe)
+    profile, recipe = run.profile, get_recipe(run.profile.recipe)
     students, cases = _students(run, models), cases_of(profile)
     named = {*profile.evaluate.teachers, *profile.gate.rivals}
     rivals = [each for each in teachers_of(run, services) if each.arm in named]
@@ -101,13 +100,12 @@ def evaluate_arms(
         }
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
         details = {"api": _added(made, asked.calls), "models": identities}
-        outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), details)
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
         of_teachers = (*asked.arms.values(), *asked.red_team.values())
         lost += [entry.reason for arm in of_teachers for entry in arm if not entry.text]
         lost += Counter(done.unjudged).elements()
-        outcome.try_again = sum(why in RETRYABLE_REASONS for why in lost)
-        return outcome
+        try_again = sum(why in RETRYABLE_REASONS for why in lost)
+        return Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), details, try_again)
 
     depends_on: dict[str, Any] = {
         "test_sha256": dataset.artifacts["test"].sha256,

@@ -19,16 +19,15 @@ CODE = (__name__, "qinglan.evaluation.models", "qinglan.rows")
 def register_model(
     run: Run, gated: StageResult, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
-    """Keep the challenger in the registry, whatever was decided; if it passed, it takes its place there."""
+    """Keep the challenger in the registry, whatever was decided; if it passed, it gets its alias there."""
     profile, decision = run.profile, gated.load("decision", Decision)
     registry = registry_of(profile)
 
     def work(stage: Stage) -> Outcome:
-        candidate = candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
-        released = registry.register(candidate)
+        released = registry.register(candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id))
         released = registry.assign_alias(released.version, profile.release.promote, decision.champion)
-        standing = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
-        stage.say(f"version {released.version} of {registry.name} ({standing})")
+        aliases = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
+        stage.say(f"version {released.version} of {registry.name} ({aliases})")
         if decision.verdict == "promote" and not released.aliases and released.history:
             get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
         shown, path = released.model_dump(mode="json"), stage.directory / "released.json"

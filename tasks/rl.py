@@ -29,10 +29,11 @@ from qinglan.training.engines.export import ADAPTER
 from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings, read_stop
 
 CODE = (
-    __name__, "recipe.reward", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.runs.cpu", "qinglan.training.alarms",
-    "qinglan.training.engines.agent_loop", "qinglan.training.engines.export", "qinglan.training.engines.ppo",
-    "qinglan.training.engines.ppo_trainer", "qinglan.training.engines.progress", "qinglan.training.engines.verl",
-    "qinglan.training.engines.verl_router", "qinglan.training.reward", "qinglan.training.verl_cpu",
+    __name__, "recipe.reward", "qinglan.clients.rag", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.runs.cpu",
+    "qinglan.statistics", "qinglan.training.alarms", "qinglan.training.engines.agent_loop",
+    "qinglan.training.engines.export", "qinglan.training.engines.ppo", "qinglan.training.engines.ppo_trainer",
+    "qinglan.training.engines.progress", "qinglan.training.engines.verl", "qinglan.training.engines.verl_router",
+    "qinglan.training.reward", "qinglan.training.verl_cpu",
 )  # fmt: skip
 
 

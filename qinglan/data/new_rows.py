@@ -13,11 +13,8 @@ def take_new_rows(
 ) -> Iterator[Row]:
     """The rows, of which those that are new and more than `data.max_new_rows` fail as `left_for_later`.
 
-    Those stay that were asked on the most days, as the log has a question once a day, and of these the newest.
-
-    Args:
-        second_pass: the same rows, as they are read twice.
-        known_version: the dataset version whose questions are not new; empty where there is none.
+    Those stay that were asked on the most days, as the log has a question once a day, and of these the newest. The rows
+    are read twice. `known_version` is the dataset version whose questions are not new; empty where there is none.
     """
     index, inputs = tenant_folder(profile) / known_version / INDEX, get_recipe(profile.recipe).INPUTS
     known = questions_in(index) if known_version and index.exists() else set[str]()

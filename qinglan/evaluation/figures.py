@@ -128,8 +128,7 @@ def slices_of(
 ) -> list[models.Slice]:
     """Each arm's means per slice, and what RL, else SFT, else the teacher gains on the arms that it is compared with.
 
-    Of the metrics that have intervals. Slices are many and small: an interval here is for reading, and nothing is
-    decided by it.
+    Of the metrics that have intervals. Slices are many and small: an interval here is for reading and decides nothing.
     """
     metrics = [metric for metric in recipe.METRICS if metric.interval]
     scores = {name: arm_scores(name, arm, rows, recipe).scores for name, arm in arms.items()}

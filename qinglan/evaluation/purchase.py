@@ -189,11 +189,8 @@ def _gains_and_losses(result: RivalResult) -> list[Reason]:
     saved = (result.main_figures.cost_per_1000_usd or 0.0) - (result.figures.cost_per_1000_usd or 0.0)
     better = [found for found in result.comparisons if result.classify(found) == "better"]
     won, lost = (
-        [
-            reason("amount", size=abs(found.diff or 0.0), metric=result.metrics[found.metric].words)
-            for found in comparisons
-        ]
-        for comparisons in (better, result.worse)
+        [reason("amount", size=abs(found.diff or 0.0), metric=result.metrics[found.metric].words) for found in side]
+        for side in (better, result.worse)
     )
     sides = [reason("save", amount=saved, texts=result.texts)] if result.price == "less" else []
     sides += [reason("gain", amounts=won)] if won else []

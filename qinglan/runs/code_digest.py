@@ -14,7 +14,7 @@ from qinglan.runs.artifacts import hash_of, sha256_of
 def code_digest(*modules: str, within: str | None = None, without: tuple[str, ...] = ()) -> str:
     """Changes with the code of these modules and packages, but not with their comments, docstrings or layout.
 
-    A data file counts with the module of its name: `facts.yaml` with `facts.py`.
+    A .yaml file counts with the module of its name, and with one beside it that has `with_name("facts.yaml")`.
 
     Args:
         modules: dotted names; every module below a package counts.
@@ -37,8 +37,13 @@ def code_digest(*modules: str, within: str | None = None, without: tuple[str, ..
                 files[name] = path
                 pending.append(path)
     digests = {name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())}
-    data = {name: path.with_suffix(".yaml") for name, path in sorted(files.items())}
-    return hash_of(digests | {f"{name}.yaml": sha256_of(path) for name, path in data.items() if path.is_file()})
+    data = {
+        f"{name.removesuffix(path.stem)}{each.name}": sha256_of(each)
+        for name, path in files.items()
+        for each in path.parent.glob("*.yaml")
+        if each.stem == path.stem or f'with_name("{each.name}")' in path.read_text(encoding="utf-8")
+    }
+    return hash_of(digests | data)
 
 
 def module_path(module: str) -> Path | None:

@@ -1,6 +1,7 @@
 """Every reason has a sentence in both languages, and the code gives each the values that its sentences take."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -84,8 +85,11 @@ def test_every_name_has_a_chinese_one(table: str):
     ]
 
 
-def test_every_alarm_reason_of_a_row_and_shared_thing_has_a_name():
+def test_every_stage_alarm_reason_of_a_row_and_shared_thing_has_a_name():
     recipes = RetrievalRecipe.RL_REASONS | ANSWER_JUDGE.RL_REASONS | MEDICAL.RL_REASONS
-    assert (INPUT_REASONS | RETRYABLE_REASONS | recipes) - {None} <= TEXTS["row_reasons"].keys()
+    rows = INPUT_REASONS | RETRYABLE_REASONS | recipes | {"prompt_too_long"}
+    assert rows - {None} <= TEXTS["row_reasons"].keys()
+    tasks = "".join(path.read_text(encoding="utf-8") for path in Path(qinglan.__file__).parent.glob("tasks/*.py"))
+    assert set(re.findall(r'perform\(run, "(\w+)"', tasks)) <= TEXTS["phrases"].keys()
     assert TEXTS["alarms"].keys() == set(get_args(AlarmName))
     assert TEXTS["shared"].keys() == set(get_args(SharedThing))

@@ -27,12 +27,15 @@ def digest(*modules: str, within: str | None = None) -> str:
     return code_digest(*modules, within=within)
 
 
-def test_a_data_file_counts_with_the_module_of_its_name(package: Path):
+@pytest.mark.parametrize(("file", "count"), [("tool.yaml", 3), ("kept.yaml", 3), ("other.yaml", 1)])
+def test_a_data_file_counts_with_the_module_of_its_name_and_its_reader(package: Path, file: str, count: int):
+    with (package / "tool.py").open("a") as tool:
+        tool.write('KEPT = Path(__file__).with_name("kept.yaml")\n')
     before = digest("leaf.maker", within="leaf")
-    (package / "tool.yaml").write_text("sharp: yes\n")
+    (package / file).write_text("sharp: yes\n")
     with_data = digest("leaf.maker", within="leaf")
-    (package / "tool.yaml").write_text("sharp: no\n")
-    assert len({before, with_data, digest("leaf.maker", within="leaf")}) == 3
+    (package / file).write_text("sharp: no\n")
+    assert len({before, with_data, digest("leaf.maker", within="leaf")}) == count
 
 
 def test_looking_up_a_module_imports_no_package(package: Path):

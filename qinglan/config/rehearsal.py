@@ -1,10 +1,9 @@
 """A rehearsal: a profile's own decisions on simulators, with the tiny student, on this machine's CPU.
 
 What decides (filters, dataset, reward, schedules, evaluation, gate, targets, budget) is the profile's own. Services,
-model, device, what depends on the model's size, and the engines' `extra` are the demo's of the same recipe; where a batch
-is learnt from more often than in the demo (`rl.ppo_epochs`), the learning rates are so many times lower. The questions are
-800 of the simulated domain without labels; the split is the profile's. The tenant is the rehearsal's own, and so are
-datasets, released models and the count of tests.
+model, device, what depends on the model's size, and the engines' `extra` are the demo's of the same recipe; where a
+batch is learnt from more often than in the demo (`rl.ppo_epochs`), the learning rates are so many times lower. The
+questions are 800 of the simulated domain without labels; the split is the profile's. The tenant is its own.
 """
 
 from collections.abc import Collection

@@ -322,6 +322,7 @@ def _begin(run: Run, name: str, wanted: Started, tracker: Tracker) -> tuple[Path
         _set_aside(directory, left, wanted)
         directory, left = run.stage_directory(name), None
     interrupted = left if left and left.mlflow_run_id and not manifest.exists() else None
+    (directory / PROGRESS_FILE).unlink(missing_ok=True)
     manifest.unlink(missing_ok=True)  # its files were damaged, or it was reused from elsewhere for other inputs
     tags = {"stage": name, "qinglan.run_id": run.id, "prefect.flow_run_id": flow_run_id()}
     if wanted.continued_anyway:

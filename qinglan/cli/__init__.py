@@ -146,8 +146,6 @@ def prompts(
     """Print what student, teacher and judge are asked about a question; nothing is sent."""
     from itertools import islice
 
-    from rich.text import Text
-
     from qinglan.ops.estimate import questions_of
     from qinglan.recipes import get_recipe
 
@@ -158,7 +156,8 @@ def prompts(
             raise ConfigError(f"--row {row}: the workbook has fewer questions")
     for role, messages in recipe.prompts(chosen, loaded.tenant).items():
         for message in messages:
-            out.print(Text(f"{role}, {message['role']}", style="bold"), Text(message["content"] + "\n"), sep="\n")
+            say(f"{role}, {message['role']}", style="bold")
+            say(message["content"] + "\n")
 
 
 @app.command()

@@ -271,6 +271,8 @@ def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[st
         raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+    if raw.keys() >= {"extends", "rehearses"}:
+        raise ConfigError(f"profile {path}: `extends` and `rehearses` exclude each other; give one of them")
     for key in ("extends", "rehearses"):
         if (other := raw.pop(key, None)) is None:
             continue
@@ -282,7 +284,7 @@ def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[st
         if key == "rehearses":
             _validated(found, below)
             demo = _find(demo_of(below))
-            below = rehearsal(below, _parse(demo, _text_of(demo)))
+            below = rehearsal(below, _parse(demo, _text_of(demo)), below.get("name", found.stem))
         below.pop("name", None)
         return _laid_over(below, raw)
     return raw

@@ -1,14 +1,15 @@
 """A rehearsal: a profile's own decisions on simulators, with the tiny student, on this machine's CPU.
 
 What decides (filters, dataset, reward, schedules, evaluation, gate, targets, budget) is the profile's own. Services,
-model, device, and what depends on the model's size are the demo's of the same recipe; where a batch is learnt from more
-often than in the demo (`rl.ppo_epochs`), the learning rates are so many times lower. The questions are 800 of the
-simulated domain without labels; the split is the profile's.
+model, device, what depends on the model's size, and the engines' `extra` are the demo's of the same recipe; where a
+batch is learnt from more often than in the demo (`rl.ppo_epochs`), the learning rates are so many times lower. The
+questions are 800 of the simulated domain without labels; the split is the profile's. The tenant is its own.
 """
 
+from collections.abc import Collection
 from typing import Any
 
-from qinglan.config.training import Rl
+from qinglan.config.training import Rl, Student
 from qinglan.errors import ConfigError
 
 Raw = dict[str, Any]
@@ -27,6 +28,13 @@ _SECTIONS = (
     "validation",
     "budget",
 )
+_LEFT_OUT = {
+    "dataset": ("decontaminate_against",),
+    "evaluate": ("red_team",),
+    "gate": ("approval",),
+    "release": ("name",),
+}
+"""Of these: files with the profile's own columns, a person, and the model that production serves."""
 _KEYS = {
     "student": ("gpu_hour_usd",),
     "sft": ("num_train_epochs",),
@@ -41,13 +49,14 @@ _LATENCY_MS = 300
 _UNREAD = {"gold": "", "split": "", "intent": ""}
 
 
-def rehearsal(real: Raw, demo: Raw) -> Raw:
-    """The rehearsal's keys, from those of a profile and of its recipe's demo."""
-    made = {name: section for name, section in demo.items() if name not in _SECTIONS}
-    made |= {name: real[name] for name in _SECTIONS if name in real}
-    for name, keys in _KEYS.items():
-        kept = {key: value for key, value in demo.get(name, {}).items() if key not in (*keys, *_FOLLOWS.get(name, ()))}
-        made[name] = kept | {key: real[name][key] for key in keys if key in real.get(name, {})}
+def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
+    """The rehearsal's keys, from those of a profile of this name and of its recipe's demo."""
+    made = _without(demo, _SECTIONS)
+    made |= {each: _without(real[each], _LEFT_OUT.get(each, ())) for each in _SECTIONS if each in real}
+    made["tenant"] = demo["tenant"] | {"id": f"rehearsal_{name}"}
+    for section, keys in _KEYS.items():
+        kept = _without(demo.get(section, {}), (*keys, *_FOLLOWS.get(section, ())))
+        made[section] = kept | {key: real[section][key] for key in keys if key in real.get(section, {})}
     passes = made["rl"].get("ppo_epochs", Rl().ppo_epochs) / demo["rl"]["ppo_epochs"]
     made["rl"] |= {rate: demo["rl"][rate] / passes for rate in ("actor_lr", "critic_lr") if rate in demo["rl"]}
     if isinstance(steps := real.get("rl", {}).get("total_steps"), int):  # as many prompts in all
@@ -56,9 +65,15 @@ def rehearsal(real: Raw, demo: Raw) -> Raw:
     made["data"] = {**demo.get("data", {}), "columns": demo.get("data", {}).get("columns", {}) | _UNREAD}
     made["embedded"] = demo.get("embedded", {}) | _ROWS | {"teacher_latency_ms": _LATENCY_MS}
     made["compare"] = {"teachers": dict.fromkeys(real.get("compare", {}).get("teachers", {}), demo["teacher"])}
-    roles = [role for role in ("teacher", "answerer", "judge") if role in demo and role in real]
-    made["prices"] = {demo[role]["model"]: real["prices"][real[role]["model"]] for role in roles}
+    roles = [role for role in ("judge", "answerer", "teacher") if role in demo and role in real]  # the teacher's last
+    played = {demo[role]["model"]: real[role]["model"] for role in roles}  # a simulator may play two of them
+    played[demo["student"]["name"]] = real.get("student", {}).get("name", Student().name)
+    made["prices"] = {ours: real["prices"][theirs] for ours, theirs in played.items() if theirs in real["prices"]}
     return made
+
+
+def _without(section: Raw, keys: Collection[str]) -> Raw:
+    return {key: value for key, value in section.items() if key not in keys}
 
 
 def demo_of(real: Raw) -> str:

@@ -26,7 +26,8 @@ class Tenant(Section):
     """Further rules for the teacher, such as what a rewrite of this tenant must name; `qinglan prompts` shows them in
     place."""
     judge_rules: str = ""
-    """The same for the judge, wherever it scores a text."""
+    """The same for `judge` where it scores a rewrite or an answer. It scores passages without them, as a released judge
+    (`judge.local`) does all texts; the recipe `answer_judge` never asks it."""
 
     @property
     def file_name(self) -> str:

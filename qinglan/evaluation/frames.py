@@ -52,7 +52,7 @@ class RunFrames:
     def samples(self) -> pd.DataFrame:
         """RL's samples in the order in which they were scored: `row_id`, the text, its reward and the parts of that."""
         made_by = stage_of(self.directory, "rl").run_id  # another run, where the stage was reused
-        return _lines(self.directory.with_name(made_by) / "rl" / "samples.jsonl")
+        return _lines(self.directory.with_name(made_by) / "rl" / "samples.jsonl", with_key="text")  # outages have none
 
     def ledger(self) -> pd.DataFrame:
         """The requests that this run sent, failed ones too: `request_hash`, `role`, `model`, `outcome`, `cost_usd` …"""
@@ -67,9 +67,13 @@ def run(name: str = "latest", runs: Path | str = "runs") -> RunFrames:
     return RunFrames(find_run(Path(runs), name))
 
 
-def _lines(path: Path) -> pd.DataFrame:
-    with path.open(encoding="utf-8") as stream:
-        return pd.json_normalize([json.loads(line) for line in stream])
+def _lines(path: Path, with_key: str = "") -> pd.DataFrame:
+    try:
+        with path.open(encoding="utf-8") as stream:
+            objects = [json.loads(line) for line in stream]
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run its stage again") from None
+    return pd.json_normalize([each for each in objects if not with_key or with_key in each])
 
 
 def _flat(part: ReportPart | Comparison) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError, ConfigError, LedgerError
 from qinglan.evaluation.models import StageSummary
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, StageResult
@@ -53,10 +53,10 @@ def status_of(directory: Path, profile: Profile) -> RunStatus:
         with suppress(ValidationError, ArtifactError):  # of another version: the others are shown all the same
             stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
     running = is_running(directory)
-    lines = _rest(directory, record, profile)
+    lines = _rest(directory, record, profile, running=running)
     if running:
-        # Without the key of the ledger's database, or with settings of another version, all else is shown.
-        with suppress(ConfigError, ArtifactError), site_ledger(read_run(directory).profile) as ledger:
+        # Without the ledger's database or its key, or with settings of another version, all else is shown.
+        with suppress(ConfigError, ArtifactError, LedgerError), site_ledger(read_run(directory).profile) as ledger:
             lines.append(f"Paid so far: {usd(ledger.spent_usd(directory.name)[0])}")
     return RunStatus(_sentence(directory, record, running=running), running, stages, lines)
 
@@ -89,9 +89,9 @@ def _sentence(directory: Path, record: _RunRecord, *, running: bool) -> str:
     return f"{named}: {status}{shown}"
 
 
-def _rest(directory: Path, record: _RunRecord, profile: Profile) -> list[str]:
+def _rest(directory: Path, record: _RunRecord, profile: Profile, *, running: bool) -> list[str]:
     stages = sorted(file.parent for file in directory.glob("*/started.json"))
-    begun = [stage.name + _progress(stage) for stage in stages if not (stage / MANIFEST).exists()]
+    begun = [each.name + (_progress(each) if running else "") for each in stages if not (each / MANIFEST).exists()]
     lines = [f"Begun, but not done: {', '.join(begun)}"] if begun else []
     if flow_run := record.flow_run_id:
         page, served = _pages_of_prefect(profile), "on Prefect's pages, which `qinglan up` serves"

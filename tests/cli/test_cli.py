@@ -239,7 +239,9 @@ def test_a_running_run_shows_where_its_log_is(profile_of: ProfileOf, show: Qingl
             ledger.record([call(run_id=run.id, cost_usd=0.25)])
         status, out, err = show("latest", of="acme", notify={"ui_url": "http://prefect.example/"})
         monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@127.0.0.1:4207/api")
+        (run.profile.paths.state / "ledger.db").write_text("no database" * 100, encoding="utf-8")
         log = show("latest", of="acme")[1]
+    assert "Begun, but not done: distill\n" in show("latest", of="acme")[1], "nobody is at it any more"
     assert f"Log: http://127.0.0.1:4207/runs/flow-run/{FLOW_RUN}\n" in log
     assert (status, err) == (0, "")
     assert out.splitlines() == [
@@ -269,12 +271,13 @@ def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
     workbook.write_text(
         "问题,标准答案,待评答案,答案\n鱼油咋吃,饭后,随餐,饭后吃\n钙片{x}咋吃,饭后,随餐,饭后吃\n", encoding="utf-8"
     )
-    changed = profile_of(recipe=recipe, tenant={"teacher_rules": "写明{科目}", "judge_rules": "看科目"}, **SIMULATED)
+    tenant = {"teacher_rules": "写明{科目}" * 50, "judge_rules": "看科目\x1b"}
+    changed = profile_of(recipe=recipe, tenant=tenant, **SIMULATED)
     changed = changed.model_copy(update={"data": changed.data.model_copy(update={"workbook": str(workbook)})})
     status, out, _ = qinglan("prompts", "--row", "2", profile=changed)
     asked = {part.split(",")[0]: part for part in out.split("\n\n") if "system" in part}
-    assert (status, "钙片{x}咋吃" in out, "鱼油" in out) == (0, True, False)
-    assert [role for role, text in asked.items() if "写明{科目}" in text] == ["teacher"]
+    assert (status, "钙片{x}咋吃" in out, "鱼油" in out, "\x1b" in out) == (0, True, False, False)
+    assert [role for role, text in asked.items() if "写明{科目}" * 50 in text] == ["teacher"]
     judges = [role for role in ("judge", "panel") if role in asked]
     assert [role for role, text in asked.items() if "看科目" in text] == judges
     assert qinglan("prompts", "--row", "3", profile=changed)[2] == "error: --row 3: the workbook has fewer questions\n"

@@ -47,6 +47,34 @@ def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> N
     assert "mine.py has no simulated domain; these have: query_rewrite" in error_of(str(above)), mine
     unpriced = profile_file(tmp_path, prices={})
     assert error_of(str(above)).startswith(f"profile {unpriced}: ")
+    above.write_text("{extends: embedded, rehearses: p.yaml}", encoding="utf-8")
+    assert "`extends` and `rehearses` exclude each other; give one of them" in error_of(str(above))
+
+
+def test_a_rehearsal_has_a_tenant_of_its_own_and_nothing_of_the_site(tmp_path: Path) -> None:
+    cheap = {"input_per_million_usd": 0.5, "output_per_million_usd": 0.5}
+    profile_file(
+        tmp_path,
+        recipe="answer_judge",
+        answerer={"model": "small"},
+        judge={"model": "small"},
+        prices={"big": PRICE, "small": cheap, "ours": cheap},
+        student={"name": "ours"},
+        rl={"algorithm": "grpo", "rollouts_per_prompt": 16},
+        release={"name": "prod", "promote": "none"},
+        gate={"approval": "required", "min_gain": 0.01},
+        evaluate={"red_team": "cases.xlsx", "retries": 5},
+        dataset={"decontaminate_against": ["kept.xlsx"], "train_share": 0.7},
+    )
+    above = tmp_path / "above.yaml"
+    above.write_text("rehearses: p.yaml", encoding="utf-8")
+    made = load_profile(str(above))
+    assert (made.tenant.id, made.model_name) == ("rehearsal_test", "qinglan.rehearsal_test.answer_judge")
+    assert (made.release.promote, made.gate.approval, made.gate.min_gain) == ("none", "none", 0.01)
+    assert (made.evaluate.red_team, made.evaluate.retries) == (None, 5)
+    assert (made.dataset.decontaminate_against, made.dataset.train_share) == ((), 0.7)
+    prices = {name: price.model_dump(exclude_unset=True) for name, price in made.prices.items()}
+    assert prices == {made.teacher.model: PRICE, "simulated-answerer": cheap, made.student.name: cheap}
 
 
 def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
 @gpu_profile
 def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile):
     rehearsed = load_profile(f"{profile.name}_rehearsal")
-    for section in ("dataset", "select", "reward", "evaluate", "gate", "targets", "budget"):
+    assert rehearsed.gate == profile.gate.model_copy(update={"approval": "none"})
+    for section in ("dataset", "select", "reward", "evaluate", "targets", "budget"):
         assert getattr(rehearsed, section) == getattr(profile, section)
     assert rehearsed.sft.num_train_epochs == profile.sft.num_train_epochs
     assert {rehearsed.teacher.base_url, rehearsed.judge.base_url, rehearsed.rag.url} == {EMBEDDED}

@@ -20,12 +20,13 @@ from qinglan.recipes.answer_judge import RECIPE as ANSWER_JUDGE
 from qinglan.recipes.medical import RECIPE as MEDICAL
 from qinglan.rows import INPUT_REASONS
 from qinglan.text import Both
+from qinglan.training.engines.verl import STEP_METRICS
 
 SENTENCE_TERMS = """
     RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries
     docs reference reward compare tolerable_loss rows SFT run pipeline train total_steps SHA
 """
-NAME_TERMS = "MRR RAG SFT log nDCG recall token top"
+NAME_TERMS = "KL MRR RAG SFT log nDCG recall token top"
 
 
 def reasons_in_code() -> Iterator[tuple[str, set[str | None]]]:
@@ -85,11 +86,12 @@ def test_every_name_has_a_chinese_one(table: str):
     ]
 
 
-def test_every_stage_alarm_reason_of_a_row_and_shared_thing_has_a_name():
+def test_every_stage_alarm_figure_of_a_step_reason_of_a_row_and_shared_thing_has_a_name():
     recipes = RetrievalRecipe.RL_REASONS | ANSWER_JUDGE.RL_REASONS | MEDICAL.RL_REASONS
     rows = INPUT_REASONS | RETRYABLE_REASONS | recipes | {"prompt_too_long"}
     assert rows - {None} <= TEXTS["row_reasons"].keys()
     tasks = "".join(path.read_text(encoding="utf-8") for path in Path(qinglan.__file__).parent.glob("tasks/*.py"))
     assert set(re.findall(r'perform\(run, "(\w+)"', tasks)) <= TEXTS["phrases"].keys()
+    assert STEP_METRICS.keys() <= TEXTS["training"].keys()
     assert TEXTS["alarms"].keys() == set(get_args(AlarmName))
     assert TEXTS["shared"].keys() == set(get_args(SharedThing))

@@ -12,6 +12,7 @@ from report_fixture import METRICS, comparison, decision, full, page, report, sc
 
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
+from qinglan.evaluation.frames import RunFrames
 from qinglan.evaluation.models import ArmFigures, Distribution, Report, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.plots import DISTRIBUTIONS, Axis, arm_dots, chart, distributions, histogram, slice_plots
@@ -20,7 +21,7 @@ from qinglan.evaluation.report.terminal import print_intervals, print_table
 from qinglan.evaluation.report.verdict import main_comparison, simulated_roles_of, simulator_warning, star, verdict
 from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
 from qinglan.rows import Row
-from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, write_jsonl
 from qinglan.statistics import Comparison
 from qinglan.text import Both
 
@@ -55,6 +56,17 @@ def test_an_unreadable_report_is_one_line(tmp_path: Path, content: str | None) -
         path.write_text(content)
     with pytest.raises(ArtifactError, match=r"report\.json"):
         Report.read(path)
+
+
+def test_samples_are_read_without_the_outages_between_them_and_a_missing_log_is_one_line(tmp_path: Path) -> None:
+    stage = StageResult(stage="rl", key="k", run_id=tmp_path.name, seconds=1)
+    write_json(tmp_path / "rl" / MANIFEST, stage.model_dump(mode="json"))
+    sample = {"row_id": "a", "text": "鱼油"}
+    log = write_jsonl(tmp_path / "rl" / "samples.jsonl", [{"outage": "rag", "seconds": 3}, sample]).path
+    assert RunFrames(tmp_path).samples().to_dict("records") == [sample]
+    log.unlink()
+    with pytest.raises(ArtifactError, match=r"samples\.jsonl is missing; run its stage again"):
+        RunFrames(tmp_path).samples()
 
 
 def test_a_stage_that_was_reused_or_continued_over_other_code(tmp_path: Path) -> None:

@@ -96,13 +96,13 @@ def test_a_service_that_hangs_holds_nothing_up(
 ):
     monkeypatch.setenv("A_KEY", KEY)
     monkeypatch.setattr(network, "_ALL_WITHIN_S", 1.0)
-    monkeypatch.setitem(TIME_LIMITS_S, "quick", 3.0)
-    monkeypatch.setitem(TIME_LIMITS_S, "slow", 4.0)
+    monkeypatch.setitem(TIME_LIMITS_S, "quick", 8.0)
+    monkeypatch.setitem(TIME_LIMITS_S, "slow", 9.0)
     began = time.monotonic()
     status, out, err = qinglan("doctor", profile=live(profile_of, f"{silent}/v1", rag={"url": silent}))
     assert time.monotonic() - began < 60
     assert (status, err) == (2, "error: 3 of the checks failed\n")
-    assert f"✗ teacher (big at {silent}/v1): no result after 3 s; does it hang" in out
+    assert f"✗ teacher (big at {silent}/v1): no result after 8 s; does it hang" in out
     assert "✓ ledger" in out
     assert "✓ mlflow" in out
 

@@ -3,7 +3,9 @@
 import fcntl
 import json
 import threading
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from another_process import another_process
@@ -94,6 +96,8 @@ def test_another_source_is_another_run(profile_of: ProfileOf):
 
 def test_two_runs_that_draw_the_same_digits_get_two_folders(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.urandom", bytes)
+    times = iter([datetime(2026, 1, 1, second=second) for second in (0, 0, 1)])
+    monkeypatch.setattr("qinglan.runs.run.datetime", SimpleNamespace(now=lambda _: next(times)))
     assert new_run(profile_of(), finish=True).id != new_run(profile_of(), finish=True).id
 
 

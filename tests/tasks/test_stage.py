@@ -100,7 +100,7 @@ def test_a_killed_stage_keeps_its_files_mlflow_run_and_clock(run: Run, tracker: 
 
     def rest(stage: Stage) -> Outcome:
         nonlocal now
-        assert (stage.directory / "checkpoint").exists()
+        assert (stage.directory / "checkpoint").exists() and not (stage.directory / "progress.txt").exists()
         now += 40
         return Outcome()
 

@@ -1,4 +1,4 @@
-"""Removes old runs, versions and caches, by the profile's `retention`."""
+"""Removes old runs and dataset versions, as the profile's `retention` says."""
 
 from prefect import flow
 

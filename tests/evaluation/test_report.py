@@ -105,6 +105,12 @@ def test_the_verdict_says_who_won_by_how_much(found: Comparison, tone: str, text
     assert result.tone == tone and text in f"{result.sentence.en} {result.reading.en}"
 
 
+def test_a_refresh_that_kept_no_row_did_not_work_however_good_the_rewrites() -> None:
+    stage = {"name": "select", "seconds": 1, "rows_in": 9, "rows_out": 0, "dropped": {"below_threshold": 9}}
+    result = verdict(report(comparisons=[comparison("teacher", "original", 0.4, (0.38, 0.42))], stages=[stage]))
+    assert result.tone == "worse" and "No row may teach" in result.reading.en
+
+
 def test_what_the_verdict_is_about() -> None:
     names = {"mean_top1_score": 0.03, "quality": 0.2}
     found = [comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric) for metric, diff in names.items()]

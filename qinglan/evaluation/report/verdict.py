@@ -116,7 +116,10 @@ def verdict(report: Report) -> Conclusion:
         difference=with_interval(found.diff, found.ci95, signed),
     )
     tone: Tone = "open"
-    if found.ci95 is None:
+    selected = report.stage("select")
+    if report.is_of_data and selected and not selected.rows_out:
+        tone, reading = "worse", reason("no_row_may_teach")
+    elif found.ci95 is None:
         reading = reason("no_interval")
     elif found.ci95[0] <= 0 <= found.ci95[1]:
         detectable = reason("test_set_detects", difference=found.detectable_diff) if found.detectable_diff else None

@@ -288,7 +288,8 @@ def make_prompts(path: Path, rows: int) -> Path:
                 teacher_rewrite=TEACHER_REWRITE.format(number),
                 teacher_quality=0.5,
                 teacher_judge=-1.0,
-            ).model_dump(),
+            ).model_dump()
+            | {"unit": str(number)},
         }
         for number in range(rows)
     ]

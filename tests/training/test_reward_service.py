@@ -79,7 +79,8 @@ class SlowRag:
 def start(folder: Path, service: RewardService, parts: list[list[str]]) -> subprocess.Popen[bytes]:
     path = folder / "reward.json"
     path.write_text(service.model_dump_json(), encoding="utf-8")
-    argv = [sys.executable, "-c", DRIVER, str(path), BASE.model_dump_json(), json.dumps(parts)]
+    info = json.dumps(BASE.model_dump() | {"unit": BASE.row_id})
+    argv = [sys.executable, "-c", DRIVER, str(path), info, json.dumps(parts)]
     with (folder / "driver.log").open("w") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
 

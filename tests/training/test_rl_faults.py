@@ -34,7 +34,7 @@ class RewardedToy(Toy):
     """The toy, rewarded by what it retrieves; no judge."""
 
     def __init__(self, folder: Path, model_folder: Path, port: int, *, max_outage_s: float, **rl: Any) -> None:
-        super().__init__(folder, model_folder, max_invalid_share=0.05, total_steps=STEPS, **rl)
+        super().__init__(folder, model_folder, **{"max_invalid_share": 0.05, "total_steps": STEPS} | rl)
         self.profile.rl.extra["reward.custom_reward_function.path"] = REWARD_FUNCTION
         self.samples = folder / "samples.jsonl"
         for path in (self.train, self.dev):
@@ -115,21 +115,33 @@ def test_transient_faults_and_an_outage_cost_no_sample(tmp_path: Path, model_fol
     assert OUTAGE_S <= waited_s < lasted_s[0] + SLACK_S, "it costs about as long as it lasts"
 
 
-def test_a_rag_that_stays_away_stops_training_which_goes_on_where_it_was(tmp_path: Path, model_folder: Path) -> None:
+def test_a_training_that_a_lost_rag_stops_goes_on_to_the_same_model(tmp_path: Path, model_folder: Path) -> None:
+    exported = {}
     with closing(RagServer(tmp_path / "kb")) as server:
-        toy = RewardedToy(tmp_path, model_folder, server.port, max_outage_s=3, save_freq=STEPS, test_freq=STEPS)
-        process = toy.start(toy.command())
-        wait_until("two steps", lambda: 2 in read_metrics(tmp_path) or process.poll() is not None)
-        server.close()
-        assert process.wait(900) != 0
-        stopped = read_stop(tmp_path)
-        assert stopped is not None and stopped[1]
-        assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
-        assert toy.lines(failed_by="rag")
-        (saved,) = checkpoints(toy.output)
-        assert saved == max(read_metrics(tmp_path)), "what was learnt is kept, whatever save_freq says"
+        for name in ("undisturbed", "disturbed"):
+            (tmp_path / name).mkdir()
+            few = {"total_steps": 6, "save_freq": 6, "test_freq": 3}
+            toy = RewardedToy(tmp_path / name, model_folder, server.port, max_outage_s=3, **few)
+            saved = give_up(toy, server) if name == "disturbed" else 0
+            toy.run(toy.command())
+            exported[name] = toy.export().state_dict()
+    second = [json.loads(line)["step"] for line in (toy.folder / "metrics.2.jsonl").read_text().splitlines()]
+    assert second == list(range(saved, 7))
+    undisturbed, disturbed = exported.values()
+    assert all(weight.equal(disturbed[name]) for name, weight in undisturbed.items())
 
-        server.start()
-        toy.run(toy.command())
-    second = [json.loads(line)["step"] for line in (tmp_path / "metrics.2.jsonl").read_text().splitlines()]
-    assert second == list(range(saved, STEPS + 1))
+
+def give_up(toy: RewardedToy, server: RagServer) -> int:
+    """The step of the checkpoint that a training left behind of which the RAG went away; the RAG is back then."""
+    process = toy.start(toy.command())
+    wait_until("two steps", lambda: 2 in read_metrics(toy.folder) or process.poll() is not None)
+    server.close()
+    assert process.wait(900) != 0
+    stopped = read_stop(toy.folder)
+    assert stopped is not None and stopped[1]
+    assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
+    assert toy.lines(failed_by="rag")
+    (saved,) = checkpoints(toy.output)
+    assert saved == max(read_metrics(toy.folder)), "what was learnt is kept, whatever save_freq says"
+    server.start()
+    return saved

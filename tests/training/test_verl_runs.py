@@ -75,30 +75,6 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template
 
 
-def test_a_run_that_gave_up_for_want_of_rewards_goes_on_to_the_same_model(tmp_path: Path, model_folder: Path) -> None:
-    exported = {}
-    for name in ("undisturbed", "disturbed"):
-        (tmp_path / name).mkdir()
-        # A step in which rewards begin to fail must not go on without them.
-        toy = Toy(tmp_path / name, model_folder, max_invalid_share=0.0, total_steps=5, save_freq=4, test_freq=2)
-        if name == "disturbed":
-            give_up(toy)
-        toy.run(toy.command())
-        exported[name] = toy.export().state_dict()
-    undisturbed, disturbed = exported.values()
-    assert all(weight.equal(disturbed[name]) for name, weight in undisturbed.items())
-
-
-def give_up(toy: Toy) -> None:
-    toy.reward_config.write_text(json.dumps({"failing": [], "latency_s": 1}))
-    process = toy.start(toy.command())
-    wait_until("step 1", lambda: 1 in read_metrics(toy.folder) or process.poll() is not None, 300)
-    toy.reward_config.write_text(json.dumps({"failing": list(range(64))}))
-    assert process.wait(300) != 0
-    assert read_stop(toy.folder) is not None and max(checkpoints(toy.output)) in (1, 2)
-    toy.reward_config.write_text(json.dumps({"failing": []}))
-
-
 def test_rloo_and_gspo_train_where_samples_are_missing(tmp_path: Path, model_folder: Path) -> None:
     groups = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 2, "ppo_epochs": 2}
     settings: dict[str, Any] = {"algorithm": "rloo", "policy_loss": "gspo", "max_invalid_share": 0.9}

@@ -1,6 +1,8 @@
 """Simulated domains: found by name, the same every time, and independent of one another."""
 
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,3 +86,35 @@ def test_a_model_belongs_to_one_domain_and_an_unknown_one_is_refused():
     assert domains.domain_of_model("simulated-judge").name == "query_rewrite"
     with pytest.raises(ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"):
         domains.domain_of_model("gpt-4o")
+
+
+LOADED_BY_THREADS = """
+import sys, threading
+from qinglan.simulators import domains
+
+sys.setswitchinterval(1e-6)
+before, failures = set(sys.modules), []
+
+def load(start, work):
+    start.wait()
+    try:
+        work()
+    except Exception as error:
+        failures.append(error)
+
+for _ in range(10):
+    for name in set(sys.modules) - before:
+        if name.startswith(domains.__name__ + "."):
+            del sys.modules[name]
+    domains.domain_of.cache_clear(), domains.simulated_models.cache_clear()
+    start, works = threading.Barrier(4), [lambda: domains.domain_of("query_rewrite"), domains.simulated_models] * 2
+    threads = [threading.Thread(target=load, args=(start, work)) for work in works]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+sys.exit(str(failures) if failures else 0)
+"""
+
+
+def test_threads_may_load_them_at_once():
+    """As doctor's checks do."""
+    done = subprocess.run([sys.executable, "-c", LOADED_BY_THREADS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

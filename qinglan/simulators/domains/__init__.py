@@ -10,6 +10,7 @@ import io
 import json
 import pkgutil
 import re
+import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from qinglan.runs.artifacts import written_whole
 Tables = TypeVar("Tables")
 Item = TypeVar("Item")
 
+_loading = threading.RLock()
+"""Two threads that load parts of one package at once can wait for each other, which Python ends as an ImportError."""
 _MISSES_MAX = 2000
 """For one row of a sample, before the sample counts as exhausted."""
 _GREETING_CHARS = 3
@@ -216,7 +219,8 @@ def domain_of(recipe: str) -> Domain:
     """The domain of that recipe; ConfigError where it has none."""
     if recipe not in _names():
         raise ConfigError(f"recipe {recipe} has no simulated domain; there are those of {', '.join(_names())}")
-    return cast(Domain, importlib.import_module(f"{__name__}.{recipe}").DOMAIN)
+    with _loading:
+        return cast(Domain, importlib.import_module(f"{__name__}.{recipe}").DOMAIN)
 
 
 def domain_for(profile: Profile, needed_by: str) -> Domain:

@@ -26,7 +26,7 @@ help: ## what can be made
 setup: $(STAMP) ## create .venv and install everything that is locked
 
 $(STAMP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Qinglan needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(if $(shell $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || echo old),$(error Qinglan needs Python 3.11 or newer; set PYTHON=/path/to/python3.11))
 	@echo "setup 1/3: virtual environment and torch"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# --no-deps, here and below: the lock is complete, so nothing is resolved and no CUDA package is pulled in.

@@ -53,7 +53,7 @@ def module_path(module: str) -> Path | None:
     """
     top, *parts = module.split(".")
     spec = find_spec(top)
-    if spec is None or spec.origin is None:
+    if spec is None or not spec.has_location or spec.origin is None:  # a built-in module has no file
         return None
     path = Path(spec.origin).parent.joinpath(*parts)
     return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)

@@ -34,7 +34,9 @@ ARMS = {
 NONE = "–"
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: bool | float | None, digits: int = 3) -> str:
+    if isinstance(value, bool):
+        return "✓" if value else "✗"
     return NONE if value is None else f"{value:,.{digits}f}".replace("-", "−")
 
 

@@ -11,7 +11,7 @@ from qinglan.recipes import QUALITY, Finding
 from qinglan.recipes.kinds.elements import FindingRow
 from qinglan.text import Both
 
-_HEADS = (Both("planned", "计划"), Both("found", "实际"), Both("met: 1, missed: 0", "达到：1，未达到：0"))
+_HEADS = (Both("planned", "计划"), Both("found", "实际"), Both("met", "达到"))
 _PAID_ROLES = ("teacher", "answerer", "judge")
 
 

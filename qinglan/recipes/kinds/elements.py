@@ -95,7 +95,7 @@ class FindingRow(BaseModel):
     """A line of a finding."""
 
     label: Both
-    values: tuple[float | None, ...]
+    values: tuple[bool | float | None, ...]
     """As many as the finding has columns; None where there is no value."""
 
 

@@ -48,25 +48,25 @@ def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
     init: Qinglan, qinglan: Qinglan, serve: Callable[[Script], FakeService]
 ):
     status, out, err = init(
-        "acme", "--teacher", "embedded", "--column", "问题=Question", "--yes", rag=serve(honest).url
+        "test-acme", "--teacher", "embedded", "--column", "问题=Question", "--yes", rag=serve(honest).url
     )
-    text = Path("configs/acme.yaml").read_text(encoding="utf-8")
+    text = Path("configs/test-acme.yaml").read_text(encoding="utf-8")
     assert (status, err) == (0, "")
     assert "`rewritten_query` is honoured" in out
     assert out.count("  qinglan run ") == 3
     assert len(text.splitlines()) <= 40
-    profile = load_profile("acme")
-    assert (profile.name, profile.tenant.id) == ("acme", "acme")
+    profile = load_profile("test-acme")
+    assert (profile.name, profile.tenant.id) == ("test-acme", "test-acme")
     assert profile.data.columns == Columns(query="Question", profile="画像")
     assert {"simulated-rewriter", "simulated-judge", profile.student.name} <= profile.prices.keys()
-    assert qinglan("run", "refresh", "--dry-run", "--profile", "acme")[0] == 0
+    assert qinglan("run", "refresh", "--dry-run", "--profile", "test-acme")[0] == 0
 
 
 def test_the_rags_preset_is_found_out(init: Qinglan, serve: Callable[[Script], FakeService]):
     found = {"similarity": 0.9, "content": "正文", "document_id": "d"}
     ragflow = serve(lambda body: (200, {"data": {"chunks": [found]}} if "question" in body else {"code": 101}))
-    assert init("acme", "--yes", rag=ragflow.url)[0] == 0
-    assert load_profile("acme").rag.preset == "ragflow"
+    assert init("test-acme", "--yes", rag=ragflow.url)[0] == 0
+    assert load_profile("test-acme").rag.preset == "ragflow"
     assert init("other", "--yes", "--rag-preset", "dfy", rag=ragflow.url)[0] == 2
 
 
@@ -75,42 +75,42 @@ def test_the_rags_preset_is_found_out(init: Qinglan, serve: Callable[[Script], F
 def test_the_costs_of_teacher_and_student_are_known_on_every_machine(
     init: Qinglan, machine: str, teacher: tuple[str, ...]
 ):
-    assert init("acme", "--yes", "--machine", machine, "--student-price", "0.1,0.2", *teacher)[0] == 0
-    profile = load_profile("acme")
+    assert init("test-acme", "--yes", "--machine", machine, "--student-price", "0.1,0.2", *teacher)[0] == 0
+    profile = load_profile("test-acme")
     assert profile.prices[profile.student.name].output_per_million_usd == 0.2
     assert profile.teacher.model in profile.prices
     assert profile.teacher.api_key_env == ("BIG_KEY" if teacher else None)
     assert profile.gate.max_latency_ratio == (1.0 if teacher else None)
     assert profile.data.columns == Columns(query="Question", profile="画像")
-    assert len(Path("configs/acme.yaml").read_text().splitlines()) <= 40
+    assert len(Path("configs/test-acme.yaml").read_text().splitlines()) <= 40
 
 
 def test_a_header_is_data_in_the_file(init: Qinglan):
     quoted = NASTY.replace('"', '""')
     write("q.csv", f'"{quoted}",画像,备注')
-    assert init("acme", "--column", f"问题={NASTY}", "--domain", "a: b\n#", "--yes")[0] == 0
-    profile = load_profile("acme")
+    assert init("test-acme", "--column", f"问题={NASTY}", "--domain", "a: b\n#", "--yes")[0] == 0
+    profile = load_profile("test-acme")
     assert (profile.data.columns.query, profile.tenant.domain) == (NASTY, "a: b\n#")
-    assert yaml.safe_load(Path("configs/acme.yaml").read_text())["extends"] == "embedded"
+    assert yaml.safe_load(Path("configs/test-acme.yaml").read_text())["extends"] == "embedded"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["../acme"], "profile name '../acme': use letters, digits, _ and -"),
+        (["../test-acme"], "profile name '../test-acme': use letters, digits, _ and -"),
         (["embedded"], "configs/embedded.yaml: there is a profile of this name already"),
-        (["acme", "--workbook", "no.csv"], "no.csv: no such file"),
+        (["test-acme", "--workbook", "no.csv"], "no.csv: no such file"),
         (
-            ["acme", "--column", "问题=Questoin"],
+            ["test-acme", "--column", "问题=Questoin"],
             "no column 'Questoin'; its header has Question, 画像, 备注; nearest: Q",
         ),
-        (["acme", "--column", "题=Question"], "write FIELD=HEADER, FIELD being one of 问题, 用户画像"),
-        (["acme", *REAL], "--teacher-price is missing (price of gpt-5 in US dollars per million tokens"),
-        (["acme", *REAL, "--teacher-price", "1"], "--teacher-price '1': write IN,OUT in US dollars"),
-        (["acme", "--teacher", "gpt-5"], "--teacher-url is missing"),
-        (["acme", "--machine", "gpu2"], "--student-price is missing"),
-        (["acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu8"),
-        (["acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an environment v"),
+        (["test-acme", "--column", "题=Question"], "write FIELD=HEADER, FIELD being one of 问题, 用户画像"),
+        (["test-acme", *REAL], "--teacher-price is missing (price of gpt-5 in US dollars per million tokens"),
+        (["test-acme", *REAL, "--teacher-price", "1"], "--teacher-price '1': write IN,OUT in US dollars"),
+        (["test-acme", "--teacher", "gpt-5"], "--teacher-url is missing"),
+        (["test-acme", "--machine", "gpu2"], "--student-price is missing"),
+        (["test-acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu8"),
+        (["test-acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an environment v"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(init: Qinglan, words: list[str], message: str):
@@ -123,23 +123,23 @@ def test_a_mistake_is_one_line_and_writes_nothing(init: Qinglan, words: list[str
 
 def test_without_a_known_column_the_headers_are_named(init: Qinglan):
     write("q.csv", "甲,乙,丙")
-    assert "its header has 甲, 乙, 丙; say it with --column 问题=HEADER" in init("acme", "--yes")[2].replace(
+    assert "its header has 甲, 乙, 丙; say it with --column 问题=HEADER" in init("test-acme", "--yes")[2].replace(
         "Its", "its"
     )
 
 
 def test_an_existing_file_stays(init: Qinglan):
-    init("acme", "--yes")
-    before = Path("configs/acme.yaml").read_bytes()
-    assert "there is a profile of this name already" in init("acme", "--yes", "--domain", "x")[2]
-    assert Path("configs/acme.yaml").read_bytes() == before
+    init("test-acme", "--yes")
+    before = Path("configs/test-acme.yaml").read_bytes()
+    assert "there is a profile of this name already" in init("test-acme", "--yes", "--domain", "x")[2]
+    assert Path("configs/test-acme.yaml").read_bytes() == before
 
 
 def test_a_rag_that_does_not_answer_is_a_warning(init: Qinglan):
-    status, out, _ = init("acme", "--yes", rag="http://127.0.0.1:9/q")
+    status, out, _ = init("test-acme", "--yes", rag="http://127.0.0.1:9/q")
     assert status == 0
     assert "warning: rag.url can't be reached" in out
-    assert load_profile("acme").rag.url == "http://127.0.0.1:9/q"
+    assert load_profile("test-acme").rag.url == "http://127.0.0.1:9/q"
 
 
 class Terminal(io.StringIO):
@@ -152,10 +152,10 @@ def test_in_a_terminal_it_asks_for_what_no_option_says(qinglan: Qinglan, monkeyp
     monkeypatch.setenv("BIG_KEY", "sk-secret")
     answers = ["q.csv", "甲", "", "embedded", "", "gpt-5", URL, "BIG_KEY", "", "", "1.25,10"]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(answers) + "\n"))
-    status, out, _ = qinglan("init", "acme", "--no-doctor")
+    status, out, _ = qinglan("init", "test-acme", "--no-doctor")
     assert status == 0
     assert "BIG_KEY: is set" in out and "sk-secret" not in out
-    profile = load_profile("acme")
+    profile = load_profile("test-acme")
     assert (profile.data.columns.query, profile.teacher.model) == ("甲", "gpt-5")
     assert profile.judge.model == "simulated-judge"
     assert profile.prices["gpt-5"].output_per_million_usd == 10
@@ -174,14 +174,14 @@ def test_a_terminal_may_change_the_proposed_columns(
 ):
     Path("q.csv").write_text(f"{header}\n钙片什么时候吃,a,鱼油一天吃几粒\n", encoding="utf-8")
     monkeypatch.setattr("sys.stdin", Terminal(answers + "\n\n\n"))
-    assert init("acme", "--teacher", "embedded")[0] == 0
-    assert load_profile("acme").data.columns == Columns(query=query, gold=gold)
+    assert init("test-acme", "--teacher", "embedded")[0] == 0
+    assert load_profile("test-acme").data.columns == Columns(query=query, gold=gold)
 
 
 def test_what_doctor_finds_is_shown_and_the_profile_stays(qinglan: Qinglan):
     paid = ("--teacher", "big", "--teacher-url", "http://127.0.0.1:9/v1", "--teacher-key-env", "BIG_KEY")
     options = ("--workbook", "q.csv", "--rag-url", "embedded", "--teacher-price", "1,2", "--yes")
-    status, out, err = qinglan("init", "acme", *options, *paid)
-    assert (status, err, load_profile("acme").teacher.model) == (0, "", "big")
+    status, out, err = qinglan("init", "test-acme", *options, *paid)
+    assert (status, err, load_profile("test-acme").teacher.model) == (0, "", "big")
     assert "✗ teacher big needs the environment variable BIG_KEY" in out
-    assert out.endswith("correct that, then: qinglan doctor --profile acme --flow refresh\n")
+    assert out.endswith("correct that, then: qinglan doctor --profile test-acme --flow refresh\n")

@@ -107,9 +107,9 @@ def test_a_start_pages_profile_is_made_by_its_command(
     Path("questions.csv").write_text("咨询内容,文档\n鱼油怎么吃,a.txt\n钙片怎么吃,b.txt\n", encoding="utf-8")
     for line in commands(page):
         if line.startswith("qinglan init "):
-            _, _, name, *options = shlex.split(line)
-            assert qinglan("init", name, *options, "--no-doctor")[0] == 0
-            assert load_profile(name).data.columns.query == "咨询内容"
+            _, _, _, *options = shlex.split(line)
+            assert qinglan("init", "test-acme", *options, "--no-doctor")[0] == 0
+            assert load_profile("test-acme").data.columns.query == "咨询内容"
 
 
 @pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), *START[:1], *CHINESE[:1]], ids=lambda page: page.name)
@@ -180,7 +180,9 @@ def test_the_start_pages_as_a_reader_follows_them(
 
     def follow(page: str, *, limit: str = "") -> Iterator["subprocess.CompletedProcess[str]"]:
         for line in commands(DOCS / "start" / page):
-            program, *words = shlex.split(line.replace("https://api.openai.com/v1", url))
+            # A profile that a reader of the page has made in this checkout is theirs.
+            line = line.replace("https://api.openai.com/v1", url).replace("acme", "test-acme")
+            program, *words = shlex.split(line)
             if program == "python":
                 argv, environment = [sys.executable, *words], own_environment(PYTHONPATH=str(ROOT))
                 started = stack.enter_context(subprocess.Popen(argv, cwd=tmp_path, env=environment))
@@ -189,7 +191,7 @@ def test_the_start_pages_as_a_reader_follows_them(
                     wait_for("http://127.0.0.1:7861/search")
                 else:
                     assert started.wait() == 0
-            elif program == "qinglan" and words != ["run", "pipeline", "--profile", "acme"]:  # `make demo` runs that
+            elif program == "qinglan" and words != ["run", "pipeline", "--profile", "test-acme"]:  # `make demo` runs that
                 words += ["--set", limit] if limit and "refresh" in words[:2] and "data.limit" not in line else []
                 words += ["--dry-run"] if "pipeline" in words else []
                 yield run_qinglan(tmp_path, *words)

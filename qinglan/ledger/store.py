@@ -200,14 +200,8 @@ class Ledger:
             lines.append(Spending(key=key, calls=count, failed=failed, cost_usd=usd + lost_usd, **tokens))
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
-    def history(self, request_hash: str) -> list[Attempt]:
-        return self._attempts(lambda table: table.c.request_hash == request_hash)
-
-    def attempts_of(self, run_id: str) -> list[Attempt]:
-        """The requests that a run sent, in their order."""
-        return self._attempts(lambda table: table.c.run_id == run_id)
-
-    def _attempts(self, which: Callable[[sa.Table], sa.ColumnElement[bool]]) -> list[Attempt]:
+    def attempts(self, column: Literal["request_hash", "run_id"], value: str) -> list[Attempt]:
+        """Every try at one request, or all that a run sent, in their order."""
         tried: list[tuple[sa.Table, tuple[sa.ColumnElement[Any], ...]]] = [
             (CALLS, (CALLS.c.finish_reason.label("outcome"), sa.false().label("estimated"))),
             (FAILURES, (FAILURES.c.reason.label("outcome"), FAILURES.c.estimated)),
@@ -216,7 +210,7 @@ class Ledger:
         with self._transaction() as db:
             for table, columns in tried:
                 common = (table.c[name] for name in Attempt.model_fields if name not in ("outcome", "estimated"))
-                query = sa.select(*common, *columns).where(which(table))
+                query = sa.select(*common, *columns).where(table.c[column] == value)
                 found += [Attempt(**row) for row in db.execute(query).mappings()]
         return sorted(found, key=lambda attempt: attempt.created_s)
 
@@ -238,14 +232,12 @@ class Ledger:
     def requests_quoting(self, texts: Collection[str]) -> set[str]:
         """Hashes of the requests whose answer or reasoning has one of these texts in it."""
         columns = (CALLS.c.text, CALLS.c.reasoning, CALLS.c.refusal)
+        found: set[str] = set()
         with self._transaction() as db:
-            return {
-                request_hash
-                for text in texts
-                for request_hash in db.execute(
-                    sa.select(CALLS.c.request_hash).where(sa.or_(*(c.contains(text, autoescape=True) for c in columns)))
-                ).scalars()
-            }
+            for text in texts:
+                quotes = sa.or_(*(column.contains(text, autoescape=True) for column in columns))
+                found.update(db.execute(sa.select(CALLS.c.request_hash).where(quotes)).scalars())
+        return found
 
     def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
         """Prompt and completion tokens of an answered call, and how many calls that is known from."""

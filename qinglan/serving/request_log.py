@@ -67,7 +67,6 @@ class RequestLogWriter:
         """Lines by what became of them: one of `Outcome`, `forgotten`, `unusable`, `queue_full` or
         `failed`."""
         self.is_failing = False
-        self._prepared = False
         try:
             self._prepare()
         except OSError as error:
@@ -129,14 +128,12 @@ class RequestLogWriter:
     def _prepare(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         finish_leftovers(self._folder)
-        self._prepared = True
 
     def _todays_file(self) -> "DayFile":
-        if not self._prepared:
-            self._prepare()
         today = self._today()
         if self._day is None or self._day.day != today:
             self._finish()
+            self._prepare()
             oldest = (today - timedelta(days=self._config.keep_days)).isoformat()
             for path in _files(self._folder):
                 if path.name < oldest:

@@ -16,7 +16,7 @@ import httpx2
 from qinglan.config import Data, Profile, load_profile, require_secret, uses_proxy
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, EngineError
-from qinglan.recipes import get_recipe, placeholders
+from qinglan.recipes import get_recipe, identifying, placeholders
 from qinglan.rows import Row
 from qinglan.runs.processes import Say, stop_signals
 from qinglan.serving.canary_observer import CanaryState, read_state, read_verdict
@@ -176,13 +176,12 @@ def _row_of(question: str | None, profile: Profile) -> Row:
 
 
 def _ask(profile: Profile, url: str, question: Row) -> str:
-    identifying = {each.name for each in get_recipe(profile.recipe).INPUTS if each.identifies}
     body = {
         "model": profile.model_name,
         "messages": [{"role": "user", "content": question.query}],
         "profile": question.profile,
         "history": question.history,
-        "inputs": {name: text for name, text in question.inputs.items() if name in identifying},
+        "inputs": identifying(question.inputs, get_recipe(profile.recipe).INPUTS),
     }
     key = next(iter(profile.serve.clients.values()), None)
     headers = {"authorization": f"Bearer {require_secret(key.key_env, 'serve')}"} if key else {}

@@ -32,6 +32,10 @@ def test_the_command_line_loads_neither_engine_nor_prefect():
     assert loaded("import qinglan.cli, qinglan.training.reward, qinglan.clients.roles", *ENGINES, "prefect") == "[]"
 
 
+def test_the_router_loads_no_engine_no_prefect_and_no_mlflow():
+    assert loaded("import qinglan.serving.router", *ENGINES, "prefect", "mlflow") == "[]"
+
+
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

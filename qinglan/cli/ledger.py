@@ -53,7 +53,7 @@ def request(
     from qinglan.clients.roles import site_ledger
 
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
-        attempts, call = ledger.history(request_hash), ledger.get(request_hash)
+        attempts, call = ledger.attempts("request_hash", request_hash), ledger.get(request_hash)
     if not attempts:
         raise ConfigError(f"ledger: there is no request {request_hash!r}; a row's `answer_request` names its own")
     table = figures_table(["at (UTC)", "run", "role", "model", "outcome"], ["ms", "cost"])

@@ -21,17 +21,6 @@ from qinglan.errors import ConfigError, RetrievalError
 from qinglan.rows import normalise
 from qinglan.text import shown, without_texts
 
-Kind = Literal[
-    "honoured",
-    "ignored",
-    "undecidable",
-    "unstable",
-    "reranked_by_query",
-    "mixed",
-    "positions",
-    "ids_missing",
-    "ids_change",
-]
 Ask = Callable[[str, str | None], list[Passage]]
 """Query and rewrite to passages."""
 Scores = dict[str, float]
@@ -49,7 +38,10 @@ _CLEAR_GAP = 0.05
 
 @dataclass(frozen=True)
 class ContractFinding:
-    kind: Kind
+    kind: Literal[
+        "honoured", "ignored", "undecidable", "unstable", "reranked_by_query", "mixed", "positions", "ids_missing",
+        "ids_change",
+    ]  # fmt: skip
     text: str
 
 
@@ -137,9 +129,9 @@ def pair_of(questions: Iterable[str]) -> tuple[str, str]:
 
 def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[ContractFinding]:
     """What the answers to two questions show; the finding about `rewritten_query` comes first."""
-    plain, rewritten, control = ask(a, None), ask(a, b), ask(b, b)
-    answers = [plain, rewritten, control]
-    about_rewrite = _compare(_scores(plain), _scores(rewritten), _scores(control), lambda: _scores(ask(a, None)))
+    answers = [ask(a, None), ask(a, b), ask(b, b)]
+    plain, rewritten, control = map(_scores, answers)
+    about_rewrite = _compare(plain, rewritten, control, lambda: _scores(ask(a, None)))
     if about_rewrite is _HONOURED and not rag.mapping.takes_rewrite:
         about_rewrite = _SEARCHED
     positions = [_POSITIONS] if rag.mapping.score_as == "rank" else []

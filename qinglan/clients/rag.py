@@ -250,10 +250,7 @@ def _read(mapping: RagMapping, content: bytes, content_type: str) -> list[Passag
         given = [each["score"] for each in fields]
         scores = [_score(mapping, given, i, f"{listed}[{i}].{mapping.score}") for i in range(len(given))]
     _check_order(scores, listed, mapping.score)
-    return [
-        Passage(id=each["id"], title=each["title"], content=each["content"], reranker_score=score)
-        for each, score in zip(fields, scores, strict=True)
-    ]
+    return [Passage(**each, reranker_score=score) for each, score in zip(fields, scores, strict=True)]
 
 
 def _find(expression: str, value: Any) -> Any:
@@ -314,10 +311,10 @@ def _fields(mapping: RagMapping, passage: Any, place: str) -> dict[str, Any]:
         if found[name] is None and not (name == "score" and mapping.score_as == "rank"):
             path = getattr(mapping, name)
             raise _FlawError(f"`{place}.{path}` is missing{_keys(passage)}; {_hint(name, path, passage)}")
-    wanted = {"content": "send the passage's text", "id": "send a text, or leave it out"}
     for name in ("content", "id", "title"):
         if isinstance(found[name], dict | list | bool):
-            kind, hint = _TYPES[type(found[name])], wanted.get(name, wanted["id"])
+            hint = "send the passage's text" if name == "content" else "send a text, or leave it out"
+            kind = _TYPES[type(found[name])]
             raise _FlawError(f"`{place}.{getattr(mapping, name)}` is {kind}; {hint}")
     return found
 

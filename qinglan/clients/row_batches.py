@@ -58,8 +58,9 @@ class RowBatch:
             if isinstance(problem, BaseException):
                 raise problem
         if self.missing and not last_attempt:
-            first = _named(self.missing[0].id, self.failures[self.missing[0].id])
-            raise BatchIncompleteError(f"batch {self.index}: {len(self.missing)} rows to try again; first: {first}")
+            first = self.missing[0].id
+            what = f"{len(self.missing)} rows to try again; first: {self.failures[first]} (row {first})"
+            raise BatchIncompleteError(f"batch {self.index}: {what}")
         for row in self.missing:
             self._outcomes[row.id] = row.failed(self.failures[row.id].reason)
         return [self._outcomes[row.id] for row in self.rows]
@@ -134,7 +135,8 @@ class Losses:
     def add(self, batch: RowBatch, done: Sequence[Row]) -> None:
         """Count a finished batch; raises StageError where too many rows are lost."""
         self._lost += _usable(batch.rows) - _usable(done)
-        self._first = self._first or next((_named(*each) for each in batch.failures.items()), "")
+        for row_id, error in batch.failures.items():
+            self._first = self._first or f"{error} (row {row_id})"
         allowed = max(self._share * self._given, 1 if self._share else 0)
         if self._lost > allowed or self._lost == self._given:
             allowed_share = f"{self._section}.max_failed_share = {self._share:.0%}"
@@ -143,10 +145,6 @@ class Losses:
                 f"failure: {self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. "
                 "Answers already paid for are kept; remove the cause and run again"
             )
-
-
-def _named(row_id: str, error: CallError) -> str:
-    return f"{error} (row {row_id})"
 
 
 def _usable(rows: Sequence[Row]) -> int:

@@ -58,7 +58,7 @@ class RunFrames:
         """The requests that this run sent, failed ones too: `request_hash`, `role`, `model`, `outcome`, `cost_usd` …"""
         run = read_run(self.directory)
         with site_ledger(run.profile) as ledger:
-            attempts = [attempt.model_dump() for attempt in ledger.attempts_of(run.id)]
+            attempts = [attempt.model_dump() for attempt in ledger.attempts("run_id", run.id)]
         return pd.DataFrame(attempts, columns=list(Attempt.model_fields))
 
 

@@ -63,9 +63,7 @@ class LedgerQueue:
         self._on_the_way_usd = 0.0
         self._full: LedgerError | None = None
         self._closing = False
-        self._reserve = reserve_of(ledger.url)
-        if self._reserve:
-            keep_reserve(self._reserve)
+        self._reserve = reserve_space(ledger.url)
 
     async def acquire(self, request_hash: str, wait_s: float = 0.0) -> Call | None:
         """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it).
@@ -294,20 +292,17 @@ async def to_the_end(function: Callable[P, T], *arguments: P.args, **options: P.
         raise
 
 
-def reserve_of(url: sa.URL) -> Path | None:
-    """The file beside a SQLite ledger that keeps disk space; a database on a server has its own disk."""
+def reserve_space(url: sa.URL) -> Path | None:
+    """The file beside a SQLite ledger that keeps disk space, if there is any; a server's database has its own disk."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
-    return Path(url.database + ".reserve")
-
-
-def keep_reserve(path: Path) -> None:
-    """Make the file, unless there is no space for it."""
+    path = Path(url.database + ".reserve")
     try:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
-    except FileExistsError:  # made before, or by another process
-        return
+    except FileExistsError:
+        pass  # made before, or by another process
     except OSError:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+    return path

@@ -71,11 +71,7 @@ class Ledger:
             self._record(db, calls, failures)
             self._release(db, [*order.released, *(call.request_hash for call in order.calls)], self.holder)
             found = self._find(db, order.wanted)
-            missing = [wanted for wanted in order.wanted if wanted not in found]
-            claimed = self._claim(db, missing, self.holder) if missing else set()
-            # The previous holder of a claim may have answered between the two statements.
-            late = self._find(db, claimed)
-            self._release(db, late, self.holder)
+            claimed, late = self._claim(db, [wanted for wanted in order.wanted if wanted not in found], self.holder)
             if claimed:
                 self._heartbeat(db)
             if order.retrievals:
@@ -87,7 +83,7 @@ class Ledger:
                 query = sa.select(RETRIEVALS.c.key, RETRIEVALS.c.found).where(RETRIEVALS.c.key.in_(some))
                 retrieved |= {key: Retrieved.model_validate(value) for key, value in db.execute(query)}
             spent_usd = self._spent_usd(db, order.run_id)
-        return Delivery(found | late, claimed - late.keys(), spent_usd, retrieved)
+        return Delivery(found | late, claimed, spent_usd, retrieved)
 
     def get(self, request_hash: str) -> Call | None:
         return self.get_many([request_hash]).get(request_hash)
@@ -106,10 +102,7 @@ class Ledger:
     def claim(self, hashes: Collection[str], holder: str) -> set[str]:
         """Take what no living process holds and what has no answer; `holder` begins with `BATCH` for a batch."""
         with self._transaction() as db:
-            claimed = self._claim(db, list(hashes), holder)
-            late = self._find(db, claimed)
-            self._release(db, late)
-        return claimed - late.keys()
+            return self._claim(db, hashes, holder)[0]
 
     def release(self, hashes: Collection[str], holder: str | None = None) -> None:
         """End claims of one holder, or of any."""
@@ -200,14 +193,8 @@ class Ledger:
             lines.append(Spending(key=key, calls=count, failed=failed, cost_usd=usd + lost_usd, **tokens))
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
-    def history(self, request_hash: str) -> list[Attempt]:
-        return self._attempts(lambda table: table.c.request_hash == request_hash)
-
-    def attempts_of(self, run_id: str) -> list[Attempt]:
-        """The requests that a run sent, in their order."""
-        return self._attempts(lambda table: table.c.run_id == run_id)
-
-    def _attempts(self, which: Callable[[sa.Table], sa.ColumnElement[bool]]) -> list[Attempt]:
+    def attempts(self, column: Literal["request_hash", "run_id"], value: str) -> list[Attempt]:
+        """Every try at one request, or all that a run sent, in their order."""
         tried: list[tuple[sa.Table, tuple[sa.ColumnElement[Any], ...]]] = [
             (CALLS, (CALLS.c.finish_reason.label("outcome"), sa.false().label("estimated"))),
             (FAILURES, (FAILURES.c.reason.label("outcome"), FAILURES.c.estimated)),
@@ -216,7 +203,7 @@ class Ledger:
         with self._transaction() as db:
             for table, columns in tried:
                 common = (table.c[name] for name in Attempt.model_fields if name not in ("outcome", "estimated"))
-                query = sa.select(*common, *columns).where(which(table))
+                query = sa.select(*common, *columns).where(table.c[column] == value)
                 found += [Attempt(**row) for row in db.execute(query).mappings()]
         return sorted(found, key=lambda attempt: attempt.created_s)
 
@@ -238,14 +225,12 @@ class Ledger:
     def requests_quoting(self, texts: Collection[str]) -> set[str]:
         """Hashes of the requests whose answer or reasoning has one of these texts in it."""
         columns = (CALLS.c.text, CALLS.c.reasoning, CALLS.c.refusal)
+        found: set[str] = set()
         with self._transaction() as db:
-            return {
-                request_hash
-                for text in texts
-                for request_hash in db.execute(
-                    sa.select(CALLS.c.request_hash).where(sa.or_(*(c.contains(text, autoescape=True) for c in columns)))
-                ).scalars()
-            }
+            for text in texts:
+                quotes = sa.or_(*(column.contains(text, autoescape=True) for column in columns))
+                found.update(db.execute(sa.select(CALLS.c.request_hash).where(quotes)).scalars())
+        return found
 
     def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
         """Prompt and completion tokens of an answered call, and how many calls that is known from."""
@@ -313,41 +298,23 @@ class Ledger:
                 found[row[0]] = Call.model_construct(**row._mapping)  # ours: validated when it was recorded
         return found
 
-    def _claim(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
-        if not hashes:
-            return set()
-        ordered = sorted(set(hashes))
-        before = self._held(db, ordered, holder)
-        free = [each for each in ordered if each not in before]
-        if free:  # one prepared statement for any number: with RETURNING it would be another one for each number
+    def _claim(self, db: sa.Connection, hashes: Collection[str], holder: str) -> tuple[set[str], dict[str, Call]]:
+        """Those that `holder` has now, and the answers to others that came meanwhile."""
+        ours: set[str] = set()
+        for some in _portions(sorted(set(hashes))):
+            # One prepared statement for any number: with RETURNING it would be another one for each number.
             statement = self._insert(CLAIMS).on_conflict_do_nothing()
-            db.execute(statement, [{"request_hash": each, "holder": holder} for each in free])
-        claimed = self._held(db, free, holder)
-        ours = before | claimed  # what this holder had already: an order that is sent again
-        return ours | self._take_over(db, [each for each in ordered if each not in ours], holder)
-
-    def _held(self, db: sa.Connection, hashes: Collection[str], holder: str) -> set[str]:
-        held: set[str] = set()
-        for some in _portions(hashes):
-            query = sa.select(CLAIMS.c.request_hash).where(CLAIMS.c.request_hash.in_(some), CLAIMS.c.holder == holder)
-            held.update(db.execute(query).scalars())
-        return held
-
-    def _take_over(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
-        """Claims of processes that have ended."""
-        taken: set[str] = set()
-        for some in _portions(hashes):
-            held = sa.select(CLAIMS.c.holder).where(CLAIMS.c.request_hash.in_(some)).distinct()
-            if dead := [each for each in db.execute(held).scalars() if self._is_dead(db, each)]:
-                claims = CLAIMS.c
-                statement = (
-                    sa.update(CLAIMS)
-                    .where(claims.request_hash.in_(some), claims.holder.in_(dead))
-                    .values(holder=holder)
-                    .returning(claims.request_hash)
-                )
-                taken.update(db.execute(statement).scalars())
-        return taken
+            db.execute(statement, [{"request_hash": each, "holder": holder} for each in some])
+            chosen = CLAIMS.c.request_hash.in_(some)
+            held = {row.request_hash: row.holder for row in db.execute(sa.select(CLAIMS).where(chosen))}
+            ours.update(each for each, who in held.items() if who == holder)  # also those of an order sent again
+            if dead := [who for who in set(held.values()) if self._is_dead(db, who)]:
+                taking = sa.update(CLAIMS).where(chosen, CLAIMS.c.holder.in_(dead)).values(holder=holder)
+                ours.update(db.execute(taking.returning(CLAIMS.c.request_hash)).scalars())
+        # The previous holder of a claim may have answered between two statements.
+        late = self._find(db, ours)
+        self._release(db, late, holder)
+        return ours - late.keys(), late
 
     def _is_dead(self, db: sa.Connection, holder: str) -> bool:
         if holder == self.holder or holder.startswith(BATCH):

@@ -180,18 +180,14 @@ class CanaryObserver:
             return None
         pair = (routes.champion.version, routes.challenger.version, routes.share)
         if self.state is None or self.state.pair != pair:
-            self.state = self._earlier(pair) or CanaryState(
-                champion=pair[0], challenger=pair[1], share=pair[2], started=self._clock()
-            )
+            now, saved = self._clock(), read_state(self._folder)
+            if saved and saved.pair == pair and saved.judgement.outcome == "keep":
+                # The same canary, from before the router was restarted; the time between is left out.
+                saved.started += max(0.0, now - saved.looked) if saved.looked else 0.0
+                self.state = saved
+            else:
+                self.state = CanaryState(champion=pair[0], challenger=pair[1], share=pair[2], started=now)
         return self.state
-
-    def _earlier(self, pair: tuple[str, str, float]) -> CanaryState | None:
-        """The same canary, from before the router was restarted; the time between is left out."""
-        saved = read_state(self._folder)
-        if saved is None or saved.pair != pair or saved.judgement.outcome != "keep":
-            return None
-        away_s = max(0.0, self._clock() - saved.looked) if saved.looked else 0.0
-        return saved.model_copy(update={"started": saved.started + away_s})
 
     async def _compare_all(self, models: ModelClient, rag: RagClient) -> None:
         while True:

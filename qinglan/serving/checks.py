@@ -16,7 +16,7 @@ import httpx2
 from qinglan.config import Data, Profile, load_profile, require_secret, uses_proxy
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, EngineError
-from qinglan.recipes import get_recipe, placeholders
+from qinglan.recipes import get_recipe, identifying, placeholders
 from qinglan.rows import Row
 from qinglan.runs.processes import Say, stop_signals
 from qinglan.serving.canary_observer import CanaryState, read_state, read_verdict
@@ -133,8 +133,7 @@ def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | 
     """Ask a site of its own one question, the sample's first test question if none is given; a line with the answer."""
     overrides = (*overrides, "serve.request_log.folder=null")  # a made-up question is no user's
     profile = load_profile(profile_name, overrides)
-    asked = _made_of(question, profile) if question else _first_of_sample(profile)
-    folder = serving_folder(profile)
+    asked, folder = _row_of(question, profile), serving_folder(profile)
     folder.mkdir(parents=True, exist_ok=True)
     with (
         stop_signals(),
@@ -163,30 +162,26 @@ def _wait(site: ServingSite) -> str:
     return site.router.url
 
 
-def _made_of(question: str, profile: Profile) -> Row:
-    if needed := placeholders(get_recipe(profile.recipe).INPUTS, ""):
-        needs = f"needs {', '.join(needed)} beside the question"
-        raise ConfigError(
-            f"recipe `{profile.recipe_name}` {needs}; leave --question out, and one of the sample is asked"
-        )
+def _row_of(question: str | None, profile: Profile) -> Row:
+    inputs = get_recipe(profile.recipe).INPUTS
+    if not question:
+        sample = sample_of(profile, "`serve --check` without --question")
+        # In the sample's own columns, whatever the profile calls those of its workbook.
+        rows = read_rows(sample.workbook, Data(), profile.tenant, inputs=inputs)
+        return next(row for row in rows if row.split == "test" and row.status == "ok")
+    if needed := placeholders(inputs, ""):
+        needs = f"needs {', '.join(needed)} beside the question; leave --question out, and one of the sample is asked"
+        raise ConfigError(f"recipe `{profile.recipe_name}` {needs}")
     return Row(id="", tenant=profile.tenant.id, query=question, source="check")
 
 
-def _first_of_sample(profile: Profile) -> Row:
-    sample = sample_of(profile, "`serve --check` without --question")
-    # In the sample's own columns, whatever the profile calls those of its workbook.
-    rows = read_rows(sample.workbook, Data(), profile.tenant, inputs=get_recipe(profile.recipe).INPUTS)
-    return next(row for row in rows if row.split == "test" and row.status == "ok")
-
-
 def _ask(profile: Profile, url: str, question: Row) -> str:
-    identifying = {each.name for each in get_recipe(profile.recipe).INPUTS if each.identifies}
     body = {
         "model": profile.model_name,
         "messages": [{"role": "user", "content": question.query}],
         "profile": question.profile,
         "history": question.history,
-        "inputs": {name: text for name, text in question.inputs.items() if name in identifying},
+        "inputs": identifying(question.inputs, get_recipe(profile.recipe).INPUTS),
     }
     key = next(iter(profile.serve.clients.values()), None)
     headers = {"authorization": f"Bearer {require_secret(key.key_env, 'serve')}"} if key else {}

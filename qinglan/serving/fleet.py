@@ -50,8 +50,8 @@ class Fleet:
             self._check(version)
         self._end_unwanted({model.version for model in wanted}, routed)
         for model in wanted:
-            retry_at_s = self._failures.get(model.version, RestartBackoff()).retry_at_s
-            if model.version not in self._servers and self.clock() >= (retry_at_s or 0.0):
+            retry_at_s = self.failures_of(model.version).retry_at_s or 0.0
+            if model.version not in self._servers and self.clock() >= retry_at_s:
                 self._start(model, wanted, routed)
             server = self._servers.get(model.version)
             if server and server.process.phase == "starting":
@@ -61,12 +61,9 @@ class Fleet:
         server = self._servers.get(version)
         return server.backend if server and server.process.phase == "ready" else None
 
-    def last_failure(self, version: str) -> str:
-        return self._failures.get(version, RestartBackoff()).reason
-
-    def failure_count(self, version: str) -> int:
-        """How often it failed to start or to go on, since it was healthy for a minute at a stretch."""
-        return self._failures.get(version, RestartBackoff()).failures
+    def failures_of(self, version: str) -> RestartBackoff:
+        """How often it failed to start or to go on, since it was healthy for a minute at a stretch, and why last."""
+        return self._failures.get(version, RestartBackoff())
 
     def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
         place = self._place(model, wanted, routed)

@@ -135,7 +135,8 @@ def _paid_calls(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
     paid: list[PaidCall] = []
     for key in dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests]):
         call = ledger.get(key)
-        at_s = [attempt.created_s for attempt in ledger.history(key) if call and attempt.outcome == call.finish_reason]
+        tries = ledger.attempts("request_hash", key)
+        at_s = [each.created_s for each in tries if call and each.outcome == call.finish_reason]
         role = "teacher" if key == row.answer_request else "judge"
         paid.append(PaidCall(call.role if call else role, key, at_s[-1] if at_s else None, call))
     return paid

@@ -165,20 +165,21 @@ class RequestHandler:
         """The answer before the deadline; a model's failure becomes a reason. `arrived` is by `time.perf_counter`."""
         give_up = arrived - self._lag_s() + self._allowed_s
         role: ServedRole = "none"
-        version, answer = "", None
-        is_overloaded = self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter()
-        reason = "overloaded" if is_overloaded else self.unfit_reason(question)
-        if not reason:
-            try:
-                if (route := self._table.pick(question.id)) is None:
-                    raise ModelError("no model is in service", "no_model")
-                role, version = route[0], route[1].version
-                answer = await self._ask(route[1], question, give_up)
-            except ModelError as error:
-                reason = error.reason
-            except Exception as error:  # noqa: BLE001 (the client needs an answer)
-                _LOG.error("answered without the model: %s", describe_without_text(error))
-                reason = "internal_error"
+        version, answer, reason = "", None, ""
+        try:
+            if self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter():
+                raise ModelError("too many are asked", "overloaded")
+            if unfit := self.unfit_reason(question):
+                raise ModelError("no model may be asked this", unfit)
+            if (route := self._table.pick(question.id)) is None:
+                raise ModelError("no model is in service", "no_model")
+            role, version = route[0], route[1].version
+            answer = await self._ask(route[1], question, give_up)
+        except ModelError as error:
+            reason = error.reason
+        except Exception as error:  # noqa: BLE001 (the client needs an answer)
+            _LOG.error("answered without the model: %s", describe_without_text(error))
+            reason = "internal_error"
         source: Source = "model"
         if answer is None:
             source = "none" if self._models.recipe.fallback(question) is None else "fallback"

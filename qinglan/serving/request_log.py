@@ -67,7 +67,6 @@ class RequestLogWriter:
         """Lines by what became of them: one of `Outcome`, `forgotten`, `unusable`, `queue_full` or
         `failed`."""
         self.is_failing = False
-        self._prepared = False
         try:
             self._prepare()
         except OSError as error:
@@ -129,14 +128,12 @@ class RequestLogWriter:
     def _prepare(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         finish_leftovers(self._folder)
-        self._prepared = True
 
     def _todays_file(self) -> "DayFile":
-        if not self._prepared:
-            self._prepare()
         today = self._today()
         if self._day is None or self._day.day != today:
             self._finish()
+            self._prepare()
             oldest = (today - timedelta(days=self._config.keep_days)).isoformat()
             for path in _files(self._folder):
                 if path.name < oldest:
@@ -237,22 +234,17 @@ def finish_leftovers(folder: Path) -> None:
     """Finish the files of processes that were killed; half a line at the end is cut off."""
     for path in _files(folder):
         with suppress(FileNotFoundError):  # its process, or another one that starts, has just finished it
-            if path.name.endswith(_PARTIAL):
-                _finish_leftover(path)
-
-
-def _finish_leftover(path: Path) -> None:
-    # An empty one may be another process's that has not got its lock yet.
-    if not path.stat().st_size:
-        return
-    with path.open("r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return
-        whole = path.read_bytes().rfind(b"\n") + 1
-        file.truncate(whole)
-        _name_finally(path, whole)
+            # An empty one may be another process's that has not got its lock yet.
+            if not path.name.endswith(_PARTIAL) or not path.stat().st_size:
+                continue
+            with path.open("r+b") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    continue
+                whole = path.read_bytes().rfind(b"\n") + 1
+                file.truncate(whole)
+                _name_finally(path, whole)
 
 
 def _name_finally(path: Path, size: int) -> None:

@@ -47,7 +47,6 @@ from qinglan.serving.request_handler import (
     ModelClient,
     RequestHandler,
     ServedAnswer,
-    Source,
     describe_without_text,
 )
 from qinglan.serving.request_log import CONSENT_HEADER, RequestLogWriter
@@ -210,19 +209,10 @@ class _Service:
             known = " and ".join(self._names)
             raise RefusedError(404, f"The model `{request.model}` does not exist; there are {known}")
         question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
-        try:
-            served = await self._handler.answer(question, arrived)
-            answer = self._response(served, question, request)
-            keep = self._log is not None and self._log.may_keep(client, http.headers.get(CONSENT_HEADER))
-        except Exception as error:  # noqa: BLE001 (the client needs an answer)
-            _LOG.error("answered without the model: %s", describe_without_text(error))
-            latency_ms = 1000 * (time.perf_counter() - arrived)
-            source: Source = "none" if self._recipe.fallback(question) is None else "fallback"
-            served = ServedAnswer(time.time(), "none", "", source, "internal_error", latency_ms, question.id)
-            keep = False
-            answer = self._response(served, question, request)
+        served = await self._handler.answer(question, arrived)
+        keep = self._log is not None and self._log.may_keep(client, http.headers.get(CONSENT_HEADER))
         asyncio.get_running_loop().call_soon(self._record, served, question, client if keep else None)
-        return answer
+        return self._response(served, question, request)
 
     async def try_page(self, _http: Request) -> Response:
         return FileResponse(PAGE, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
@@ -340,20 +330,16 @@ class _Service:
         return Response(events, headers=headers, media_type="text/event-stream")
 
     def _add_gauges(self) -> None:
-        table, handler = self._table, self._handler
-        gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "in_flight": ("Requests that wait for a model", lambda: handler.in_flight),
-            "canary_share": ("Of the requests, meant for the challenger", lambda: table.routes.share),
-            "serving": ("1 while a model answers, 0 while none does", self._is_serving),
-        }
-        for role in get_args(ModelRole):
-            is_open = partial(self._is_open, role)
-            gauges[f"{role}_circuit_open"] = (f"1 while the {role} gets no requests", is_open)
-        for name, (what, value) in gauges.items():
+        def add(name: str, what: str, value: Callable[[], float]) -> None:
             Gauge(f"{_PREFIX}_{name}", what, registry=self._metrics.registry).set_function(value)
 
-    def _is_open(self, role: ModelRole) -> bool:
-        return self._handler.is_open(getattr(self._table.routes, role))
+        table, handler = self._table, self._handler
+        add("in_flight", "Requests that wait for a model", lambda: handler.in_flight)
+        add("canary_share", "Of the requests, meant for the challenger", lambda: table.routes.share)
+        add("serving", "1 while a model answers, 0 while none does", self._is_serving)
+        for role in get_args(ModelRole):
+            is_open = partial(lambda name: handler.is_open(getattr(table.routes, name)), role)
+            add(f"{role}_circuit_open", f"1 while the {role} gets no requests", is_open)
 
     def _is_serving(self) -> bool:
         champion = self._table.routes.champion

@@ -32,7 +32,7 @@ from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryVerd
 from qinglan.serving.fleet import CommandOf, Fleet
 from qinglan.serving.registry import Registry, Released, registry_of
 from qinglan.serving.registry_watcher import RegistrySnapshot, RegistryWatcher
-from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.routes import Routes
 from qinglan.serving.server_process import ROUTER, RouterProcess, chat_probe, places_of, serve_command
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import embedded_services, rag_service
@@ -142,7 +142,7 @@ class ServingSite:
         fallback = self._fallback(named)
         in_service = fallback if fallback and fallback.version == self._serving else None
         previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
-        if self.fleet.last_failure(named.aliases.get("champion", "")):
+        if self.fleet.failures_of(named.aliases.get("champion", "")).failures:
             previous = previous or fallback
         models = (in_service, named.of("champion"), challenger, previous)
         return list({model.version: model for model in models if model}.values())
@@ -154,18 +154,15 @@ class ServingSite:
         return named.models.get(named.fallback_version)
 
     def _routes(self, named: RegistrySnapshot, challenger: Released | None) -> Routes:
-        first = self._champion(named)
-        second = self.fleet.ready(challenger.version) if challenger else None
-        if first is None or second is None or first.version != named.aliases.get("champion"):
-            return Routes(champion=first)
-        return Routes(champion=first, challenger=second, share=share_of(self.profile, self.folder, second.version))
-
-    def _champion(self, named: RegistrySnapshot) -> Backend | None:
         wanted, former, fallback = named.aliases.get("champion"), self.routes.champion, self._fallback(named)
         if wanted is None:
-            return None
+            return Routes()
         candidates = (wanted, former.version if former else "", fallback.version if fallback else "")
-        return next((backend for version in candidates if (backend := self.fleet.ready(version))), None)
+        first = next((backend for version in candidates if (backend := self.fleet.ready(version))), None)
+        second = self.fleet.ready(challenger.version) if challenger else None
+        if first is None or second is None or first.version != wanted:
+            return Routes(champion=first)
+        return Routes(champion=first, challenger=second, share=share_of(self.profile, self.folder, second.version))
 
     def _route(self, routes: Routes, named: RegistrySnapshot) -> None:
         if routes != self.routes or not (self.folder / ROUTES_FILE).exists():
@@ -177,11 +174,17 @@ class ServingSite:
             self.say(f"serving: {routes.summary}")
 
     def _verdict(self, named: RegistrySnapshot) -> CanaryVerdict | None:
-        challenger = named.aliases.get("challenger")
         for verdict in (read_verdict(self.folder), self._own_verdict):
-            if verdict and verdict.challenger == challenger:
+            if verdict and verdict.challenger == named.aliases.get("challenger"):
                 return verdict
-        self._own_verdict = self._verdict_on_failures(named)
+        self._own_verdict = None
+        challenger, champion = named.of("challenger"), self.routes.champion
+        # The site's own verdict on a challenger whose server fails again and again, which the router can't see.
+        if challenger and (failed := self.fleet.failures_of(challenger.version)).failures >= MOST_FAILURES:
+            why = f"its server failed {MOST_FAILURES} times; {failed.reason.splitlines()[0]}"
+            arms = {"challenger": challenger.version, "champion": champion.version if champion else ""}
+            judgement = Judgement(outcome="roll_back", reason=why)
+            self._own_verdict = CanaryVerdict(**arms, judgement=judgement, at=time.time(), requests=0)
         return self._own_verdict
 
     def _act_on(self, verdict: CanaryVerdict) -> None:
@@ -200,16 +203,6 @@ class ServingSite:
         if "challenger" not in named.aliases and self.routes.challenger is None:
             (self.folder / STATE_FILE).unlink(missing_ok=True)
 
-    def _verdict_on_failures(self, named: RegistrySnapshot) -> CanaryVerdict | None:
-        # The site's own verdict on a challenger whose server fails again and again, which the router can't see.
-        challenger, champion = named.of("challenger"), self.routes.champion
-        if challenger is None or self.fleet.failure_count(challenger.version) < MOST_FAILURES:
-            return None
-        why = self.fleet.last_failure(challenger.version).splitlines()[0]
-        judgement = Judgement(outcome="roll_back", reason=f"its server failed {MOST_FAILURES} times; {why}")
-        arms = {"challenger": challenger.version, "champion": champion.version if champion else ""}
-        return CanaryVerdict(**arms, judgement=judgement, at=time.time(), requests=0)
-
     def _report(self, named: RegistrySnapshot) -> None:
         wanted, serving = named.aliases.get("champion"), self.routes.champion
         if wanted is None:
@@ -217,7 +210,7 @@ class ServingSite:
                 f"no champion yet, so every answer is the question itself: run `qinglan run pipeline --profile "
                 f"{self.profile.name}`, or `qinglan release promote VERSION`"
             )
-        elif serving and serving.version != wanted and self.fleet.last_failure(wanted):
+        elif serving and serving.version != wanted and self.fleet.failures_of(wanted).failures:
             self._once(f"version {serving.version} goes on serving until version {wanted} answers")
 
     def _once(self, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from qinglan.clients.rag import RagClient
 from qinglan.clients.roles import Addresses, Clients, endpoint_of, open_clients
 from qinglan.config import EMBEDDED, Profile
-from qinglan.data.versions import INDEX, Version, find_rows, latest_version, read_index
+from qinglan.data.versions import INDEX, find_rows, latest_version, read_index
 from qinglan.errors import BudgetError, CallError, ModelError, QinglanError, RetrievalError, TeacherError
 from qinglan.evaluation.reasons import words
 from qinglan.recipes import get_recipe, identifying
@@ -49,7 +49,7 @@ class TryPage:
         self._rag: RagClient | None = None
         """Both from the first question on: a missing key, or a ledger that can't be opened, must not end the router."""
         self._searches = self._recipe.retrieves and profile.rag.url != EMBEDDED
-        self._examples: tuple[str, list[dict[str, Any]]] = ("", [])
+        self._examples_version, self._examples = "", list[dict[str, Any]]()
 
     @property
     def arms(self) -> list[str]:
@@ -157,24 +157,22 @@ class TryPage:
     def _find_examples(self) -> list[dict[str, Any]]:
         try:
             version = latest_version(self._profile)
-            if version and version.id != self._examples[0]:
-                self._examples = version.id, self._examples_of(version)
+            if version and version.id != self._examples_version:
+                drawn: BottomK[str] = BottomK(EXAMPLES)
+                for entry in read_index(version.directory / INDEX):
+                    if entry.split == "test":
+                        drawn.add(entry.id, entry.id)
+                self._examples = [
+                    {
+                        "question": row.query,
+                        "profile": row.profile,
+                        "history": row.history,
+                        "inputs": identifying(row.inputs, self._recipe.INPUTS),
+                        "gold_ids": [row.gold_id, *documents_of(row.gold_id)],
+                    }
+                    for row in find_rows(version, drawn.items()).values()
+                ]
+                self._examples_version = version.id
         except (QinglanError, OSError, ValueError) as error:
             _LOG.error("no examples for the page to try: %s", error)
-        return self._examples[1]
-
-    def _examples_of(self, version: Version) -> list[dict[str, Any]]:
-        drawn: BottomK[str] = BottomK(EXAMPLES)
-        for entry in read_index(version.directory / INDEX):
-            if entry.split == "test":
-                drawn.add(entry.id, entry.id)
-        return [
-            {
-                "question": row.query,
-                "profile": row.profile,
-                "history": row.history,
-                "inputs": identifying(row.inputs, self._recipe.INPUTS),
-                "gold_ids": [row.gold_id, *documents_of(row.gold_id)],
-            }
-            for row in find_rows(version, drawn.items()).values()
-        ]
+        return self._examples

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -426,30 +427,25 @@ class MortalLedger(Ledger):
     dies_at = -1
     after = False
 
+    writes, dead = 0, False
+
     def __init__(self, url: Any) -> None:
         super().__init__(url)
         self.holder = self.holder.replace(f"|{self.holder.split('|')[1]}|", "|4999999|")
-        self._writes, self.dead = 0, False
 
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return partial(self.write, found) if name in ("save_batch", "claim", "release", "exchange", "record") else found
 
-def _mortal(name: str) -> Callable[..., Any]:
-    def write(self: MortalLedger, *arguments: Any) -> Any:
+    def write(self, method: Callable[..., Any], *arguments: Any) -> Any:
         if self.dead:
             raise Killed
-        self.dead = self._writes == self.dies_at
-        self._writes += 1
-        if self.dead and not self.after:
-            raise Killed
-        result = getattr(Ledger, name)(self, *arguments)
+        self.dead = self.writes == self.dies_at
+        self.writes += 1
+        result = None if self.dead and not self.after else method(*arguments)
         if self.dead:
             raise Killed
         return result
-
-    return write
-
-
-for _name in ("save_batch", "claim", "release", "exchange", "record"):
-    setattr(MortalLedger, _name, _mortal(_name))
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -56,6 +56,11 @@ async def failure(path: Path, url: str, **options: Any) -> TeacherError:
     return caught.value
 
 
+async def ask_many(chat: ChatClient, count: int) -> list[Any]:
+    asked = (chat.ask([{"role": "user", "content": str(n)}], str) for n in range(count))
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
 def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
     with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
         found = ledger.usage("r", role)
@@ -151,31 +156,6 @@ async def test_a_body_without_end_is_not_read(tmp_path: Path, serve: Serve, monk
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason", "transient"),
-    [
-        ((200, {"error": {"message": "busy"}}), "teacher_bad_response", True),
-        ((200, {**completion("x"), "choices": []}), "teacher_bad_response", True),
-        ((200, b"<html>captive portal</html>", {"content-type": "text/html"}), "teacher_bad_response", True),
-        ((200, b"{half", {}), "teacher_bad_response", True),
-        ((500, {}), "teacher_unavailable", True),
-        ((429, {}), "teacher_rate_limited", True),
-        ((400, {"error": {"message": "too long"}}), "teacher_bad_request", False),
-        (TIMEOUT, "teacher_timeout", True),
-    ],
-)
-async def test_a_failed_call_has_a_reason_and_is_never_an_answer(
-    tmp_path: Path, serve: Serve, reply: Any, reason: str, transient: bool
-):
-    late = threading.Event()
-    service = serve((lambda _: late.wait(60) and (200, completion("x"))) if reply is TIMEOUT else script_of(reply))
-    timeout_s = 0.05 if reply is TIMEOUT else 5
-    error = await failure(tmp_path, service.url, max_retries=0, timeout_s=timeout_s)
-    late.set()
-    assert (error.reason, error.transient) == (reason, transient)
-    assert usage(tmp_path) == (1, 1)  # it may have been paid for: the next attempt is the batch's to make
-
-
-@pytest.mark.parametrize(
     ("fault", "wait_s"),
     [((500, {}), 0.0), ((429, {"error": {"message": "slow"}}, {"retry-after-ms": "150"}), 0.3), (None, 0), (CUT, 0)],
 )
@@ -206,8 +186,7 @@ async def test_nothing_is_sent_beyond_the_budget(tmp_path: Path, serve: Serve, l
     service = serve(script_of((200, completion("x"))))
     budget = Budget.model_validate({limit: 0.00045})  # an answer costs 0.0002
     async with client(tmp_path, service.url, budget=budget, concurrency=1) as chat:
-        asked = [chat.ask([{"role": "user", "content": str(n)}], str) for n in range(9)]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await ask_many(chat, 9)
     assert [type(a) for a in answers if isinstance(a, Exception)] == [BudgetError] * 6
     assert len(service.bodies) == 3
     async with client(tmp_path, service.url, budget=budget) as chat:  # what is paid for costs nothing
@@ -287,7 +266,7 @@ async def test_no_more_requests_at_once_than_allowed(tmp_path: Path, serve: Serv
         return 200, completion("x")
 
     async with client(tmp_path, serve(slow).url, concurrency=2) as chat:
-        await asyncio.gather(*(chat.ask([{"role": "user", "content": str(n)}], str) for n in range(6)))
+        await ask_many(chat, 6)
     assert most == 2
 
 
@@ -337,7 +316,7 @@ def cost(path: Path) -> tuple[float, float, list[bool]]:
     with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
         lines = ledger.spending("run")
         request_hash = request_of(Endpoint(model="m"), "", MESSAGES).request_hash
-        history = ledger.history(request_hash)
+        history = ledger.attempts("request_hash", request_hash)
         assert ledger.usage("r", "teacher").cost_usd == pytest.approx(sum(line.cost_usd for line in lines))
         return ledger.spent_usd("r")[0], sum(each.cost_usd for each in history), [each.estimated for each in history]
 
@@ -348,26 +327,31 @@ MOST_USD = (4 * 1 + 256 * 10) / 1e6
 
 
 @pytest.mark.parametrize(
-    ("reply", "usd", "estimated"),
+    ("reply", "reason", "usd", "estimated"),
     [
-        (CUT, REPORTED_USD, False),
-        ((200, {**completion("x"), "choices": []}), REPORTED_USD, False),
-        ((200, {"choices": [], "usage": {"prompt_tokens": 100}}), MOST_USD, True),
-        ((200, b"<html>captive portal</html>"), MOST_USD, True),
-        ((500, {}), 0.0, False),
-        ((504, {}), MOST_USD, True),
-        ((429, {}), 0.0, False),
-        (None, MOST_USD, True),
-        (TIMEOUT, MOST_USD, True),
+        ((200, {"error": {"message": "busy"}}), "teacher_bad_response", MOST_USD, True),
+        ((200, {**completion("x"), "choices": []}), "teacher_bad_response", REPORTED_USD, False),
+        ((200, {"choices": [], "usage": {"prompt_tokens": 100}}), "teacher_bad_response", MOST_USD, True),
+        ((200, b"<html>captive portal</html>", {"content-type": "text/html"}), "teacher_bad_response", MOST_USD, True),
+        ((200, b"{half"), "teacher_bad_response", MOST_USD, True),
+        (CUT, "teacher_interrupted", REPORTED_USD, False),
+        ((500, {}), "teacher_unavailable", 0.0, False),
+        ((504, {}), "teacher_unavailable", MOST_USD, True),
+        ((429, {}), "teacher_rate_limited", 0.0, False),
+        ((400, {"error": {"message": "too long"}}), "teacher_bad_request", 0.0, False),
+        (None, "teacher_unavailable", MOST_USD, True),
+        (TIMEOUT, "teacher_timeout", MOST_USD, True),
     ],
 )
-async def test_a_failed_call_costs_what_the_service_says_or_the_most_that_it_can(
-    tmp_path: Path, serve: Serve, reply: Any, usd: float, estimated: bool
+async def test_a_failed_call_has_a_reason_and_costs_what_the_service_says_or_the_most_that_it_can(
+    tmp_path: Path, serve: Serve, reply: Any, reason: str, usd: float, estimated: bool
 ):
     late = threading.Event()
-    service = serve((lambda _: late.wait(60) and None) if reply is TIMEOUT else script_of(reply))
-    await failure(tmp_path, service.url, max_retries=0, timeout_s=0.05 if reply is TIMEOUT else 60)
+    service = serve((lambda _: late.wait(60) and (200, completion("x"))) if reply is TIMEOUT else script_of(reply))
+    error = await failure(tmp_path, service.url, max_retries=0, timeout_s=0.05 if reply is TIMEOUT else 60)
     late.set()
+    assert (error.reason, error.transient) == (reason, reason != "teacher_bad_request")
+    assert usage(tmp_path) == (1, 1)  # it may have been paid for: the next attempt is the batch's to make
     assert cost(tmp_path) == (pytest.approx(usd), pytest.approx(usd), [estimated])
 
 
@@ -398,11 +382,6 @@ async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
     assert usage(tmp_path, role) == (4, 3)
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         assert ledger.spent_usd("r")[0] == pytest.approx(4 * REPORTED_USD)
-
-
-async def ask_many(chat: ChatClient, count: int) -> list[Any]:
-    asked = (chat.ask([{"role": "user", "content": str(n)}], str) for n in range(count))
-    return await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_one_a_while(

@@ -86,7 +86,7 @@ def test_an_answer_comes_back_whole_and_of_two_the_first_stays_but_both_count(ur
     with open_ledger(url) as ledger:
         assert ledger.get("h") == call()
         assert (ledger.usage("r", "teacher").calls, ledger.usage("r", "teacher").cost_usd) == (3, 0.5)
-        assert [attempt.outcome for attempt in ledger.history("h")] == ["http_429", "stop", "stop"]
+        assert [attempt.outcome for attempt in ledger.attempts("run_id", "r")] == ["http_429", "stop", "stop"]
 
 
 def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
@@ -110,7 +110,7 @@ def test_failed_calls_cost_what_they_cost(url: str):
         assert ledger.spent_usd("r") == (0.75, 0.75)
         assert ledger.usage("r", "teacher").cost_usd == 0.75
         assert [(line.cost_usd, line.failed) for line in ledger.spending("run")] == [(0.75, 2)]
-        tries = sorted((each.outcome, each.cost_usd, each.estimated) for each in ledger.history("h"))
+        tries = sorted((each.outcome, each.cost_usd, each.estimated) for each in ledger.attempts("request_hash", "h"))
         assert tries == [("stop", 0.25, False), ("teacher_timeout", 0.5, True)]
 
 
@@ -124,7 +124,8 @@ def test_a_dropped_answer_is_asked_again_and_stays_paid(url: str):
         assert ledger.get_many(["abc", "abd", "x%"]).keys() == {"abd", "x%"}
         assert ledger.exchange(Order(wanted=["abc"])).claimed == {"abc"}
         assert (ledger.spent_usd("r")[0], ledger.usage("r", "teacher").cost_usd) == (0.75, 0.75)
-        assert [(each.outcome, each.cost_usd) for each in ledger.history("abc")] == [("dropped", 0.25)]
+        tries = ledger.attempts("request_hash", "abc")
+        assert [(each.outcome, each.cost_usd) for each in tries] == [("dropped", 0.25)]
 
 
 def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):

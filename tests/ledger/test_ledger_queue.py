@@ -17,7 +17,7 @@ from qinglan.config import Budget, LedgerStore
 from qinglan.errors import BudgetError, LedgerError, TeacherError
 from qinglan.ledger import BatchJob, Delivery, Ledger, Order, Retrieval, ledger_url, open_ledger
 from qinglan.ledger import queue as ledger_queue
-from qinglan.ledger.queue import RESERVED_BYTES, LedgerQueue, keep_reserve, reserve_of
+from qinglan.ledger.queue import RESERVED_BYTES, LedgerQueue, reserve_space
 from qinglan.rows import Retrieved
 
 call = partial(answered, cost_usd=1.0)
@@ -222,11 +222,10 @@ async def test_answers_under_way_are_kept_and_nothing_more_is_asked(tmp_path: Pa
 
 
 def test_the_reserve_is_made_once_and_only_beside_a_file(tmp_path: Path):
-    path = reserve_of(sa.make_url(f"sqlite:///{tmp_path / 'l.db'}"))
-    assert path == tmp_path / "l.db.reserve"
+    path = tmp_path / "l.db.reserve"
     for _ in range(2):
-        keep_reserve(path)
+        assert reserve_space(sa.make_url(f"sqlite:///{tmp_path / 'l.db'}")) == path
         assert path.stat().st_size == RESERVED_BYTES
-    keep_reserve(tmp_path / "missing" / "l.db.reserve")
+    reserve_space(sa.make_url(f"sqlite:///{tmp_path / 'missing' / 'l.db'}"))
     assert [*tmp_path.iterdir()] == [path]
-    assert [reserve_of(sa.make_url(url)) for url in ("sqlite://", "postgresql://u@h/d")] == [None, None]
+    assert [reserve_space(sa.make_url(url)) for url in ("sqlite://", "postgresql://u@h/d")] == [None, None]

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -132,13 +130,12 @@ def test_the_registered_name_is_a_model_as_well(site, serve):
     assert "`gpt-5` does not exist; there are qinglan.default.query_rewrite and champion" in answer.text
 
 
-@pytest.mark.parametrize(("owner", "status"), [(ModelClient, 200), (RequestHandler, 200), (RequestHandler, 503)])
-def test_a_bug_costs_no_answer_and_logs_no_question(site, capitals, monkeypatch, caplog, owner, status):
+@pytest.mark.parametrize(("has_fallback", "status"), [(True, 200), (False, 503)])
+def test_a_bug_costs_no_answer_and_logs_no_question(site, capitals, monkeypatch, caplog, has_fallback, status):
     async def fail(*_: object) -> str:
         raise RuntimeError(QUESTION)
 
-    monkeypatch.setattr(owner, "answer", fail)
-    has_fallback = status == 200
+    monkeypatch.setattr(ModelClient, "answer", fail)
     client = (site if has_fallback else capitals)().client(NOWHERE)
     answer = client.post("/v1/chat/completions", json=body_of(inputs={} if has_fallback else {"hint": "x"}))
     assert (answer.status_code, answer.headers["x-qinglan-reason"]) == (status, "internal_error")
@@ -367,13 +364,6 @@ def test_the_challenger_gets_its_share(site, serve):
     given = {(answer["role"], answer["content"]) for answer in answers}
     assert given == {("champion", "旧 模型"), ("challenger", "新 模型")}
     assert 4 <= len(challenger.bodies) <= 22
-
-
-def test_the_process_loads_no_engine_no_prefect_and_no_mlflow():
-    heavy = {"torch", "transformers", "ray", "swift", "vllm", "verl", "prefect", "mlflow"}
-    code = f"import sys, qinglan.serving.router; print(sorted(set(sys.modules) & {heavy}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_inputs_reach_the_prompt(capitals, serve):

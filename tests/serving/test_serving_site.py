@@ -146,9 +146,10 @@ def bench(profile_of: ProfileOf, tmp_path: Path) -> Any:
         one.watcher.stop()
 
 
-def test_without_a_champion_it_says_once_what_to_run(bench):
+def test_without_a_champion_it_says_once_what_to_run_and_keeps_its_logs_small(bench):
     site = bench()
     assert site.run(5) == Routes()
+    assert site.processes.limited == 10
     command = "run `qinglan run pipeline --profile test`"
     assert site.heard(f"no champion yet, so every answer is the question itself: {command}") == 1
 
@@ -345,14 +346,14 @@ def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):
     site.run(3)
     site.end("2")
     site.run(30)
-    assert site.fleet.failure_count("2") == 1
+    assert site.fleet.failures_of("2").failures == 1
     site.sick["2"] = "ReadTimeout: "
     site.run(5)
     del site.sick["2"]
     site.run(50)
-    assert site.fleet.failure_count("2") == 1
+    assert site.fleet.failures_of("2").failures == 1
     site.run(25)
-    assert site.fleet.failure_count("2") == 0
+    assert site.fleet.failures_of("2").failures == 0
 
 
 def test_without_canary_the_challenger_is_left_to_another_site(bench):
@@ -512,9 +513,3 @@ def test_the_log_that_a_crash_names_is_there_after_the_restart(tmp_path: Path) -
             wait_until("its end", lambda of=processes["model_1"]: of.status() is not None)
             assert f"full log: {processes.log('model_1')}" in (server.step() or "")
     assert processes.log("model_1").read_text().count("no memory left") == 2
-
-
-def test_the_logs_of_a_site_are_kept_small(profile_of: ProfileOf, tmp_path: Path) -> None:
-    bench = Bench(profile_of(), tmp_path, champion="1")
-    bench.run(1.0)
-    assert bench.processes.limited == 2

@@ -92,11 +92,10 @@ class BatchStore:
     async def keep(self, results: Sequence[Result]) -> None:
         """Record answers at the batch API's price; again, after a kill, it changes nothing."""
         known = await to_the_end(self._ledger.get_many, [each.request_hash for each in results])
-        new = [each for each in results if each.request_hash not in known]
         account, factor = self._account, self._account.price.batch_factor
         answers, failures = list[Call](), list[Failure]()
-        for each in new:
-            if not each.completion:
+        for each in results:
+            if not each.completion or each.request_hash in known:
                 continue
             call = account.call(each.request_hash, each.completion, None, factor)
             if reason := unanswered(call):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 import openpyxl
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from qinglan.data.workbook_writer import CellValue, Column, fill_sheet, input_columns
 from qinglan.evaluation.figures import values_of
@@ -20,7 +20,7 @@ from qinglan.evaluation.reasons import Reason, arm_words, reason
 from qinglan.recipes import Recipe
 from qinglan.rows import ArmRow, Row, hash_fraction
 from qinglan.runs.artifacts import Artifact
-from qinglan.runs.schema_version import read_record
+from qinglan.runs.schema_version import find_record
 
 WAITING_FILE = "waiting.json"
 SHEET = "审批"
@@ -55,10 +55,7 @@ class Waiting(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> "Waiting | None":
-        try:
-            return read_record(cls, folder / WAITING_FILE)
-        except (FileNotFoundError, ValidationError):
-            return None
+        return find_record(cls, folder / WAITING_FILE)
 
 
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:

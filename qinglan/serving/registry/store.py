@@ -237,11 +237,9 @@ class Registry:
             write_json(file, released.sha256)
             say(f"{where}: this site had no record of its weights' digest, and keeps MLflow's in {file} from now on")
         elif json.loads(file.read_text(encoding="utf-8")) != released.sha256:
-            problem, hint = (
-                f"the digest that MLflow has of its weights is not the one in {file}",
-                "find out who changed it",
-            )
-            raise ArtifactError(f"{where}: {problem}; {hint}, and remove that file if it was meant, {ADVICE}")
+            problem = f"the digest that MLflow has of its weights is not the one in {file}"
+            hint = f"find out who changed it, and remove that file if it was meant, {ADVICE}"
+            raise ArtifactError(f"{where}: {problem}; {hint}")
 
     def read_champion(self) -> Released | None:
         """The champion, with weights that can be loaded; large ones are not hashed."""

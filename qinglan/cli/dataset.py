@@ -1,12 +1,13 @@
-"""`qinglan dataset`: a tenant's dataset versions, what is in one, and what changed between two."""
+"""`qinglan dataset`: a tenant's dataset versions, what changed between two; workbooks of public data."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.cli.common import ProfileOption, SetOption, facts_table, out, say
+from qinglan.cli.common import ProfileOption, SetOption, err, facts_table, out, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.text import NONE, count, number, one_line, usd, without_controls
@@ -14,7 +15,7 @@ from qinglan.text import NONE, count, number, one_line, usd, without_controls
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
     from qinglan.data.versions import Version
 
-app = typer.Typer(no_args_is_help=True, help="Dataset versions: list them, look into one, compare two.")
+app = typer.Typer(no_args_is_help=True, help="Dataset versions, and workbooks of public data.")
 _VERSION_HELP = "A version's id, a unique prefix, or `latest`."
 
 
@@ -97,6 +98,21 @@ def show_diff(
         cells = (change.kind, change.row_id, row.source, row.query, row.target or NONE, verdict)
         table.add_row(*(Text(_short(cell)) for cell in cells))
     out.print(table)
+
+
+@app.command("import")
+def import_file(
+    layout: Annotated[Literal["flashrag", "medical-r1"], typer.Argument(help="How its rows look.")],
+    file: Annotated[Path, typer.Argument(help="A .jsonl file, or a .json file that holds one list.")],
+    workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")],
+) -> None:
+    """Write a workbook for answer_judge (flashrag) or medical (medical-r1) from rows in a public layout."""
+    from qinglan.data.public_layouts import import_rows
+
+    if workbook.exists() or workbook.suffix != ".xlsx":
+        raise ConfigError(f"--out {workbook}: name an .xlsx file that is not there yet")
+    lines, rows, left_out = import_rows(layout, file, workbook, lambda line: say(line, err))
+    say(f"{workbook}: {count(lines)} lines of {count(rows)} rows; {count(left_out)} rows were left out")
 
 
 def _lineage(version: "Version", row_id: str) -> Table:

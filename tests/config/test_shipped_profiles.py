@@ -50,6 +50,15 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
     assert rl.actor_rollout_ref.rollout.name == ("vllm" if profile.trainer.device == "cuda" else "hf_cpu")
 
 
+def test_published_settings_reach_the_engines(tmp_path: Path):
+    judge, medical = load_profile("answer_judge_published"), load_profile("medical_published")
+    files = {"train_file": tmp_path, "dev_file": tmp_path, "output_dir": tmp_path}
+    argv = sft_command(medical.scheduled(10, 10), model="m", resume_from=None, **files).argv
+    assert argv[argv.index("--weight_decay") + 1] == "0.0", "ms-swift's own is 0.1"
+    rollout = compose(command_of(judge.scheduled(10, 10), tmp_path)).actor_rollout_ref.rollout
+    assert (rollout.n, rollout.gpu_memory_utilization) == (8, 0.6)
+
+
 @gpu_profile
 def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile):
     rehearsed = load_profile(f"{profile.name}_rehearsal")

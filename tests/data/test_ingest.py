@@ -8,6 +8,7 @@ import pytest
 from prefect import flow
 
 from qinglan.config import Profile
+from qinglan.data.public_layouts import Layout, import_rows
 from qinglan.data.versions import publish
 from qinglan.errors import StageError, WorkbookError
 from qinglan.rows import Row
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
+EXAMPLES = Path(__file__).parents[2] / "examples" / "layouts"
 Ingest = Callable[..., StageResult]
 LOCAL: Mapping[str, object] = {}
 
@@ -61,6 +63,16 @@ def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCapture
     assert ingest(workbook=str(drop)).run_id == result.run_id
     (drop / "c.csv").write_text("问题\n胃疼\n")
     assert ingest(workbook=str(drop)).rows_out == 3
+
+
+@pytest.mark.parametrize(
+    ("layout", "recipe", "lines"), [("flashrag", "answer_judge", 37), ("medical-r1", "medical", 20)]
+)
+def test_an_imported_example(ingest: Ingest, tmp_path: Path, layout: Layout, recipe: str, lines: int) -> None:
+    source, workbook = EXAMPLES / f"{layout}.jsonl", tmp_path / "q.xlsx"
+    assert import_rows(layout, source, workbook, pytest.fail) == (lines, 20, 0)
+    result = ingest(workbook=str(workbook), sections={"recipe": recipe})
+    assert (result.rows_in, result.rows_out, result.dropped) == (lines, lines, {})
 
 
 def test_a_database_is_asked_once_a_run(ingest: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

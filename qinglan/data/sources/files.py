@@ -116,18 +116,19 @@ def read_jsonl(path: Path, columns: InputColumns, prefix: str | None = None) -> 
     # The required columns are searched for line by line; usually the first line has them.
     required = {columns.names[field] for field in columns.required}
     seen: dict[str, None] = {}
-    for _, values in _objects(path):
+    for _, values in read_objects(path):
         seen.update((key, None) for key in values if key in required or len(seen) < _KEPT_NAMES)
         if required <= seen.keys():
             break
     else:
         column_places(list(seen), columns, str(path))
-    for number, values in _objects(path):
+    for number, values in read_objects(path):
         cells = {field: values[name] for field, name in columns.names.items() if name in values}
         yield Record(prefix=prefix or f"{path.name}:", number=number, cells=cells)
 
 
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file with one a line, with their lines' numbers; WorkbookError at a line that holds none."""
     number = 0
     with path.open("rb") as stream:
         while line := stream.readline(_MAX_LINE + 1):

@@ -14,9 +14,10 @@ import tempfile
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ _CANDIDATE_RECALL = 0.999
 _CHUNK = 1024
 
 
-class Questions:
+class Questions(AbstractContextManager["Questions"]):
     """Rows' questions, followed by those of evaluation workbooks: texts on disk, 16 bytes of each in memory."""
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -49,9 +50,6 @@ class Questions:
 
     def __len__(self) -> int:
         return len(self._fingerprints)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

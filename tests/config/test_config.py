@@ -92,6 +92,7 @@ def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:
         ("sfft.lora_rank=1", "unknown key `sfft`; did you mean `sft`?"),
         ("teacher.model=other", "prices has no entry for teacher.model 'other'"),
         ("dataset.rl_shares={red_team: 0.25, train: 0.5}", "rl_shares: add up to 0.75; make them add up to 1"),
+        ("dataset.rl_shares={red_team: 0.8, gold: 0.3}", "rl_shares: add up to 1.1"),
         ("select.boilerplate=['(']", "`select.boilerplate.0`: '(' is no regular expression"),
         ("rag.mapping.request={q: '{txt}'}", "`rag.mapping.request`: there is no placeholder {txt}"),
         ("rag.mapping.request={q: ['on {text}']}", "a placeholder must be a whole value"),

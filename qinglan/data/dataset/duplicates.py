@@ -165,15 +165,12 @@ def _trigrams(text: str) -> set[str]:
 
 
 def _same(one: Grams, other: Grams, jaccard: float) -> bool:
-    return _similar(one[0], other[0], jaccard) and _similar(one[1], other[1], jaccard)
-
-
-def _similar(one: set[str], other: set[str], jaccard: float) -> bool:
-    small, large = sorted((len(one), len(other)))
-    if small / large < jaccard:
-        return False
-    shared = len(one & other)
-    return shared / (small + large - shared) >= jaccard
+    for mine, theirs in zip(one, other, strict=True):
+        small, large = sorted((len(mine), len(theirs)))
+        shared = len(mine & theirs) if small / large >= jaccard else 0
+        if shared / (small + large - shared) < jaccard:
+            return False
+    return True
 
 
 def _likely_pairs(

@@ -181,8 +181,8 @@ def weights_words(report: Report) -> Both | None:
     digests = [reason("digest_of", stage=stage, digest=digest[:12]) for stage, digest in weights.found.items()]
     agrees = None
     if weights.expected:
-        first = weights.differs_from
-        agrees = reason("weights_differ", stage=first) if first else reason("weights_agree")
+        differing = [stage for stage, digest in weights.expected.items() if digest != weights.found[stage]]
+        agrees = reason("weights_differ", stage=differing[0]) if differing else reason("weights_agree")
     return reason("weights", digests=digests, agrees=agrees).words
 
 

@@ -81,7 +81,7 @@ def _latin(text: str, rng: Random) -> str:
 
 
 def _punctuation(text: str, rng: Random) -> str:
-    marks = _TEXTS["punctuation"]
+    marks: list[str] = _TEXTS["punctuation"]
     return _insert(text, rng.choices(marks, k=rng.randint(0, 2)), rng) + rng.choice(marks) * rng.randint(2, 5)
 
 

@@ -114,7 +114,7 @@ class SupervisedProcess:
         With `announces` the first line of its standard output is an address; see `address`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.name, self.log, self.started_s = name, log, time.monotonic()
+        self.name, self.command, self.log, self.started_s = name, command, log, time.monotonic()
         self._log_start = size_of(log)
         with log.open("ab") as output:
             with suppress(OSError):  # not every file system has locks

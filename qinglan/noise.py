@@ -9,31 +9,18 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import TypedDict, cast
+from typing import Any
 
 import yaml
 
 from qinglan.config import NoiseKind
 
-
-class _Texts(TypedDict):
-    kaomoji: list[str]
-    punctuation: list[str]
-    syllables: list[str]
-    numbers: list[str]
-    openings: list[str]
-    sentences: list[str]
-    requests: list[str]
-    pinyin: dict[str, str]
-    traditional: str
-
-
-_TEXTS = cast(_Texts, yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
+_TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _EMOJI_BLOCKS = (0x1F32D, 0x1F37F), (0x1F420, 0x1F43F), (0x1F450, 0x1F4FC), (0x1F60C, 0x1F64F), (0x2600, 0x26FF)
 _EMOJI = [chr(code) for first, last in _EMOJI_BLOCKS for code in range(first, last + 1)]
 _INVISIBLE = list("\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202d\u2060\u2066\ufeff")
 _WIDE = {code: code + 0xFEE0 for code in range(0x21, 0x7F) if chr(code).isalnum()}
-_TRADITIONAL = {pair[0]: pair[1] for pair in _TEXTS["traditional"].split()}
+_TRADITIONAL = {ord(pair[0]): pair[1] for pair in _TEXTS["traditional"].split()}
 _PINYIN = re.compile("|".join(sorted(_TEXTS["pinyin"], key=len, reverse=True)))
 _P_KAOMOJI = 0.2
 _P_PINYIN = 0.6
@@ -75,14 +62,6 @@ def _story(text: str, rng: Random) -> str:
     return "".join((rng.choice(_TEXTS["openings"]), *sentences, rng.choice(_TEXTS["requests"]), text))
 
 
-def _full_width(text: str, rng: Random) -> str:  # noqa: ARG001 (there is one way to do it)
-    return text.translate(_WIDE)
-
-
-def _traditional(text: str, rng: Random) -> str:  # noqa: ARG001
-    return "".join(_TRADITIONAL.get(character, character) for character in text)
-
-
 def _pinyin(text: str, rng: Random) -> str:
     found = list(_PINYIN.finditer(text))
     if not found:
@@ -101,24 +80,23 @@ def _latin(text: str, rng: Random) -> str:
     return rng.choice((f"{word} {text}", f"{text} {word}", f"（{word}）{text}"))
 
 
-def _invisible(text: str, rng: Random) -> str:
-    return _insert(text, rng.choices(_INVISIBLE, k=rng.randint(1, 4)), rng)
-
-
 def _punctuation(text: str, rng: Random) -> str:
-    marks = _TEXTS["punctuation"]
+    marks: list[str] = _TEXTS["punctuation"]
     return _insert(text, rng.choices(marks, k=rng.randint(0, 2)), rng) + rng.choice(marks) * rng.randint(2, 5)
 
 
 def _number(text: str, rng: Random) -> str:
     """A number that has nothing to do with the question, as of an order."""
     digits = "".join(rng.choices("0123456789", k=rng.choice((6, 8, 11, 12, 16, 24, 40))))
-    return rng.choice(_TEXTS["numbers"]).format(n=digits, q=text)
+    return str(rng.choice(_TEXTS["numbers"])).format(n=digits, q=text)
 
 
 _ADD: Mapping[NoiseKind, Callable[[str, Random], str]] = {
-    "emoji": _emoji, "stutter": _stutter, "story": _story, "full_width": _full_width, "traditional": _traditional,
-    "pinyin": _pinyin, "latin": _latin, "invisible": _invisible, "punctuation": _punctuation, "number": _number,
+    "emoji": _emoji, "stutter": _stutter, "story": _story, "pinyin": _pinyin, "latin": _latin,
+    "punctuation": _punctuation, "number": _number,
+    "full_width": lambda text, _: text.translate(_WIDE),
+    "traditional": lambda text, _: text.translate(_TRADITIONAL),
+    "invisible": lambda text, rng: _insert(text, rng.choices(_INVISIBLE, k=rng.randint(1, 4)), rng),
 }  # fmt: skip
 
 

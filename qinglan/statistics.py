@@ -133,6 +133,7 @@ def compare(
     clusters = _cluster(differences, rows, groups)
     means = _bootstrap(clusters, resamples, seed)
     wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
+    error = float(means.std()) if len(means) else 0.0
     return Comparison(
         a=a.arm,
         b=b.arm,
@@ -145,7 +146,7 @@ def compare(
         ties=len(rows) - wins - losses,
         losses=losses,
         p_value=sign_flip_p(clusters.sums, max(resamples, MIN_FLIPS), seed) if rows else None,
-        detectable_diff=_detectable(means),
+        detectable_diff=POWER_FACTOR * error if error > _TIE else None,
         mean_a=float(values_a.mean()) if rows else None,
         mean_b=float(values_b.mean()) if rows else None,
         left_out=listed - len(rows),
@@ -299,11 +300,6 @@ def _percentiles(means: Floats) -> Interval | None:
         return None
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
-
-
-def _detectable(means: Floats) -> float | None:
-    error = float(means.std()) if len(means) else 0.0
-    return POWER_FACTOR * error if error > _TIE else None
 
 
 class Agreement(NamedTuple):

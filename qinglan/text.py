@@ -14,6 +14,7 @@ _MARKDOWN = re.compile(r"[\\\[\]<!`|*~&]|(?<!\w)_|_(?!\w)")
 """An underscore inside a word is no markup."""
 
 Language = Literal["en", "zh"]
+Show = Callable[[float | None], str]
 
 
 class Both(NamedTuple):
@@ -49,12 +50,12 @@ def signed(value: float | None, digits: int = 3) -> str:
     return f"{value:+,.{digits}f}".replace("-", "−")
 
 
-def interval(ends: tuple[float, float] | None) -> str:
-    return NONE if ends is None else f"[{number(ends[0])}, {number(ends[1])}]"
+def interval(ends: tuple[float, float] | None, show: Show = number) -> str:
+    return NONE if ends is None else f"[{show(ends[0])}, {show(ends[1])}]"
 
 
-def with_interval(value: float | None, ends: tuple[float, float] | None, show: Callable[[float | None], str]) -> str:
-    return f"{show(value)} {interval(ends)}" if ends else show(value)
+def with_interval(value: float | None, ends: tuple[float, float] | None, show: Show, show_end: Show = number) -> str:
+    return f"{show(value)} {interval(ends, show_end)}" if ends else show(value)
 
 
 def count(value: int | None) -> str:

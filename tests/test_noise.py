@@ -44,7 +44,7 @@ def test_what_comes_into_a_question_is_nothing_to_read(kind: NoiseKind) -> None:
 
 
 def test_other_scripts_say_the_same_character_by_character_and_word_by_word() -> None:
-    back = {traditional: simplified for simplified, traditional in noise._TRADITIONAL.items()}
+    back = {pair[1]: pair[0] for pair in TEXTS["traditional"].split()}
     assert {"".join(back.get(character, character) for character in text) for text in some("traditional")} == {ASKED}
     words = {pinyin: word for word, pinyin in TEXTS["pinyin"].items()}
     spelt = re.compile("|".join(sorted(words, key=len, reverse=True)))

@@ -32,13 +32,9 @@ def test_quality_counts_missing_places_as_zero() -> None:
     assert (Retrieved().quality, Retrieved().top1_score) == (0.0, 0.0)
 
 
-def test_rank_is_one_based_and_zero_where_missed() -> None:
+def test_rank_is_one_based_and_zero_where_missed_and_of_several_gold_documents_each_counts() -> None:
     found = Retrieved(ids=("a", None, "b"), scores=(3, 2, 1))
     assert [found.rank(key) for key in ("a", "b", "c", None)] == [1, 3, 0, 0]
-
-
-def test_of_several_gold_documents_each_counts() -> None:
-    found = Retrieved(ids=("a", None, "b"), scores=(3, 2, 1))
     assert [found.rank(key) for key in ("c; b", "b；a", "c;", ";")] == [3, 1, 0, 0]
     row = Row(id="1", tenant="t", query="q", gold_id="d2; d1", source="s")
     assert row.unit == "d2", "a bootstrap draws it with the other questions about that document"

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def _train(trainer: str, profile: Profile, folder: Path) -> float:
     script = SCRIPTS / f"{trainer}_grpo.py"
     environment = engine_env(profile, str(folder))  # offline, as many threads as our trainer has
     command = Command([sys.executable, str(script), str(folder / TRAINING)], environment)
-    return launch(command, name=trainer, log=folder / "train.log", cwd=folder)
+    with chdir(folder):
+        return launch(command, name=trainer, log=folder / "train.log")
 
 
 def _evaluate(run: Run, services: Services, verl_run: Path) -> dict[str, Any]:

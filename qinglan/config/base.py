@@ -33,7 +33,16 @@ def _refuse_secret_as_name(value: str) -> str:
     return value
 
 
+def _require_pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{value!r} is no regular expression: {error}") from error
+    return value
+
+
 LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
+Pattern = Annotated[str, AfterValidator(_require_pattern)]
 Url = Annotated[str, AfterValidator(_refuse_secret_in_url)]
 SecretName = Annotated[str, AfterValidator(_refuse_secret_as_name)]
 """Name of an environment variable that holds a secret."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, SecretName, Section, Share
+from qinglan.config.base import EMBEDDED, Count, LocalPath, Pattern, Positive, SecretName, Section, Share
 from qinglan.config.site import Endpoint
 
 
@@ -107,19 +107,10 @@ class Select(Section):
     min_top1_score: Share = 0.6
     min_rewrite_chars: Count = 2
     max_rewrite_chars: Count = 120
-    boilerplate: tuple[str, ...] = ()
+    boilerplate: tuple[Pattern, ...] = ()
     """More regular expressions for rewrites that are no rewrites (`boilerplate`), beside the built-in ones."""
     not_worse_than_original: bool = True
     """A rewrite that retrieves worse than the user's own words must not teach (`worse_than_original`)."""
-
-    @model_validator(mode="after")
-    def _compile_boilerplate(self) -> Self:
-        for pattern in self.boilerplate:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"boilerplate {pattern!r} is no regular expression: {error}") from error
-        return self
 
 
 NoiseKind = Literal[

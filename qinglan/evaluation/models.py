@@ -370,11 +370,6 @@ class Weights(ReportPart):
     expected: dict[str, str] = {}
     """What the repository states for this profile; empty where it does so for other settings, code or libraries."""
 
-    @property
-    def differs_from(self) -> str | None:
-        """The first stage whose weights are not the expected ones."""
-        return next((s for s, digest in self.found.items() if digest != self.expected.get(s, digest)), None)
-
 
 class EvaluatedArms(ReportPart):
     """What an evaluation found of its arms, and a report shows."""

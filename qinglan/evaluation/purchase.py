@@ -151,7 +151,6 @@ def family(model: str) -> str:
 
 
 def _advice(result: RivalResult) -> Reason:
-    """What to do about a rival."""
     found = result.comparisons[0]
     metric, names = result.metrics[found.metric].words, {"rival": result.rival, "main": result.main}
     margin, advice = result.margin(found.metric), result.advice
@@ -185,7 +184,6 @@ def _advice(result: RivalResult) -> Reason:
 
 
 def _gains_and_losses(result: RivalResult) -> list[Reason]:
-    """What is won by a trade, and what is lost."""
     saved = (result.main_figures.cost_per_1000_usd or 0.0) - (result.figures.cost_per_1000_usd or 0.0)
     better = [found for found in result.comparisons if result.classify(found) == "better"]
     won, lost = (
@@ -200,7 +198,6 @@ def _gains_and_losses(result: RivalResult) -> list[Reason]:
 
 
 def _offered(result: RivalResult, *, with_advice: bool) -> Reason:
-    """All that is known of a rival."""
     found = [_difference(result, each) for each in result.comparisons]
     speed, main_speed = result.figures.latency_p50_ms, result.main_figures.latency_p50_ms
     if speed is not None and main_speed is not None:

@@ -23,6 +23,7 @@ from qinglan import recipes
 from qinglan.clients.roles import Clients
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import Profile, Tenant
+from qinglan.config.base import Pattern
 from qinglan.data.workbook import read_rows
 from qinglan.errors import CallError, ConfigError, WorkbookError
 from qinglan.evaluation.reasons import Reason, reason
@@ -43,21 +44,12 @@ _ASKED = {"query", "profile", "history", "inputs"}
 """Fields that a case shares with a row."""
 
 
-def _is_pattern(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-    return pattern
-
-
 def _says_something(word: str) -> str:
     if not normalise(word):
         raise ValueError(f"{word!r} has no letter or digit, so that every text contains it; use must_not_match")
     return word
 
 
-Pattern = Annotated[str, AfterValidator(_is_pattern)]
 Word = Annotated[str, AfterValidator(_says_something)]
 
 

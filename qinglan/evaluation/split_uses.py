@@ -32,10 +32,6 @@ class SplitUse(BaseModel, frozen=True, extra="forbid"):
     sample: list[str]
     """Ids of test rows: the same of equal splits, and mostly the same of one that grew."""
 
-    def is_of_split(self, sample: Iterable[str]) -> bool:
-        shared = {*self.sample} & {*sample}
-        return 2 * len(shared) >= len(self.sample)
-
 
 class SplitUses(BaseModel, extra="forbid"):
     """`evaluated.json`: all of a tenant's evaluations, the oldest first."""
@@ -56,7 +52,7 @@ def note_evaluation(profile: Profile, run_id: str, models: str, test: Iterable[s
             except ValidationError as error:
                 hint = "remove it, and the count starts anew"
                 raise ArtifactError(f"{path}: not readable ({first_line(error)}); {hint}") from error
-        same = [each for each in known if each.is_of_split(sample)]
+        same = [each for each in known if 2 * len({*each.sample}.intersection(sample)) >= len(each.sample)]
         earlier = list(dict.fromkeys(each.models for each in same))
         if models in earlier:
             return earlier.index(models)

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from typing import Any
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Evaluate, Gate, Profile
@@ -91,11 +92,9 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
         evaluation = compared.load("evaluation", models.Evaluation)
     else:
         evaluation = evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
-    bought = by_name["compare"].details["purchase"] if "compare" in by_name else None
+    details = defaultdict[str, dict[str, Any]](dict, {result.stage: result.details for result in stages})
+    bought, decided, rl = details["compare"].get("purchase"), details["gate"].get("decision"), details["rl"]
     purchase = models.Purchase.model_validate(bought) if bought else None
-    released = by_name["register"].details["released"] if "register" in by_name else None
-    rl = by_name["rl"].details if "rl" in by_name else {}
-    decided = by_name["gate"].details["decision"] if "gate" in by_name else None
     return models.Report(
         run_id=run.id,
         profile=profile.name,
@@ -112,18 +111,15 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
         api=_api(run, stages),
         comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
         purchase=purchase,
-        training=models.TrainingSummary(
-            sft=models.SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None,
-            rl=models.RlTraining(**rl["summary"]) if rl else None,
-        ),
+        training=models.TrainingSummary(sft=details["sft"].get("summary"), rl=rl.get("summary")),
         weights=weights_of(profile, by_name, installed_versions()),
         alarms=rl.get("alarms", []),
         simulated=simulated_roles_of(profile),
         decision=decided,
-        released=models.RegisteredVersion.model_validate(released) if released else None,
+        released=details["register"].get("released"),
         findings=[*evaluation.findings, *map(Finding.model_validate, rl.get("findings", []))],
-        curves=_curves(by_name),
-        distributions=_distributions(by_name, purchase),
+        curves=_curves(details),
+        distributions=_distributions(details, purchase),
     )
 
 
@@ -186,27 +182,26 @@ def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
     )
 
 
-def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[models.Series]]:
+def _curves(details: Mapping[str, Mapping[str, Any]]) -> dict[str, list[models.Series]]:
     curves: dict[str, list[models.Series]] = {}
     for name, stage, key, label in _CURVES:
-        if stage in by_name and (points := by_name[stage].details.get(key)):
+        if points := details[stage].get(key):
             x, y = zip(*points, strict=True)
             curves.setdefault(name, []).append(models.Series(label=label, x=x, y=y))
-    of_steps = by_name["rl"].details.get("curves", {}) if "rl" in by_name else {}
-    for name, points in of_steps.items():
+    for name, points in details["rl"].get("curves", {}).items():
         x, y = zip(*points, strict=True)
         curves[f"rl_{name}"] = [models.Series(label="mean of a step", x=x, y=y)]
     return curves
 
 
 def _distributions(
-    by_name: Mapping[str, StageResult], purchase: models.Purchase | None
+    details: Mapping[str, Mapping[str, Any]], purchase: models.Purchase | None
 ) -> dict[str, list[models.Distribution]]:
-    found = by_name["validate"].details.get("histograms", {}) if "validate" in by_name else {}
+    found = details["validate"].get("histograms", {})
     if purchase and "top1_score" in found:  # the original question's, then those of every teacher's rewrites
         drawn = found["top1_score"][:1]
         for arm, label in purchase.labels.items():
-            stage = by_name["validate" if arm == "teacher" else f"validate-{arm}"]
-            drawn.append(stage.details["histograms"]["top1_score"][1] | {"label": label})
+            stage = "validate" if arm == "teacher" else f"validate-{arm}"
+            drawn.append(details[stage]["histograms"]["top1_score"][1] | {"label": label})
         found = {"top1_score": drawn}
     return {name: [models.Distribution.model_validate(part) for part in parts] for name, parts in found.items()}

@@ -12,7 +12,6 @@ from qinglan.recipes.kinds.elements import FindingRow
 from qinglan.text import Both
 
 _HEADS = (Both("planned", "计划"), Both("found", "实际"), Both("met", "达到"))
-_PAID_ROLES = ("teacher", "answerer", "judge")
 
 
 class Line(NamedTuple):
@@ -82,7 +81,7 @@ def target_findings(report: Report, profile: Profile) -> Iterator[Finding]:
 
 
 def _paid_usd(report: Report) -> float:
-    return float(sum(getattr(report.api, role).cost_usd for role in _PAID_ROLES))
+    return float(sum(getattr(report.api, role).cost_usd for role in ("teacher", "answerer", "judge")))
 
 
 def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:

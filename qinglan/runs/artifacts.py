@@ -12,18 +12,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from qinglan.errors import ArtifactError
-from qinglan.runs.schema_version import read_record
+from qinglan.runs.schema_version import Model, read_record
 
 MANIFEST = "manifest.json"
 PROGRESS_FILE = "progress.txt"
 REFERENCE = ".reference.json"
 """Ends the name of what MLflow gets in the place of a file of rows."""
-Model = TypeVar("Model", bound=BaseModel)
 _UNREADABLE = "is damaged or of another version of Qinglan; run its stage again"
 WEIGHTS, WEIGHTS_SHA256 = "*.safetensors", "weights_sha256"
 """The files of a model that hold its weights, and what their digest is called in a stage's details. Other files beside

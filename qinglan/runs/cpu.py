@@ -5,7 +5,6 @@ vectors is taken in another order. AVX2 is what x86-64 processors since 2013 hav
 arithmetic: such a profile keeps what its processor is fastest at, and its numbers differ between processors.
 """
 
-from functools import cache
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -21,9 +20,5 @@ def cpu_env(threads: int, dtype: str) -> dict[str, str]:
     """What fixes threads and instruction set, for weights of this type; on processors without AVX2 only threads."""
     # Threads that spin while they wait slow each other down as soon as cores are shared.
     env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return env | (_AVX2 if dtype == "float32" and _has_avx2(CPU_INFO) else {})
-
-
-@cache
-def _has_avx2(cpu_info: Path) -> bool:
-    return cpu_info.is_file() and " avx2 " in cpu_info.read_text(encoding="utf-8", errors="replace")
+    flags = CPU_INFO.read_text(encoding="utf-8", errors="replace") if CPU_INFO.is_file() else ""
+    return env | (_AVX2 if dtype == "float32" and " avx2 " in flags else {})

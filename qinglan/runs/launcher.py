@@ -107,21 +107,14 @@ class SupervisedProcess:
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Command,
-        log: Path,
-        *,
-        cwd: Path | None = None,
-        pass_fds: Sequence[int] = (),
-        announces: bool = False,
+        self, name: str, command: Command, log: Path, *, pass_fds: Sequence[int] = (), announces: bool = False
     ) -> None:
         """Start it; its output is appended to the log. Files of `pass_fds`, such as locks, are open until it has ended.
 
         With `announces` the first line of its standard output is an address; see `address`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.name, self.log, self.started_s = name, log, time.monotonic()
+        self.name, self.command, self.log, self.started_s = name, command, log, time.monotonic()
         self._log_start = size_of(log)
         with log.open("ab") as output:
             with suppress(OSError):  # not every file system has locks
@@ -131,7 +124,6 @@ class SupervisedProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if announces else output,
                 stderr=output,
-                cwd=cwd,
                 env={**os.environ, **QUIET_ENV, **READABLE_ENV, **command.env},
                 start_new_session=True,
                 pass_fds=pass_fds,
@@ -185,14 +177,12 @@ class SupervisedProcess:
         return line.decode().strip()
 
 
-def launch(
-    command: Command, *, name: str, log: Path, cwd: Path | None = None, on_poll: Callable[[], None] | None = None
-) -> float:
+def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None] | None = None) -> float:
     """Run a command to its end and return the seconds it took; raises `AttemptFailedError` with the end of the log.
 
     What `on_poll` raises is raised after the process group has ended.
     """
-    process = SupervisedProcess(name, command, log, cwd=cwd)
+    process = SupervisedProcess(name, command, log)
     try:
         while process.status() is None:
             time.sleep(POLL_S)

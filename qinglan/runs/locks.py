@@ -9,7 +9,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,12 +83,7 @@ def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
 
 @contextmanager
 def device_lock(
-    profile: Profile,
-    say: Callable[[str], object],
-    *,
-    environ: Mapping[str, str] = os.environ,
-    check_every_s: float = 2.0,
-    report_every_s: float = 600.0,
+    profile: Profile, say: Callable[[str], object], *, check_every_s: float = 2.0, report_every_s: float = 600.0
 ) -> Iterator[None]:
     """Have the GPUs that the profile's trainer uses on this machine to itself, after waiting for their holder.
 
@@ -97,7 +92,7 @@ def device_lock(
     trainer, locks = profile.trainer, list[FileLock]()
     devices: list[str] = []
     if trainer.device != "cpu" and not trainer.ray_dashboard_url:
-        visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         devices = (visible or [str(number) for number in range(trainer.gpus_per_node)])[: trainer.gpus_per_node]
     try:
         for device in sorted(devices):  # the same order for all, so that no two processes wait for each other

@@ -66,7 +66,6 @@ class Processes:
     holds: Sequence[int] = ()
     """Open files, such as locks, that stay open until the last process has ended."""
     _running: dict[str, SupervisedProcess] = field(default_factory=dict)
-    _commands: dict[str, Command] = field(default_factory=dict)
     _backoffs: dict[str, RestartBackoff] = field(default_factory=dict)
     _large_logs: set[str] = field(default_factory=set)
     """Those that could not be made smaller, which is reported once."""
@@ -83,10 +82,10 @@ class Processes:
 
     def start(self, name: str, command: Command, *, announces: bool = False, append_log: bool = False) -> None:
         """Start a supervised process; without `append_log` an earlier log is removed. See `SupervisedProcess`."""
+        log = self.log(name)
         if not append_log:
-            self.log(name).unlink(missing_ok=True)
-        process = SupervisedProcess(name, command, self.log(name), pass_fds=self.holds, announces=announces)
-        self._running[name], self._commands[name] = process, command
+            log.unlink(missing_ok=True)
+        self._running[name] = SupervisedProcess(name, command, log, pass_fds=self.holds, announces=announces)
 
     def stop(self, *names: str) -> None:
         """End these, all at once, and wait until they have ended."""
@@ -141,7 +140,7 @@ class Processes:
         try:
             recover(name)
             process.end()  # it has ended; this closes our ends of its pipes
-            self.start(name, self._commands[name], append_log=True)
+            self.start(name, process.command, append_log=True)
         except (httpx2.HTTPError, OSError) as error:
             wait_s = backoff.failed(now)
             if isinstance(error, OSError):  # else the server it needs is being restarted itself

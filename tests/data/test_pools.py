@@ -63,12 +63,6 @@ def test_a_small_pool_is_asked_again_up_to_a_limit():
     assert "pool red has 5 training rows for RL, each asked 8 times, 44% of the prompts and not 50%" in warning
 
 
-@pytest.mark.parametrize("shares", [{"red": 0.8, "gold": 0.3}, {"red": 0.3, "train": 0.5}])
-def test_shares_add_up(shares: dict[str, float]):
-    with pytest.raises(ValueError, match="rl_shares: add up to"):
-        Dataset(rl_shares=shares)
-
-
 def test_an_empty_split_of_a_pool_gives_a_warning():
     assert without_rows({("red", "train"): 3, ("red", "test"): 1}) == [
         "pool red has no row in dev (train 3, dev 0, test 1); add questions, or mark some"

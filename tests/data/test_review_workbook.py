@@ -1,12 +1,13 @@
 """A review workbook is exported, filled in and imported as verdicts on the right rows; every bad cell gets a line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openpyxl
 import pytest
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile, Select
 from qinglan.data.review import add_reviews, load_reviews
@@ -20,7 +21,6 @@ from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run, open_run, save_stage
 
-ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("d", "e"), scores=(0.9, 0.8), titles=("首条", "第二条"))
 
 

@@ -18,7 +18,6 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 
-ProfileOf = Callable[..., Profile]
 Made = Callable[..., Version]
 FOUND = Retrieved(ids=("a",), scores=(0.8,), titles=("",))
 NUMBERS = iter(range(10_000))

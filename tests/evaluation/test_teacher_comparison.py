@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_service import PRICE, SIMULATED
+from fixture_types import ProfileOf
 from report_fixture import METRICS, comparison, page, scores, shown
 
 from qinglan.clients.chat import request_of
@@ -31,7 +32,6 @@ from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.runs.run import Run, open_run
 from qinglan.simulators.services import embedded_services
 
-ProfileOf = Callable[..., Profile]
 Advised = Callable[..., Purchase]
 EVALUATE = Evaluate(bootstrap_resamples=400)
 MISS = Retrieved(ids=("x",), scores=(0.3,))

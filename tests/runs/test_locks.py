@@ -6,6 +6,7 @@ import logging
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -89,13 +90,12 @@ def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: Pro
     assert "so far" in said[1]
 
 
-def test_other_gpus_are_free(profile_of: ProfileOf):
+def test_other_gpus_are_free(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     one = profile_of(trainer=CUDA | {"gpus_per_node": 1})
-    with (
-        device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "3,1"}),
-        device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "1,3"}),
-        device_lock(one, pytest.fail),
-    ):
+    with ExitStack() as held:
+        for visible in ("3,1", "1,3", ""):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            held.enter_context(device_lock(one, pytest.fail))
         assert sorted(path.stem for path in locks._machine_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
 
 

@@ -60,12 +60,10 @@ def test_what_ends_is_started_again_after_ever_longer_waits(tmp_path: Path):
 
 @pytest.mark.usefixtures("hasty")
 def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
-    tries = list[str]()
+    enough = until(3, [])
 
     def recover(name: str) -> None:
-        tries.append(name)
-        if len(tries) == 3:
-            raise EnoughError
+        enough(name)
         raise httpx2.ConnectError("the server is away")
 
     with Processes(tmp_path, lambda _: None) as running:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 from qinglan.config import NoiseKind, Profile
 from qinglan.data.dataset.augment import NoisyCopies
-from qinglan.data.dataset.files import DatasetFiles
+from qinglan.data.dataset.files import open_files
 from qinglan.data.dataset.pools import draw_rl_prompts, without_rows
 from qinglan.data.dataset.splits import is_leak, place_rows, was_question
 from qinglan.data.dataset.thresholds import SelectedScores
@@ -76,7 +76,7 @@ def build(
     if profile.dataset.augment:
         held_out = chain(placed("dev", "test"), _evaluation_questions(profile, red_team))
         copies.leave_out_repeating(placed("train"), held_out, directory)
-    with DatasetFiles(directory, _NAMES, recipe.rl_schema) as files:
+    with open_files(directory, _NAMES, recipe.rl_schema) as files:
         for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
             splits[row.split or "none"] += 1
             line = row.model_dump_json()

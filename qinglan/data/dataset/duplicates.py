@@ -14,9 +14,10 @@ import tempfile
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ _CANDIDATE_RECALL = 0.999
 _CHUNK = 1024
 
 
-class Questions:
+class Questions(AbstractContextManager["Questions"]):
     """Rows' questions, followed by those of evaluation workbooks: texts on disk, 16 bytes of each in memory."""
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -49,9 +50,6 @@ class Questions:
 
     def __len__(self) -> int:
         return len(self._fingerprints)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -167,15 +165,12 @@ def _trigrams(text: str) -> set[str]:
 
 
 def _same(one: Grams, other: Grams, jaccard: float) -> bool:
-    return _similar(one[0], other[0], jaccard) and _similar(one[1], other[1], jaccard)
-
-
-def _similar(one: set[str], other: set[str], jaccard: float) -> bool:
-    small, large = sorted((len(one), len(other)))
-    if small / large < jaccard:
-        return False
-    shared = len(one & other)
-    return shared / (small + large - shared) >= jaccard
+    for mine, theirs in zip(one, other, strict=True):
+        small, large = sorted((len(mine), len(theirs)))
+        shared = len(mine & theirs) if small / large >= jaccard else 0
+        if shared / (small + large - shared) < jaccard:
+            return False
+    return True
 
 
 def _likely_pairs(

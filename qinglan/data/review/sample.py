@@ -26,15 +26,11 @@ _MARGIN = 0.05
 
 class Stratum(NamedTuple):
     name: str
+    """In `_CONDITIONS`, too."""
     title: str
     """Its name in the workbook."""
     share: float
     meaning: str
-    condition: str = ""
-    """Its name in `_CONDITIONS`, if that is another."""
-
-    def holds(self, row: Row, select: Select) -> bool:
-        return _CONDITIONS[self.condition or self.name](row, select)
 
 
 CONTROL = Stratum("control", "随机对照", 0.25, "从全部入选行中随机抽取，用来估计错误率，请务必全部填写")
@@ -55,7 +51,7 @@ ANSWER_STRATA = (
     Stratum("high_score_low_part", "裁判高规则低", 0.15, "裁判分不低于 4，但有一项规则分低于 0.5"),
     Stratum("low_part", "规则有扣分", 0.15, "有一项规则分低于 1"),
     Stratum("in_pool", "专门数据池", 0.15, "属于某个数据池（例如红队、金标）的行"),
-    Stratum("by_rule", "规则淘汰", 0.10, "因格式、拒答、过长等规则被淘汰", "by_rule_or_failed"),
+    Stratum("by_rule_or_failed", "规则淘汰", 0.10, "因格式、拒答、过长等规则被淘汰"),
 )
 
 
@@ -119,15 +115,15 @@ def draw_sample(rows: Iterable[Row], config: Select, size: int, strata: Sequence
     population: Counter[str] = Counter({stratum.name: 0 for stratum in strata})
     for row in filter(_can_be_reviewed, rows):
         for stratum in strata:
-            if stratum.holds(row, config):
+            if _CONDITIONS[stratum.name](row, config):
                 population[stratum.name] += 1
                 candidates[stratum.name].add(row.id, row)
     ranked = {name: sample.items() for name, sample in candidates.items()}
     chosen, controls = _allot(ranked, size, strata)
-    drawn = [
-        SampledRow(row, tuple(s for s in strata if (row.id in controls if s is CONTROL else s.holds(row, config))))
-        for row in chosen.values()
-    ]
+    drawn = []
+    for row in chosen.values():
+        holds = {s: row.id in controls if s is CONTROL else _CONDITIONS[s.name](row, config) for s in strata}
+        drawn.append(SampledRow(row, tuple(stratum for stratum in strata if holds[stratum])))
     drawn.sort(key=lambda sampled: hash_fraction(f"order:{sampled.row.id}"))
     return ReviewSample(drawn, strata, dict(population))
 

@@ -59,7 +59,7 @@ def titles_of(recipe: Recipe) -> dict[str, str]:
     """The titles of the columns that an import reads; those of inputs by `input_field`."""
     named = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, ANSWER, VERDICT, CORRECTED, COMMENT, REVIEWER, ROW_ID, FINGERPRINT)
     asked = (each for each in recipe.INPUTS if each.identifies)
-    further = input_titles(asked, [column.title for column in _columns(recipe)])
+    further = input_titles(asked, [column.title for column in _columns(recipe, {})])
     return {each: each.replace("回答", _thing(recipe)) for each in named} | {
         input_field(name): title for name, title in further.items()
     }
@@ -73,10 +73,9 @@ def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: st
     """Write the workbook, whole or not at all; its guide names `source`, where the rows are from."""
     book = openpyxl.Workbook(write_only=True)
     reasons = {row.id: BETWEEN_STRATA.join(stratum.title for stratum in strata) for row, strata in sample.rows}
-    columns = [
-        column._replace(value=lambda row: reasons[row.id]) if column.title == SAMPLED_FOR else column
-        for column in _all_columns(recipe)
-    ]
+    known = _columns(recipe, reasons)
+    place = [column.title for column in known].index(HISTORY) + 1
+    columns = (*known[:place], *input_columns(recipe, known, 36), *known[place:])
     sheet, titles = book.create_sheet(SHEET), [column.title for column in columns]
     free, verdict = (get_column_letter(titles.index(title) + 1) for title in (PROFILE, VERDICT))
     count = fill_sheet(sheet, columns, (row for row, _ in sample.rows), freeze=f"{free}2", wrapped=True)
@@ -94,17 +93,12 @@ def _titles(found: Retrieved, _: Row) -> CellValue:
     return "\n".join(f"{place}. {title}" for place, title in enumerate(found.titles[:3], 1))
 
 
-def _all_columns(recipe: Recipe) -> tuple[Column, ...]:
-    columns = _columns(recipe)
-    place = [column.title for column in columns].index(HISTORY) + 1
-    return (*columns[:place], *input_columns(recipe, columns, 36), *columns[place:])
-
-
-def _columns(recipe: Recipe) -> tuple[Column, ...]:
+def _columns(recipe: Recipe, reasons: Mapping[str, str]) -> tuple[Column, ...]:
+    """All but those of the recipe's inputs; `reasons`: by row id, why it was drawn."""
     thing = _thing(recipe)
     found = _FOUND if recipe.retrieves else (Column("数据池", 10, lambda row: row.pool), *part_columns(recipe, 10))
     return (
-        Column(SAMPLED_FOR, 16),
+        Column(SAMPLED_FOR, 16, lambda row: reasons[row.id]),
         Column(QUERY, 40, lambda row: row.query),
         Column(PROFILE, 18, lambda row: row.profile),
         Column(HISTORY, 28, lambda row: row.history),

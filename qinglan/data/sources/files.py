@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,17 +55,14 @@ def _number_flaw(query: str) -> str | None:
 
 def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     """Records with the number of the line on which each begins; strict, so that an unclosed quote is an error."""
-    reader = csv.reader(stream, strict=True)
-    while True:
-        start = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            hint = "close the quotes, and double those inside a cell"
-            raise WorkbookError(f"{path}:{start}: not readable as CSV ({error}); {hint}") from error
-        yield start, cells
+    reader, start = csv.reader(stream, strict=True), 1
+    try:
+        for cells in reader:
+            yield start, cells
+            start = reader.line_num + 1
+    except csv.Error as error:
+        hint = "close the quotes, and double those inside a cell"
+        raise WorkbookError(f"{path}:{start}: not readable as CSV ({error}); {hint}") from error
 
 
 def _encoding_of(path: Path) -> str:
@@ -129,18 +127,14 @@ def read_jsonl(path: Path, columns: InputColumns, prefix: str | None = None) -> 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file with one a line, with their lines' numbers; WorkbookError at a line that holds none."""
-    number = 0
     with path.open("rb") as stream:
-        while line := stream.readline(_MAX_LINE + 1):
-            number += 1
+        for number, line in enumerate(iter(lambda: stream.readline(_MAX_LINE + 1), b""), 1):
             if len(line) > _MAX_LINE:
                 raise WorkbookError(f"{path}:{number}: longer than {_MAX_LINE >> 20} MiB; write one object a line")
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
             try:
-                text = line.removesuffix(b"\n").decode()
+                text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).removesuffix(b"\n").decode()
             except UnicodeDecodeError as error:
-                raise _undecodable(path, number, line[error.start]) from error
+                raise _undecodable(path, number, error.object[error.start]) from error
             if not text.strip():
                 continue
             try:
@@ -161,12 +155,11 @@ def read_parquet(path: Path, columns: InputColumns) -> Iterator[Record]:
             file = pyarrow.parquet.ParquetFile(stream)
             places = column_places(file.schema_arrow.names, columns, str(path))
             names = {field: file.schema_arrow.names[place] for field, place in places.items()}
-            number = 0
+            numbers = count(1)
             for batch in file.iter_batches(_PARQUET_ROWS, columns=list(dict.fromkeys(names.values()))):
                 values_by_column = [batch.column(name).to_pylist() for name in names.values()]
                 for values in zip(*values_by_column, strict=True):
-                    number += 1
-                    yield Record(f"{path.name}:", number, dict(zip(names, values, strict=True)))
+                    yield Record(f"{path.name}:", next(numbers), dict(zip(names, values, strict=True)))
         except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
             detail = damage(error)[:200]
             raise WorkbookError(f"{path}: is damaged or no parquet file ({detail}); write it again") from error

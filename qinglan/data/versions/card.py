@@ -7,7 +7,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Literal, get_args
 
 from pydantic import BaseModel
@@ -146,11 +145,7 @@ class CardBuilder:
             self._add_question(row)
 
     def build(
-        self,
-        origin: Origin,
-        artifacts: Mapping[str, Artifact],
-        drift: Drift | None,
-        augmented: Augmented = MappingProxyType({}),
+        self, origin: Origin, artifacts: Mapping[str, Artifact], drift: Drift | None, augmented: Augmented
     ) -> Card:
         flags, kept = self._flags, self._terms.counts
         means = {name: total / n for name, (total, n) in sorted(self._grades.items())}

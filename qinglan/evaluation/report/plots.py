@@ -13,7 +13,7 @@ from qinglan.evaluation.reasons import reason, words
 from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, pair_words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
-from qinglan.text import ARMS, Both, capitalised, count, interval, number, signed
+from qinglan.text import ARMS, Both, capitalised, count, number, signed, with_interval
 
 CURVES = {
     "rl_reward": Both("RL: reward", "RL：奖励"),
@@ -143,7 +143,7 @@ def dot_plot(
     for style, label, value, ends in present:
         low, high = (axis.at(ends[0]), axis.at(ends[1])) if ends else (None, None)
         undecided = zero and (ends is None or ends[0] <= 0 <= ends[1])
-        text = show(value) + (f" {interval(ends)}" if ends else "")
+        text = with_interval(value, ends, show)
         dots.append(Dot(label, text, "open" if undecided else style, axis.at(value), low, high))
     return DotPlot(axis, tuple(dots), axis.at(0.0) if zero else None)
 

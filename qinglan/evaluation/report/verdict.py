@@ -181,8 +181,8 @@ def weights_words(report: Report) -> Both | None:
     digests = [reason("digest_of", stage=stage, digest=digest[:12]) for stage, digest in weights.found.items()]
     agrees = None
     if weights.expected:
-        first = weights.differs_from
-        agrees = reason("weights_differ", stage=first) if first else reason("weights_agree")
+        differing = [stage for stage, digest in weights.expected.items() if digest != weights.found[stage]]
+        agrees = reason("weights_differ", stage=differing[0]) if differing else reason("weights_agree")
     return reason("weights", digests=digests, agrees=agrees).words
 
 
@@ -230,13 +230,15 @@ def _cost(report: Report) -> ReportAnswer | None:
     label, mark = arm_label_words(other, report), _star(report)
     rival = Both(f"the {label.en}" if label in ARMS.values() else label.en, label.zh)
     own, base = mine.cost_per_1000_usd, (theirs.cost_per_1000_usd if theirs else None) or 0.0
+    price = with_interval(own, mine.cost_ci95, usd, usd)
     if theirs is None or not base:
         word = Both(f"{usd(own)} per 1,000{mark}", f"每千次 {usd(own)}{mark}")
-        texts = [reason("price", own=_money(mine))]
+        texts = [reason("price", own=price)]
     else:
         share = f"{own / base:.0%}" if own / base >= 0.01 else "< 1%"
         word = Both(f"{share} of {rival.en}{mark}", f"{rival.zh}的 {share}{mark}")
-        texts = [reason("price_beside", own=_money(mine), rival=rival, theirs=_money(theirs))]
+        theirs_usd = with_interval(base, theirs.cost_ci95, usd, usd)
+        texts = [reason("price_beside", own=price, rival=rival, theirs=theirs_usd)]
     if mine.latency_p50_ms is not None and theirs and theirs.latency_p50_ms:
         texts.append(reason("speed_beside", own=_median(mine), rival=rival, theirs=_median(theirs)))
     elif mine.latency_p50_ms is not None:
@@ -247,15 +249,9 @@ def _cost(report: Report) -> ReportAnswer | None:
     return ReportAnswer(Both("What does it cost?", "成本如何？"), word, tone, [text.words for text in texts])
 
 
-def _money(arm: ArmFigures) -> str:
-    low_high = f" [{usd(arm.cost_ci95[0])}, {usd(arm.cost_ci95[1])}]" if arm.cost_ci95 else ""
-    return f"{usd(arm.cost_per_1000_usd)}{low_high}"
-
-
 def _median(arm: ArmFigures) -> Reason:
-    ends = arm.latency_p50_ci95
-    low_high = f" [{latency(ends[0])}, {latency(ends[1])}]" if ends else ""
-    return reason("under_load", latency=f"{latency(arm.latency_p50_ms)} ms{low_high}", load=arm.latency_load)
+    median = with_interval(arm.latency_p50_ms, arm.latency_p50_ci95, lambda ms: f"{latency(ms)} ms", latency)
+    return reason("under_load", latency=median, load=arm.latency_load)
 
 
 def _safe(report: Report) -> ReportAnswer:

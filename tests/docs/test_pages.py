@@ -191,7 +191,7 @@ def test_the_start_pages_as_a_reader_follows_them(
                     wait_for("http://127.0.0.1:7861/search")
                 else:
                     assert started.wait() == 0
-            elif program == "qinglan" and words != ["run", "pipeline", "--profile", "test-acme"]:  # `make demo` runs that
+            elif program == "qinglan" and words != ["run", "pipeline", "--profile", "test-acme"]:  # `make demo` does
                 words += ["--set", limit] if limit and "refresh" in words[:2] and "data.limit" not in line else []
                 words += ["--dry-run"] if "pipeline" in words else []
                 yield run_qinglan(tmp_path, *words)

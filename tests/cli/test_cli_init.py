@@ -110,7 +110,7 @@ def test_a_header_is_data_in_the_file(init: Qinglan):
         (["test-acme", "--teacher", "gpt-5"], "--teacher-url is missing"),
         (["test-acme", "--machine", "gpu2"], "--student-price is missing"),
         (["test-acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu8"),
-        (["test-acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an environment"),
+        (["test-acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an env"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(init: Qinglan, words: list[str], message: str):

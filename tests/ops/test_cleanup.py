@@ -24,7 +24,7 @@ from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
 from qinglan.ops.cleanup import clean_up, folders
 from qinglan.ops.cleanup.folders import delete, set_aside
-from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
+from qinglan.ops.cleanup.records import CleanUp
 from qinglan.runs.artifacts import Artifact, write_jsonl
 from qinglan.runs.launcher import Command
 from qinglan.runs.locks import removal_lock
@@ -52,12 +52,12 @@ def state(tree: Tree) -> Path:
     return tree.profile.paths.state
 
 
-def sweep(tree: Tree, *, dry_run: bool = False, now: datetime = NOW, **retention: Any) -> Cleaned:
+def sweep(tree: Tree, *, dry_run: bool = False, now: datetime = NOW, **retention: Any) -> CleanUp:
     profile = Profile.model_validate(tree.profile.model_dump() | {"retention": {"flow_run_days": None} | retention})
     return clean_up(profile, dry_run=dry_run, say=print, now=now)
 
 
-def why(cleaned: Cleaned, run: Path) -> str:
+def why(cleaned: CleanUp, run: Path) -> str:
     return next(kept.why for kept in cleaned.kept if kept.name == run.name)
 
 
@@ -382,9 +382,10 @@ def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     publish(tree.profile, "r", dataset("i"))
 
 
-def test_a_name_in_the_markdown_is_no_markup():
-    removed = Removed(kind="mlflow_run", name="`x` | ![b](http://x)", why="<img src=x>", bytes=1)
-    kept = Kept(kind="run", name="20260101-000000-abcd", why="is the newest refresh")
-    text = Cleaned(profile="p", dry_run=False, removed=[removed], kept=[kept], notes=["[a](b)"]).markdown
+def test_a_name_in_the_markdown_is_no_markup(profile: Profile):
+    clean = CleanUp(profile, dry_run=False, say=print, now=NOW, notes=["[a](b)"])
+    clean.note_removed("mlflow_run", "`x` | ![b](http://x)", "<img src=x>", 1)
+    clean.note_kept("run", "20260101-000000-abcd", "is the newest refresh")
+    text = clean.markdown
     assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text
     assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text and r"\[a\](b)" in text

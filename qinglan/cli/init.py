@@ -70,7 +70,6 @@ def init(
     if asks:
         say("The header has: " + ", ".join(header))
     columns = profiles.choose_columns(header, column or (), file, ask_column)
-    profiles.require_question(columns, header, file)
     say("Columns: " + "; ".join(f"{profiles.default_name(field)} = {head}" for field, head in columns.items() if head))
     url = ask("--rag-url", rag_url, "the RAG's address that takes the POST, or embedded")
     rag: dict[str, str | None] = {"url": url}

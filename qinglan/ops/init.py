@@ -79,13 +79,10 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
             choose(field, column)
         elif proposed:
             chosen[field] = ""
-    return chosen
-
-
-def require_question(columns: Mapping[str, str], header: Sequence[str], where: str) -> None:
-    if not columns.get("query"):
+    if not chosen.get("query"):
         has, hint = f"Its header has {_listed(header)}", f"say it with --column {default_name('query')}=HEADER"
         raise WorkbookError(f"{where}: which column holds the questions? {has}; {hint}")
+    return chosen
 
 
 def price_of(text: str, flag: str) -> Price:

@@ -5,14 +5,10 @@ error in one does not stop the others.
 """
 
 from datetime import UTC, datetime
-from pathlib import Path
-
-from filelock import FileLock
 
 from qinglan.config import Profile
 from qinglan.data.versions import tenant_folder
 from qinglan.ops.cleanup import folders
-from qinglan.ops.cleanup.folders import delete
 from qinglan.ops.cleanup.recorded_runs import (
     registered_versions,
     remove_flow_runs,
@@ -58,7 +54,7 @@ def _remove_runs(clean: CleanUp) -> None:
             with clean.noting():
                 folders.remove_never_started(clean, root)
     finally:
-        _delete_set_aside(clean, root)
+        folders.delete_set_aside(clean, root)
     for name, why in found.kept.items():
         if found.folders[name].profile in (profile.name, None):  # None: run.json can't be read
             clean.note_kept("run", name, why)
@@ -67,18 +63,6 @@ def _remove_runs(clean: CleanUp) -> None:
         try:
             folders.remove_datasets(clean, references)
         finally:
-            _delete_set_aside(clean, tenant_folder(profile).resolve())
+            folders.delete_set_aside(clean, tenant_folder(profile).resolve())
     with clean.noting():
         remove_tracked_runs(clean, found.kept, registered.values())
-
-
-def _delete_set_aside(clean: CleanUp, root: Path) -> None:
-    """What this or any earlier clean-up has set aside, also one that was killed, of any profile."""
-    if clean.dry_run or not root.is_dir():
-        return
-    # Two clean-ups find the same things, so the second waits until the first is done.
-    with clean.noting(), FileLock(root / ".deletion.lock"):
-        for aside in sorted(root.glob(f"{folders.PREFIX}*")):
-            with clean.noting():  # what can't be deleted now is tried again next time
-                if aside.is_dir() and not aside.is_symlink():
-                    delete(aside)

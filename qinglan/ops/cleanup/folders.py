@@ -33,7 +33,7 @@ from qinglan.runs.run import RUN_FILE, is_running, run_folders
 from qinglan.runs.schema_version import check_version
 from qinglan.training.engines.progress import TRACKER
 
-PREFIX = ".removing-"
+_PREFIX = ".removing-"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _CHECKPOINT = re.compile(r"(checkpoint-|global_step_)\d+")
 _SUPERSEDED = re.compile(r".+\.superseded-\d+")
@@ -182,9 +182,10 @@ def remove_never_started(clean: CleanUp, root: Path) -> None:
 
 
 def _remove(clean: CleanUp, kind: Kind, path: Path, why: str, root: Path) -> None:
+    """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
     freed_bytes = bytes_of(path)
     if not clean.dry_run:
-        set_aside(path, root)
+        path.rename(root / f"{_PREFIX}{'.'.join(path.relative_to(root).parts)}")
     clean.note_removed(kind, path.relative_to(root).as_posix(), why, freed_bytes)
 
 
@@ -285,13 +286,15 @@ def _freed_by(file: os.stat_result) -> int:
     return file.st_blocks * 512 if file.st_nlink == 1 else 0
 
 
-def set_aside(path: Path, root: Path) -> Path:
-    """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
-    return path.rename(root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}")
-
-
-def delete(aside: Path) -> None:
-    """Delete what was set aside, also where a file or folder is read-only."""
-    for folder, _, _ in os.walk(aside):
-        Path(folder).chmod(0o700)
-    shutil.rmtree(aside)
+def delete_set_aside(clean: CleanUp, root: Path) -> None:
+    """What this or any earlier clean-up has set aside, also one that was killed, of any profile."""
+    if clean.dry_run or not root.is_dir():
+        return
+    # Two clean-ups find the same things, so the second waits until the first is done.
+    with clean.noting(), FileLock(root / ".deletion.lock"):
+        for aside in sorted(root.glob(f"{_PREFIX}*")):
+            with clean.noting():  # what can't be deleted now is tried again next time
+                if aside.is_dir() and not aside.is_symlink():
+                    for folder, _, _ in os.walk(aside):
+                        Path(folder).chmod(0o700)  # else what is in a read-only one stays
+                    shutil.rmtree(aside)

@@ -106,6 +106,15 @@ def qinglan(
     return call
 
 
+@pytest.fixture
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a proxy nor a Prefect server of the user's own."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "prefect_api_url", "prefect_profile"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
 @pytest.fixture(autouse=True)
 def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waiting; what a service asks for is still waited for."""

@@ -1,10 +1,8 @@
 """What the commands share: their options, how they print, and one line for what the operating system refuses."""
 
 import errno
-import gc
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -78,13 +76,3 @@ def explain_os_error(error: OSError) -> str | None:
     if hint is None or named is None or isinstance(named, int):
         return None
     return f"{f'{os.fsdecode(named)}: ' if named else ''}{os.strerror(number)}; {hint}"
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """While modules load: that makes no garbage, and scanning for it would take a fifth of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -14,8 +14,6 @@ from qinglan.errors import ConfigError
 from qinglan.text import one_line
 
 _COLUMNS = {"query": "column of the questions", "gold": "column of the right documents' ids, - for none"}
-_PRICE = "in US dollars per million tokens, as IN,OUT"
-_OWN = "; of a GPU of your own, its dollars an hour by its million tokens an hour"
 _VARIABLE = "name of the environment variable with the {}'s key, if it wants one"
 
 
@@ -70,7 +68,6 @@ def init(
     if asks:
         say("The header has: " + ", ".join(header))
     columns = profiles.choose_columns(header, column or (), file, ask_column)
-    profiles.require_question(columns, header, file)
     say("Columns: " + "; ".join(f"{profiles.default_name(field)} = {head}" for field, head in columns.items() if head))
     url = ask("--rag-url", rag_url, "the RAG's address that takes the POST, or embedded")
     rag: dict[str, str | None] = {"url": url}
@@ -96,10 +93,10 @@ def init(
     priced = (("teacher", teaches["model"], teacher_price), ("judge", judges["model"], judge_price))
     for role, model, given in (*priced, ("student", base.student.name, student_price)):
         if given is not None or model not in {*base.prices, *profiles.SIMULATORS.values(), *prices}:
-            flag = f"--{role}-price"
-            prices[model] = profiles.price_of(
-                ask(flag, given, f"price of {model} {_PRICE}{_OWN * (role == 'student')}"), flag
-            )
+            flag, wanted = f"--{role}-price", f"price of {model} in US dollars per million tokens, as IN,OUT"
+            if role == "student":
+                wanted += "; of a GPU of your own, its dollars an hour by its million tokens an hour"
+            prices[model] = profiles.price_of(ask(flag, given, wanted), flag)
 
     def profile_text() -> str:
         return profiles.profile_text(

@@ -32,17 +32,15 @@ def doctor(
     from qinglan.ops.doctor import examine
 
     found: list[dict[str, Any]] = []
-    for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
-        check = finding.check
+    for group, check, seconds in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
         status = "problem" if check.problem else "note" if check.note else "fine"
         if not as_json:
-            if not found or found[-1]["group"] != finding.group:
-                out.print(f"[bold]{finding.group}[/bold]", highlight=False)
+            if not found or found[-1]["group"] != group:
+                out.print(f"[bold]{group}[/bold]", highlight=False)
             out.print(_MARKS[status], end=" ", highlight=False)
             text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
             say(text if text.startswith(check.name) else f"{check.name}: {text}")
-        seconds = round(finding.seconds, 2)
-        found.append({"group": finding.group, **asdict(check), "status": status, "seconds": seconds})
+        found.append({"group": group, **asdict(check), "status": status, "seconds": round(seconds, 2)})
     problems = sum(finding["status"] == "problem" for finding in found)
     if as_json:
         data = {"profile": profile, "flow": flow, "is_ready": not problems, "findings": found}

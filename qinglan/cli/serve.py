@@ -102,11 +102,7 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
 
 
 @canary_app.command()
-def stop(
-    reason: Annotated[str, typer.Option(help="Kept with the version.")] = "stopped by hand",
-    profile: ProfileOption = "embedded",
-    set_: SetOption = None,
-) -> None:
+def stop(reason: ReasonOption = "stopped by hand", profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """End the canary; the champion takes all requests."""
     from qinglan.serving.registry import registry_of
 

@@ -112,9 +112,24 @@ def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger:
 
     The judge's questions depend on answers that are not there yet, so they count as unknown.
     """
-    if (sample := counts.sample) is None:
-        return []
-    return [_estimate(profile, ledger, sample, part, counts) for part in _parts(profile, flow, counts)]
+    found: list[Estimate] = []
+    for part in _parts(profile, flow, counts) if counts.sample else ():
+        prompt, completion, measured_on = _tokens(profile, ledger, part, counts)
+        price = part.price or profile.prices[part.endpoint.model]
+        factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
+        estimated = Estimate(
+            role=part.role,
+            what=part.what,
+            model=part.endpoint.model,
+            questions=part.questions,
+            known=min(part.known, part.questions),
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cost_usd=factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion),
+            measured_on=measured_on,
+        )
+        found.append(estimated)
+    return found
 
 
 @dataclass
@@ -193,26 +208,8 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
         yield _Part("judge", _PANEL, judge, each * counts.test)
 
 
-def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: QuestionCounts) -> Estimate:
-    prompt, completion, measured_on = _tokens(profile, ledger, sample, part, counts)
-    price = part.price or profile.prices[part.endpoint.model]
-    factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
-    return Estimate(
-        role=part.role,
-        what=part.what,
-        model=part.endpoint.model,
-        questions=part.questions,
-        known=min(part.known, part.questions),
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        cost_usd=factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion),
-        measured_on=measured_on,
-    )
-
-
-def _tokens(
-    profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: QuestionCounts
-) -> tuple[float, float, int]:
+def _tokens(profile: Profile, ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:
+    """Of a call: those of the prompt and of the answer, and the number of earlier calls that they are known from."""
     measured = ledger.mean_tokens(part.endpoint.model, part.role)
     # Most of the judge's calls are about one rewrite, so that their mean says too little about a panel's.
     if measured and measured[2] >= _ENOUGH_CALLS and part.what != _PANEL:
@@ -221,7 +218,8 @@ def _tokens(
     if first:
         messages = first.body["messages"]
     else:
+        assert counts.sample  # else there is no part
         use, texts = _USES.get(part.what, "text"), _ARMS + len(profile.evaluate.teachers)
         passage = "字" * PASSAGE_CHARS * (2 if part.what == _VERDICTS else 1)
-        messages = get_recipe(profile.recipe).estimate_messages(use, sample, profile, texts, passage)
+        messages = get_recipe(profile.recipe).estimate_messages(use, counts.sample, profile, texts, passage)
     return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in messages), part.endpoint.max_tokens, 0

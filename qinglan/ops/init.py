@@ -29,7 +29,6 @@ MachineName = Literal["cpu", "gpu1", "gpu2", "gpu8"]
 BASES: dict[MachineName, str] = {"cpu": EMBEDDED, "gpu1": "chengla", "gpu2": "chengla", "gpu8": "fivedoctors"}
 """The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B, Qwen3-32B."""
 SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
-_WIDTH = 118
 _OTHER_NAMES = {
     "query": "用户问题 提问 咨询问题 咨询内容 问题描述 学员问题 用户提问 问句 query question user_question user_query",
     "profile": "画像 用户信息 学员画像 profile user_profile persona",
@@ -79,13 +78,10 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
             choose(field, column)
         elif proposed:
             chosen[field] = ""
-    return chosen
-
-
-def require_question(columns: Mapping[str, str], header: Sequence[str], where: str) -> None:
-    if not columns.get("query"):
+    if not chosen.get("query"):
         has, hint = f"Its header has {_listed(header)}", f"say it with --column {default_name('query')}=HEADER"
         raise WorkbookError(f"{where}: which column holds the questions? {has}; {hint}")
+    return chosen
 
 
 def price_of(text: str, flag: str) -> Price:
@@ -148,7 +144,7 @@ def profile_text(
     for comment, section in parts.items():
         if not any(section.values()):
             continue
-        text = yaml.safe_dump(section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=_WIDTH)
+        text = yaml.safe_dump(section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=118)
         lines += ["", f"# {comment}", text.rstrip("\n")]
     return "\n".join(lines) + "\n"
 

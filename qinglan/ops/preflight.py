@@ -96,11 +96,8 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         where = f"{profile.data.workbook}: SFT, RL and test split"
         yield _planned(_SCHEDULE, where, lambda: _schedule(profile), "slow")
     if trains and (critic := profile.rl.critic_model):
-        yield _planned(
-            "critic model",
-            critic,
-            partial(_model, "rl.critic_model", critic, "rl.critic_revision", profile.rl.critic_revision),
-        )
+        revision = ("rl.critic_revision", profile.rl.critic_revision)
+        yield _planned("critic model", critic, partial(_model, "rl.critic_model", critic, *revision))
     if flow in ENGINE_FLOWS:
         yield _planned("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:

@@ -66,10 +66,8 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+    qinglan: Qinglan, profile: Profile, tmp_path: Path, no_settings: None, words: list[str], message: str
 ):
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     profile.paths.state.mkdir()
     file, binary = tmp_path / "file", tmp_path / "binary"
     file.touch()
@@ -152,10 +150,8 @@ def test_what_comes_from_outside_gives_the_terminal_no_command(qinglan: Qinglan,
 
 
 @pytest.fixture
-def show(qinglan: Qinglan, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Qinglan:
+def show(qinglan: Qinglan, profile_of: ProfileOf, tmp_path: Path, no_settings: None) -> Qinglan:
     """Run the command with a profile of this name."""
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
     def call(*words: str, of: str | None = None, **sections: Any) -> tuple[int, str, str]:
         if of:

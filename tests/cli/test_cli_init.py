@@ -1,17 +1,15 @@
 """`qinglan init`: what it writes loads and can be run, whatever the workbook's header holds; a mistake is one line."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from fake_service import FakeService, Script
+from fixture_types import Qinglan, Serve
 
 from qinglan.config import Columns, load_profile
 
-Qinglan = Callable[..., tuple[int, str, str]]
 URL = "https://api.example.com/v1"
 REAL = ("--teacher", "gpt-5", "--teacher-url", URL, "--teacher-key-env", "BIG_KEY")
 NASTY = "问: {题} #1\n- [x]: &a *b '\" !!python/object:os.system"
@@ -44,9 +42,7 @@ def init(qinglan: Qinglan) -> Qinglan:
     return call
 
 
-def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
-    init: Qinglan, qinglan: Qinglan, serve: Callable[[Script], FakeService]
-):
+def test_the_profile_loads_holds_only_what_differs_and_can_be_run(init: Qinglan, qinglan: Qinglan, serve: Serve):
     status, out, err = init(
         "test-acme", "--teacher", "embedded", "--column", "问题=Question", "--yes", rag=serve(honest).url
     )
@@ -62,7 +58,7 @@ def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
     assert qinglan("run", "refresh", "--dry-run", "--profile", "test-acme")[0] == 0
 
 
-def test_the_rags_preset_is_found_out(init: Qinglan, serve: Callable[[Script], FakeService]):
+def test_the_rags_preset_is_found_out(init: Qinglan, serve: Serve):
     found = {"similarity": 0.9, "content": "正文", "document_id": "d"}
     ragflow = serve(lambda body: (200, {"data": {"chunks": [found]}} if "question" in body else {"code": 101}))
     assert init("test-acme", "--yes", rag=ragflow.url)[0] == 0

@@ -1,12 +1,11 @@
 """`qinglan review` as a person uses it: out, filled in, back in, counted."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import openpyxl
 import pytest
-from fixture_types import ProfileOf
+from fixture_types import ProfileOf, Qinglan
 
 from qinglan.config import Profile
 from qinglan.data.review import load_reviews, store_path
@@ -15,7 +14,6 @@ from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import open_run, save_stage
 
 FOUND = Retrieved(ids=("d",), scores=(0.9,), titles=("首条",))
-Review = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -24,7 +22,7 @@ def profile(profile_of: ProfileOf) -> Profile:
 
 
 @pytest.fixture
-def review(qinglan: Review, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Review:
+def review(qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Qinglan:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return partial(qinglan, "review", profile=profile)
@@ -48,7 +46,7 @@ def fill_in(path: Path, *verdicts: str | None, reviewer: str = "") -> None:
     book.save(path)
 
 
-def test_export_import_list(profile: Profile, review: Review):
+def test_export_import_list(profile: Profile, review: Qinglan):
     assert review("list")[1].startswith("no reviews under ")
     finish_run(profile, 5)
     status, out, err = review("export", "--rows", "4")
@@ -75,7 +73,7 @@ def test_export_import_list(profile: Profile, review: Review):
     assert "left out: 3 rows that are reviewed" in review("export", "--out", "2.xlsx")[1]
 
 
-def test_bad_cells_are_listed_and_nothing_is_imported(profile: Profile, review: Review):
+def test_bad_cells_are_listed_and_nothing_is_imported(profile: Profile, review: Qinglan):
     finish_run(profile, 25)
     review("export")
     fill_in(Path("review.xlsx"), *["maybe"] * 24, "通过")

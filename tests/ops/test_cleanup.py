@@ -2,15 +2,16 @@
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cleanup_tree import NOW, Tree, age
 from filelock import FileLock
 from fixture_types import ProfileOf
 from mlflow.exceptions import MlflowException
@@ -22,18 +23,63 @@ from qinglan.config import Profile
 from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
-from qinglan.ops.cleanup import clean_up, folders
-from qinglan.ops.cleanup.folders import delete, set_aside
-from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
-from qinglan.runs.artifacts import Artifact, write_jsonl
+from qinglan.ops.cleanup import clean_up
+from qinglan.ops.cleanup.records import CleanUp
+from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, write_jsonl
 from qinglan.runs.launcher import Command
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.processes import Processes
-from qinglan.runs.run import find_run, runs_of
+from qinglan.runs.run import Run, find_run, runs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 KINDS = ("run", "unfinished", "checkpoint", "superseded", "dataset", "mlflow", "log")
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
 EVERYTHING: dict[str, Any] = {f"{kind}_days": 0 for kind in KINDS}
+
+
+class Tree:
+    """A profile's `paths.runs`."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile, self.root, self.made = profile, profile.paths.runs, 0
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def run(self, days: float, flow: str = "refresh", *folders: str, finished: bool = True, **state: Any) -> Path:
+        """A run last written so many days ago, with these folders; of two as old the later made is the newer."""
+        self.made += 1
+        began = NOW - timedelta(days=days)
+        name = f"{began:%Y%m%d-%H%M%S}-{self.made:04x}"
+        directory = self.root / name
+        record = Run(id=name, flow=flow, profile=self.profile, directory=directory).model_dump(mode="json")
+        write_json(directory / "run.json", record | {"finished": finished, "profile_name": self.profile.name} | state)
+        for folder in folders:
+            (directory / folder).mkdir(parents=True)
+            (directory / folder / "weights.bin").write_bytes(b"w" * 10_000)
+        age(directory, days)
+        return directory
+
+    def stage(self, run: Path, name: str, file: str, by: Path | None = None) -> None:
+        """A finished stage with one file, which keeps the run's age; with `by` it is that run's, reused here."""
+        source = by or run
+        path, written = source / name / file, run.stat().st_mtime
+        if not path.exists():
+            path.mkdir(parents=True)
+            (path / "weights.bin").write_bytes(b"w" * 10_000)
+        artifacts = {"file": Artifact.of(path)}
+        result = StageResult(stage=name, key="k", run_id=source.name, seconds=1, artifacts=artifacts)
+        write_json(run / name / MANIFEST, result.model_dump(mode="json"))
+        age(run, (NOW.timestamp() - written) / 86400)
+
+    @property
+    def names(self) -> set[str]:
+        return {path.parent.name for path in self.root.glob("*/run.json")}
+
+
+def age(folder: Path, days: float) -> None:
+    """As if nothing had been written there since."""
+    then = (NOW - timedelta(days=days)).timestamp()
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (then, then), follow_symlinks=False)
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +98,12 @@ def state(tree: Tree) -> Path:
     return tree.profile.paths.state
 
 
-def sweep(tree: Tree, *, dry_run: bool = False, now: datetime = NOW, **retention: Any) -> Cleaned:
+def sweep(tree: Tree, *, dry_run: bool = False, now: datetime = NOW, **retention: Any) -> CleanUp:
     profile = Profile.model_validate(tree.profile.model_dump() | {"retention": {"flow_run_days": None} | retention})
     return clean_up(profile, dry_run=dry_run, say=print, now=now)
 
 
-def why(cleaned: Cleaned, run: Path) -> str:
+def why(cleaned: CleanUp, run: Path) -> str:
     return next(kept.why for kept in cleaned.kept if kept.name == run.name)
 
 
@@ -205,19 +251,17 @@ def test_what_cannot_be_deleted_is_said_and_deleted_next_time(tree: Tree, monkey
     old, other, new = (tree.run(days) for days in (80, 70, 1))
     run = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
 
-    def refuse(path: Path, root: Path) -> Path:
-        if path.name == "sft.superseded-1":
-            raise PermissionError(13, "Permission denied", str(path))
-        return set_aside(path, root)
+    def refuse(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(path: Path, *more: Path) -> Any:
+            if path.name == name:
+                raise PermissionError(13, "Permission denied", str(path))
+            return function(path, *more)
 
-    def refuse_one(folder: Path) -> None:
-        if old.name in folder.name:
-            raise PermissionError(13, "Permission denied", str(folder))
-        delete(folder)
+        return call
 
     with monkeypatch.context() as denied:
-        denied.setattr(folders, "set_aside", refuse)
-        denied.setattr(cleanup, "delete", refuse_one)
+        denied.setattr(Path, "rename", refuse(Path.rename, "sft.superseded-1"))
+        denied.setattr(shutil, "rmtree", refuse(shutil.rmtree, f".removing-{old.name}"))
         cleaned = sweep(tree, unfinished_days=None)
     assert [each.name for each in cleaned.removed] == [other.name, old.name, f"{run.name}/sft.superseded-2"]
     assert len(cleaned.notes) == 2
@@ -382,9 +426,10 @@ def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     publish(tree.profile, "r", dataset("i"))
 
 
-def test_a_name_in_the_markdown_is_no_markup():
-    removed = Removed(kind="mlflow_run", name="`x` | ![b](http://x)", why="<img src=x>", bytes=1)
-    kept = Kept(kind="run", name="20260101-000000-abcd", why="is the newest refresh")
-    text = Cleaned(profile="p", dry_run=False, removed=[removed], kept=[kept], notes=["[a](b)"]).markdown
+def test_a_name_in_the_markdown_is_no_markup(profile: Profile):
+    clean = CleanUp(profile, dry_run=False, say=print, now=NOW, notes=["[a](b)"])
+    clean.note_removed("mlflow_run", "`x` | ![b](http://x)", "<img src=x>", 1)
+    clean.note_kept("run", "20260101-000000-abcd", "is the newest refresh")
+    text = clean.markdown
     assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text
     assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text and r"\[a\](b)" in text

@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from qinglan.config import Profile
 from qinglan.ops.cleanup import clean_up
-from qinglan.ops.cleanup.records import Cleaned
+from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.up import site as up
 from qinglan.runs.processes import free_port
 
@@ -25,7 +25,7 @@ pytestmark = [
 LATER = datetime.now(UTC) + timedelta(days=40)
 
 
-def swept(profile: Profile, **retention: Any) -> Cleaned:
+def swept(profile: Profile, **retention: Any) -> CleanUp:
     ruled = Profile.model_validate(profile.model_dump() | {"retention": retention})
     cleaned = clean_up(ruled, dry_run=False, say=print, now=LATER)
     assert not cleaned.notes

@@ -3,14 +3,14 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_ray import FakeRay
-from fake_service import SIMULATED, FakeService, Script, completion, recall
+from fake_service import SIMULATED, completion, recall
+from fixture_types import ProfileOf, Qinglan, Serve
 
 from qinglan.config import FlowName, Profile, Trainer
 from qinglan.ops import preflight
@@ -18,24 +18,17 @@ from qinglan.ops.checks import HINTS, TIME_LIMITS_S, Check, PlannedCheck, start_
 from qinglan.ops.doctor import CLUSTER, MACHINE, PAID, SERVERS, machine, network, plan_checks
 from qinglan.ops.doctor.machine import GB
 
-ProfileOf = Callable[..., Profile]
-Serve = Callable[[Script], FakeService]
-Qinglan = Callable[..., tuple[int, str, str]]
 KEY = "sk-very-secret-0123456789"
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def surroundings(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> None:
     """No server, proxy, package, disk space or limit of the machine that the tests run on."""
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
     monkeypatch.setattr(machine, "memory_bytes", lambda: (64 * GB, 60 * GB))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=500 * GB))
     monkeypatch.setattr(machine.os, "statvfs", lambda _: SimpleNamespace(f_files=10**7, f_favail=10**6))
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (65_536, 65_536))
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture

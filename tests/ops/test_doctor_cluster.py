@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from fake_ray import FakeRay
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.ops import preflight
 from qinglan.ops.doctor import cluster
-
-ProfileOf = Callable[..., Profile]
 
 
 class RunningRay(FakeRay):

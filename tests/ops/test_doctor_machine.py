@@ -2,19 +2,17 @@
 
 import fcntl
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import machine
 from qinglan.ops.doctor.machine import GB
-
-ProfileOf = Callable[..., Profile]
 
 
 def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):

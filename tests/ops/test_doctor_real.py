@@ -7,16 +7,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 import pytest
+from fixture_types import ProfileOf
 from waiting import wait_until
 
-from qinglan.config import Profile, Trainer
+from qinglan.config import Trainer
 from qinglan.ops.doctor import cluster
 from qinglan.runs import supervise
 from qinglan.runs.locks import ray_start_lock
@@ -25,8 +26,6 @@ from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
-
-ProfileOf = Callable[..., Profile]
 
 
 @pytest.fixture

@@ -2,15 +2,14 @@
 
 import sys
 import time
-from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from fake_service import FakeService, Script, completion
+from fake_service import FakeService, completion
+from fixture_types import ProfileOf, Serve
 from packaging.version import Version
 
 from qinglan.clients.roles import site_ledger
@@ -21,18 +20,8 @@ from qinglan.ops.doctor import network, services
 from qinglan.ops.doctor.network import check_clock, check_proxies
 from qinglan.ops.doctor.services import check_answer
 
-ProfileOf = Callable[..., Profile]
-Serve = Callable[[Script], FakeService]
+pytestmark = pytest.mark.usefixtures("no_settings")
 RAG = {"rag": "http://rag.internal:7861/q", "teacher": "https://api.example/v1", "prefect": "http://127.0.0.1:4200/api"}
-
-
-@pytest.fixture(autouse=True)
-def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of this machine's own environment."""
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "prefect_api_url", "prefect_profile"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture

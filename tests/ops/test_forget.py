@@ -6,16 +6,17 @@ import sqlite3
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import openpyxl
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from filelock import FileLock
+from fixture_types import Qinglan
+from ledger_calls import call
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile, load_profile
@@ -23,7 +24,6 @@ from qinglan.data.forgotten import Tombstones
 from qinglan.data.review import Review, add_reviews, fingerprint
 from qinglan.data.versions import find_version, versions_of
 from qinglan.errors import ConfigError
-from qinglan.ledger import Call
 from qinglan.ops.forget import forget
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import MANIFEST, REFERENCE, Artifact, StageResult, read_jsonl, write_json, write_jsonl
@@ -122,7 +122,7 @@ def test_a_question_is_forgotten_whoever_asks_it_and_what_a_killed_process_left_
     assert len((folder / "rl" / "samples.jsonl").read_text().splitlines()) == 1
 
 
-def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Profile, qinglan: Callable[..., Any]):
+def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Profile, qinglan: Qinglan):
     mine = row(QUESTION, PROFILE)
     folder = write_run(profile, mine)
     with FileLock(folder / ".lock"), pytest.raises(ConfigError, match="a process is running there"):
@@ -155,27 +155,14 @@ def make_site(folder: Path) -> Profile:
 
 def leave_traces(profile: Profile, row_id: str) -> None:
     """Where a refresh writes nothing: a review, the request log, a log, and a judge that quotes the question."""
-    review = {
-        "tenant": "sample",
-        "row": row_id,
-        "verdict": "reject",
-        "fingerprint": fingerprint("x"),
-        "answer": QUESTION,
-    }
-    add_reviews(profile, [Review(**review, imported_at="2026-01-01", file="s.xlsx", file_sha256="0")])
+    review = {"tenant": "sample", "row": row_id, "verdict": "reject", "fingerprint": fingerprint("x")}
+    review |= {"answer": QUESTION, "imported_at": "2026-01-01", "file": "s.xlsx", "file_sha256": "0"}
+    add_reviews(profile, [Review.model_validate(review)])
     record = {"问题": QUESTION, "用户画像": PROFILE, "历史摘要": HISTORY, "qinglan": {"row_id": row_id}}
     write_jsonl(Path(profile.serve.request_log.folder or "") / "2026-01-01.jsonl", [record])
     (profile.paths.state / "logs" / "old.log").write_text(f"could not parse {json.dumps(QUESTION)}\n")
     with site_ledger(profile) as ledger:
-        asked = {"request_hash": "quoting", "run_id": "r", "tenant": "sample", "role": "judge", "model": "m"}
-        counted = {
-            "cost_usd": 1.0,
-            "finish_reason": "stop",
-            "prompt_tokens": 1,
-            "completion_tokens": 1,
-            "latency_ms": 1,
-        }
-        ledger.record([Call(**asked, **counted, text="4", reasoning=f"The user asks {QUESTION}, so …")])
+        ledger.record([call("quoting", role="judge", cost_usd=1.0, reasoning=f"The user asks {QUESTION}, so …")])
     with closing(sqlite3.connect(profile.paths.state / "prefect" / "prefect.db")) as db:
         db.execute("UPDATE artifact SET description = ?", (f"about {QUESTION}",))
         db.commit()

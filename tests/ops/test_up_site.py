@@ -30,14 +30,7 @@ def test_a_second_site_on_the_same_folder_is_told_where_the_first_is(tmp_path: P
     assert announced_url(tmp_path) is None
 
 
-@pytest.fixture
-def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user has none."""
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-
-
-@pytest.mark.usefixtures("no_server")
+@pytest.mark.usefixtures("no_settings")
 def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(profile_of: ProfileOf):
     profile = profile_of(notify={"webhook_url_env": "A_WEBHOOK"})
     with only_one(profile.paths.state, print), pytest.raises(ConfigError, match="`qinglan up` runs here already"):
@@ -46,7 +39,7 @@ def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(pro
         serve_site(profile, print)
 
 
-@pytest.mark.usefixtures("no_server")
+@pytest.mark.usefixtures("no_settings")
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_taken_port_is_one_line(profile: Profile, monkeypatch: pytest.MonkeyPatch, asked: bool):
     with socket.create_server((HOST, 0)) as taken:

@@ -21,6 +21,7 @@ from prefect.states import Completed
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, RunLockedError
 from qinglan.ops.cleanup.folders import remove_logs
+from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url
 from qinglan.runs import locks
 from qinglan.runs.locks import device_lock, is_held, refresh_lock, require_no_process
@@ -172,12 +173,15 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
     (state / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     assert announced_url(state) is None
     assert not is_running(run)
+    clean = CleanUp(profile, dry_run=False, say=print, now=datetime.now(UTC))
     with monkeypatch.context() as patch:
         trouble(patch)
         assert announced_url(state) == "http://127.0.0.1:4200/api"
         assert is_running(run)
-        assert not list(remove_logs(profile, datetime.now(UTC), dry_run=False))
+        remove_logs(clean)
+        assert not clean.removed
         with pytest.raises(ConfigError, match="a process is running there"):
             require_no_process(profile.paths.runs)
-    assert [each.name for each in remove_logs(profile, datetime.now(UTC), dry_run=False)] == ["worker.log"]
+    remove_logs(clean)
+    assert [each.name for each in clean.removed] == ["worker.log"]
     require_no_process(profile.paths.runs)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from qinglan.errors import StageError
-from qinglan.ops.cleanup.records import Cleaned, Removed
+from qinglan.ops.cleanup.records import CleanUp, RetentionDecision
 from qinglan.tasks import upkeep
 from qinglan.tasks.upkeep import check_canary, remove_unneeded
 
@@ -47,12 +48,10 @@ def test_a_dead_site_is_shown_and_fails(shown: SHOWN, overrides: list[str], monk
 def cleaner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
 
-    def clean_up(profile: Any, *, dry_run: bool, say: Callable[[str], object]) -> Cleaned:
+    def clean_up(profile: Any, *, dry_run: bool, say: Callable[[str], object]) -> CleanUp:
         asked.append({"profile": profile.name, "days": profile.retention.run_days, "dry_run": dry_run})
-        removed = (Removed(kind="run", name="r1", why="old", bytes=2_000_000),)
-        return Cleaned(
-            profile=profile.name, dry_run=dry_run, removed=removed, notes=() if dry_run else ("MLflow is away",)
-        )
+        removed, notes = [RetentionDecision("run", "r1", "old", 2_000_000)], [] if dry_run else ["MLflow is away"]
+        return CleanUp(profile, dry_run, say, datetime.now(UTC), removed=removed, notes=notes)
 
     monkeypatch.setattr(upkeep, "clean_up", clean_up)
     return asked

@@ -127,7 +127,7 @@ class _Copier:
             try:
                 self._find_one(f"{path}/{source.name}", source)
             except FileNotFoundError:  # a clean-up may have taken it away
-                self._leave_out(f"{path}/{source.name}", _VANISHED)
+                self.left_out.append(SkippedPath(path=f"{path}/{source.name}", reason=_VANISHED))
             except OSError as error:
                 problem = f"{error.filename}: can't be read ({error.strerror})"
                 raise ArtifactError(f"{problem}; run this as the user who owns the site") from None
@@ -135,14 +135,14 @@ class _Copier:
     def _find_one(self, path: str, source: Path) -> None:
         is_link, is_folder = source.is_symlink(), source.is_dir()
         if is_folder and (reason := _reason_to_skip_folder(path, source)):
-            self._leave_out(path, reason)
+            self.left_out.append(SkippedPath(path=path, reason=reason))
         elif is_link:
             self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
         elif is_folder:
             if source not in self._apart:
                 self.find(path, source)
         elif reason := _reason_to_skip_file(path, source):
-            self._leave_out(path, reason)
+            self.left_out.append(SkippedPath(path=path, reason=reason))
         else:
             is_database, status = _is_database(source), source.stat()
             (self.databases if is_database else self.files)[path] = source
@@ -150,9 +150,6 @@ class _Copier:
             if is_database or status.st_nlink == 1 or _identity(status) not in self._counted:
                 self.bytes += status.st_size
             self._counted.add(_identity(status))
-
-    def _leave_out(self, path: str, reason: str) -> None:
-        self.left_out.append(SkippedPath(path=path, reason=reason))
 
     def require_disk_space(self) -> None:
         free = shutil.disk_usage(self._target).free
@@ -169,7 +166,7 @@ class _Copier:
                 self._copy_file(path, source)
             except FileNotFoundError:
                 (self._target / path).unlink(missing_ok=True)
-                self._leave_out(path, _VANISHED)
+                self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
         if LEDGER in self.databases:
             self._copy_database(LEDGER, self.databases[LEDGER])
 

@@ -16,17 +16,16 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from qinglan.config import Profile, Retention
 from qinglan.data.versions import LATEST, LOCK, last_training, tenant_folder, versions_of
 from qinglan.errors import ArtifactError
-from qinglan.ops.cleanup.records import Kept, Kind, Removed
+from qinglan.ops.cleanup.records import CleanUp, Kind
 from qinglan.runs.artifacts import MANIFEST
 from qinglan.runs.disk_space import file_stats
 from qinglan.runs.locks import is_held
@@ -34,7 +33,7 @@ from qinglan.runs.run import RUN_FILE, is_running, run_folders
 from qinglan.runs.schema_version import check_version
 from qinglan.training.engines.progress import TRACKER
 
-PREFIX = ".removing-"
+_PREFIX = ".removing-"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _CHECKPOINT = re.compile(r"(checkpoint-|global_step_)\d+")
 _SUPERSEDED = re.compile(r".+\.superseded-\d+")
@@ -74,9 +73,9 @@ class RunPlan:
     to_remove: dict[str, str] = field(default_factory=dict)
 
 
-def plan(profile: Profile, running: Collection[str], registered: Mapping[str, str], now: datetime) -> RunPlan:
-    """Decide about every run under `paths.runs`; `registered` has by a version's label the text that names its runs."""
-    root = profile.paths.runs.resolve()
+def plan(clean: CleanUp, root: Path, running: Collection[str], registered: Mapping[str, str]) -> RunPlan:
+    """Decide about every run under `root`; `registered` has by a version's label the text that names its runs."""
+    profile = clean.profile
     found = RunPlan({each.directory.name: each for each in read_folders(root)})
     latest = (root / "latest").resolve().name
     needed = {name: label for label, references in registered.items() for name in named_in(references, found.folders)}
@@ -97,7 +96,7 @@ def plan(profile: Profile, running: Collection[str], registered: Mapping[str, st
             keep = "was tracked in another MLflow, whose registry is not known here"
         elif flow is not None and not newer[flow]:
             keep = f"is the newest {flow}"
-        elif why := _too_old(each, newer[flow or ""], profile.retention, now):
+        elif why := _too_old(clean, each, newer[flow or ""]):
             found.to_remove[name] = why
         if name not in found.to_remove:
             found.kept[name] = keep
@@ -133,36 +132,31 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
     return None
 
 
-def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
+def remove_runs(clean: CleanUp, found: RunPlan, root: Path) -> None:
     """Set aside runs; call this and what follows with `removal_lock(exclusive=True)`."""
     for name, why in found.to_remove.items():
         try:
-            with nullcontext() if dry_run else FileLock(root / name / ".lock").acquire(blocking=False):
-                removed = _remove("run", root / name, why, root, dry_run=dry_run)
+            with nullcontext() if clean.dry_run else FileLock(root / name / ".lock").acquire(blocking=False):
+                _remove(clean, "run", root / name, why, root)
         except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
             found.kept[name] = "is running"
-            continue
-        yield removed
 
 
-def remove_parts(
-    found: RunPlan, root: Path, profile: Profile, now: datetime, *, dry_run: bool
-) -> Iterator[Removed | OSError]:
-    """Set aside parts of this profile's runs that stay and are not running; the error where one can't be moved."""
-    days = {"checkpoint": profile.retention.checkpoint_days, "superseded": profile.retention.superseded_days}
+def remove_parts(clean: CleanUp, found: RunPlan, root: Path) -> None:
+    """Set aside parts of this profile's runs that stay and are not running."""
+    retention = clean.profile.retention
+    days = {"checkpoint": retention.checkpoint_days, "superseded": retention.superseded_days}
     references = "\n".join(each.references for each in found.folders.values())
     for run in (found.folders[name] for name in found.kept):
-        if run.profile != profile.name or is_running(run.directory):
+        if run.profile != clean.profile.name or is_running(run.directory):
             continue
         for kind, path, written in _parts_of(run):
-            if path.relative_to(root).as_posix() in references or not is_past(written, days[kind], now):
+            if path.relative_to(root).as_posix() in references or not clean.is_past(written, days[kind]):
                 continue
-            try:
-                if not dry_run:  # verl's note which checkpoint is the newest must not outlive it
+            with clean.noting():
+                if not clean.dry_run:  # verl's note which checkpoint is the newest must not outlive it
                     (path.parent / TRACKER).unlink(missing_ok=True)
-                yield _remove(kind, path, f"last work on it {age(written, now)} ago", root, dry_run=dry_run)
-            except OSError as error:
-                yield error
+                _remove(clean, kind, path, f"last work on it {clean.age(written)} ago", root)
 
 
 def _parts_of(run: RunFolder) -> Iterator[tuple[Kind, Path, datetime]]:
@@ -172,36 +166,39 @@ def _parts_of(run: RunFolder) -> Iterator[tuple[Kind, Path, datetime]]:
             yield "superseded", stage, _last_written(stage)
         checkpoints = stage / "checkpoints"
         if run.finished_flow is not None and not checkpoints.is_symlink():
-            found = (path for path in _own_folders(checkpoints) if _CHECKPOINT.fullmatch(path.name))
-            yield from (("checkpoint", path, run.active) for path in found)
+            for path in _own_folders(checkpoints):
+                if _CHECKPOINT.fullmatch(path.name):
+                    yield "checkpoint", path, run.active
 
 
-def remove_never_started(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
+def remove_never_started(clean: CleanUp, root: Path) -> None:
     """Set aside folders of any profile's runs that never began, as on a full disk: nothing but a lock lies in them."""
     for each in _own_folders(root):
         made = datetime.fromtimestamp(each.stat().st_mtime, UTC)
-        is_old = RUN_ID.fullmatch(each.name) and is_past(made, profile.retention.unfinished_days, now)
+        is_old = RUN_ID.fullmatch(each.name) and clean.is_past(made, clean.profile.retention.unfinished_days)
         is_empty = is_old and {entry.name for entry in each.iterdir()} <= {".lock", f"{RUN_FILE}.partial"}
         if is_empty and not is_running(each):
-            yield _remove("run", each, f"never began, {age(made, now)} ago", root, dry_run=dry_run)
+            _remove(clean, "run", each, f"never began, {clean.age(made)} ago", root)
 
 
-def _remove(kind: Kind, path: Path, why: str, root: Path, *, dry_run: bool) -> Removed:
-    removed = Removed(kind=kind, name=path.relative_to(root).as_posix(), why=why, bytes=bytes_of(path))
-    if not dry_run:
-        set_aside(path, root)
-    return removed
+def _remove(clean: CleanUp, kind: Kind, path: Path, why: str, root: Path) -> None:
+    """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
+    freed_bytes = bytes_of(path)
+    if not clean.dry_run:
+        path.rename(root / f"{_PREFIX}{'.'.join(path.relative_to(root).parts)}")
+    clean.note_removed(kind, path.relative_to(root).as_posix(), why, freed_bytes)
 
 
-def _too_old(each: RunFolder, newer: int, policy: Retention, now: datetime) -> str | None:
+def _too_old(clean: CleanUp, each: RunFolder, newer: int) -> str | None:
     """Why it goes, if it does; `newer` counts the newer finished runs of its flow."""
+    retention = clean.profile.retention
     if each.finished_flow is None:
-        interrupted = f"was interrupted {age(each.active, now)} ago"
-        return interrupted if is_past(each.active, policy.unfinished_days, now) else None
-    if is_past(each.active, policy.run_days, now):
-        return f"finished {age(each.active, now)} ago"
-    if policy.runs_per_flow is not None and newer >= policy.runs_per_flow:
-        return f"{policy.runs_per_flow} newer runs of {each.finished_flow}"
+        interrupted = f"was interrupted {clean.age(each.active)} ago"
+        return interrupted if clean.is_past(each.active, retention.unfinished_days) else None
+    if clean.is_past(each.active, retention.run_days):
+        return f"finished {clean.age(each.active)} ago"
+    if retention.runs_per_flow is not None and newer >= retention.runs_per_flow:
+        return f"{retention.runs_per_flow} newer runs of {each.finished_flow}"
     return None
 
 
@@ -234,18 +231,10 @@ def _last_written(directory: Path) -> datetime:
     return datetime.fromtimestamp(newest, UTC)
 
 
-def is_past(written: datetime, days: float | None, now: datetime) -> bool:
-    return days is not None and now - written >= timedelta(days=days)
-
-
-def age(written: datetime, now: datetime) -> str:
-    days = (now - written).days
-    return "1 day" if days == 1 else f"{max(0, days)} days"
-
-
-def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run: bool) -> Iterator[Removed | Kept]:
+def remove_datasets(clean: CleanUp, references: str) -> None:
     """Set aside old versions of the dataset that the text `references` does not name; each has its own splits."""
-    root, days = tenant_folder(profile).resolve(), profile.retention.dataset_days
+    profile, days = clean.profile, clean.profile.retention.dataset_days
+    root = tenant_folder(profile).resolve()
     if not root.is_dir() or days is None:
         return
     with FileLock(root / LOCK):  # no version is published meanwhile
@@ -259,52 +248,53 @@ def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run
                 kept[version.id] = "was trained on last"
             elif version.id in references:
                 kept[version.id] = "a run or a registered model uses it"
-            elif not is_past(datetime.fromisoformat(version.created), days, now):
+            elif not clean.is_past(datetime.fromisoformat(version.created), days):
                 kept[version.id] = "is young enough"
         # A version that stays can still be compared with its parent, and made again with the same splits.
         origins = {each for version in versions if version.id in kept for each in (version.parent, version.pins)}
         for version in versions:
             if why := kept.get(version.id) or ("one that stays came of it" if version.id in origins else ""):
-                yield Kept(kind="dataset", name=version.id, why=why)
+                clean.note_kept("dataset", version.id, why)
             else:
-                why = f"made {age(datetime.fromisoformat(version.created), now)} ago"
-                yield _remove("dataset", version.directory, why, root, dry_run=dry_run)
+                made = f"made {clean.age(datetime.fromisoformat(version.created))} ago"
+                _remove(clean, "dataset", version.directory, made, root)
 
 
-def remove_logs(profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
+def remove_logs(clean: CleanUp) -> None:
     """Delete logs that nobody has written to for as long as `retention.log_days` says."""
-    days, folder = profile.retention.log_days, profile.paths.state.resolve() / "logs"
-    if days is None or not folder.is_dir():
-        return
+    folder = clean.profile.paths.state.resolve() / "logs"
     for file in sorted(folder.glob("**/*.log*")):
         with suppress(FileNotFoundError):  # another profile's clean-up was quicker, or the log was renamed
             status = file.lstat()
             written = datetime.fromtimestamp(status.st_mtime, UTC)
+            is_old = stat.S_ISREG(status.st_mode) and clean.is_past(written, clean.profile.retention.log_days)
             # `Processes` shares a lock on the log of each process that it started, for as long as that runs.
-            if not stat.S_ISREG(status.st_mode) or not is_past(written, days, now) or is_held(file, shared=True):
+            if not is_old or is_held(file, shared=True):
                 continue
-            if not dry_run:
+            if not clean.dry_run:
                 file.unlink()
-            name, old = file.relative_to(folder).as_posix(), f"last written {age(written, now)} ago"
-            yield Removed(kind="log", name=name, why=old, bytes=freed_by(status))
+            name = file.relative_to(folder).as_posix()
+            clean.note_removed("log", name, f"last written {clean.age(written)} ago", _freed_by(status))
 
 
 def bytes_of(path: Path) -> int:
     """What the disk gets back once `path` is removed; a file that has another hard link gives nothing."""
-    return sum(map(freed_by, file_stats(path)))
+    return sum(map(_freed_by, file_stats(path)))
 
 
-def freed_by(file: os.stat_result) -> int:
+def _freed_by(file: os.stat_result) -> int:
     return file.st_blocks * 512 if file.st_nlink == 1 else 0
 
 
-def set_aside(path: Path, root: Path) -> Path:
-    """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
-    return path.rename(root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}")
-
-
-def delete(aside: Path) -> None:
-    """Delete what was set aside, also where a file or folder is read-only."""
-    for folder, _, _ in os.walk(aside):
-        Path(folder).chmod(0o700)
-    shutil.rmtree(aside)
+def delete_set_aside(clean: CleanUp, root: Path) -> None:
+    """What this or any earlier clean-up has set aside, also one that was killed, of any profile."""
+    if clean.dry_run or not root.is_dir():
+        return
+    # Two clean-ups find the same things, so the second waits until the first is done.
+    with clean.noting(), FileLock(root / ".deletion.lock"):
+        for aside in sorted(root.glob(f"{_PREFIX}*")):
+            with clean.noting():  # what can't be deleted now is tried again next time
+                if aside.is_dir() and not aside.is_symlink():
+                    for folder, _, _ in os.walk(aside):
+                        Path(folder).chmod(0o700)  # else what is in a read-only one stays
+                    shutil.rmtree(aside)

@@ -7,7 +7,7 @@ Prefect: the server deletes a flow run's task runs and logs with it, but not its
 after a week.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,8 +17,8 @@ import httpx2
 
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
-from qinglan.ops.cleanup.folders import age, bytes_of, is_past, named_in, read_folders, tracking_of
-from qinglan.ops.cleanup.records import Kept, Removed
+from qinglan.ops.cleanup.folders import bytes_of, named_in, read_folders, tracking_of
+from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.api import TAG, call, pages
 from qinglan.ops.prefect.server import PrefectServer
 from qinglan.serving.registry.store import all_pages, is_missing_database, registry_of
@@ -49,11 +49,9 @@ def registered_versions(profile: Profile) -> dict[str, str]:
     return {f"version {each.version} of {each.name}": text for text, each in said}
 
 
-def remove_tracked_runs(
-    profile: Profile, kept_folders: Collection[str], registered: Iterable[str], now: datetime, *, dry_run: bool
-) -> Iterator[Removed | Kept]:
+def remove_tracked_runs(clean: CleanUp, kept_folders: Collection[str], registered: Iterable[str]) -> None:
     """Remove MLflow's runs with their artifacts that neither a registered version nor a run folder that stays needs."""
-    days = profile.retention.mlflow_days
+    profile, days = clean.profile, clean.profile.retention.mlflow_days
     if days is None or is_missing_database(profile.tracking_uri):
         return
     references = "\n".join(registered)
@@ -62,18 +60,18 @@ def remove_tracked_runs(
             times = (time or 0 for run in runs for time in (run.info.start_time, run.info.end_time))
             ended = datetime.fromtimestamp(max(times, default=0) / 1000, UTC)
             if any(run.info.run_id in references for run in runs) or named_in(references, [run_id]):
-                yield Kept(kind="mlflow_run", name=run_id, why="a registered version was made of it")
+                clean.note_kept("mlflow_run", run_id, "a registered version was made of it")
             elif run_id in kept_folders:
-                yield Kept(kind="mlflow_run", name=run_id, why="its run folder stays")
-            elif is_past(ended, days, now):
+                clean.note_kept("mlflow_run", run_id, "its run folder stays")
+            elif clean.is_past(ended, days):
                 # The flow's run last, as it says whose they are.
                 for run in sorted(runs, key=lambda run: "profile" in run.data.tags):
                     local = urlsplit(run.info.artifact_uri)
                     freed = bytes_of(Path(unquote(local.path))) if local.scheme in ("", "file") else 0
-                    if not dry_run:
+                    if not clean.dry_run:
                         _purge(client, run, profile.tracking_uri)
-                    name, why = run.info.run_name or run.info.run_id, f"ended {age(ended, now)} ago"
-                    yield Removed(kind="mlflow_run", name=name, why=why, bytes=freed)
+                    name, why = run.info.run_name or run.info.run_id, f"ended {clean.age(ended)} ago"
+                    clean.note_removed("mlflow_run", name, why, freed)
 
 
 def _runs_by_id(client: "MlflowClient", profile: Profile) -> "Iterable[tuple[str, list[Run]]]":
@@ -113,19 +111,17 @@ def _purge(client: "MlflowClient", run: "Run", uri: str) -> None:
         store._hard_delete_run(run_id)
 
 
-def remove_flow_runs(
-    server: PrefectServer, profile: Profile, days: float, now: datetime, *, dry_run: bool
-) -> Iterator[Removed]:
+def remove_flow_runs(clean: CleanUp, server: PrefectServer, days: float) -> None:
     """Delete this profile's flow runs that ended so many days ago, whether by a schedule or by hand."""
-    before = now - timedelta(days=days)
+    before = clean.now - timedelta(days=days)
     try:
         with server.client() as api:
-            for run in (each for each in _ended(api, before) if _is_of(each, profile)):
-                if not dry_run:
+            for run in (each for each in _ended(api, before) if _is_of(each, clean.profile)):
+                if not clean.dry_run:
                     for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}):
                         call(api, "DELETE", f"artifacts/{artifact['id']}", may_lack=True)
                     call(api, "DELETE", f"flow_runs/{run['id']}", may_lack=True)  # another clean-up may be quicker
-                yield Removed(kind="flow_run", name=run["name"], why=f"ended {str(run['end_time'])[:10]}")
+                clean.note_removed("flow_run", run["name"], f"ended {str(run['end_time'])[:10]}")
     except httpx2.HTTPError as error:
         raise ConfigError(f"Prefect at {server.shown_url}: {first_line(error)}; named by {server.origin}") from error
 

@@ -1,10 +1,15 @@
-"""What a clean-up did, or would do."""
+"""A clean-up as it goes on: what it has removed or would remove, and what it keeps."""
 
 from collections import Counter
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal, NamedTuple
 
-from pydantic import BaseModel
-
+from qinglan.config import Profile
+from qinglan.errors import QinglanError, first_line
+from qinglan.runs.processes import Say
 from qinglan.text import count, markdown_cell, size
 
 Kind = Literal["run", "checkpoint", "superseded", "dataset", "mlflow_run", "flow_run", "log"]
@@ -20,7 +25,9 @@ _WORDS: dict[Kind, str] = {
 _SHOWN = 50
 
 
-class _Thing(BaseModel, frozen=True):
+class RetentionDecision(NamedTuple):
+    """A thing that is removed or stays, and why."""
+
     kind: Kind
     name: str
     why: str
@@ -33,21 +40,41 @@ class _Thing(BaseModel, frozen=True):
         return f"{_WORDS[self.kind]} {self.name}{space}: {self.why}"
 
 
-class Removed(_Thing):
-    """A thing that was removed, or would be."""
+@dataclass
+class CleanUp:
+    """By a profile's `retention`; ages count to `now`. A dry run only says what would go."""
 
-
-class Kept(_Thing):
-    """A thing that stays, and why."""
-
-
-class Cleaned(BaseModel):
-    profile: str
+    profile: Profile
     dry_run: bool
-    removed: list[Removed] = []
-    kept: list[Kept] = []
-    notes: list[str] = []
+    say: Say
+    now: datetime
+    removed: list[RetentionDecision] = field(default_factory=list)
+    kept: list[RetentionDecision] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """What could not be read or removed."""
+
+    def note_removed(self, kind: Kind, name: str, why: str, freed_bytes: int = 0) -> None:
+        self.removed.append(RetentionDecision(kind, name, why, freed_bytes))
+        self.say(f"{'would remove ' if self.dry_run else ''}{self.removed[-1].line}")
+
+    def note_kept(self, kind: Kind, name: str, why: str) -> None:
+        self.kept.append(RetentionDecision(kind, name, why))
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Go on after what can't be done, and say so."""
+        try:
+            yield
+        except (QinglanError, OSError) as error:
+            self.notes.append(first_line(error))
+            self.say(f"not removed: {self.notes[-1]}")
+
+    def is_past(self, written: datetime, days: float | None) -> bool:
+        return days is not None and self.now - written >= timedelta(days=days)
+
+    def age(self, written: datetime) -> str:
+        days = (self.now - written).days
+        return "1 day" if days == 1 else f"{max(0, days)} days"
 
     @property
     def counts(self) -> dict[Kind, int]:
@@ -62,8 +89,8 @@ class Cleaned(BaseModel):
         did = "would remove" if self.dry_run else "removed"
         parts = [f"{count(n)} {_WORDS[kind]}{'s' if n != 1 else ''}" for kind, n in self.counts.items()]
         if not parts:
-            return f"{self.profile}: nothing to remove"
-        return f"{self.profile}: {did} {', '.join(parts)}; {size(self.freed_bytes)}"
+            return f"{self.profile.name}: nothing to remove"
+        return f"{self.profile.name}: {did} {', '.join(parts)}; {size(self.freed_bytes)}"
 
     @property
     def markdown(self) -> str:
@@ -73,9 +100,8 @@ class Cleaned(BaseModel):
             if rows:
                 lines += ["", f"| {head} | | Why | Bytes |", "| --- | --- | --- | ---: |"]
             for each, space in rows[:_SHOWN]:
-                lines.append(
-                    f"| {_WORDS[each.kind]} | {markdown_cell(each.name)} | {markdown_cell(each.why)} | {space} |"
-                )
+                cells = (_WORDS[each.kind], markdown_cell(each.name), markdown_cell(each.why), space)
+                lines.append(f"| {' | '.join(cells)} |")
             if len(rows) > _SHOWN:
                 lines.append(f"\n… and {count(len(rows) - _SHOWN)} more")
         return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote, urlsplit
 
@@ -22,19 +22,10 @@ _SHORTEST = 4
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
 
 
-@dataclass(frozen=True)
-class DoctorFinding:
-    """One result, which holds no secret."""
-
-    group: str
-    check: Check
-    seconds: float
-
-
 def examine(
     profile: Profile, flow: FlowName = "pipeline", *, may_pay: bool = False, deploys: bool = False
-) -> Iterator[DoctorFinding]:
-    """Make all checks side by side; the results come in a fixed order.
+) -> Iterator[tuple[str, Check, float]]:
+    """Make all checks side by side: group, result without any secret, and seconds, in a fixed order.
 
     With `may_pay`, one short call to each paid chat service, too; with `deploys`, what only `qinglan up` needs, too.
     """
@@ -43,7 +34,7 @@ def examine(
     for planned, wait in [(each, start_check(each)) for each in planned_checks]:
         checks, seconds = wait()
         for check in checks:
-            yield DoctorFinding(planned.group, _hide(check.with_hint(), values), seconds)
+            yield planned.group, _hide(check.with_hint(), values), seconds
 
 
 def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False) -> Iterator[PlannedCheck]:
@@ -110,4 +101,4 @@ def _hide(check: Check, values: list[str]) -> Check:
         return _CREDENTIALS.sub(f"{_HIDDEN}@", text)
 
     problem, note = (text and cleaned(text) for text in (check.problem, check.note))
-    return Check(check.name, cleaned(check.detail), problem, note)
+    return replace(check, detail=cleaned(check.detail), problem=problem, note=note)

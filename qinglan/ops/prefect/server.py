@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -38,17 +38,14 @@ print(json.dumps([api.url, *(each and each.get_secret_value() for each in (api.k
 class PrefectServer:
     """A server's API, and what it wants to be shown."""
 
-    api_url: str
+    api_url: str = field(repr=False)
     """Ends in `/api`, or names a workspace of Prefect Cloud."""
     origin: str
     """Where the address was found, for messages."""
-    key: str | None = None
-    auth_string: str | None = None
+    key: str | None = field(default=None, repr=False)
+    auth_string: str | None = field(default=None, repr=False)
     is_of_up: bool = False
     """Is it `qinglan up`'s? Else the user's own."""
-
-    def __repr__(self) -> str:
-        return f"PrefectServer({self.shown_url!r}, {self.origin!r})"
 
     @property
     def shown_url(self) -> str:
@@ -78,7 +75,12 @@ class PrefectServer:
 
 def find_server(state: Path) -> PrefectServer | None:
     """The server that flows of this site talk to; None where none is configured or announced in `paths.state`."""
-    url, key, auth_string = _prefect_settings()
+    variables = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
+    if _has_settings_file():
+        url, key, auth_string = _ask_prefect(Path.cwd(), tuple(sorted(variables.items())))
+    else:
+        settings = ("URL", "KEY", "AUTH_STRING")
+        url, key, auth_string = (variables.get(f"PREFECT_API_{name}", "").strip() or None for name in settings)
     if url:
         origin = "PREFECT_API_URL" if os.environ.get("PREFECT_API_URL") else "Prefect's settings"
         return PrefectServer(url.rstrip("/"), origin, key, auth_string)
@@ -109,17 +111,6 @@ def announced_url(state: Path) -> str | None:
     return announced if is_held(lock) or not lock.exists() else None
 
 
-def _prefect_settings() -> tuple[str | None, str | None, str | None]:
-    """The address, key and login that Prefect would use in this folder and environment."""
-    variables = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
-    if _has_settings_file():
-        return _ask_prefect(Path.cwd(), tuple(sorted(variables.items())))
-    url, key, auth = (
-        variables.get(f"PREFECT_API_{name}", "").strip() or None for name in ("URL", "KEY", "AUTH_STRING")
-    )
-    return url, key, auth
-
-
 def _has_settings_file() -> bool:
     """Only a file makes it necessary to ask Prefect, which takes more than a second."""
     home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
@@ -135,7 +126,10 @@ def _has_settings_file() -> bool:
 
 @cache
 def _ask_prefect(folder: Path, variables: tuple[tuple[str, str], ...]) -> tuple[str | None, str | None, str | None]:
-    """In a process of its own: Prefect reads its settings when it is imported, and the address may be set later."""
+    """The address, key and login that Prefect would use here.
+
+    Asked in a process of its own: Prefect reads its settings when it is imported, and the address may be set later.
+    """
     argv = [sys.executable, "-P", "-c", _PRINT_SETTINGS]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | dict(variables)
     printed = output_of(argv, "Prefect's settings", "prefect config view", cwd=folder, env=env)

@@ -41,10 +41,6 @@ class SimulatedService(NamedTuple):
     path: str
     """What is to be called there."""
 
-    @property
-    def origin(self) -> str:
-        return f"http://{HOST}:{self.port}"
-
 
 def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None) -> None:
     """Keep everything running until Ctrl-C or SIGTERM; ports that are not given are 4200 and 5000, or the next free."""
@@ -96,7 +92,7 @@ class _LocalSite:
                 if mlflow:
                     self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
                 for simulator in simulated:
-                    self.processes.wait_for(simulator.title, f"{simulator.origin}/health")
+                    self.processes.wait_for(simulator.title, f"http://{HOST}:{simulator.port}/health")
                 for pool in WORK_POOLS:
                     self.processes.wait_until(f"worker of {pool}", partial(self._worker_problem, pool))
                 self._say_where(simulated, time.monotonic() - start_s)
@@ -151,7 +147,7 @@ class _LocalSite:
 
     def _say_where(self, simulated: Sequence[SimulatedService], seconds: float) -> None:
         lines = [f"Prefect  {self.site.prefect_url}", f"MLflow   {self.site.mlflow_url}"]
-        lines += [f"{simulator.title:<8} {simulator.origin}{simulator.path}" for simulator in simulated]
+        lines += [f"{simulator.title:<8} http://{HOST}:{simulator.port}{simulator.path}" for simulator in simulated]
         if simulated:
             lines.append("         simulators, to try by hand; every run starts its own")
         lines.append(f"Logs     {self.processes.logs}\n\nReady after {seconds:.0f} s. Ctrl-C stops all of it.")

@@ -163,12 +163,14 @@ class AlarmWatch:
             yield "reward_up_gold_down", self._hack(self._primary_metric, limits.min_gold_drop)
         yield "reward_up_judge_down", self._hack(JUDGED, limits.min_judge_drop)
         yield "entropy_collapse", self._entropy_collapse()
-        yield "clip_fraction", self._clip_fraction()
+        yield "clip_fraction", self._mean_above("alarm_clip_fraction", CLIP_FRACTION, limits.max_clip_fraction)
         yield "value_loss_flat", self._value_loss_flat()
         yield "kl_runaway", self._kl_runaway()
         yield "reward_down", self._reward_down()
-        yield "zero_variance", self._zero_variance()
-        yield "sampler_mismatch", self._sampler_mismatch()
+        size = limits.window_steps
+        yield "zero_variance", self._mean_above("alarm_zero_variance", ZERO_VARIANCE, limits.max_zero_variance, size)
+        limit = limits.max_sampler_difference
+        yield "sampler_mismatch", self._mean_above("alarm_sampler_mismatch", SAMPLER_DIFFERENCE, limit)
 
     def _hack(self, part: PrimaryMetric, min_drop: float) -> Signal | None:
         key, errors = part_mean(part.part), self._settings.significance
@@ -217,15 +219,11 @@ class AlarmWatch:
                 return "alarm_metric_fell", {"metric": part.words, **_values(metric=change)}
         return None
 
-    def _clip_fraction(self) -> Signal | None:
-        return self._mean_above("alarm_clip_fraction", CLIP_FRACTION, self._settings.max_clip_fraction, SPIKE_STEPS)
-
     def _kl_runaway(self) -> Signal | None:
         limits = self._settings
-        signal = self._mean_above("alarm_update_kl", UPDATE_KL, limits.max_update_kl, SPIKE_STEPS)
-        # A run has one of the two.
+        signal = self._mean_above("alarm_update_kl", UPDATE_KL, limits.max_update_kl)
         for key in REFERENCE_KLS:
-            signal = signal or self._mean_above("alarm_reference_kl", key, limits.max_reference_kl, SPIKE_STEPS)
+            signal = signal or self._mean_above("alarm_reference_kl", key, limits.max_reference_kl)
         return signal
 
     def _value_loss_flat(self) -> Signal | None:
@@ -241,15 +239,7 @@ class AlarmWatch:
             explains = {"code": "alarm_values_explain", "values": {"explained_variance": explained}}
         return "alarm_value_loss_flat", {"explains": explains, **trend.baseline, **_values(value_loss=loss)}
 
-    def _zero_variance(self) -> Signal | None:
-        limits = self._settings
-        return self._mean_above("alarm_zero_variance", ZERO_VARIANCE, limits.max_zero_variance, limits.window_steps)
-
-    def _sampler_mismatch(self) -> Signal | None:
-        limit = self._settings.max_sampler_difference
-        return self._mean_above("alarm_sampler_mismatch", SAMPLER_DIFFERENCE, limit, SPIKE_STEPS)
-
-    def _mean_above(self, code: str, key: str, limit: float, steps: int) -> Signal | None:
+    def _mean_above(self, code: str, key: str, limit: float, steps: int = SPIKE_STEPS) -> Signal | None:
         """The signal of that code if the mean over the latest steps is above the limit."""
         mean = self._recent_mean(key, steps)
         return (code, {"mean": mean, "steps": steps, "limit": limit}) if mean is not None and mean > limit else None

@@ -120,7 +120,9 @@ def _events() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "emit_run_event":
                 name = re.sub(r"{\w+\.(\w+)}", r"<\1>", ast.unparse(node.args[0]).strip("f'"))
-                keys = re.findall(r"'(\w+)': ", ast.unparse(node.args[2])) or list(Alarm.model_fields)
+                payload = ast.unparse(node.args[2])
+                fields = list(Alarm.model_fields) if payload.startswith("known") else []
+                keys = [*fields, *re.findall(r"'(\w+)': ", payload)]
                 yield f"`qinglan.{name}`", ", ".join(f"`{key}`" for key in keys)
 
 

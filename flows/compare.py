@@ -5,12 +5,13 @@ from pathlib import Path
 from prefect import flow
 
 from qinglan.evaluation.teacher_comparison import teachers_of
-from qinglan.tasks.compare import compare_teachers, draw_questions
+from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.forms import DataChanges, Override, ProfileName, overrides_of
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.report import write_report
+from qinglan.tasks.sample import draw_questions
 from qinglan.tasks.session import open_session
 from qinglan.tasks.validate import validate_rows
 

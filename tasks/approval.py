@@ -69,13 +69,13 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     stage.say(f"waiting up to {duration(timeout_s)} for a person to approve: {question}")
     stage.say(f"read {workbook}")
     profile = (context.parameters or {}).get("profile", stage.run.profile.name)
-    command = shlex.join(["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer"])
-    stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
-    answer = f"{command} NAME"
+    words = ["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer", "NAME"]
+    command = shlex.join(words)
+    stage.say(f"then answer at {waiting.page} (Resume), or: {command}")
     emit_run_event(
         "gate.waiting",
         stage.run,
-        {"sentence": question, "until": waiting.until, "command": answer, "workbook": str(workbook)},
+        {"sentence": question, "until": waiting.until, "command": command, "workbook": str(workbook)},
     )
     watch = _Watch(flow_run.id, until)
     try:

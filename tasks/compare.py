@@ -1,4 +1,4 @@
-"""The stages of a comparison of teachers: draw the questions, compare what the teachers made of them."""
+"""The compare stage: compares what the teachers made of the same questions."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from qinglan.config import CHANGEABLE
 from qinglan.evaluation.purchase import advise
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import metrics_of
-from qinglan.evaluation.teacher_comparison import MAIN, arms_of, cost_of_unusable, draw, evaluate_teachers, teachers_of
+from qinglan.evaluation.teacher_comparison import MAIN, arms_of, cost_of_unusable, evaluate_teachers, teachers_of
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
@@ -19,20 +19,6 @@ CODE = (
     "qinglan.evaluation.purchase", "qinglan.evaluation.reasons", "qinglan.evaluation.summary",
     "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
 )  # fmt: skip
-
-
-@stage_task("sample")
-def draw_questions(run: Run, ingested: StageResult) -> StageResult:
-    """The questions that every teacher is asked."""
-    wanted = run.profile.compare.rows
-
-    def work(stage: Stage) -> Outcome:
-        rows = draw(read_jsonl(ingested.path("rows"), Row), wanted)
-        if len(rows) < wanted:
-            stage.say(f"compare.rows asks for {wanted:,} questions, and there are {len(rows):,}")
-        return Outcome(len(rows), len(rows), {}, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)})
-
-    return perform(run, "sample", {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted}, work, code=CODE)
 
 
 @stage_task("compare")

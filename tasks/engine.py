@@ -23,11 +23,12 @@ from prefect.logging.loggers import flow_run_logger
 
 from qinglan.config import EMBEDDED, load_profile
 from qinglan.errors import EngineError, QinglanError, StageError, first_line
+from qinglan.evaluation.reasons import alarm_words
 from qinglan.runs.launcher import ROW_CACHE, AttemptFailedError, Command, JsonlTail, LineTail, StalledError, launch
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.forms import overrides_in
 from qinglan.tasks.stage import Stage, artifact_key, emit_run_event, flow_run_id
-from qinglan.training.alarms import Alarm, alarms_markdown, read_alarms
+from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines.progress import ALARMS_FILE, STOPPED_FILE, read_stop
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
 
@@ -269,9 +270,11 @@ class AlarmFollower:
         stage = self._stage
         for alarm in self._read():
             self._reported.append(alarm)
-            self._log.warning("%s: step %d: alarm %s: %s", stage.name, alarm.step, alarm.name, alarm.message)
+            message = alarm_words(alarm).en
+            self._log.warning("%s: step %d: alarm %s: %s", stage.name, alarm.step, alarm.name, message)
             labels = {"stage": stage.name, "alarm": alarm.name, "action": alarm.action}
-            emit_run_event(f"alarm.{alarm.name}", stage.run, alarm.model_dump(mode="json"), **labels)
+            known = alarm.model_dump(mode="json")
+            emit_run_event(f"alarm.{alarm.name}", stage.run, known | {"message": message}, **labels)
             steps = [seen.step for seen in self.alarms if seen.name == alarm.name]
             stage.tracker.log_metrics(stage.mlflow_run_id, {f"alarms/{alarm.name}": len(steps)}, alarm.step)
             named = {f"alarm.{alarm.name}": "step " + ", ".join(map(str, steps))}
@@ -280,13 +283,19 @@ class AlarmFollower:
             text = f"{len(self.alarms)} so far, the last: {last.name} at step {last.step}"
             key = artifact_key(f"{stage.name}-alarms")
             try:
-                create_markdown_artifact(alarms_markdown(self.alarms), key=key, description=text)
+                create_markdown_artifact(_alarms_markdown(self.alarms), key=key, description=text)
             except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
                 self._log.warning("%s: Prefect did not take the table of alarms: %s", stage.name, error)
 
     def _read(self) -> list[Alarm]:
         self.alarms = read_alarms(self._stage.directory / ALARMS_FILE)
         return [alarm for alarm in self.alarms if alarm not in self._reported]
+
+
+def _alarms_markdown(alarms: list[Alarm]) -> str:
+    lines = ["| Step | Alarm | Action | What was seen |", "| ---: | --- | --- | --- |"]
+    lines += [f"| {each.step:,} | `{each.name}` | {each.action} | {alarm_words(each).en} |" for each in alarms]
+    return "\n".join(lines) + "\n"
 
 
 class LeftOut:

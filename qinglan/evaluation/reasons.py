@@ -16,6 +16,7 @@ from pydantic import BaseModel, model_validator
 
 from qinglan import text as formats
 from qinglan.text import ARMS, Both, Language
+from qinglan.training.alarms import Alarm
 
 _FILE = files("qinglan.evaluation").joinpath("texts.yaml")
 TEXTS = {
@@ -105,6 +106,13 @@ def rule_words(name: str) -> Both:
         form, named = TEXTS["rules_against"][what], rival_words(rival)
         return Both(form.en.format(named.en), form.zh.format(named.zh))
     return TEXTS["rules"].get(name) or Both(name.replace("_", " "), name.replace("_", " "))
+
+
+def alarm_words(alarm: Alarm) -> Both:
+    """What an alarm says; of one that an earlier Qinglan wrote, what it means."""
+    if not alarm.code:
+        return TEXTS["alarms"][alarm.name]
+    return Reason.model_validate({"code": alarm.code, "values": alarm.values}).words
 
 
 def words(name: str, *tables: str) -> Both:

@@ -1,23 +1,22 @@
 """Alarms of a training run: signs in the metrics of its steps that the reward is hacked or the policy collapses.
 
 Means over windows of steps are compared. Alarms depend on the metrics alone, so a resumed run that reads the earlier
-steps again gives the same alarms.
+steps again gives the same alarms. An alarm holds a code and values; `qinglan.evaluation.reasons` puts it into words.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from qinglan.config import AlarmAction, AlarmName, Alarms
 from qinglan.recipes import PrimaryMetric
 from qinglan.runs.launcher import JsonlTail
-from qinglan.text import number
 
 REWARD, JUDGE = "critic/score/mean", "reward_extra/judge/mean"
 ENTROPY, CLIP_FRACTION, UPDATE_KL = "actor/entropy", "actor/pg_clipfrac", "actor/ppo_kl"
@@ -44,14 +43,16 @@ def part_mean(name: str) -> str:
     return f"reward_extra/{name}/mean"
 
 
-class Alarm(BaseModel, frozen=True, extra="forbid"):
+class Alarm(BaseModel, frozen=True):
     """One line of `alarms.jsonl`."""
 
     step: int
     name: AlarmName
     action: AlarmAction
-    message: str
-    values: dict[str, float] = {}
+    code: str = ""
+    """Of the sentence that says what was seen; empty in what an earlier Qinglan wrote."""
+    values: dict[str, Any] = {}
+    """What the sentence takes: numbers, words, or the code and values of a further sentence."""
 
 
 class WindowChange(NamedTuple):
@@ -69,8 +70,8 @@ class WindowChange(NamedTuple):
         return self.before - self.now >= max(at_least, errors * self.standard_error)
 
 
-Signal = tuple[str, dict[str, float]]
-"""The message of an alarm whose condition holds, and the numbers in it."""
+Signal = tuple[str, dict[str, Any]]
+"""The code of an alarm whose condition holds, and its values."""
 
 
 class Trend:
@@ -103,8 +104,9 @@ class Trend:
         return WindowChange(self._at(name, self._start), self._at(name, len(self._steps) - self._size), error)
 
     @property
-    def baseline(self) -> str:
-        return f"steps {self._steps[self._start]}–{self._steps[self._start + self._size - 1]}"
+    def baseline(self) -> dict[str, int]:
+        """The first and the last step of the earlier window."""
+        return {"first": self._steps[self._start], "last": self._steps[self._start + self._size - 1]}
 
     def _at(self, name: str, start: int) -> float:
         return fmean(self._values[name][start : start + self._size])
@@ -152,21 +154,23 @@ class AlarmWatch:
             if name == "reward_up_gold_down" and not self._labels_act and action != "off":
                 action = "warn"
             if begins and action != "off":
-                alarms.append(Alarm(step=step, name=name, action=action, message=signal[0], values=signal[1]))
+                alarms.append(Alarm(step=step, name=name, action=action, code=signal[0], values=signal[1]))
         return alarms
 
-    def _signals(self) -> Iterable[tuple[AlarmName, Signal | None]]:
+    def _signals(self) -> Iterator[tuple[AlarmName, Signal | None]]:
         limits = self._settings
         if self._primary_metric_key != JUDGE:
             yield "reward_up_gold_down", self._hack(self._primary_metric, limits.min_gold_drop)
         yield "reward_up_judge_down", self._hack(JUDGED, limits.min_judge_drop)
         yield "entropy_collapse", self._entropy_collapse()
-        yield "clip_fraction", self._clip_fraction()
+        yield "clip_fraction", self._mean_above("alarm_clip_fraction", CLIP_FRACTION, limits.max_clip_fraction)
         yield "value_loss_flat", self._value_loss_flat()
         yield "kl_runaway", self._kl_runaway()
         yield "reward_down", self._reward_down()
-        yield "zero_variance", self._zero_variance()
-        yield "sampler_mismatch", self._sampler_mismatch()
+        size = limits.window_steps
+        yield "zero_variance", self._mean_above("alarm_zero_variance", ZERO_VARIANCE, limits.max_zero_variance, size)
+        limit = limits.max_sampler_difference
+        yield "sampler_mismatch", self._mean_above("alarm_sampler_mismatch", SAMPLER_DIFFERENCE, limit)
 
     def _hack(self, part: PrimaryMetric, min_drop: float) -> Signal | None:
         key, errors = part_mean(part.part), self._settings.significance
@@ -176,13 +180,7 @@ class AlarmWatch:
         reward, other = trend.change(REWARD), trend.change(key)
         if not (reward.has_risen(self._settings.min_reward_change, errors) and other.has_fallen(min_drop, errors)):
             return None
-        return (
-            f"since {trend.baseline} the reward rose from {number(reward.before)} to {number(reward.now)} while "
-            f"{part.words} fell from {number(other.before)} to {number(other.now)}: the reward pays for something else "
-            "than a better answer. Read what the latest lines of samples.jsonl have in common; then tighten what the "
-            "reward demands of every sample (docs/reference/reward.md)",
-            _values(reward=reward) | _values(**{part.part: other}),
-        )
+        return "alarm_reward_hacked", {"metric": part.words, **trend.baseline, **_values(reward=reward, metric=other)}
 
     def _reward_down(self) -> Signal | None:
         trend = self._reward
@@ -191,27 +189,18 @@ class AlarmWatch:
         reward = trend.change(REWARD)
         if not reward.has_fallen(self._settings.min_reward_change, self._settings.significance):
             return None
-        return (
-            f"the mean reward fell from {number(reward.before)} in {trend.baseline} to {number(reward.now)}: updates "
-            "harm the policy. Lower rl.actor_lr or rl.ppo_epochs; if the curve swings, use a cosine schedule",
-            _values(reward=reward),
-        )
+        return "alarm_reward_down", trend.baseline | _values(reward=reward)
 
     def _entropy_collapse(self) -> Signal | None:
         trend = self._entropy
         if trend.windows < 2:
             return None
         entropy, reward = trend.change(ENTROPY), trend.change(REWARD)
-        if entropy.now >= self._settings.min_entropy_share * entropy.before or (lost := self._diversity_loss()) is None:
+        share = self._settings.min_entropy_share
+        if entropy.now >= share * entropy.before or (lost := self._diversity_loss()) is None:
             return None
-        return (
-            f"entropy fell from {number(entropy.before)} in {trend.baseline} to {number(entropy.now)} nats per token, "
-            f"below {self._settings.min_entropy_share:.0%} of it, and {lost[0]}, while the reward went from "
-            f"{number(reward.before)} to {number(reward.now)}: the policy no longer explores, and its answers do not "
-            "follow the questions. Read samples.jsonl; raise rl.entropy_coefficient, hold it nearer to its start by "
-            "rl.kl, or lower rl.actor_lr",
-            _values(entropy=entropy, reward=reward) | lost[1],
-        )
+        values = {"share": share, **trend.baseline, **_values(entropy=entropy, reward=reward)}
+        return "alarm_entropy_collapse", values | {"lost": {"code": lost[0], "values": lost[1]}}
 
     def _diversity_loss(self) -> Signal | None:
         """What a policy of low entropy has lost, if anything: one that has learnt its task is as sure."""
@@ -219,47 +208,23 @@ class AlarmWatch:
         if self._distinct.windows >= 2:
             distinct = self._distinct.change(DISTINCT)
             if distinct.now < limits.min_distinct_share * distinct.before:
-                words = f"different answers per target fell from {number(distinct.before)} to {number(distinct.now)}"
-                return words, _values(distinct_per_target=distinct)
+                return "alarm_fewer_answers", _values(distinct_per_target=distinct)
         parts = [(JUDGED, limits.min_judge_drop)]
         if self._labels_act:
             parts.append((self._primary_metric, limits.min_gold_drop))
         for part, min_drop in parts:
-            trend, key = self._hacks[part_mean(part.part)], part_mean(part.part)
+            key = part_mean(part.part)
+            trend = self._hacks[key]
             if trend.windows >= 2 and (change := trend.change(key)).has_fallen(min_drop, limits.significance):
-                fell = f"{part.words} fell from {number(change.before)} to {number(change.now)}"
-                return fell, _values(**{part.part: change})
+                return "alarm_metric_fell", {"metric": part.words, **_values(metric=change)}
         return None
-
-    def _clip_fraction(self) -> Signal | None:
-        share = self._mean_above(self._settings.max_clip_fraction, CLIP_FRACTION, SPIKE_STEPS)
-        if share is None:
-            return None
-        return (
-            f"updates were clipped at rl.clip_ratio for {share:.0%} of the tokens over {SPIKE_STEPS} steps, more than "
-            f"{self._settings.max_clip_fraction:.0%}: they go further than their samples support. Lower rl.actor_lr "
-            "or rl.ppo_epochs",
-            {"clip_fraction": share},
-        )
 
     def _kl_runaway(self) -> Signal | None:
         limits = self._settings
-        update = self._mean_above(limits.max_update_kl, UPDATE_KL, SPIKE_STEPS)
-        reference = next((v for key in REFERENCE_KLS if (v := self._recent_mean(key, SPIKE_STEPS)) is not None), None)
-        if update is not None:
-            return (
-                f"a step's updates moved the policy by {number(update)} nats per token over {SPIKE_STEPS} steps, more "
-                f"than {limits.max_update_kl:g}: lower rl.actor_lr or rl.ppo_epochs",
-                {"update_kl": update},
-            )
-        if reference is None or reference <= limits.max_reference_kl:
-            return None
-        return (
-            f"the policy is {number(reference)} nats per token away from the model that it started from, more than "
-            f"{limits.max_reference_kl:g}: it forgets what that model knew. Read samples.jsonl; raise "
-            "rl.kl.coefficient or lower rl.actor_lr",
-            {"reference_kl": reference},
-        )
+        signal = self._mean_above("alarm_update_kl", UPDATE_KL, limits.max_update_kl)
+        for key in REFERENCE_KLS:
+            signal = signal or self._mean_above("alarm_reference_kl", key, limits.max_reference_kl)
+        return signal
 
     def _value_loss_flat(self) -> Signal | None:
         trend, limits = self._value_loss, self._settings
@@ -269,41 +234,15 @@ class AlarmWatch:
         fell = loss.now < (1 - limits.min_value_loss_fall) * loss.before
         if fell or loss.now == 0 or (explained is not None and explained >= limits.min_explained_variance):
             return None
-        explains = "" if explained is None else f", and the values explain {number(explained)} of the returns' variance"
-        return (
-            f"the value loss was {number(loss.before)} in {trend.baseline} and is {number(loss.now)} now{explains}: "
-            "the critic does not learn, and the advantages are noise. Change rl.critic_lr, or use rl.algorithm: grpo",
-            _values(value_loss=loss) | ({} if explained is None else {"explained_variance": explained}),
-        )
+        explains = None
+        if explained is not None:
+            explains = {"code": "alarm_values_explain", "values": {"explained_variance": explained}}
+        return "alarm_value_loss_flat", {"explains": explains, **trend.baseline, **_values(value_loss=loss)}
 
-    def _zero_variance(self) -> Signal | None:
-        share = self._mean_above(self._settings.max_zero_variance, ZERO_VARIANCE, self._settings.window_steps)
-        if share is None:
-            return None
-        return (
-            f"all rollouts of a prompt earned the same for {share:.0%} of the prompts over "
-            f"{self._settings.window_steps} steps, more than {self._settings.max_zero_variance:.0%}: such prompts "
-            "teach nothing. Stop here if the dev split is good; else raise rl.temperature or rl.rollouts_per_prompt, "
-            "or train on harder questions",
-            {"zero_variance": share},
-        )
-
-    def _sampler_mismatch(self) -> Signal | None:
-        difference = self._mean_above(self._settings.max_sampler_difference, SAMPLER_DIFFERENCE, SPIKE_STEPS)
-        if difference is None:
-            return None
-        return (
-            f"sampler and trainer give a sampled token probabilities that differ by {number(difference)} over "
-            f"{SPIKE_STEPS} steps, more than {self._settings.max_sampler_difference:g}: new weights or the adapter do "
-            "not reach the sampler. Stop it, and start it again from its newest checkpoint; if it comes back, look "
-            "whether rl.extra gives the sampler another dtype than the trainer",
-            {"sampler_difference": difference},
-        )
-
-    def _mean_above(self, limit: float, key: str, steps: int) -> float | None:
-        """The mean over the latest steps, if it is above the limit."""
+    def _mean_above(self, code: str, key: str, limit: float, steps: int = SPIKE_STEPS) -> Signal | None:
+        """The signal of that code if the mean over the latest steps is above the limit."""
         mean = self._recent_mean(key, steps)
-        return mean if mean is not None and mean > limit else None
+        return (code, {"mean": mean, "steps": steps, "limit": limit}) if mean is not None and mean > limit else None
 
     def _recent_mean(self, key: str, steps: int) -> float | None:
         values = self._recent.get(key, [])[-steps:]
@@ -313,12 +252,6 @@ class AlarmWatch:
 def read_alarms(path: Path) -> list[Alarm]:
     """The alarms of a stage; a half-written line is skipped."""
     return [Alarm.model_validate(entry) for entry in JsonlTail(path).new()]
-
-
-def alarms_markdown(alarms: Iterable[Alarm]) -> str:
-    lines = ["| Step | Alarm | Action | What was seen |", "| ---: | --- | --- | --- |"]
-    lines += [f"| {alarm.step:,} | `{alarm.name}` | {alarm.action} | {alarm.message} |" for alarm in alarms]
-    return "\n".join(lines) + "\n"
 
 
 def _values(**changes: WindowChange) -> dict[str, float]:

@@ -41,7 +41,7 @@ def test_more_of_the_same_is_no_drift(arrivals: int):
     report = drift("abc", summary(old), summary(new), summary([]), 0.2)
     found = report.arrivals
     assert set(found.distances) == {"vocabulary", "length", "original score", "rewrite score"}
-    assert report.warnings == []
+    assert not report.warnings
     assert found.distances["vocabulary"].distance > (0.2 if arrivals == 2 else 0)  # though never 0 apart
 
 
@@ -49,13 +49,13 @@ def test_another_subject_is_drift_in_vocabulary_and_worse_scores_in_scores():
     old, new = questions("supplement", 400), questions("insurance", 60)
     report = drift("abc", summary(old), summary(new), summary([]), 0.2)
     found = report.arrivals
-    assert report.warnings == ["vocabulary of the new rows"]
+    assert [*report.warnings] == ["vocabulary of the new rows"]
     assert found.new_vocabulary and found.new_vocabulary.share > 0.6 > found.new_vocabulary.expected
     assert found.new_intents and found.new_intents.share == 1
     assert summary([old[0].model_copy(update={"gold_id": "d1; d2"})]).intents == {"d1": 1, "d2": 1}
     before, after = questions("supplement", 300), questions("supplement", 300, score=0.4)
     report = drift("abc", summary(before), summary([]), summary(after), 0.2)
-    assert report.warnings == ["original score of all rows", "rewrite score of all rows"]
+    assert [*report.warnings] == ["original score of all rows", "rewrite score of all rows"]
     assert report.sentence.startswith("No question came in since abc; failures 0.0% → 0.0%. Drift: original score of")
 
 

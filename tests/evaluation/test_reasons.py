@@ -20,11 +20,14 @@ from qinglan.recipes.answer_judge import RECIPE as ANSWER_JUDGE
 from qinglan.recipes.medical import RECIPE as MEDICAL
 from qinglan.rows import INPUT_REASONS
 from qinglan.text import Both
+from qinglan.training import alarms
 from qinglan.training.engines.verl import STEP_METRICS
 
 SENTENCE_TERMS = """
     RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries
     docs reference reward compare tolerable_loss rows SFT run pipeline train total_steps SHA
+    rl actor_lr critic_lr ppo_epochs clip_ratio entropy_coefficient kl coefficient algorithm grpo temperature extra
+    rollouts_per_prompt samples jsonl token nat dtype
 """
 NAME_TERMS = "KL MRR RAG SFT log nDCG recall token top"
 
@@ -48,7 +51,8 @@ def test_a_reason_has_a_sentence_in_both_languages(code: str):
 
 def test_the_code_and_the_sentences_agree():
     given = [(code, values) for code, values in reasons_in_code() if code in SENTENCES]
-    assert {code for code, _ in given} | {"approved", "refused"} == SENTENCES.keys()
+    raised = set(re.findall(r'"(alarm_\w+)"', Path(alarms.__file__).read_text(encoding="utf-8")))
+    assert {code for code, _ in given} | raised | {"approved", "refused"} == SENTENCES.keys()
     spread = {None}  # `**values`, which are checked when the reason is made
     assert not [(code, v) for code, v in given if v != placeholders(SENTENCES[code].en) and not v & spread]
 
@@ -71,9 +75,9 @@ def test_a_reason_survives_a_round_trip():
 
 def test_lists_are_joined_as_the_language_does():
     found = {"kl_runaway": [3, 9], "reward_down": [4]}
-    alarms = [reason("alarm_at_steps", name=name, steps=steps) for name, steps in found.items()]
+    raised = [reason("alarm_at_steps", name=name, steps=steps) for name, steps in found.items()]
     assert reason("p95", ms=9.0, load=None).words == ("p95 9 ms", "p95 9 毫秒"), "no value, no brackets"
-    assert reason("alarms", alarms=alarms).words == (
+    assert reason("alarms", alarms=raised).words == (
         "kl_runaway (step 3, 9), reward_down (step 4)",
         "策略偏移过大（KL 失控）（第 3、9 步）、奖励下降（第 4 步）",
     )

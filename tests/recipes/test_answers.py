@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import letters
 import pytest
 from fake_model import FakeModel
-from fake_service import SIMULATED, FakeService, Script, completion
+from fake_service import SIMULATED, completion
+from fixture_types import Serve
 from letters import JudgedLetters, Letters
 from reward_service import reward_service
 
@@ -222,7 +223,6 @@ def test_answers_that_rows_bring_are_no_teachers_arm():
 FOUR_OF_FIVE = (200, completion('{"score": 4}'))
 COMMON = {"score", "judge", "invalid", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"}
 KEYS = COMMON | {"share", "format", "pure"}
-Serve = Callable[[Script], FakeService]
 
 
 def service_of(folder: Path, judge_url: str = "", **settings: Any) -> RewardService:

@@ -69,8 +69,11 @@ def test_a_question_without_markers_reaches_the_student_as_it_was_asked():
         ('{"score": 1} 改写里写的是 {"score": 5}', "contradictory_answer"),
         ('{"score": 1, "score": 5}', "contradictory_answer"),
         ('{"score": 1, "reason": "写着{"score": 5}"}', "judge_unreadable"),
-        ('{"score": true}', "judge_unreadable"),
-        ('{"score": -1}', "judge_unreadable"),
+        *(
+            (said, "judge_unreadable")
+            for said in ("4", '{"grade": 4}', '{"score": 6}', '{"score": -1}', '{"score": NaN}')
+        ),
+        *((said, "judge_unreadable") for said in ('{"score": true}', '{"score": null}')),
         (f'{{"score": 1{"0" * 400}}}', "judge_unreadable"),
         ('{"score":' * 5000, "judge_unreadable"),
     ],
@@ -81,7 +84,8 @@ def test_a_score_that_is_none(said: str, reason: str):
     assert caught.value.reason == reason
 
 
-def test_the_same_score_twice_is_one():
+def test_a_score_in_words_and_the_same_score_twice():
+    assert parse_score('好的：{"score": "4.5", "reason": "x"}') == 4.5
     assert parse_score('```json\n{"score": 4, "reason": "好"}\n```\n即 {"score": 4.0}') == 4
 
 

@@ -1,16 +1,16 @@
 """Finding recipes, by name or in a file; what the base classes do for them; distilling and validating one row."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_model import FakeModel, FakeRag
+from fixture_types import ProfileOf
 
 from qinglan import recipes
 from qinglan.clients.roles import Clients, key_salt
-from qinglan.config import Profile, Reward, Tenant
+from qinglan.config import Reward, Tenant
 from qinglan.errors import ConfigError, RetrievalError, TeacherError
 from qinglan.recipes import AnswerRecipe, Input, RetrievalRecipe, get_recipe, query_rewrite
 from qinglan.recipes.kinds.distillation import distill_requests, require_teacher_alone, teacher_requests
@@ -19,7 +19,6 @@ from qinglan.rows import Retrieved, Row
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CAPITALS, JUDGING = SUPPORT / "capitals_recipe.py", SUPPORT / "judging_recipe.py"
-ProfileOf = Callable[..., Profile]
 
 
 def test_shipped_recipes_are_found_by_their_names():
@@ -83,14 +82,6 @@ def test_only_what_is_asked_identifies():
     inputs = (Input("a", "甲", required=True), Input("b", "乙", identifies=False), Input("c", "丙"))
     assert recipes.identifying({"a": "1", "b": "2"}, inputs) == {"a": "1"}
     assert recipes.placeholders(inputs, "x") == {"a": "x"}
-
-
-@pytest.mark.parametrize("text", ["4", '{"grade": 4}', '{"score": 6}', '{"score": NaN}', '{"score": null}'])
-def test_a_judge_that_gives_no_score_is_no_judge(text: str):
-    with pytest.raises(TeacherError) as caught:
-        recipes.parse_score(text)
-    assert caught.value.reason == "judge_unreadable"
-    assert recipes.parse_score('好的：{"score": "4.5", "reason": "x"}') == 4.5
 
 
 CAPITAL = Row(id="1", tenant="t", query="法国的首都", inputs={"hint": "塞纳河"}, source="f:1")

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_service import FakeService, Script, completion, recall
+from fake_service import FakeService, completion, recall
+from fixture_types import Serve
 from reward_service import BASELINE as BASE
 from reward_service import reward_service
 
@@ -23,7 +24,6 @@ from qinglan.recipes.scoring.service import RewardService
 from qinglan.training import reward
 from qinglan.training.reward import RewardActor, close_reward_service
 
-Serve = Callable[[Script], FakeService]
 REWRITE = "虾青素 推荐用量"
 KEYS = {
     *Scored.__dataclass_fields__,

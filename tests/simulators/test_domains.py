@@ -4,19 +4,18 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fixture_types import ProfileOf
 
-from qinglan.config import Embedded, Profile
+from qinglan.config import Embedded
 from qinglan.errors import ConfigError
 from qinglan.rows import normalise
 from qinglan.simulators import domains
 from qinglan.simulators.domains import domain_for, domain_of, pretraining_texts
 
-ProfileOf = Callable[..., Profile]
 NAMES = domains._names()
 FEW = Embedded(sample_train_rows=30, sample_dev_rows=6, sample_test_rows=12)
 

@@ -4,16 +4,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
 from fake_service import SIMULATED
+from fixture_types import ProfileOf
 from waiting import wait_until
 
-from qinglan.config import Profile
 from qinglan.errors import EngineError
 from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.simulators.services import embedded_services
@@ -21,7 +20,6 @@ from qinglan.simulators.services import embedded_services
 pytestmark = pytest.mark.slow
 
 FEW = {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": 1}
-ProfileOf = Callable[..., Profile]
 
 
 def test_start_serve_and_stop(profile_of: ProfileOf, tmp_path: Path):

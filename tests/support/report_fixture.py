@@ -229,7 +229,13 @@ def full(**changes: Any) -> Report:
         comparison("rl", "champion", 0.02, (-0.01, 0.05), p_holm=0.04),
         comparison("rl", "teacher", 0.06, (-0.05, 0.17), metric="quality", mean_a=4.37, mean_b=4.31),
     ]  # fmt: skip
-    alarm = {"step": 31, "name": "clip_fraction", "action": "warn", "message": "too much was clipped", "values": {}}
+    alarm = {
+        "step": 31,
+        "name": "clip_fraction",
+        "action": "warn",
+        "code": "alarm_clip_fraction",
+        "values": {"mean": 0.4, "steps": 3, "limit": 0.3},
+    }
     content: dict[str, Any] = {
         "arms": arms | {"champion": arms["sft"]}, "comparisons": found, "slices": slices(), "red_team": red_team(),
         "decision": decision(), "released": released(), "alarms": [alarm], "unjudged": {"judge_unreadable": 3},

@@ -19,7 +19,7 @@ from qinglan.tasks.stage import Outcome, Stage, digests_of, perform
 
 ROOT = Path(__file__).parents[2]
 STAGES = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "local_judge", "rl"]
-STAGES += ["evaluate", "gate", "register", "compare"]
+STAGES += ["evaluate", "gate", "register", "sample", "compare"]
 PACKAGE_FILES = {"qinglan.data", "qinglan.recipes", "qinglan.training.engines"}
 """They only pass on names of modules, which are listed."""
 HELD_IN_THE_KEY = {
@@ -69,7 +69,7 @@ def digests(profile: Profile) -> dict[str, dict[str, str]]:
     return {name: digests_of(profile, import_module(f"qinglan.tasks.{name}").CODE) for name in STAGES}
 
 
-USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gate", "register")]
+USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gate", "register", "sample")]
 
 
 @pytest.mark.parametrize(

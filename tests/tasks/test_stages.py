@@ -24,9 +24,10 @@ from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.tasks import batches
-from qinglan.tasks.compare import compare_teachers, draw_questions
+from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.ingest import ingest_workbook
+from qinglan.tasks.sample import draw_questions
 from qinglan.tasks.validate import validate_rows
 
 pytestmark = [

@@ -1,6 +1,7 @@
 """Alarms on series made for them. Noise is drawn from a fixed seed."""
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from qinglan.config import Alarms
+from qinglan.evaluation.reasons import alarm_words
 from qinglan.recipes import PrimaryMetric
 from qinglan.training import alarms
 from qinglan.training.alarms import CLIP_FRACTION, DISTINCT, ENTROPY, EXPLAINED_VARIANCE, JUDGE, REWARD, UPDATE_KL
@@ -108,6 +110,7 @@ def test_each_condition_has_its_alarm(curves: dict[str, Curve], name: str, steps
     (alarm,) = watch(**curves)
     assert alarm.name == name
     assert alarm.step in steps
+    assert alarm_words(alarm).en != alarm_words(alarm).zh
 
 
 @pytest.mark.parametrize(
@@ -196,10 +199,11 @@ def test_a_bare_off_in_yaml_is_off_and_an_unknown_alarm_is_refused():
 
 def test_an_alarm_says_what_changed_its_line_reads_back_and_half_a_line_is_skipped(tmp_path: Path):
     (alarm,) = watch(**hacked(GOLD))
-    assert alarm.values["reward_now"] > alarm.values["reward_before"] and "since steps" in alarm.message
-    assert alarm.values["gold_top1_now"] < alarm.values["gold_top1_before"]
+    assert alarm.values["reward_now"] > alarm.values["reward_before"]
+    assert alarm.values["metric_now"] < alarm.values["metric_before"]
+    assert re.match(r"since steps \d+–\d+ the reward rose from .* while gold top-1 fell", alarm_words(alarm).en)
     path = tmp_path / "alarms.jsonl"
     assert alarms.read_alarms(path) == []
-    half = '{"step": 4, "message": "since steps 1–'.encode()[:-1]  # within a character
+    half = '{"step": 4, "values": {"metric": "首'.encode()[:-1]  # within a character
     path.write_bytes(f"{alarm.model_dump_json()}\n".encode() + half)
     assert alarms.read_alarms(path) == [alarm]

@@ -1,16 +1,14 @@
 """The bytes that SFT and RL are going to need."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import ProfileOf
 
-from qinglan.config import Profile
 from qinglan.training.disk_space import ModelSize, needed_bytes, rl_bytes, sft_bytes
 
-ProfileOf = Callable[..., Profile]
 SMALL = ModelSize(1_000_000, 2_000_000, 10_000)
 
 

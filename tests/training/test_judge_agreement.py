@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_model import FakeModel, FakeRag
+from fixture_types import ProfileOf
 
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import RetrievalError, StageError, TeacherError
@@ -15,8 +15,6 @@ from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.training import judge_agreement
 from qinglan.training.judge_agreement import JudgeAgreement, JudgedPassage, measure_agreement, require_agreement
-
-ProfileOf = Callable[..., Profile]
 
 
 def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> Row:

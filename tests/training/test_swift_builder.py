@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import ProfileOf
 
 from qinglan.config import Profile
 from qinglan.runs.cpu import cpu_env
@@ -15,8 +15,6 @@ from qinglan.runs.launcher import Command
 from qinglan.training.engines import generate, swift
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.swift import merge_command, sft_command
-
-ProfileOf = Callable[..., Profile]
 
 
 def options(command: Command) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """The builder's overrides, composed against verl's own configuration schema."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from fixture_types import ProfileOf
 from pydantic import ValidationError
 from verl_config import command_of, compose
 
@@ -16,7 +16,6 @@ from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.swift import merge_command, sft_command
 from qinglan.training.engines.verl import hydra_value, left_out
 
-ProfileOf = Callable[..., Profile]
 FOLDER = Path("/data/青蓝 runs/it's")
 
 

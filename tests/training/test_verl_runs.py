@@ -26,8 +26,7 @@ from qinglan.training.engines.progress import checkpoints, read_metrics, read_st
 from qinglan.training.engines.verl import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
-for module in ("torch", "verl", "transfer_queue"):
-    pytest.importorskip(module)
+pytest.importorskip("verl")
 
 TWO_STEPS: dict[str, Any] = {"total_steps": 2, "save_freq": 2, "test_freq": 2, "val_before_train": False}
 GROUPS: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}

@@ -163,8 +163,29 @@ class Drift(BaseModel, frozen=True):
     arrivals: Shift
     whole: Shift
     threshold: float
-    warnings: list[str]
-    sentence: str
+
+    @property
+    def warnings(self) -> dict[str, float]:
+        """By what has drifted, the distance beyond chance."""
+        return {
+            f"{name} of {rows}": found.excess
+            for rows, moved in (("the new rows", self.arrivals), ("all rows", self.whole))
+            for name, found in moved.distances.items()
+            if found.excess >= self.threshold and found.p_value <= SIGNIFICANT
+        }
+
+    @property
+    def sentence(self) -> str:
+        came, now = self.arrivals, self.whole
+        some = f"{count(came.rows)} of {count(now.rows)} questions" if came.rows else "No question"
+        text = f"{some} came in since {self.parent}"
+        if came.rows and came.new_intents:
+            text += f", {came.new_intents.share:.0%} of their intents new ({came.new_intents.expected:.0%} expected)"
+        text += f"; failures {now.parent_failed_share:.1%} → {now.failed_share:.1%}. "
+        if not self.warnings:
+            return text + "No drift beyond chance and threshold."
+        details = (f"{warning} ({number(excess, 2)} beyond chance)" for warning, excess in self.warnings.items())
+        return text + f"Drift: {', '.join(details)}."
 
 
 _RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
@@ -177,21 +198,7 @@ _RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
 
 def drift(parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float) -> Drift:
     """Compare a version with its parent; `arrivals` is of the rows whose ids the parent lacks."""
-    came, now = shift(parent, arrivals), shift(parent, whole)
-    warnings = {
-        f"{name} of {rows}": found.excess
-        for rows, moved in (("the new rows", came), ("all rows", now))
-        for name, found in moved.distances.items()
-        if found.excess >= threshold and found.p_value <= SIGNIFICANT
-    }
-    return Drift(
-        parent=parent_id,
-        arrivals=came,
-        whole=now,
-        threshold=threshold,
-        warnings=list(warnings),
-        sentence=_sentence(parent_id, came, now, warnings),
-    )
+    return Drift(parent=parent_id, arrivals=shift(parent, arrivals), whole=shift(parent, whole), threshold=threshold)
 
 
 def shift(parent: RowSummary, rows: RowSummary) -> Shift:
@@ -251,15 +258,3 @@ def _jensen_shannon(codes: Any, is_new: Any) -> float:
     new, old = np.bincount(codes[is_new], minlength=size), np.bincount(codes[~is_new], minlength=size)
     with np.errstate(invalid="ignore"):  # the root of −1e-17, where both are the same
         return float(np.nan_to_num(jensenshannon(old, new, base=2)))
-
-
-def _sentence(parent_id: str, came: Shift, now: Shift, warnings: Mapping[str, float]) -> str:
-    some = f"{count(came.rows)} of {count(now.rows)} questions" if came.rows else "No question"
-    text = f"{some} came in since {parent_id}"
-    if came.rows and came.new_intents:
-        text += f", {came.new_intents.share:.0%} of their intents new ({came.new_intents.expected:.0%} expected)"
-    text += f"; failures {now.parent_failed_share:.1%} → {now.failed_share:.1%}. "
-    if not warnings:
-        return text + "No drift beyond chance and threshold."
-    details = (f"{warning} ({number(excess, 2)} beyond chance)" for warning, excess in warnings.items())
-    return text + f"Drift: {', '.join(details)}."

@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from qinglan.evaluation.models import Report
-from qinglan.evaluation.reasons import TEXTS, rule_words, words
+from qinglan.evaluation.reasons import TEXTS, alarm_words, rule_words, words
 from qinglan.evaluation.report import plots, tables, verdict
 from qinglan.runs.artifacts import Artifact, written_whole
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
@@ -36,7 +36,7 @@ def page_template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     shown = (number, signed, interval, count, usd, p_value)
-    named = (t, unbroken, words, rule_words, tables.alarm_words, tables.left_out, tables.duration_words)
+    named = (t, unbroken, words, rule_words, alarm_words, tables.left_out, tables.duration_words)
     environment.filters |= {helper.__name__: helper for helper in (*shown, *named)}
     environment.globals |= {"t": t, "Both": Both}
     return environment.get_template("report.html.j2")

@@ -13,7 +13,6 @@ from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval
 from qinglan.text import NONE, Both, count, latency, number, signed, usd
-from qinglan.training.alarms import Alarm
 
 
 class Value(NamedTuple):
@@ -214,13 +213,6 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
         for name, part in (("SFT", report.training.sft), ("RL", report.training.rl))
         if part is not None
     ]
-
-
-def alarm_words(alarm: Alarm) -> Both:
-    """What an alarm says; in Chinese its meaning with its numbers."""
-    numbers = "，".join(f"{key.replace('_', ' ')} {formats.plain(value)}" for key, value in alarm.values.items())
-    meaning = TEXTS["alarms"][alarm.name].zh
-    return Both(alarm.message, f"{meaning}（{numbers}）" if numbers else meaning)
 
 
 def duration_words(seconds: float) -> Both:

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from qinglan.recipes.scoring.scorer import AnswerScorer
     from qinglan.recipes.scoring.service import RewardService
 
-_TAKEN = frozenset(
-    {
-        *("score", "row_id", "target", "invalid", "samples", "alone", "steps", "reward", "entropy", "clip_fraction"),
-        "value_loss",
-        *("judge_asked", "judge_cached", "judge_cost_usd", "rag_calls", "rag_cached", "latency_ms"),
-    }
-)
+_TAKEN = {
+    "score", "row_id", "target", "invalid", "samples", "alone", "steps", "reward", "entropy", "clip_fraction",
+    "value_loss", "judge_asked", "judge_cached", "judge_cost_usd", "rag_calls", "rag_cached", "latency_ms",
+}  # fmt: skip
 """Figures of a sample or a step that have these names already."""
 
 

@@ -305,7 +305,7 @@ class RewardedTrainer(PPOTrainerSync):
             if self.use_critic:
                 self.critic_wg.scale_lr(self._settings.alarms.lr_factor)
         elif alarm.action == "stop":
-            self._end_after(step, f"alarm {alarm.name}: {alarm.message}")
+            self._end_after(step, f"alarm {alarm.name}")
 
     def _end_after(self, step: int, reason: str) -> None:
         if step >= self.total_training_steps:

@@ -198,7 +198,7 @@ class Tracking(Section):
     file itself, and with it people's questions."""
     traces_per_stage: Annotated[int, Field(ge=0)] = 50
     """With `rows: copy`, so many calls to teacher, answerer, judge and RAG of each stage become traces in MLflow, drawn
-    by what is asked; 0 for none. 50 take about a second of a stage; to trace every call would take 25 ms of each."""
+    by what is asked; 0 for none. 50 cost a stage one to four seconds; all of ten thousand calls would cost minutes."""
 
 
 class Notify(Section):

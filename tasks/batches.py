@@ -125,7 +125,7 @@ async def ask_services(
     losses = row_batches.Losses(section, given.rows_out, settings.max_failed_share)
     before, after = RowCounts(), RowCounts()
     configured = run_batch.with_options(**_retried(settings.retries))
-    async with open_clients(stage.run, services, roles) as clients:
+    async with open_clients(stage.run, services, roles, stage.traced) as clients:
         work = _paced(
             make_work(clients), _KEPT_BUSY * concurrency, lambda done: stage.progress(done, max(total, done), "rows")
         )

@@ -86,7 +86,7 @@ def evaluate_arms(
         arms |= answers.arms
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
         tried = answers.red_team | {name: texts_of_teacher(arm) for name, arm in asked.red_team.items()}
-        done, red_team, made = asyncio.run(_complete(stage.run, services, arms, rows, cases, tried))
+        done, red_team, made = asyncio.run(_complete(stage, services, arms, rows, cases, tried))
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
         found = evaluate(done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed)
         identities = {name: student.identity for name, student in students.items()}
@@ -168,7 +168,7 @@ async def _ask_teachers(
         if not roles:
             continue
         stage.say(f"asking {rival.arm} {len(questions) + len(compared):,} questions")
-        async with open_clients(rival.run, rival.services, roles) as clients:
+        async with open_clients(rival.run, rival.services, roles, stage.traced) as clients:
             ask = partial(ask_teacher, recipe=recipe, clients=clients, tenant=tenant)
             again = partial(ask_again, f"ask {rival.arm}", retries=profile.evaluate.retries)
             if questions:
@@ -207,7 +207,7 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
 
 
 async def _complete(
-    run: Run,
+    stage: Stage,
     services: Services,
     arms: Mapping[ArmName, Sequence[ArmRow]],
     rows: Sequence[Row],
@@ -215,8 +215,8 @@ async def _complete(
     red_team: Mapping[ArmName, Mapping[str, str | Reason]],
 ) -> tuple[Measured, dict[ArmName, list[RedTeamResult]], Calls]:
     """What the arms are worth, the red team's results, and the calls that both took."""
-    profile, recipe = run.profile, get_recipe(run.profile.recipe)
-    async with open_clients(run, services, recipe.graders) as clients:
+    profile, recipe = stage.run.profile, get_recipe(stage.run.profile.recipe)
+    async with open_clients(stage.run, services, recipe.graders, stage.traced) as clients:
 
         async def grade() -> tuple[Measured, dict[ArmName, list[RedTeamResult]]]:
             tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)

@@ -45,7 +45,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
         rows = choose_rows(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
         with serve_judge(profile, judge, stage.directory, stage.say) as served:
             assert served is not None
-            pairs = asyncio.run(_compare(run, services, served, rows))
+            pairs = asyncio.run(_compare(stage, services, served, rows))
         artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", pairs)}
         require_answers(pairs, profile.evaluate.max_failed_share)
         found = measure_agreement(pairs, profile.reward.min_relevance)
@@ -72,12 +72,13 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
     return result
 
 
-async def _compare(run: Run, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
+async def _compare(stage: Stage, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
+    run, traced = stage.run, stage.traced
     profile = run.profile
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
-    rag = RagClient(profile.rag, services().rag_url, profile.tenant.id, with_passage=True)
+    rag = RagClient(profile.rag, services().rag_url, profile.tenant.id, with_passage=True, traced=traced)
     try:
-        async with open_clients(run, services, ["judge"]) as clients, open_judge(run, served) as local:
+        async with open_clients(run, services, ["judge"], traced) as clients, open_judge(run, served) as local:
             verdicts = verdict_recipe(served.judge.released.recipe)
             comparison = JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag)
             compare, retries = partial(comparison.compare, rows), profile.evaluate.retries

@@ -134,6 +134,8 @@ class Stage:
     def __init__(self, name: str, run: Run, directory: Path, tracker: Tracker, clock: Clock) -> None:
         self.name, self.run, self.directory, self.key = name, run, directory, clock.started.key
         self.tracker, self.mlflow_run_id = tracker, clock.started.mlflow_run_id
+        self.traced = tracker.new_sample()
+        """For clients, to note what they send."""
         self._clock = clock
         self._log = get_run_logger()
         self._last_shown = time.monotonic()
@@ -237,7 +239,11 @@ def perform(
         require_disk_space(name, run.profile, run.directory / name, 0)
         directory, clock = _begin(run, name, wanted, tracker)
         try:
-            outcome = work(Stage(name, run, directory, tracker, clock))
+            stage = Stage(name, run, directory, tracker, clock)
+            try:
+                outcome = work(stage)
+            finally:
+                tracker.log_traces(stage.mlflow_run_id, stage.traced)
         except BaseException:
             tracker.end_run(clock.started.mlflow_run_id, failed=True)
             with suppress(OSError):  # the error itself matters more where the disk is full

@@ -25,6 +25,7 @@ from qinglan.ledger import Call, Failure
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.runs.artifacts import hash_of
 from qinglan.runs.back_off import BackOff
+from qinglan.runs.traces import CallSample
 from qinglan.text import shown, without_controls
 
 if TYPE_CHECKING:
@@ -162,11 +163,19 @@ class ChatClient:
     """One role's client: limits, ledger, failure reasons. Belongs to one event loop."""
 
     def __init__(
-        self, endpoint: Endpoint, base_url: str, account: Account, ledger: LedgerQueue, *, key_salt: str = ""
+        self,
+        endpoint: Endpoint,
+        base_url: str,
+        account: Account,
+        ledger: LedgerQueue,
+        *,
+        key_salt: str = "",
+        traced: CallSample | None = None,
     ) -> None:
-        """`key_salt` separates services that answer differently under one model name."""
+        """`key_salt` separates services that answer differently under one model name; `traced` notes what is sent."""
         from qinglan.clients.transport import openai_client
 
+        self._traced = traced or CallSample(0)
         self._endpoint, self._account, self._ledger, self._key_salt = endpoint, account, ledger, key_salt
         self._limits = Limits(endpoint.concurrency, endpoint.requests_per_minute, endpoint.tokens_per_minute)
         # Of a killed process, what is in here may be lost: requests built ahead, so that a free place is taken at once,
@@ -330,6 +339,8 @@ class ChatClient:
         if reason:
             raise TeacherError(f"{self._account.role}: empty answer", reason)
         self._last_answer_s = time.monotonic()
+        used = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens}
+        self._trace(request, call.text, latency_ms=latency_ms, cost_usd=call.cost_usd, **used)
         tokens, estimate = call.prompt_tokens + call.completion_tokens, response.extensions["estimated_tokens"]
         self._limits.answered(response.headers, estimate, tokens or estimate)
         # Means over about the last hundred calls, from which the next ones are estimated.
@@ -399,6 +410,12 @@ class ChatClient:
         usd = max(usd, most_usd(request, account.price)) if estimated else usd
         known = {"latency_ms": latency_ms, "cost_usd": usd, "estimated": estimated}
         self._ledger.fail(account.failure(request.request_hash, reason, **known))
+        self._trace(request, failure=reason, latency_ms=latency_ms, cost_usd=usd)
+
+    def _trace(self, request: Request, answer: str | None = None, **known: Any) -> None:
+        account, asked = self._account, {"messages": request.body["messages"]}  # not the headers, which hold the key
+        known["model"] = account.model
+        self._traced.add(request.request_hash, account.role, "CHAT_MODEL", asked, answer, **known)
 
 
 def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,6 +24,7 @@ from qinglan.config import Rag, RagMapping, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
+from qinglan.runs.traces import CallSample
 from qinglan.text import shown, without_texts
 
 _TITLE_CHARS = 60
@@ -72,8 +74,12 @@ class CallCount:
 class RagClient:
     """Belongs to one event loop."""
 
-    def __init__(self, rag: Rag, url: str, tenant_id: str, *, with_passage: bool = False) -> None:
-        """`with_passage`: answers keep the beginning of the best passage, for a judge to read."""
+    def __init__(
+        self, rag: Rag, url: str, tenant_id: str, *, with_passage: bool = False, traced: CallSample | None = None
+    ) -> None:
+        """`with_passage`: answers keep the beginning of the best passage, for a judge to read; `traced` notes what is
+        sent."""
+        self._traced = traced or CallSample(0)
         self._rag, self._url, self._tenant_id, self._with_passage = rag, address_of(rag, url), tenant_id, with_passage
         self._limits = Limits(rag.concurrency)
         self._client = httpx2.AsyncClient(
@@ -122,17 +128,32 @@ class RagClient:
         await self._client.aclose()
 
     async def _post(self, body: dict[str, Any], asked: Sequence[str], count: CallCount) -> Retrieved:
+        start_s = 0.0
         try:
             async with self._limits.slot(1):
                 self.call_count += 1
                 count.made += 1
+                start_s = time.perf_counter()
                 response = await self._respond(body, asked)
             kind, keeps = response.headers.get("content-type", ""), self._with_passage
-            return read_answer(self._rag, response.content, self._url, kind, asked, with_passage=keeps)
-        except RetrievalError:
+            found = read_answer(self._rag, response.content, self._url, kind, asked, with_passage=keeps)
+        except RetrievalError as error:
             self.failed_count += 1
             count.failed += 1
+            self._trace(asked, start_s, failure=error.reason)
             raise
+        self._trace(asked, start_s, found)
+        return found
+
+    def _trace(self, asked: Sequence[str], start_s: float, found: Retrieved | None = None, failure: str = "") -> None:
+        """Without the request's constants and headers: they may hold the service's key."""
+        latency_ms, inputs = 1000 * (time.perf_counter() - start_s), {"query": asked[0], "rewritten_query": asked[1]}
+        passages = found and [
+            {"id": id_, "page_content": title, "metadata": {"score": score}}
+            for id_, title, score in zip(found.ids, found.titles, found.scores, strict=True)
+        ]
+        key = "\x1f".join(("rag", *asked))
+        self._traced.add(key, "rag", "RETRIEVER", inputs, passages, failure=failure, latency_ms=latency_ms)
 
     async def _respond(self, body: dict[str, Any], asked: Sequence[str]) -> httpx2.Response:
         try:

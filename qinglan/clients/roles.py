@@ -13,6 +13,7 @@ from qinglan.ledger import Ledger, ledger_url, open_ledger
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.runs.code_digest import code_digest
 from qinglan.runs.run import Run
+from qinglan.runs.traces import CallSample
 
 ANSWER_FIELDS = frozenset(Endpoint.model_fields) - {
     "api_key_env", "timeout_s", "max_retries", "concurrency", "requests_per_minute", "tokens_per_minute",
@@ -115,8 +116,10 @@ def key_salt(profile: Profile, role: ChatRole) -> str:
 
 
 @asynccontextmanager
-async def open_clients(run: Run, services: Services, roles: Collection[Role]) -> AsyncIterator[Clients]:
-    """Open the clients of these roles; other roles need no API key."""
+async def open_clients(
+    run: Run, services: Services, roles: Collection[Role], traced: CallSample | None = None
+) -> AsyncIterator[Clients]:
+    """Open the clients of these roles; other roles need no API key. `traced` notes what is sent."""
     profile, addresses = run.profile, services()
     urls: dict[ChatRole, str] = {
         "teacher": addresses.teacher_url,
@@ -130,8 +133,9 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
             if role in roles:
                 endpoint = endpoint_of(profile, role)
                 account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
-                chats[role] = ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role))
-        rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id) if "rag" in roles else None
+                salt = key_salt(profile, role)
+                chats[role] = ChatClient(endpoint, url, account, queue, key_salt=salt, traced=traced)
+        rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id, traced=traced) if "rag" in roles else None
         async with AsyncExitStack() as stack:
             stack.push_async_callback(queue.close)
             clients = Clients(chats, rag)

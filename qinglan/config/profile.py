@@ -41,7 +41,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "notify": set(site.Notify.model_fields),
     "automations": set(site.Automations.model_fields),
     "retention": set(site.Retention.model_fields),
-    "tracking": {"rows"},
+    "tracking": {"rows", "traces_per_stage"},
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 

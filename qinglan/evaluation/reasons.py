@@ -109,9 +109,7 @@ def rule_words(name: str) -> Both:
 
 
 def alarm_words(alarm: Alarm) -> Both:
-    """What an alarm says; of one that an earlier Qinglan wrote, what it means."""
-    if not alarm.code:
-        return TEXTS["alarms"][alarm.name]
+    """What an alarm has seen."""
     return Reason.model_validate({"code": alarm.code, "values": alarm.values}).words
 
 

@@ -57,6 +57,10 @@ _ASKING = {"recipe", "tenant", "teacher", "answerer", "judge"}
 """Settings that the ledger's keys depend on."""
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".distcp", ".gguf")
 _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
+_REMOVE_PREVIEWS = (  # of MLflow's traces: a long text is cut off in them, where no pattern finds it
+    "UPDATE trace_info SET request_preview = NULL, response_preview = NULL "
+    "WHERE request_id IN (SELECT trace_id FROM spans WHERE instr(content, ?))"
+)
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
 _LEDGER, _SQLITE_WAIT_S = "ledger.db", 60.0
 _CACHES = ("~/.cache/huggingface/datasets", "~/.cache/modelscope/hub/datasets")
@@ -331,13 +335,16 @@ class _Sweep:
         changed = 0
         with closing(sqlite3.connect(path, timeout=_SQLITE_WAIT_S, isolation_level=None)) as db:
             db.create_function("redacted", 1, lambda value: self._pattern.sub(MARK, value), deterministic=True)
-            for (table,) in [] if path.name == _LEDGER else db.execute(_TABLES).fetchall():
+            tables = [] if path.name == _LEDGER else [name for (name,) in db.execute(_TABLES)]
+            for table in tables:
                 for _, name, *_ in db.execute(f'PRAGMA table_info("{table}")').fetchall():
                     where = f"""typeof("{name}") = 'text' AND redacted("{name}") != "{name}\""""
                     count = f'SELECT count(*) FROM "{table}" WHERE {where}'  # noqa: S608 (the database's own names)
                     changed += db.execute(count).fetchone()[0]
                     if not self._dry_run:
                         db.execute(f'UPDATE "{table}" SET "{name}" = redacted("{name}") WHERE {where}')  # noqa: S608
+            if "trace_info" in tables and not self._dry_run:
+                db.execute(_REMOVE_PREVIEWS, (MARK,))
             left = (path, path.with_name(f"{path.name}-wal"))
             has_traces = any(each.exists() and self._bytes.search(each.read_bytes()) for each in left)
             if not self._dry_run and (changed or has_traces or path.name == _LEDGER):

@@ -43,14 +43,14 @@ def part_mean(name: str) -> str:
     return f"reward_extra/{name}/mean"
 
 
-class Alarm(BaseModel, frozen=True):
+class Alarm(BaseModel, frozen=True, extra="forbid"):
     """One line of `alarms.jsonl`."""
 
     step: int
     name: AlarmName
     action: AlarmAction
-    code: str = ""
-    """Of the sentence that says what was seen; empty in what an earlier Qinglan wrote."""
+    code: str
+    """Of the sentence that says what was seen."""
     values: dict[str, Any] = {}
     """What the sentence takes: numbers, words, or the code and values of a further sentence."""
 

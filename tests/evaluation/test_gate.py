@@ -73,7 +73,7 @@ def why(decision: Decision, name: str) -> str:
 
 
 def alarm(step: int = 22) -> Alarm:
-    return Alarm(step=step, name="reward_up_gold_down", action="warn")
+    return Alarm(step=step, name="reward_up_gold_down", action="warn", code="alarm_reward_hacked")
 
 
 def test_a_better_and_cheaper_model_is_promoted_unless_more_is_demanded():

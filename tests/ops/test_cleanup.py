@@ -29,7 +29,12 @@ from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, 
 from qinglan.runs.launcher import Command
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.processes import Processes
+<<<<<<< HEAD
 from qinglan.runs.run import Run, find_run, runs_of
+=======
+from qinglan.runs.run import find_run, runs_of
+from qinglan.runs.traces import CallSample
+>>>>>>> traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 KINDS = ("run", "unfinished", "checkpoint", "superseded", "dataset", "mlflow", "log")
@@ -356,6 +361,7 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
     client, tracker = models.client, models.tracker
     tracking = tree.profile.tracking.model_copy(update={"experiment": models.name})
     tree.profile = tree.profile.model_copy(update={"tracking": tracking})
+    (sample := CallSample(1)).add("k", "rag", "RETRIEVER", {"query": "q"})
     gone, registered, stays = "20250101-000000-0001", "20250101-000000-0003", tree.run(1)
     ids: dict[str, str] = {}
     for name in (gone, registered, stays.name, "20250101-000000-0002"):
@@ -364,6 +370,7 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
         ids[name] = tracker.start_run(name, tags)
         ids[f"{name} sft"] = tracker.start_run(f"{name} sft", {"qinglan.run_id": name}, parent=ids[name])
         client.log_text(ids[f"{name} sft"], "x" * 9000, "model.txt")
+        tracker.log_traces(ids[name], sample)
     foreign = tracker.start_run("theirs", {"profile": "test", "qinglan.run_id": gone, "run.directory": "/elsewhere/x"})
     client.delete_run(foreign)
     models.registry.register(models.candidate(mlflow_run_id=ids[f"{registered} sft"]))
@@ -371,6 +378,7 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
     assert sorted(each.name for each in cleaned.removed) == [gone, f"{gone} sft"]
     assert cleaned.freed_bytes >= 9000
     assert {kept.why for kept in cleaned.kept if kept.name == registered} == {"a registered version was made of it"}
+    assert len(client.search_traces(locations=[client.get_run(foreign).info.experiment_id])) == 3
     for name, run_id in ids.items():
         if name.startswith(gone):
             with pytest.raises(MlflowException, match="not found"):

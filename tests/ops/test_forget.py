@@ -143,6 +143,7 @@ def make_site(folder: Path) -> Profile:
         "paths": {"runs": str(folder / "runs"), "state": str(folder / "state")},
         "serve": {"request_log": {"folder": str(folder / "requests")}},
         "embedded": small,
+        "tracking": {"traces_per_stage": 1000},
     }
     (folder / "site.yaml").write_text(yaml.safe_dump(values))
     profile = load_profile(str(folder / "site.yaml"))

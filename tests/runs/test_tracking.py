@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from mlflow import MlflowClient
@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from qinglan.config import Tracking
 from qinglan.errors import ConfigError
 from qinglan.runs.artifacts import Artifact
+from qinglan.runs.traces import CallSample
 from qinglan.runs.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
@@ -127,3 +128,40 @@ def test_the_dataset_of_a_run(site: tuple[Tracker, MlflowClient], tmp_path: Path
     assert [tag.value for tag in used.tags] == ["training"]
     tracker.log_dataset("no-such-run", "t", "d", tmp_path, "training", {})
     assert "MLflow did not take dataset d" in caplog.text
+
+
+def note(sample: CallSample, key: int, answer: str | None = "答", **known: Any) -> None:
+    sample.add(str(key), "teacher", "CHAT_MODEL", {"messages": [{"role": "user", "content": key}]}, answer, **known)
+
+
+def test_the_same_calls_are_traced_in_whatever_order_and_are_found_at_their_run(site: tuple[Tracker, MlflowClient]):
+    client = site[1]
+    tracker = Tracker(client.tracking_uri, Tracking(rows="copy", traces_per_stage=5), Path())
+    first, second = tracker.new_sample(), tracker.new_sample()
+    for number in range(40):
+        note(first, number, model="m", latency_ms=812.0, cost_usd=0.5)
+        note(second, 39 - number)
+    assert [each.inputs for each in first.calls()] == [each.inputs for each in second.calls()]
+    run = tracker.start_run("distill", {})
+    tracker.log_traces(run, first)
+    found = client.search_traces(locations=[client.get_run(run).info.experiment_id], run_id=run)
+    spans = [span for trace in found for span in trace.data.spans]
+    assert sorted(str(span.inputs) for span in spans) == sorted(str(each.inputs) for each in first.calls())
+    assert (spans[0].name, spans[0].outputs, found[0].info.execution_duration) == ("teacher", "答", 812)
+    known = {"model": "m", "cost_usd": 0.5, "latency_ms": 812.0, "attempt": 1, "status": "ok"}
+    assert known.items() <= spans[0].attributes.items()
+
+
+def test_no_call_is_traced_where_mlflow_gets_no_rows_and_lost_traces_are_said_once(
+    site: tuple[Tracker, MlflowClient], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    note(none := site[0].new_sample(), 1)
+    assert none.calls() == []
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    away = Tracker("http://127.0.0.1:9", Tracking(rows="copy"), Path())
+    sample = away.new_sample()
+    for key in range(2):
+        note(sample, key, None, failure="teacher_timeout")
+    away.log_traces("r", sample)
+    said = [record.message for record in caplog.records if record.name == "qinglan.runs.tracking"]
+    assert [line.split(": ")[0] for line in said] == ["MLflow did not take the traces of run r"]

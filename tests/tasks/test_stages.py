@@ -1,6 +1,7 @@
 """The data stages and a comparison of teachers under a real Prefect server, MLflow on SQLite, services by script."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,11 +24,13 @@ from qinglan.recipes.kinds.measuring import original_rows, retrieve_all
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
+from qinglan.runs.tracking import open_client
 from qinglan.tasks import batches
 from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.sample import draw_questions
+from qinglan.tasks.stage import Started
 from qinglan.tasks.validate import validate_rows
 
 pytestmark = [
@@ -176,6 +179,42 @@ def test_a_repeat_asks_only_for_what_was_lost_and_can_lose_no_more(site_of: Site
     assert [entry.reason for entry in taught] == ["empty_answer", None, None, None, None]
     assert [entry.reason for entry in found] == [None, None, None, None, "rag_unavailable"]
     assert (attempts, cached, len(site.teacher.bodies)) == (3, [0], 5 + 1)  # a blank is asked for twice, and no more
+
+
+def test_calls_of_a_stage_are_traced_at_its_run_once_and_without_the_key(
+    site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    failing = [f"虾青素{n}咋吃" for n in range(ROWS)]
+
+    def teacher(body: dict[str, Any]) -> Any:
+        if asked(body) not in failing:
+            return rewritten(body)
+        failing.remove(asked(body))  # each fails once
+        return 503, {}
+
+    site = site_of(teacher)
+    copying = changed(site.profile, tracking={"rows": "copy", "traces_per_stage": 20}, distill={"retries": 2})
+    copying = changed(copying, teacher={"api_key_env": "A_KEY"}, rag={"api_key_env": "A_KEY"})
+
+    def traces(result: StageResult) -> list[Any]:
+        run = Started.read(result.path("rows").parent).mlflow_run_id  # type: ignore[union-attr]
+        places = [client.get_run(run).info.experiment_id]
+        return [each.data.spans[0] for each in client.search_traces(locations=places, run_id=run)]
+
+    client = open_client(copying.tracking_uri)
+    distilled, validated = site.run(site.distill, copying), site.run(site.validate, copying)
+    tries = traces(distilled)
+    assert Counter(each.attributes["status"] for each in tries) == {"http_503": 10, "ok": 10}
+    assert {each.attributes["attempt"] for each in tries if each.outputs} == {2}
+    for each in tries:
+        assert each.outputs in (None, asked(each.inputs).replace("咋吃", " 服用方法"))
+    found = traces(validated)
+    assert {each.outputs[0]["id"] for each in found} == {"g"}
+    assert (len(found), {each.name for each in found}) == (20, {"rag"})
+    again = site.run(site.distill, changed(copying, distill={"batch_rows": 5}))
+    assert again.run_id == distilled.run_id or traces(again) == []
+    assert b"sk-secret" not in Path(copying.tracking_uri.removeprefix("sqlite:///")).read_bytes()
 
 
 def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: SiteOf):

@@ -98,7 +98,10 @@ def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path:
 
 def test_alarms_of_steps_that_a_resume_discards_are_gone(tmp_path: Path):
     steps = (10, 20, 22, 31)
-    lines = [Alarm(step=step, name="reward_down", action="warn").model_dump_json() for step in steps]
+    lines = [
+        Alarm(step=step, name="reward_down", action="warn", code="alarm_reward_down").model_dump_json()
+        for step in steps
+    ]
     (tmp_path / progress.ALARMS_FILE).write_text("\n".join(lines) + "\n")
     training(tmp_path, resumed_at=20)
     assert [alarm.step for alarm in read_alarms(tmp_path / progress.ALARMS_FILE)] == [10, 20]

@@ -97,7 +97,11 @@ def _runs_by_id(client: "MlflowClient", profile: Profile) -> "Iterable[tuple[str
 def _purge(client: "MlflowClient", run: "Run", uri: str) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    run_id, store = run.info.run_id, client._tracking_client.store
+    run_id, store, places = run.info.run_id, client._tracking_client.store, [run.info.experiment_id]
+    of_run: dict[str, Any] = {"run_id": run_id, "locations": places, "include_spans": False}
+    found = all_pages(lambda token: client.search_traces(page_token=token, **of_run))
+    if traces := [each.info.trace_id for each in found]:
+        client.delete_traces(places[0], trace_ids=traces)
     if run.info.lifecycle_stage != "deleted":
         client.delete_run(run_id)
     try:

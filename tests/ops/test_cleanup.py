@@ -29,12 +29,8 @@ from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, 
 from qinglan.runs.launcher import Command
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.processes import Processes
-<<<<<<< HEAD
 from qinglan.runs.run import Run, find_run, runs_of
-=======
-from qinglan.runs.run import find_run, runs_of
 from qinglan.runs.traces import CallSample
->>>>>>> traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 KINDS = ("run", "unfinished", "checkpoint", "superseded", "dataset", "mlflow", "log")

@@ -8,6 +8,7 @@ from qinglan.evaluation.teacher_comparison import teachers_of
 from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
+from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.forms import DataChanges, Override, ProfileName, overrides_of
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.report import write_report
@@ -33,9 +34,9 @@ def compare(
     """
     with open_session(profile, overrides_of(changes, overrides), "compare", fresh=fresh) as session:
         run, services = session.run, session.services
-        ingested = ingest_workbook(run, session.workbook)
-        sample = draw_questions(run, ingested)
-        stages, validated = [ingested, sample], {}
+        read = with_extracted(run, services, ingest_workbook(run, session.workbook))
+        sample = draw_questions(run, read[-1])
+        stages, validated = [*read, sample], {}
         for each in teachers_of(run, services):
             distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
             validated[each.arm] = validate_rows(

@@ -9,6 +9,7 @@ from qinglan.tasks.dataset import build_dataset
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.evaluate import evaluate_arms
+from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
 from qinglan.tasks.gate import decide_release
 from qinglan.tasks.ingest import ingest_workbook
@@ -43,11 +44,11 @@ def pipeline(
     settings = overrides_of(changes, overrides)
     with open_session(profile, settings, "pipeline", fresh=fresh, continue_anyway=continue_anyway) as session:
         run, services = session.run, session.services
-        ingested = ingest_workbook(run, session.workbook)
-        distilled = distill_rows(run, services, ingested)
+        read = with_extracted(run, services, ingest_workbook(run, session.workbook))
+        distilled = distill_rows(run, services, read[-1])
         validated = validate_rows(run, services, distilled, session.knowledge_base)
         selected = select_rows(run, validated)
-        with reported_without_dataset(run, [ingested, distilled, validated, selected]):
+        with reported_without_dataset(run, [*read, distilled, validated, selected]):
             dataset = build_dataset(run, selected)
         published = publish_dataset(run, dataset)
         require_enough_rows(run, dataset)
@@ -59,5 +60,5 @@ def pipeline(
         evaluated = evaluate_arms(run, services, dataset, models)
         gated = decide_release(run, evaluated, dataset, models)
         registered = register_model(run, gated, evaluated, dataset, models)
-        data = [ingested, distilled, validated, selected, dataset, published]
+        data = [*read, distilled, validated, selected, dataset, published]
         return write_report(run, [*data, base, sft, rl, evaluated, gated, registered])

@@ -7,6 +7,7 @@ from prefect import flow
 from qinglan.tasks.dataset import build_dataset
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
+from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.forms import Override, ProfileName, RefreshChanges, overrides_of
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.publish import publish_dataset
@@ -35,13 +36,13 @@ def refresh(
     """
     with open_session(profile, overrides_of(changes, overrides), "refresh", fresh=fresh) as session:
         run, services = session.run, session.services
-        ingested = ingest_workbook(run, session.workbook)
-        distilled = distill_rows(run, services, ingested)
+        read = with_extracted(run, services, ingest_workbook(run, session.workbook))
+        distilled = distill_rows(run, services, read[-1])
         validated = validate_rows(run, services, distilled, session.knowledge_base)
         selected = select_rows(run, validated)
-        with reported_without_dataset(run, [ingested, distilled, validated, selected]):
+        with reported_without_dataset(run, [*read, distilled, validated, selected]):
             dataset = build_dataset(run, selected)
         published = publish_dataset(run, dataset)
-        report = write_report(run, [ingested, distilled, validated, selected, dataset, published])
+        report = write_report(run, [*read, distilled, validated, selected, dataset, published])
         trigger_training(run, published)
         return report

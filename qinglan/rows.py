@@ -1,7 +1,8 @@
 """One question and what is known of it: the row that every data stage reads and writes.
 
 A row's id is a hash of what the user asked (tenant, normalised query, profile, history and the recipe's further
-inputs), so it is the same in every file, run and night, whatever the row's place in the workbook.
+inputs), so it is the same in every file, run and night, whatever the row's place in the workbook. Where profile or
+history are extracted, it is a hash of the workbook's cells with the dialogue, whatever the teacher answers.
 """
 
 import hashlib
@@ -19,12 +20,15 @@ Item = TypeVar("Item")
 Split = Literal["train", "dev", "test"]
 
 LEFT_FOR_LATER = "left_for_later"
+DIALOGUE = "dialogue"
+"""Key in `Row.inputs` of a dialogue that is to be read, from ingest to extract; no later stage has it."""
 HINTS = {
     "empty_query": "fill in the question or delete the row",
     "empty_input": "fill in every column that the recipe needs, or delete the row",
     "not_text": "write it as text; numbers, dates, errors and lists are not questions",
     "query_too_long": "shorten the question, or allow it with --set data.max_query_chars=N",
     "context_too_long": "shorten its profile, history or inputs, or allow them with --set data.max_context_chars=N",
+    "dialogue_too_long": "shorten the dialogue, or allow it with --set data.max_dialogue_chars=N",
     "duplicate": "delete one of the two",
     "formula_cell": "paste the formula's result as a value",
     "merged_cell": "unmerge the cells and give every row its own value",

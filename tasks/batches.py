@@ -15,7 +15,7 @@ from prefect.runtime import task_run
 
 from qinglan.clients import row_batches
 from qinglan.clients.roles import Clients, Role, Services, open_clients
-from qinglan.config import Distill, Validate
+from qinglan.config import Distill, Extract, Validate
 from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
@@ -106,12 +106,13 @@ async def ask_services(
     given: StageResult,
     *,
     kind: str,
-    section: Literal["distill", "validation"],
-    settings: Distill | Validate,
+    section: Literal["extract", "distill", "validation"],
+    settings: Extract | Distill | Validate,
     roles: tuple[Role, ...],
     concurrency: int,
     make_work: Callable[[Clients], row_batches.Work],
     watch: Callable[[Row], None] = lambda _row: None,
+    finish: Callable[[Row], Row] = lambda row: row,
 ) -> Outcome:
     """Work on every row of the stage before; only the rows of the running batches are in memory.
 
@@ -119,6 +120,7 @@ async def ask_services(
         kind: names the task runs of the batches.
         section: the stage's in the profile, for messages.
         watch: called with every finished row, in order.
+        finish: makes of a row, also of a failed one, the row that is written.
     """
     source = given.artifacts["rows"]
     total = source.rows or 0
@@ -139,7 +141,7 @@ async def ask_services(
                 async for batch, rows in done:
                     note_failures(stage.directory / row_batches.FAILURES_FILE, batch)
                     losses.add(batch, rows)
-                    for row in after.pass_through(rows):
+                    for row in after.pass_through(map(finish, rows)):
                         watch(row)
                         write(row)
         stage.progress(after.total, max(total, after.total), "rows")

@@ -3,14 +3,13 @@
 import asyncio
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from qinglan.clients.chat import Account, Message
-from qinglan.clients.roles import ANSWER_FIELDS, Services, endpoint_of, key_salt, site_ledger
+from qinglan.clients.roles import Services, endpoint_of, key_salt, site_ledger
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
-from qinglan.recipes import get_recipe, recipe_key
-from qinglan.recipes.kinds.distillation import require_teacher_alone, teacher_requests
+from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.distillation import key_of_answers, require_teacher_alone, teacher_requests
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
@@ -51,13 +50,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
             )
         )
 
-    depends_on: dict[str, Any] = {
-        "rows_sha256": ingested.artifacts["rows"].sha256,
-        "recipe": recipe_key(profile.recipe),
-        "tenant": profile.tenant.model_dump(mode="json"),
-        **{role: endpoint.model_dump(mode="json", include=set(ANSWER_FIELDS)) for role, endpoint in endpoints.items()},
-        "servers": [key_salt(profile, role) for role in endpoints],
-    }
+    depends_on = {"rows_sha256": ingested.artifacts["rows"].sha256, **key_of_answers(profile, recipe.DISTILL_ROLES)}
     return perform(run, name, depends_on, work, code=CODE)
 
 

@@ -47,6 +47,7 @@ RECIPE = "recipe"
 """In a stage's `code`: the recipe's class and the modules of `qinglan.recipes` that it uses. The methods that only one
 stage calls count where their part is named, such as `recipe.reward`."""
 RECIPE_PARTS = {
+    "extraction": ("extract_messages", "extract"),
     "validation": ("validate", "validation_roles", "validation_statistics", "messages_about"),
     "selection": ("select", "drop_reason"),
     "training_rows": ("has_baseline", "rl_schema", "rl_record", "rl_info"),

@@ -5,7 +5,7 @@ variable. Engine settings keep the engines' own names where they are handed thro
 """
 
 from qinglan.config.base import EMBEDDED
-from qinglan.config.data import BatchApi, Columns, Data, Dataset, Distill, NoiseKind, Select, Sql, Validate
+from qinglan.config.data import BatchApi, Columns, Data, Dataset, Distill, Extract, NoiseKind, Select, Sql, Validate
 from qinglan.config.profile import (
     CHANGEABLE,
     FlowName,

@@ -24,6 +24,10 @@ class Columns(Section):
     pool: str = "数据池"
     """Which set of questions it belongs to, such as `red_team` (optional column); evaluation shows each by itself, and
     `dataset.rl_shares` draws RL's prompts by it."""
+    dialogue: str = ""
+    """The dialogue before the question, such as lines `用户：…` and `客服：…`. Where the profile names a column,
+    such as `对话`, the stage `extract` asks the teacher for the profile and the history that a row lacks. No column
+    is read unless it is named: each dialogue costs a call, and is sent to the teacher."""
     inputs: dict[str, str] = {}
     """Columns that the recipe needs beside these: by the input's name, where its column is called otherwise."""
 
@@ -56,6 +60,8 @@ class Data(Section):
     max_context_chars: Count = 2000
     """A row whose profile, history and those further inputs that are part of what is asked are together longer is kept
     as a failed row (`context_too_long`)."""
+    max_dialogue_chars: Count = 8_000
+    """A row with a longer dialogue is kept as a failed row (`dialogue_too_long`)."""
     max_new_rows: Count = 2_000
     """Where `workbook` is the router's request log (`serve.request_log.folder`): so many questions that the last
     dataset version lacks are taken by one run at most, those first that were asked on the most days. The others wait
@@ -72,6 +78,21 @@ class BatchApi(Section):
     poll_every_s: Positive = 60
     give_up_after_h: Positive = 26
     """Then what is missing is asked row by row, at full price."""
+
+
+class Extract(Section):
+    """Asking the teacher for profile and history in the dialogues of `data.columns.dialogue`."""
+
+    max_profile_chars: Count = 200
+    max_history_chars: Count = 400
+    """A row with a longer value fails (`extract_too_long`). The prompt allows half of both, as models count badly."""
+    min_support: Share = 0.5
+    """The dialogue must have so many of the characters of each clause, such as `孕28周`, and every number; else the
+    row fails (`not_in_dialogue`)."""
+    batch_rows: Count = 500
+    retries: Annotated[int, Field(ge=0)] = 2
+    max_failed_share: Share = 0.1
+    """As for `distill`."""
 
 
 class Distill(Section):

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ValidationError, model_validator
 
 from qinglan.config import site
 from qinglan.config.base import Section
-from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
+from qinglan.config.data import Compare, Data, Dataset, Distill, Extract, Refresh, Select, Validate
 from qinglan.config.rag import Rag
 from qinglan.config.rehearsal import demo_of, rehearsal
 from qinglan.config.release import Gate, Release, Serve, Targets
@@ -71,6 +71,7 @@ class Profile(Section):
     judge: site.Judge
     rag: Rag = Rag()
     embedded: site.Embedded = site.Embedded()
+    extract: Extract = Extract()
     distill: Distill = Distill()
     validation: Validate = Validate()
     select: Select = Select()

@@ -16,7 +16,7 @@ from qinglan.data.forgotten import NONE, Tombstones
 from qinglan.data.sources.files import read_jsonl, read_records
 from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field
 from qinglan.recipes import Input, identifying
-from qinglan.rows import HINTS, Row, Split, documents_of, normalise, row_id
+from qinglan.rows import DIALOGUE, HINTS, Row, Split, documents_of, normalise, row_id
 from qinglan.runs.artifacts import hash_of
 
 _SPLITS = get_args(Split)
@@ -104,15 +104,18 @@ def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -
     texts = {field: cell_text(record.cells.get(field)) for field in FIELDS}
     further = {each.name: cell_text(record.cells.get(input_field(each.name))) for each in inputs}
     split = texts["split"].lower()
+    # A dialogue of which nothing is needed is not kept.
+    dialogue = {DIALOGUE: texts[DIALOGUE]} if texts[DIALOGUE] and not (texts["profile"] and texts["history"]) else {}
+    asked = identifying(further, inputs) | dialogue
     return Row(
-        id=row_id(tenant.id, texts["query"], texts["profile"], texts["history"], identifying(further, inputs)),
+        id=row_id(tenant.id, texts["query"], texts["profile"], texts["history"], asked),
         tenant=tenant.id,
         query=texts["query"],
         profile=texts["profile"],
         history=texts["history"],
         gold_id=texts["gold"] if documents_of(texts["gold"]) else None,
         intent=texts["intent"] or None,
-        inputs={name: text for name, text in further.items() if text},
+        inputs={name: text for name, text in further.items() if text} | dialogue,
         pool=texts["pool"] or None,
         split=split if split in _SPLITS else None,
         source=source,
@@ -133,4 +136,6 @@ def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input
         return "query_too_long"
     if sum(map(len, (row.profile, row.history, *identifying(row.inputs, inputs).values()))) > data.max_context_chars:
         return "context_too_long"
+    if len(row.inputs.get(DIALOGUE, "")) > data.max_dialogue_chars:
+        return "dialogue_too_long"
     return "bad_split" if row.split is None and cell_text(cells.get("split")) else None

@@ -330,7 +330,8 @@ def _unfit(case: Case, recipe: Recipe) -> str:
 
 def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[Case]:
     """Each row of a workbook with the usual columns: its gold document must come first."""
-    data = profile.data.model_copy(update={"sql": None, "sheet": None, "limit": None})
+    columns = profile.data.columns.model_copy(update={"dialogue": ""})
+    data = profile.data.model_copy(update={"sql": None, "sheet": None, "limit": None, "columns": columns})
     for row in read_rows(path, data, profile.tenant, inputs=recipe.INPUTS):
         where = f"{_SETTING}: {row.source}"
         if row.status == "failed":

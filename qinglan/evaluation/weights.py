@@ -20,7 +20,7 @@ from qinglan.runs.code_digest import code_digest
 
 FILE = Path(__file__).with_suffix(".yaml")
 _STAGES = ("base_model", "sft", "rl")
-_DATA_STAGES = ("ingest", "distill", "validate", "select", "dataset")
+_DATA_STAGES = ("ingest", "extract", "distill", "validate", "select", "dataset")
 _CODE = (
     "qinglan.data", "qinglan.noise", "qinglan.recipes", "qinglan.rows", "qinglan.runs.cpu", "qinglan.simulators",
     "qinglan.training",
@@ -28,7 +28,7 @@ _CODE = (
 )  # fmt: skip
 _SETTINGS = {
     *("recipe", "tenant", "data", "teacher", "answerer", "judge", "rag", "embedded", "distill", "validation", "select"),
-    *("dataset", "student", "sft", "reward", "rl", "trainer"),
+    *("extract", "dataset", "student", "sft", "reward", "rl", "trainer"),
 }
 
 

@@ -5,7 +5,7 @@ A call takes the tokens that the model's earlier calls took on average; where th
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel
 
-from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
+from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd, usable_text
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
@@ -23,10 +23,12 @@ from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
 from qinglan.data.versions import latest_version
 from qinglan.data.workbook import read_rows
+from qinglan.errors import TeacherError
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import distill_requests
+from qinglan.recipes.kinds.distillation import distill_requests, extract_requests
+from qinglan.recipes.kinds.extraction import extracted
 from qinglan.recipes.kinds.recipe import JudgeUse
 from qinglan.rows import Row
 from qinglan.runs.artifacts import write_jsonl
@@ -36,6 +38,7 @@ from qinglan.training.judge_agreement import PASSAGES_A_ROW
 _ENOUGH_CALLS, _AT_ONCE = 20, 1000
 _PASSAGES, _VERDICTS, _AGREEMENT, _PANEL = "rl passages", "rl verdicts", "local judge", "evaluate"
 _USES: dict[str, JudgeUse] = {_PASSAGES: "passage", _VERDICTS: "passage", _AGREEMENT: "passage", _PANEL: "texts"}
+_EXTRACT = "extract"
 _PASSES = 2
 """Of the panel over each test question."""
 _ARMS = 6
@@ -82,7 +85,8 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
 
 def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> "QuestionCounts":
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
-    asked, counts = distill_requests(profile) if ledger else None, QuestionCounts()
+    asked, read = (distill_requests(profile), extract_requests(profile)) if ledger else (None, None)
+    counts = QuestionCounts()
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
         counts.sample = counts.sample or some[0]
@@ -92,8 +96,9 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         counts.learnt += sum(row.split in ("train", None) for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
         hashes: dict[ChatRole, set[str]] = {}
-        if ledger is None or asked is None:
+        if ledger is None or asked is None or read is None:
             continue
+        some = _with_known_context(profile, some, {row.id: each for row in some if (each := read(row))}, ledger, counts)
         for role, request in (each for row in some for each in asked(row).items()):
             counts.asked[role] += 1
             counts.first.setdefault(role, request)
@@ -105,6 +110,29 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         counts.test = round(counts.questions * (1 - train - dev))
         counts.train = round(counts.questions * train)
     return counts
+
+
+def _with_known_context(
+    profile: Profile, rows: list[Row], read: dict[str, Request], ledger: Ledger, counts: "QuestionCounts"
+) -> list[Row]:
+    """Count what extract asks; the rows have what the ledger's answers say, as the teacher is then asked about that."""
+    answers = ledger.get_many({each.request_hash for each in read.values()})
+    counts.asked[_EXTRACT] += len(read)
+    counts.known[_EXTRACT] += len(answers)
+    longest = max((*read.values(), *filter(None, [counts.first.get(_EXTRACT)])), key=_prompt_chars, default=None)
+    counts.first |= {_EXTRACT: longest} if longest else {}
+    known = {row: answers[each.request_hash] for row, each in read.items() if each.request_hash in answers}
+
+    def with_context(row: Row) -> Row:
+        with suppress(KeyError, TeacherError):
+            return extracted(row, usable_text(known[row.id], profile.teacher.max_answer_chars), profile.extract)
+        return row
+
+    return list(map(with_context, rows))
+
+
+def _prompt_chars(request: Request) -> int:
+    return sum(len(message["content"]) for message in request.body["messages"])
 
 
 def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger: Ledger) -> list[Estimate]:
@@ -138,11 +166,12 @@ class QuestionCounts:
 
     questions: int = 0
     sample: Row | None = None
-    asked: Counter[ChatRole] = field(default_factory=Counter)
-    """What distillation asks by role: nothing about a row that brings its own answer."""
-    known: Counter[ChatRole] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+    """What distillation asks by role: nothing about a row that brings its own answer; and what `extract` asks."""
+    known: Counter[str] = field(default_factory=Counter)
     """Of these, what the ledger can answer."""
-    first: dict[ChatRole, Request] = field(default_factory=dict)
+    first: dict[str, Request] = field(default_factory=dict)
+    """The first request of each; of `extract` the longest."""
     test: int = 0
     train: int = 0
     """Of the split train, by the workbook or, where it has no splits, by the shares of `dataset`."""
@@ -165,6 +194,8 @@ class _Part:
 
 def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
     recipe = get_recipe(profile.recipe)
+    if flow in ("pipeline", "refresh", "compare") and (dialogues := counts.asked[_EXTRACT]):
+        yield _Part("teacher", _EXTRACT, profile.teacher, dialogues, counts.known[_EXTRACT])
     if flow in ("pipeline", "refresh"):
         for role in recipe.DISTILL_ROLES:
             yield _Part(role, "distill", endpoint_of(profile, role), counts.asked[role], counts.known[role])
@@ -211,10 +242,11 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
 def _tokens(profile: Profile, ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:
     """Of a call: those of the prompt and of the answer, and the number of earlier calls that they are known from."""
     measured = ledger.mean_tokens(part.endpoint.model, part.role)
-    # Most of the judge's calls are about one rewrite, so that their mean says too little about a panel's.
-    if measured and measured[2] >= _ENOUGH_CALLS and part.what != _PANEL:
+    # Most calls are about one question or rewrite, so that their mean says too little about a dialogue or a panel.
+    if measured and measured[2] >= _ENOUGH_CALLS and part.what not in (_EXTRACT, _PANEL):
         return measured
-    first = counts.first.get(part.role) if part.role != "judge" or part.what == "distill" else None
+    asked = _EXTRACT if part.what == _EXTRACT else part.role
+    first = counts.first.get(asked) if part.role != "judge" or part.what == "distill" else None
     if first:
         messages = first.body["messages"]
     else:

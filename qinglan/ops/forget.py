@@ -36,8 +36,8 @@ from qinglan.ops.prefect.server import LOCK_FILE, find_server
 from qinglan.ops.run_status import REPORT_FILE
 from qinglan.ops.up.site import only_one
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import distill_requests, judge_requests
-from qinglan.rows import INPUT_REASONS, Row, normalise
+from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, judge_requests
+from qinglan.rows import DIALOGUE, INPUT_REASONS, Row, normalise
 from qinglan.runs.artifacts import MANIFEST, REFERENCE, Artifact, hash_of, sha256_of, write_json, written_whole
 from qinglan.runs.locks import removal_lock, require_no_process
 from qinglan.runs.processes import Say
@@ -53,7 +53,8 @@ _ID = re.compile(r'"([0-9a-f]{16})[-"]')
 _ID_KEYS = ("id", "row_id", "row", "")
 """Keys whose value says whose record it is; the last stands for a list's entries."""
 _CONTEXT = ("query", "profile", "history")
-_ASKING = {"recipe", "tenant", "teacher", "answerer", "judge"}
+_FIELDS = set(FIELDS) - {DIALOGUE}
+_ASKING = {"recipe", "tenant", "teacher", "answerer", "judge", "extract"}
 """Settings that the ledger's keys depend on."""
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".distcp", ".gguf")
 _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
@@ -171,7 +172,7 @@ class _Sweep:
         if not isinstance(record, dict):
             return {}
         cells = {name: record.get(name if "query" in record else self._columns[name]) for name in _CONTEXT}
-        cells |= {field: record.get(column) for field, column in self._columns.items() if field not in FIELDS}
+        cells |= {field: record.get(column) for field, column in self._columns.items() if field not in _FIELDS}
         cells |= record.get("inputs") or {}
         found = {name: text.strip() for name, text in cells.items() if isinstance(text, str)}
         return found if found.get("query") else {}
@@ -191,7 +192,7 @@ class _Sweep:
             row = Row.model_validate(record)
             if row.reason not in INPUT_REASONS:  # else its id is no question's
                 self.ids.add(row.id)
-                self._rows[row.id] = row
+                self._rows[hash_of(row.id, row.profile, row.history, row.inputs)] = row  # before and after extract
                 self._answers[row.id].add(row.answer or "")
 
     def _is_one(self, record: Any, *, by_text: bool = True) -> bool:
@@ -229,10 +230,10 @@ class _Sweep:
             return
         for profile in self._profiles():
             with suppress(ConfigError):  # it names no answerer
-                asked, judged = distill_requests(profile), judge_requests(profile)
+                asked, judged, read = distill_requests(profile), judge_requests(profile), extract_requests(profile)
                 for row in self._rows.values():
                     self._requests |= {each.request_hash for each in asked(row).values()}
-                    about = (judged(row, text) for text in self._answers[row.id])
+                    about = [read(row), *(judged(row, text) for text in self._answers[row.id])]
                     self._requests |= {each.request_hash for each in about if each}
         with self._noting("ledger"), site_ledger(self._profile) as ledger:
             self._requests |= ledger.requests_quoting({form for text in self._alone for form in forms_of(text)})
@@ -459,7 +460,8 @@ def _parsed(line: str) -> Any:
 
 
 def _context(cells: dict[str, str]) -> tuple[str, ...]:
-    return tuple(normalise(cells.get(name, "")) for name in _CONTEXT)
+    asked = tuple(normalise(cells.get(name, "")) for name in _CONTEXT)
+    return (*asked, "" if all(asked) else normalise(cells.get(DIALOGUE, "")))  # as ingest reads it
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -53,7 +53,7 @@ def new_path(name: str) -> Path:
 
 def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask: AskColumn) -> dict[str, str]:
     """Header by field, "" where none is to be read: as the user named them (`FIELD=HEADER`), else by usual names."""
-    labels = {str(Columns.model_fields[field].default): field for field in FIELDS} | {field: field for field in FIELDS}
+    labels = {default_name(field): field for field in FIELDS} | {field: field for field in FIELDS}
     chosen: dict[str, str] = {}
 
     def choose(field: str, column: str) -> None:
@@ -70,7 +70,7 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
             hint = f"write FIELD=HEADER, FIELD being one of {', '.join(labels)}"
             raise ConfigError(f"--column {one_line(option)!r}: {hint}")
         choose(field, column)
-    for field in (each for each in FIELDS if each not in chosen):
+    for field in (each for each in _OTHER_NAMES if each not in chosen):
         usual = {normalise(name) for name in (default_name(field), *_OTHER_NAMES[field].split())}
         found = [column for column in header if normalise(column) in usual and column not in chosen.values()]
         proposed = default_name(field) if default_name(field) in found else next(iter(found), "")
@@ -114,7 +114,7 @@ def profile_text(
     """The profile as a commented file; `columns` are headers by field, `prices` go by model."""
     base_name = BASES[machine]
     base, on_cpu, simulated = load_profile(base_name), base_name == EMBEDDED, chats["teacher"]["base_url"] == EMBEDDED
-    wanted = {field: columns.get(field, default_name(field)) for field in FIELDS}
+    wanted = {field: columns.get(field, Columns.model_fields[field].default) for field in FIELDS}
     renamed = {field: column for field, column in wanted.items() if column != getattr(base.data.columns, field)}
     gate: dict[str, Any] = {}
     if on_cpu and not simulated:  # its limits are for a teacher that answers within milliseconds
@@ -163,7 +163,8 @@ def _changed(section: Values, base: BaseModel) -> Values:
 
 
 def default_name(field: str) -> str:
-    return str(Columns.model_fields[field].default)
+    """What its column is usually called; that of dialogues has no default, as it is read only where it is named."""
+    return str(Columns.model_fields[field].default or "对话")
 
 
 def _listed(names: Iterable[str]) -> str:

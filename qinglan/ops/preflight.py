@@ -139,6 +139,8 @@ def _recipe(profile: Profile) -> None:
     if unknown := [name for name in profile.data.columns.inputs if name not in known]:
         has = f"has no input `{unknown[0]}`; it has {', '.join(known) or 'none'}"
         raise ConfigError(f"data.columns.inputs: recipe `{recipe.NAME}` {has}")
+    if profile.data.columns.dialogue and type(recipe).extract_messages is Recipe.extract_messages:
+        raise ConfigError(f"data.columns.dialogue: recipe `{recipe.NAME}` reads no dialogues; leave it out")
     recipe.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:

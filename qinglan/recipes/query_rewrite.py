@@ -8,13 +8,22 @@ import math
 import re
 from collections.abc import Sequence
 
-from qinglan.config import Reward, Tenant
+from qinglan.config import Extract, Reward, Tenant
 from qinglan.recipes import Baseline, GradedRewrite, Message, RetrievalRecipe, Scored, prompt
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line
-from qinglan.rows import Row, bigrams
+from qinglan.rows import DIALOGUE, Row, bigrams
 
 STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检索关键词。"
+
+EXTRACT_SYSTEM = (
+    "你是{domain}领域的对话分析员。请从用户与客服的对话中提取两项信息，供改写用户接下来的问题使用：\n"
+    "1. profile 是用户画像：用户本人的情况，如年龄、性别、身体状况、为谁提问，不超过 {profile_chars} 个字；\n"
+    "2. history 是历史摘要：用户之前问过、说过、买过什么，不超过 {history_chars} 个字；\n"
+    "3. 只写对话里明确说过的内容，尽量用原词，数字照抄，不推测；没有提到的一项写空字符串；\n"
+    "4. 不写姓名、电话、地址、证件号和订单号；\n"
+    '5. 只输出 JSON：{{"profile": "…", "history": "…"}}。' + DATA_RULE
+)
 
 TEACHER_SYSTEM = (
     "你是{domain}领域的检索专家。请把用户的口语问题改写成适合检索知识库的查询：\n"
@@ -66,6 +75,11 @@ class QueryRewrite(RetrievalRecipe):
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
+
+    def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message]:
+        chars = {"profile_chars": limits.max_profile_chars // 2, "history_chars": limits.max_history_chars // 2}
+        system = EXTRACT_SYSTEM.format(domain=tenant.domain, **chars)
+        return prompt(system, delimited("", ("对话", row.inputs[DIALOGUE])))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         system = TEACHER_SYSTEM.format(domain=tenant.domain)

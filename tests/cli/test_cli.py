@@ -276,4 +276,6 @@ def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
     assert [role for role, text in asked.items() if "写明{科目}" * 50 in text] == ["teacher"]
     judges = [role for role in ("judge", "panel") if role in asked]
     assert [role for role, text in asked.items() if "看科目" in text] == judges
+    read = ("--set", "data.columns.dialogue=标准答案")
+    assert ("对话：<" in qinglan("prompts", *read, profile=changed)[1]) is (recipe == "query_rewrite")
     assert qinglan("prompts", "--row", "3", profile=changed)[2] == "error: --row 3: the workbook has fewer questions\n"

@@ -106,6 +106,15 @@ def test_a_reviewer_sees_the_row_a_list_of_verdicts_and_a_guide(profile_of: Prof
     assert (guide["B1"].value, guide["B1"].data_type) == ("=1+1", "s")
 
 
+def test_a_row_with_an_extracted_context_can_be_reviewed(profile: Profile, path: Path):
+    seen = row(profile="孕妇").model_copy(update={"id": "a" * 16})  # the hash of its dialogue, which no sheet shows
+    assert export(profile, path, seen).rows == 1
+    fill_in(path, 结论="通过")
+    assert [review.row for review in read_sheet(path, profile).reviews] == [seen.id]
+    fill_in(path, 用户画像="男")
+    assert "is unknown" in problem(path, profile)
+
+
 def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile: Profile, path: Path, tmp_path: Path):
     export(profile, path, row(), row("多少钱"), row("在哪买"))
     fill_in(path, "怎么吃", 结论="通过")

@@ -217,6 +217,19 @@ def test_a_column_without_a_name_is_not_read_and_a_cell_of_separators_names_no_d
     assert [each.gold_id for each in read(path)] == ["d1", None]
 
 
+def test_a_dialogue_is_read_where_its_column_is_named_and_something_is_missing(tmp_path: Path):
+    lines = ["咋吃,女,问过,甲", "咋吃,,,甲", "咋吃,,,乙", "咋吃,,,甲", "咋吃,,,丙丙丙丙", "咋吃,女,,"]
+    path = text_file(tmp_path / "q.csv", "\n".join(["问题,用户画像,历史摘要,对话", *lines]))
+    found = read(path, columns=Columns(dialogue="对话"), max_dialogue_chars=3)
+    assert [row.inputs.get("dialogue") for row in found] == [None, "甲", "乙", "甲", "丙丙丙丙", None]
+    assert [row.reason for row in found] == [None, None, None, "duplicate", "dialogue_too_long", None]
+    ids = [row_id("t", "咋吃", "女", "问过"), row_id("t", "咋吃", inputs={"dialogue": "甲"})]
+    assert [row.id for row in found[:2]] == ids
+    assert [row.reason for row in read(path)] == [None, None, "duplicate", "duplicate", "duplicate", None]
+    assert not any(row.inputs for row in read(path)), "no column of dialogues is read by itself"
+    assert "--set data.columns.dialogue=" in error_of(path, columns=Columns(dialogue="聊天记录"))
+
+
 def test_a_required_column_must_be_there(tmp_path: Path):
     path = text_file(tmp_path / "q.csv", "问题,提醒,标签\n法国,塞纳河,巴黎\n德国,柏林墙,\n")
     message = error_of(path, *INPUTS)

@@ -19,13 +19,14 @@ from fixture_types import Qinglan
 from ledger_calls import call
 
 from qinglan.clients.roles import site_ledger
-from qinglan.config import Profile, load_profile
+from qinglan.config import Columns, Data, Profile, load_profile
 from qinglan.data.forgotten import Tombstones
 from qinglan.data.review import Review, add_reviews, fingerprint
 from qinglan.data.versions import find_version, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops.forget import forget
-from qinglan.rows import Row, row_id
+from qinglan.recipes.kinds.distillation import extract_requests
+from qinglan.rows import DIALOGUE, Row, row_id
 from qinglan.runs.artifacts import MANIFEST, REFERENCE, Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.simulators.domains import sample_of
 from qinglan.text import forms_of
@@ -109,6 +110,23 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
     assert (kept.verify(), kept.rows) == (folder / "ingest" / "rows.jsonl", 1)
     assert Artifact.model_validate_json((folder / f"rows.jsonl{REFERENCE}").read_bytes()) == kept
     assert not forget(profile, [mine.id], [], print).removed
+
+
+def test_a_dialogue_and_what_was_read_in_it_are_forgotten(profile: Profile):
+    mine = row("能吃吗").model_copy(update={"inputs": {DIALOGUE: f"用户：{HISTORY}，{PROFILE}"}})
+    folder = write_run(profile, mine)
+    write_jsonl(folder / "extract" / "rows.jsonl", [mine.model_copy(update={"inputs": {}, "history": HISTORY})])
+    source = [{"问题": mine.query, "对话": said} for said in (mine.inputs[DIALOGUE], "用户：在吗")]
+    write_jsonl(folder / "source.jsonl", source)
+    profile = profile.model_copy(update={"data": Data(columns=Columns(dialogue="对话"))})
+    request = extract_requests(profile)(mine)
+    assert request
+    with site_ledger(profile) as ledger:
+        ledger.record([call(request.request_hash)])
+        assert forget(profile, [mine.id], [], print).removed["ledger", "answers"] == 1
+        assert ledger.get(request.request_hash) is None
+    assert traces(folder.parents[1]) == []
+    assert json.loads((folder / "source.jsonl").read_text()) == source[1]
 
 
 def test_a_question_is_forgotten_whoever_asks_it_and_what_a_killed_process_left_is_found_again(profile: Profile):

@@ -230,6 +230,8 @@ def test_a_recipe_says_which_services_are_checked_and_which_inputs_there_are(pro
     two = problems(profile_of(recipe=CAPITALS.replace("capitals", "judging"), data=data, **SIMULATED))
     assert list(two) == ["answerer"]
     assert "name one: {base_url: …, model: …}" in two["answerer"]
+    silent = problems(profile_of(recipe=CAPITALS, data=data | {"columns": {"dialogue": "提示"}}, **SIMULATED))
+    assert "data.columns.dialogue: recipe `capitals_recipe` reads no dialogues; leave it out" in silent["recipe"]
     unknown = "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; it has capital, given, hint"
     assert problems(profile_of(recipe=CAPITALS, data={"columns": {"inputs": {"hnt": "提示"}}})) == {"recipe": unknown}
 

@@ -1,6 +1,7 @@
 """The data stages and a comparison of teachers under a real Prefect server, MLflow on SQLite, services by script."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ from fixture_types import ProfileOf, Serve
 from prefect import flow
 
 from qinglan.clients.roles import Addresses, open_clients, site_ledger
-from qinglan.config import BatchApi, Profile
+from qinglan.config import BatchApi, Columns, Profile
 from qinglan.errors import BudgetError, ConfigError, StageError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
@@ -22,12 +23,13 @@ from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.measuring import original_rows, retrieve_all
 from qinglan.rows import ArmRow, Row
-from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import open_client
 from qinglan.tasks import batches
 from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
+from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.sample import draw_questions
 from qinglan.tasks.stage import Started
@@ -121,6 +123,45 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
     with site_ledger(site.profile) as ledger:
         usage = ledger.usage(result.run_id, "teacher")
     assert (usage.calls, usage.failed) == (ROWS + 3, 3)
+
+
+def test_dialogues_are_read_once_and_a_row_of_which_nothing_is_known_goes_no_further(site_of: SiteOf):
+    faults = {"虾青素5。"}
+
+    def teacher(body: dict[str, Any]) -> Any:
+        _, is_dialogue, said = asked(body).partition("对话：用户：孕妇，问过")
+        if not is_dialogue:
+            return rewritten(body)
+        if said in faults:
+            faults.remove(said)
+            return 503, {}
+        profile = "高血压" if said == "虾青素3。" else "孕妇"
+        return 200, completion(json.dumps({"profile": profile, "history": f"问过{said}"}, ensure_ascii=False))
+
+    site = site_of(teacher)
+    lines = "".join(f"咋吃,用户：孕妇，问过虾青素{n}。\n" for n in range(ROWS))
+    site.workbook.write_text(f"问题,对话\n{lines}", encoding="utf-8")
+    dialogues = changed(
+        site.profile, data={"columns": Columns(dialogue="对话")}, extract={"batch_rows": 10, "retries": 1}
+    )
+
+    def distill(run: Run) -> StageResult:
+        read = with_extracted(run, site.services, ingest_workbook(run, site.workbook))
+        assert [each.stage for each in read] == ["ingest", "extract"]
+        return distill_rows(run, site.services, read[-1])
+
+    result = site.run(distill, dialogues)
+    first, failed, repeated = (list(read_jsonl(result.path("rows"), Row))[n] for n in (0, 3, 5))
+    assert (first.profile, first.history, first.inputs) == ("孕妇", "问过虾青素0。", {})
+    assert (failed.reason, failed.profile, failed.history, failed.answer) == ("not_in_dialogue", "", "", None)
+    assert (repeated.status, failed.inputs) == ("ok", {})
+    folder = dialogues.paths.runs / result.run_id
+    assert StageResult.read(folder / "extract" / MANIFEST).dropped == {"not_in_dialogue": 1}
+    ids = [[row.id for row in read_jsonl(folder / each / "rows.jsonl", Row)] for each in ("ingest", "distill")]
+    assert ids[0] == ids[1] and len(set(ids[0])) == ROWS
+    assert len(site.teacher.bodies) == ROWS + 1 + ROWS - 1
+    site.run(distill, changed(dialogues, extract={"batch_rows": 7}, distill={"batch_rows": 7}))
+    assert len(site.teacher.bodies) == 2 * ROWS
 
 
 @pytest.mark.parametrize("allowed", [0.0, 1.0], ids=["too many failed", "some failed"])

@@ -121,7 +121,7 @@ def _evaluation_questions(profile: Profile, red_team: Sequence[Row]) -> Iterator
 
     Questions are compared by their words and context, so a file needs none of the recipe's inputs.
     """
-    columns = profile.data.columns.model_copy(update={"inputs": {}})
+    columns = profile.data.columns.model_copy(update={"inputs": {}, "dialogue": ""})
     data = profile.data.model_copy(update={"limit": None, "sheet": None, "sql": None, "columns": columns})
     paths = (Path(path) for path in profile.dataset.decontaminate_against)
     rows = chain.from_iterable(read_rows(path, data, profile.tenant) for path in paths)

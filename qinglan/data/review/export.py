@@ -8,11 +8,11 @@ from typing import NamedTuple
 from qinglan.config import Profile
 from qinglan.data.review import fingerprint, load_reviews
 from qinglan.data.review.sample import ANSWER_STRATA, STRATA, draw_sample
-from qinglan.data.review.workbook import write_sample
+from qinglan.data.review.workbook import cell_of, write_sample
 from qinglan.data.sources.records import without_illegal
 from qinglan.errors import ConfigError, StageError
-from qinglan.recipes import Recipe, get_recipe, identifying
-from qinglan.rows import Row, row_id
+from qinglan.recipes import Recipe, get_recipe
+from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run, runs_of, stage_of
 
@@ -113,10 +113,10 @@ def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Co
 
 def _survives(row: Row, recipe: Recipe) -> bool:
     """Would an import of the workbook find this row and this answer?"""
-    query, profile, history = (_read_back(text) for text in (row.query, row.profile, row.history))
-    inputs = {name: _read_back(text) for name, text in identifying(row.inputs, recipe.INPUTS).items()}
+    texts = {name: _read_back(getattr(row, name)) for name in ("query", "profile", "history")}
+    inputs = {name: _read_back(text) for name, text in row.inputs.items()}
     same_answer = fingerprint(_read_back(row.answer or "")) == fingerprint(row.answer)
-    return same_answer and row_id(row.tenant, query, profile, history, inputs) == row.id
+    return same_answer and cell_of(row.model_copy(update=texts | {"inputs": inputs}), recipe) == cell_of(row, recipe)
 
 
 def _read_back(text: str) -> str:

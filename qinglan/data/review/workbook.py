@@ -40,7 +40,7 @@ from qinglan.data.workbook_writer import (
     text_cell,
 )
 from qinglan.errors import TeacherError, WorkbookError
-from qinglan.recipes import Recipe, get_recipe
+from qinglan.recipes import Recipe, get_recipe, identifying
 from qinglan.rows import Retrieved, Row, normalise, row_id
 from qinglan.runs.artifacts import written_whole
 from qinglan.text import shown
@@ -111,7 +111,7 @@ def _columns(recipe: Recipe, reasons: Mapping[str, str]) -> tuple[Column, ...]:
         Column(f"修改后的{thing}", 36, fill_in=True),
         Column(COMMENT, 24, fill_in=True),
         Column(REVIEWER, 10, fill_in=True),
-        Column(ROW_ID, 19, lambda row: row.id, machine=True),
+        Column(ROW_ID, 19, lambda row: cell_of(row, recipe), machine=True),
         Column(f"{thing}指纹", 19, lambda row: fingerprint(row.answer), machine=True),
     )
 
@@ -126,6 +126,12 @@ _FOUND = (
     Column("改写标准文档名次", 10, of_retrieval("answer_retrieved", gold_rank)),
 )
 """The retrieval of a rewrite."""
+
+
+def cell_of(row: Row, recipe: Recipe) -> str:
+    """The row's id; where profile or history were extracted, with the id that the sheet's cells have."""
+    shown_id = row_id(row.tenant, row.query, row.profile, row.history, identifying(row.inputs, recipe.INPUTS))
+    return row.id if shown_id == row.id else f"{row.id}-{shown_id}"
 
 
 def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
@@ -243,7 +249,7 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
         verdict = _WORDS[line.text(VERDICT).casefold()]
         review = Review(
             tenant=profile.tenant.id,
-            row=line.text(ROW_ID),
+            row=line.text(ROW_ID).partition("-")[0],
             verdict=verdict,
             fingerprint=line.text(FINGERPRINT),
             answer=line.text(ANSWER),
@@ -316,7 +322,9 @@ def _identity_problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> It
     inputs = {each.name: line.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
     if not found:
         yield f"{line.place(ROW_ID)}: the row id is missing; {restore}"
-    elif found != row_id(profile.tenant.id, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs):
+    elif (found.partition("-")[2] or found) != row_id(
+        profile.tenant.id, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs
+    ):
         yield (
             f"{line.place(ROW_ID)}: {shown(found, 40)} is unknown: it is not the id of this question and what belongs "
             f"to it for tenant `{profile.tenant.id}`; one of them was changed, or it is another tenant's row; {restore}"

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from qinglan.clients.row_batches import OVER_BUDGET
-from qinglan.config import Profile, Reward, Select, Tenant
+from qinglan.config import Extract, Profile, Reward, Select, Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes.kinds.elements import SCORE_SCHEMA, Finding, Input, Message, Metric, PrimaryMetric
+from qinglan.recipes.kinds.extraction import EXTRACTION_SCHEMA, extracted
 from qinglan.recipes.kinds.untrusted import parse_score, undelimited
-from qinglan.rows import INPUT_REASONS, ArmRow, Row
+from qinglan.rows import DIALOGUE, INPUT_REASONS, ArmRow, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +69,17 @@ class Recipe(ABC):
         The estimate and the batch API need it. Override it together with `distill`.
         """
         return {} if self.own_answer(row) else {"teacher": self.teacher_messages(row, tenant)}
+
+    def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message] | None:  # noqa: ARG002
+        """What the teacher is asked about a row's dialogue; None where the recipe reads no dialogues."""
+        return None
+
+    async def extract(self, row: Row, clients: "Clients", tenant: Tenant, limits: Extract) -> Row:
+        """The row with the profile and history that the workbook lacks; raises TeacherError where there are none."""
+        messages = self.extract_messages(row, tenant, limits) if DIALOGUE in row.inputs else None
+        if not messages:
+            return row
+        return (await clients.teacher.ask(messages, lambda text: extracted(row, text, limits), EXTRACTION_SCHEMA)).value
 
     def own_answer(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
         """The answer that the row brings; no model is asked then."""

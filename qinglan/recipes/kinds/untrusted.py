@@ -73,7 +73,7 @@ def read_json(text: str, key: str) -> Any:
         values += [value for name, value in pairs if name == key]
         place = text.find("{", place)
     if any(value != values[0] for value in values[1:]):
-        raise TeacherError(f"the judge's answer has more than one {key}", CONTRADICTORY, said=text[:80])
+        raise TeacherError(f"the answer has more than one {key}", CONTRADICTORY, said=text[:80])
     return values[0] if values else None
 
 

@@ -108,7 +108,7 @@ def _cells(row: RewriteSampleRow) -> list[str]:
 DOMAIN = Domain(
     name="query_rewrite",
     models={
-        "simulated-rewriter": teacher.rewrite,
+        "simulated-rewriter": teacher.teach,
         "simulated-keywords": lambda text, _seed: teacher.extract(text),
         "simulated-judge": teacher.judge_json,
     },

@@ -35,12 +35,35 @@ _COURTESIES = {
 }  # fmt: skip
 _REWRITE_LABEL, _PASSAGE_LABEL = "\n改写：", "\n检索结果："
 _TITLE = re.compile("《([^》]*)》")
+_DIALOGUE_LABEL = "对话："
+_SPEAKER = re.compile(r"(?:^|\s)(\w{1,6})：")
+_CLAUSE = re.compile(r"[，。！？!?；;\s]+")
+_ANSWERING = {"客服", "医生", "老师", "助手"}
+_MOST_CLAUSES, _CLAUSE_CHARS = 3, 30
 _NUMBERED = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
 
 
 class RewriteVerdict(NamedTuple):
     score: float
     reason: str
+
+
+def teach(user_text: str, seed: int = 0) -> str:
+    """The teacher's answer: a rewrite, or what a dialogue says."""
+    return read_dialogue(user_text) if user_text.startswith(_DIALOGUE_LABEL) else rewrite(user_text, seed)
+
+
+def read_dialogue(text: str) -> str:
+    """As JSON, in the user's own words: clauses about the user as the profile, those that name a product as history."""
+    first, *turns = _SPEAKER.split(text.removeprefix(_DIALOGUE_LABEL))
+    spoken = [("", first), *zip(turns[::2], turns[1::2], strict=True)]
+    clauses = [each for who, said in spoken if who not in _ANSWERING for each in _CLAUSE.split(said) if each]
+    asked = [each for each in clauses if _find_product(_clean(each), True)[0]]
+    cues = "|".join(["岁", *domain.PROFILE_CUES.values()])
+    about = [each for each in clauses if each not in asked and re.search(cues, each)]
+    found = {"profile": about, "history": asked}
+    texts = {name: "，".join(each[:_CLAUSE_CHARS] for each in some[:_MOST_CLAUSES]) for name, some in found.items()}
+    return json.dumps(texts, ensure_ascii=False)
 
 
 def rewrite(user_text: str, seed: int = 0) -> str:

@@ -5,16 +5,16 @@ A call takes the tokens that the model's earlier calls took on average; where th
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel
 
-from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd, usable_text
+from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
@@ -23,12 +23,10 @@ from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
 from qinglan.data.versions import latest_version
 from qinglan.data.workbook import read_rows
-from qinglan.errors import TeacherError
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.distillation import distill_requests, extract_requests
-from qinglan.recipes.kinds.extraction import extracted
 from qinglan.recipes.kinds.recipe import JudgeUse
 from qinglan.rows import Row
 from qinglan.runs.artifacts import write_jsonl
@@ -95,11 +93,11 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         counts.train += sum(row.split == "train" for row in some)
         counts.learnt += sum(row.split in ("train", None) for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
-        hashes: dict[ChatRole, set[str]] = {}
+        hashes: dict[str, set[str]] = {}
         if ledger is None or asked is None or read is None:
             continue
-        some = _with_known_context(profile, some, {row.id: each for row in some if (each := read(row))}, ledger, counts)
-        for role, request in (each for row in some for each in asked(row).items()):
+        dialogues = [(_EXTRACT, request) for row in some if (request := read(row))]
+        for role, request in chain(dialogues, *(asked(row).items() for row in some)):
             counts.asked[role] += 1
             counts.first.setdefault(role, request)
             hashes.setdefault(role, set()).add(request.request_hash)
@@ -110,29 +108,6 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         counts.test = round(counts.questions * (1 - train - dev))
         counts.train = round(counts.questions * train)
     return counts
-
-
-def _with_known_context(
-    profile: Profile, rows: list[Row], read: dict[str, Request], ledger: Ledger, counts: "QuestionCounts"
-) -> list[Row]:
-    """Count what extract asks; the rows have what the ledger's answers say, as the teacher is then asked about that."""
-    answers = ledger.get_many({each.request_hash for each in read.values()})
-    counts.asked[_EXTRACT] += len(read)
-    counts.known[_EXTRACT] += len(answers)
-    longest = max((*read.values(), *filter(None, [counts.first.get(_EXTRACT)])), key=_prompt_chars, default=None)
-    counts.first |= {_EXTRACT: longest} if longest else {}
-    known = {row: answers[each.request_hash] for row, each in read.items() if each.request_hash in answers}
-
-    def with_context(row: Row) -> Row:
-        with suppress(KeyError, TeacherError):
-            return extracted(row, usable_text(known[row.id], profile.teacher.max_answer_chars), profile.extract)
-        return row
-
-    return list(map(with_context, rows))
-
-
-def _prompt_chars(request: Request) -> int:
-    return sum(len(message["content"]) for message in request.body["messages"])
 
 
 def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger: Ledger) -> list[Estimate]:
@@ -171,7 +146,7 @@ class QuestionCounts:
     known: Counter[str] = field(default_factory=Counter)
     """Of these, what the ledger can answer."""
     first: dict[str, Request] = field(default_factory=dict)
-    """The first request of each; of `extract` the longest."""
+    """The first request of each."""
     test: int = 0
     train: int = 0
     """Of the split train, by the workbook or, where it has no splits, by the shares of `dataset`."""

@@ -41,6 +41,7 @@ def test_the_workbook_wins_and_the_dialogue_stays_behind():
     known = extracted(row(profile="男"), answer("怀孕28周", "无"), Extract())
     assert (known.profile, known.history) == ("男", "")
     assert extracted(row(profile="男"), '{"history": "问钙片"}', Extract()).history == "问钙片"
+    assert extracted(row(), answer("", "无。"), Extract()).history == "", "nothing was said, and the question stays"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,6 @@ def test_the_workbook_wins_and_the_dialogue_stays_behind():
         (answer("怀孕28周，有高血压"), "not_in_dialogue"),
         (answer("怀孕20周"), "not_in_dialogue"),
         (answer("怀孕28周" * 41), "extract_too_long"),
-        (answer("", "无。"), "nothing_extracted"),
     ],
 )
 def test_what_can_not_be_trusted_fails_with_a_reason(text: str, why: str):

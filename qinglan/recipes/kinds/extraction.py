@@ -30,8 +30,8 @@ def without_dialogue(row: Row) -> Row:
 def extracted(row: Row, text: str, limits: Extract) -> Row:
     """The row with what the workbook lacks, from an answer such as `{"profile": "孕28周", "history": "问过钙片"}`.
 
-    TeacherError where the answer can't be read, where a value is too long or not in the dialogue, and where the row
-    would have neither profile nor history.
+    An empty value is an answer: the dialogue may say nothing. TeacherError where the answer can't be read, and where a
+    value is too long or not in the dialogue.
     """
     context, dialogue, text = {"profile": row.profile, "history": row.history}, row.inputs[DIALOGUE], undelimited(text)
     longest = {"profile": limits.max_profile_chars, "history": limits.max_history_chars}
@@ -47,8 +47,6 @@ def extracted(row: Row, text: str, limits: Extract) -> Row:
         if not _is_said(value, dialogue, limits.min_support):
             raise TeacherError(f"the dialogue does not say what the {name} says", "not_in_dialogue", said=value[:80])
         context[name] = value
-    if not any(context.values()):
-        raise TeacherError("the dialogue says nothing of profile and history", "nothing_extracted")
     return without_dialogue(row).model_copy(update=context)
 
 

@@ -1,18 +1,4 @@
-"""The error tree. Every error that a user can cause or resolve derives from `QinglanError` and reads as one line.
-
-    QinglanError
-    ├── ConfigError        a profile, a --set override or an environment variable
-    ├── WorkbookError      an input file or a cell in it
-    ├── CallError          one row's call failed: the row keeps the reason
-    │   ├── TeacherError   the teacher or judge API
-    │   ├── RetrievalError the user's RAG service
-    │   └── ModelError     a served student's server
-    ├── LedgerError        the store of paid answers
-    ├── BudgetError        as much was spent as may be
-    ├── EngineError        ms-swift, verl or Ray: a training process failed
-    ├── ArtifactError      a file of a run is missing or changed
-    ├── RunLockedError     another run holds what can't be shared
-    └── StageError         a stage has nothing sensible to hand on
+"""Every error that a user can cause or resolve derives from `QinglanError` and reads as one line.
 
 The command line prints ``str(error)`` and exits with 2; only a bug shows a traceback.
 """

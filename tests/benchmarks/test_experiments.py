@@ -1,4 +1,4 @@
-"""The experiments' logic on made-up results: what is run, what is skipped, and what the tables say."""
+"""The experiments' logic on made-up results: what is left out, and what the tables say."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from benchmarks.rl_experiments import command, findings, matrix, rivals, tables
 from benchmarks.rl_experiments.results import Difference, Result, Site, difference, verl_curve
 from qinglan.config import load_profile
-from qinglan.errors import EngineError, StageError
+from qinglan.errors import StageError
 from qinglan.runs.artifacts import hash_of
 
 GROUPS = {f"{row:02}": f"document {row // 4}" for row in range(40)}
@@ -113,39 +113,6 @@ def test_results_of_other_questions_settings_and_experiments_are_left_out(tmp_pa
         "default-1: other test questions", "default-3: other settings", "of_old-4: no such experiment",
     ]  # fmt: skip
     assert [*Site(tmp_path, other).load()["default"]] == [3]
-
-
-def fake_measure(calls: list[tuple[str, int]], fail: str = "") -> command.Measure:
-    def measure(
-        experiment: matrix.Experiment, seed: int, extra: matrix.Settings, fresh: bool
-    ) -> tuple[Result, dict[str, str]]:
-        calls.append((experiment.name, seed))
-        if experiment.name == fail:
-            raise EngineError("ended with status 1")
-        return result(experiment.name, seed, settings=(*experiment.settings, *extra)), GROUPS
-
-    return measure
-
-
-def test_what_has_a_result_is_not_run_again(tmp_path: Path) -> None:
-    calls: list[tuple[str, int]] = []
-    jobs, site = command.chosen(["default", "formula_alone"], [1, 2]), Site(tmp_path)
-    site.save(result(seed=1), GROUPS)
-    site.save(result(seed=2, settings=("rl.total_steps=3",)), GROUPS)
-    assert command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False) == []
-    assert calls == [("formula_alone", 1), ("default", 2), ("formula_alone", 2)]
-    command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False)
-    assert len(calls) == 3
-    command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=True)
-    assert len(calls) == 7
-
-
-def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    site = Site(tmp_path)
-    jobs = command.chosen(["formula_alone", "default"], [1])
-    assert command.run_all(jobs, site, fake_measure([], fail="default"), extra=(), fresh=False) == ["default-1"]
-    assert [*site.load()] == ["formula_alone"]
-    assert "failed: ended with status 1" in capsys.readouterr().out
 
 
 def test_verls_curve_leaves_out_saving_which_is_within_a_step_and_validation_which_is_not() -> None:

@@ -9,7 +9,8 @@ from qinglan.clients.roles import Services, endpoint_of, key_salt, site_ledger
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import key_of_answers, require_teacher_alone, teacher_requests
+from qinglan.recipes.kinds.distillation import require_teacher_alone, teacher_requests
+from qinglan.recipes.scoring.keys import answers_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
@@ -50,7 +51,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
             )
         )
 
-    depends_on = {"rows_sha256": ingested.artifacts["rows"].sha256, **key_of_answers(profile, recipe.DISTILL_ROLES)}
+    depends_on = {"rows_sha256": ingested.artifacts["rows"].sha256, **answers_key(profile, recipe.DISTILL_ROLES)}
     return perform(run, name, depends_on, work, code=CODE)
 
 

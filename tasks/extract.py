@@ -5,15 +5,15 @@ from functools import partial
 
 from qinglan.clients.roles import Services
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import key_of_answers
 from qinglan.recipes.kinds.extraction import without_dialogue
+from qinglan.recipes.scoring.keys import answers_key
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
-    __name__, "recipe.extraction", "qinglan.clients", "qinglan.recipes.kinds.distillation", "qinglan.rows",
+    __name__, "recipe.extraction", "qinglan.clients", "qinglan.recipes.kinds.extraction", "qinglan.rows",
     "qinglan.tasks.batches",
 )  # fmt: skip
 
@@ -50,6 +50,6 @@ def extract_context(run: Run, services: Services, ingested: StageResult) -> Stag
     depends_on = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
         "extract": limits.model_dump(mode="json", exclude={"batch_rows", "retries", "max_failed_share"}),
-        **key_of_answers(profile, ("teacher",)),
+        **answers_key(profile, ("teacher",)),
     }
     return perform(run, "extract", depends_on, work, code=CODE)

@@ -19,7 +19,7 @@ from qinglan.tasks.stage import Outcome, Stage, digests_of, perform
 
 ROOT = Path(__file__).parents[2]
 STAGES = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "local_judge", "rl"]
-STAGES += ["evaluate", "gate", "register", "sample", "compare"]
+STAGES += ["evaluate", "gate", "register", "sample", "compare", "extract"]
 PACKAGE_FILES = {"qinglan.data", "qinglan.recipes", "qinglan.training.engines"}
 """They only pass on names of modules, which are listed."""
 HELD_IN_THE_KEY = {
@@ -81,7 +81,7 @@ USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gat
         ("training/engines/verl.py", "", "MORE = 1\n", ["rl"]),
         ("training/engines/agents.yaml", "", "more: 1\n", ["rl"]),
         ("training/verl_cpu/router.yaml", "", "more: 1\n", ["rl"]),
-        ("clients/rag.py", "", "MORE = 1\n", ["distill", "validate", "local_judge", "rl", "evaluate"]),
+        ("clients/rag.py", "", "MORE = 1\n", ["distill", "validate", "local_judge", "rl", "evaluate", "extract"]),
         ("statistics.py", "", "MORE = 1\n", ["publish", "local_judge", "rl", "evaluate", "gate", "compare"]),
         ("runs/cpu.py", "", "MORE = 1\n", ["base_model", "sft", "rl", "evaluate"]),
         ("tasks/sft.py", "", "MORE = 1\n", ["sft"]),

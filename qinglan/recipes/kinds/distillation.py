@@ -1,26 +1,14 @@
 """Distill: get what the student is to learn from each question, mostly by asking the teacher."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from qinglan.clients.chat import Request, request_of
-from qinglan.clients.roles import ANSWER_FIELDS, ChatRole, endpoint_of, key_salt
+from qinglan.clients.roles import ChatRole, endpoint_of, key_salt
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe, recipe_key
+from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.extraction import EXTRACTION_SCHEMA
 from qinglan.rows import DIALOGUE, Row
-
-
-def key_of_answers(profile: Profile, roles: Sequence[ChatRole]) -> dict[str, Any]:
-    """What the answers of these roles depend on, beside the rows."""
-    endpoints = {role: endpoint_of(profile, role) for role in roles}
-    return {
-        "recipe": recipe_key(profile.recipe),
-        "tenant": profile.tenant.model_dump(mode="json"),
-        **{role: endpoint.model_dump(mode="json", include=set(ANSWER_FIELDS)) for role, endpoint in endpoints.items()},
-        "servers": [key_salt(profile, role) for role in roles],
-    }
 
 
 def distill_requests(profile: Profile) -> Callable[[Row], dict[ChatRole, Request]]:

@@ -61,6 +61,7 @@ def rehearse(name: str) -> dict[str, Any]:
     spent, spent_in_rl = calls.cost_usd.sum(), calls[calls.created_s.between(began, ended)].cost_usd.sum()
     stages = {stage.name: stage for stage in report.stages}
     rl_usd = sum(part.cost_usd for part in parts if part.what.startswith("rl"))
+    expected_usd = sum(part.expected_usd for part in parts)
     used = report.api.teacher, report.api.answerer, report.api.judge
     foreseen = {"sft": planned.sft_rows, "rl": planned.rl_prompts, "evaluate": planned.test_rows}
     asked = sum(part.questions for part in parts)
@@ -78,12 +79,12 @@ def rehearse(name: str) -> dict[str, Any]:
             "paid": sum(each.calls for each in used),
             "known": sum(each.cached for each in used),
         },
-        "usd": {"forecast": sum(part.cost_usd for part in parts), "spent": spent},
+        "usd": {"forecast": expected_usd, "spent": spent},
         "rl_usd": {"at_most": rl_usd, "spent": spent_in_rl},
         "forecast_error": {
             "rows": max((stages[stage].rows_in / max(1, rows) - 1 for stage, rows in foreseen.items()), key=abs),
             "calls": sum(each.calls + each.cached for each in used) / asked - 1,
-            "usd": spent / sum(part.cost_usd for part in parts) - 1,
+            "usd": spent / expected_usd - 1,
         },
     }
 

@@ -106,6 +106,9 @@ class Budget(Section):
     when_spent: Literal["stop", "go_on"] = "stop"
     """`stop` ends the run with all answers kept; `go_on` goes on to the dataset with the rows that have one, the
     others fail as `over_budget`."""
+    rl_new_share: Share = 0.2
+    """Of RL's samples, so many the dry run expects to be new: one that equals an earlier one is judged and paid once.
+    A guess until your own first run; what rehearsals showed: `make bench NAME=rehearsals`."""
 
 
 class Trainer(Section):

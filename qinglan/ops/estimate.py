@@ -3,6 +3,7 @@
 A call takes the tokens that the model's earlier calls took on average; where there are too few of them, an upper bound.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from qinglan.training.judge_agreement import PASSAGES_A_ROW
 _ENOUGH_CALLS, _AT_ONCE = 20, 1000
 _PASSAGES, _VERDICTS, _AGREEMENT, _PANEL = "rl passages", "rl verdicts", "local judge", "evaluate"
 _USES: dict[str, JudgeUse] = {_PASSAGES: "passage", _VERDICTS: "passage", _AGREEMENT: "passage", _PANEL: "texts"}
-_EXTRACT = "extract"
+_EXTRACT, _OF_RL = "extract", ("rl", _PASSAGES, _VERDICTS)
 _PASSES = 2
 """Of the panel over each test question."""
 _ARMS = 6
@@ -56,6 +57,9 @@ class Estimate(BaseModel, frozen=True):
     """Per call."""
     completion_tokens: float
     cost_usd: float
+    """At most."""
+    expected_usd: float
+    """Where RL repeats itself as `budget.rl_new_share` says."""
     measured_on: int
     """Earlier calls that the tokens are known from; 0 where they are an upper bound."""
 
@@ -90,6 +94,7 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         counts.sample = counts.sample or some[0]
         counts.questions += len(some)
         counts.test += sum(row.split == "test" for row in some)
+        counts.dev += sum(row.split == "dev" for row in some)
         counts.train += sum(row.split == "train" for row in some)
         counts.learnt += sum(row.split in ("train", None) for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
@@ -106,7 +111,7 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
     if not counts.test:
         train, dev = profile.dataset.train_share, profile.dataset.dev_share
         counts.test = round(counts.questions * (1 - train - dev))
-        counts.train = round(counts.questions * train)
+        counts.dev, counts.train = round(counts.questions * dev), round(counts.questions * train)
     return counts
 
 
@@ -120,6 +125,7 @@ def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger:
         prompt, completion, measured_on = _tokens(profile, ledger, part, counts)
         price = part.price or profile.prices[part.endpoint.model]
         factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
+        most_usd = factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion)
         estimated = Estimate(
             role=part.role,
             what=part.what,
@@ -128,7 +134,8 @@ def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger:
             known=min(part.known, part.questions),
             prompt_tokens=prompt,
             completion_tokens=completion,
-            cost_usd=factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion),
+            cost_usd=most_usd,
+            expected_usd=most_usd * (profile.budget.rl_new_share if part.what in _OF_RL else 1.0),
             measured_on=measured_on,
         )
         found.append(estimated)
@@ -148,8 +155,9 @@ class QuestionCounts:
     first: dict[str, Request] = field(default_factory=dict)
     """The first request of each."""
     test: int = 0
+    dev: int = 0
     train: int = 0
-    """Of the split train, by the workbook or, where it has no splits, by the shares of `dataset`."""
+    """Of these splits, by the workbook or, where it has none, by the shares of `dataset`."""
     learnt: int = 0
     """Not known to be of another split than train."""
     labelled: int = 0
@@ -197,7 +205,8 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
     if flow in ("pipeline", "refresh") and profile.validation.judge_baseline:
         yield _Part("judge", "validate", judge, counts.questions)
     if flow in ("pipeline", "train"):
-        samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
+        validations = math.ceil(rl.total_steps / rl.test_freq) + rl.val_before_train
+        samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt + validations * counts.dev
         if local := judge.local:
             yield _Part("judge", _AGREEMENT, judge, PASSAGES_A_ROW * local.agreement_rows)
             served = Endpoint(model=local.model, max_tokens=local.max_tokens)

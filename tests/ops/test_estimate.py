@@ -71,7 +71,10 @@ def test_dialogues_are_counted_and_what_is_known_of_them_is_free(profile: Profil
 
 def test_every_flow_says_what_it_asks(profile: Profile):
     assert parts_of(profile) == {"distill": (50, 0, 0), "validate": (50, 0, 0)}
-    assert parts_of(profile, "pipeline")["rl"] == (640, 0, 0)
+    # Ten steps of 64; the dev split before the first and after each.
+    assert parts_of(profile, "pipeline")["rl"] == (640 + 11 * 5, 0, 0)
+    rl = next(part for part in estimates(profile, "pipeline") if part.what == "rl")
+    assert rl.expected_usd == pytest.approx(profile.budget.rl_new_share * rl.cost_usd)
     assert set(parts_of(profile, "train")) == {"rl", "rl passages", "evaluate teacher", "evaluate"}
     assert parts_of(profile, "evaluate") == {"evaluate teacher": (CASES, 0, 0), "evaluate": (2 * 5, 0, 0)}
 

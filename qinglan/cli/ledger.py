@@ -106,8 +106,8 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     total_usd, expected_usd = sum(part.cost_usd for part in parts), sum(part.expected_usd for part in parts)
     some = f", some {usd(expected_usd)} if RL repeats itself as `budget.rl_new_share` says" * (expected_usd < total_usd)
     say(
-        f"At most {usd(total_usd)}{some}. Known are answers in the ledger; prompt and answer are tokens per call, marked "
-        "≤ where the model is new here and only an upper bound is known."
+        f"At most {usd(total_usd)}{some}. Known are answers in the ledger; prompt and answer are tokens per call, "
+        "marked ≤ where the model is new here and only an upper bound is known."
     )
     budget = profile.budget
     if budget.per_run_usd is not None and total_usd > budget.per_run_usd:

@@ -282,7 +282,8 @@ def test_verls_two_lines_may_come_apart(seen: Any, tmp_path: Path):
 
 
 def write_alarms(folder: Path, *steps: int) -> None:
-    known = {"name": "reward_down", "action": "warn"}
+    values = {"first": 1, "last": 5, "reward_before": 0.3, "reward_now": 0.1}
+    known = {"name": "reward_down", "action": "warn", "code": "alarm_reward_down", "values": values}
     lines = [Alarm.model_validate({"step": step} | known).model_dump_json() + "\n" for step in steps]
     (folder / ALARMS_FILE).write_text("".join(lines), encoding="utf-8")
 
@@ -298,12 +299,12 @@ def test_a_new_alarm_is_reported_once_and_earlier_ones_only_count(tmp_path: Path
         follow()
     assert [payload["step"] for _, _, payload in seen.events] == [40, 41]
     event, resource, payload = seen.events[0]
-    assert payload["message"] == "reward fell"
+    assert payload["message"].startswith("the mean reward fell from 0.300 in steps 1–5 to 0.100")
     assert (event, resource["prefect.resource.id"]) == ("qinglan.alarm.reward_down", "qinglan.run.run-1")
     assert {"qinglan.stage": "rl", "qinglan.alarm": "reward_down", "qinglan.action": "warn"}.items() <= resource.items()
     assert seen.metrics == [("child", {"alarms/reward_down": 2}, 40), ("child", {"alarms/reward_down": 3}, 41)]
     assert seen.tags == {"alarm.reward_down": "step 21, 40, 41"}
-    assert "| 41 | `reward_down` | warn | reward fell |" in seen.markdown["rl-alarms"]
+    assert "| 41 | `reward_down` | warn | the mean reward fell" in seen.markdown["rl-alarms"]
 
 
 def test_a_prefect_server_that_is_away_costs_no_training(

@@ -197,7 +197,8 @@ class RewardedTrainer(PPOTrainerSync):
         scored, counts = self._keep_scored(batch)
         invalid, wanted = counts["invalid"], counts["wanted"]
         if invalid / wanted > self._settings.max_invalid_share or invalid == wanted:
-            error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
+            # First, as saving may fail as well.
+            error = self._too_few(invalid, counts["lost"], wanted, f"step {self.global_steps}")
             last_done = self.global_steps - 1
             if last_done > 0 and not (self._checkpoints / f"global_step_{last_done}").exists():
                 self.global_steps = last_done  # this step has changed no weight yet, and its prompts are to come again
@@ -236,19 +237,22 @@ class RewardedTrainer(PPOTrainerSync):
         self._extras = {key: extras[key] for key in kept}
         wanted = self.config.data.train_batch_size * self._rollouts
         counts = Counter(wanted=wanted, samples=len(kept), invalid=wanted - len(valid), alone=len(valid) - len(kept))
+        counts["lost"] = wanted - len(batch.keys)
         if len(kept) == len(batch.keys):
             return batch, counts
         left_out = [key for key in batch.keys if key not in self._extras]
         transfer_queue.kv_clear(keys=left_out, partition_id=batch.partition_id)
         return batch.select_keys(kept), counts
 
-    def _gave_up(self, missing: int, wanted: int, where: str) -> EngineError:
+    def _too_few(self, missing: int, lost: int, wanted: int, where: str) -> EngineError:
+        """The error that ends the training; where samples were lost with a process, it may start again."""
         reason = (
             f"{missing} of {wanted} samples of {where} could not be scored, more than "
             f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
         )
-        self._progress.stop(reason, failed=True)
-        return EngineError(reason)
+        if not lost:
+            self._progress.stop(reason, failed=True)
+        return EngineError(f"{reason}; {lost} were lost with a process of the engine" if lost else reason)
 
     # ---- the fields that are sent to workers ----
 
@@ -326,9 +330,10 @@ class RewardedTrainer(PPOTrainerSync):
         **kwargs: Any,
     ) -> Any:
         invalid = [bool(value) for value in reward_extra_infos_dict.get("invalid", [False] * len(sample_uids))]
-        missing, wanted = len(self.val_dataset) - len(invalid) + sum(invalid), len(self.val_dataset)
-        if missing > self._settings.max_invalid_share * wanted:
-            raise self._gave_up(missing, wanted, f"the validation at step {self.global_steps}")
+        wanted = len(self.val_dataset)
+        lost = wanted - len(invalid)
+        if (missing := lost + sum(invalid)) > self._settings.max_invalid_share * wanted:
+            raise self._too_few(missing, lost, wanted, f"the validation at step {self.global_steps}")
         known = {
             # None is how verl's validation leaves a value out.
             name: [None if bad or value != value else value for value, bad in zip(values, invalid, strict=True)]

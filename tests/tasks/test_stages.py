@@ -125,7 +125,7 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
     assert (usage.calls, usage.failed) == (ROWS + 3, 3)
 
 
-def test_dialogues_are_read_once_and_a_row_of_which_nothing_is_known_goes_no_further(site_of: SiteOf):
+def test_dialogues_are_read_once_and_a_row_whose_extraction_failed_goes_no_further(site_of: SiteOf):
     faults = {"虾青素5。"}
 
     def teacher(body: dict[str, Any]) -> Any:

@@ -75,7 +75,7 @@ class Recipe(ABC):
         return None
 
     async def extract(self, row: Row, clients: "Clients", tenant: Tenant, limits: Extract) -> Row:
-        """The row with the profile and history that the workbook lacks; raises TeacherError where there are none."""
+        """The row with the profile and history that the workbook lacks; TeacherError where the answer can't be used."""
         messages = self.extract_messages(row, tenant, limits) if DIALOGUE in row.inputs else None
         if not messages:
             return row

@@ -144,16 +144,14 @@ def prompts(
 
     from qinglan.ops.estimate import questions_of
     from qinglan.recipes import get_recipe
-    from qinglan.rows import DIALOGUE
 
     loaded = load_profile(profile, set_ or ())
     recipe = get_recipe(loaded.recipe)
     with questions_of(loaded) as rows:
         if (chosen := next(islice((each for each in rows if each.status == "ok"), row - 1, None), None)) is None:
             raise ConfigError(f"--row {row}: the workbook has fewer questions")
-    asked = recipe.prompts(chosen, loaded.tenant)
-    if DIALOGUE in chosen.inputs and (read := recipe.extract_messages(chosen, loaded.tenant, loaded.extract)):
-        asked = {"extract": read, **asked}
+    read = recipe.extract_messages(chosen, loaded.tenant, loaded.extract)
+    asked = {**({"extract": read} if read else {}), **recipe.prompts(chosen, loaded.tenant)}
     for role, messages in asked.items():
         for message in messages:
             say(f"{role}, {message['role']}", style="bold")

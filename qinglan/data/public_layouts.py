@@ -10,7 +10,7 @@ import openpyxl
 
 from qinglan.config import Columns
 from qinglan.data.sources.files import read_objects
-from qinglan.data.workbook_writer import Column, fill_sheet, input_columns
+from qinglan.data.workbook_writer import MAX_CELL_CHARS, Column, fill_sheet, input_columns
 from qinglan.errors import WorkbookError
 from qinglan.recipes import get_recipe
 from qinglan.recipes.answer_judge import RIGHT, WRONG
@@ -18,7 +18,6 @@ from qinglan.rows import Row, normalise
 from qinglan.runs.artifacts import written_whole
 
 Layout = Literal["flashrag", "medical-r1"]
-_MAX_CELL_CHARS = 32_767
 _MEDICAL = (
     ("Question", {"answer": "Response", "reasoning": "Complex_CoT"}),
     ("question", {"answer": "answer", "reasoning": "think"}),
@@ -101,6 +100,6 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not value.strip():
         raise WorkbookError(f"{name}: expected a text; fill it in")
-    if len(value) > _MAX_CELL_CHARS:
-        raise WorkbookError(f"{name}: has {len(value):,} characters, a cell holds {_MAX_CELL_CHARS:,}; shorten it")
+    if len(value) > MAX_CELL_CHARS:
+        raise WorkbookError(f"{name}: has {len(value):,} characters, a cell holds {MAX_CELL_CHARS:,}; shorten it")
     return value

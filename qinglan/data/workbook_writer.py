@@ -17,6 +17,8 @@ from qinglan.runs.artifacts import Artifact, written_whole
 
 ROWS_A_SHEET = 1_048_575
 """Excel's limit, less the header."""
+MAX_CELL_CHARS = 32_767
+"""Excel's limit."""
 
 CellValue = str | float | None
 WRAPPED = Alignment(wrap_text=True, vertical="top")

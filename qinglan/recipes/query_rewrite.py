@@ -76,7 +76,9 @@ class QueryRewrite(RetrievalRecipe):
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
-    def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message]:
+    def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message] | None:
+        if DIALOGUE not in row.inputs:
+            return None
         chars = {"profile_chars": limits.max_profile_chars // 2, "history_chars": limits.max_history_chars // 2}
         system = EXTRACT_SYSTEM.format(domain=tenant.domain, **chars)
         return prompt(system, delimited("", ("对话", row.inputs[DIALOGUE])))

@@ -10,6 +10,7 @@ from qinglan.data.review import fingerprint, load_reviews
 from qinglan.data.review.sample import ANSWER_STRATA, STRATA, draw_sample
 from qinglan.data.review.workbook import cell_of, write_sample
 from qinglan.data.sources.records import without_illegal
+from qinglan.data.workbook_writer import MAX_CELL_CHARS
 from qinglan.errors import ConfigError, StageError
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import Row
@@ -17,8 +18,6 @@ from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run, runs_of, stage_of
 
 _STAGES = ("dataset", "select", "validate")
-_CELL_CHARS = 32_767
-"""What Excel holds."""
 
 
 class ReviewExport(NamedTuple):
@@ -120,4 +119,4 @@ def _survives(row: Row, recipe: Recipe) -> bool:
 
 
 def _read_back(text: str) -> str:
-    return without_illegal(text).replace("\r\n", "\n").replace("\r", "\n")[:_CELL_CHARS]
+    return without_illegal(text).replace("\r\n", "\n").replace("\r", "\n")[:MAX_CELL_CHARS]

@@ -8,7 +8,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.extraction import EXTRACTION_SCHEMA
-from qinglan.rows import DIALOGUE, Row
+from qinglan.rows import Row
 
 
 def distill_requests(profile: Profile) -> Callable[[Row], dict[ChatRole, Request]]:
@@ -28,7 +28,7 @@ def extract_requests(profile: Profile) -> Callable[[Row], Request | None]:
     recipe, salt = get_recipe(profile.recipe), key_salt(profile, "teacher")
 
     def request(row: Row) -> Request | None:
-        messages = recipe.extract_messages(row, profile.tenant, profile.extract) if DIALOGUE in row.inputs else None
+        messages = recipe.extract_messages(row, profile.tenant, profile.extract)
         return request_of(profile.teacher, salt, messages, EXTRACTION_SCHEMA) if messages else None
 
     return request

@@ -13,7 +13,7 @@ from qinglan.errors import TeacherError
 from qinglan.recipes.kinds.elements import SCORE_SCHEMA, Finding, Input, Message, Metric, PrimaryMetric
 from qinglan.recipes.kinds.extraction import EXTRACTION_SCHEMA, extracted
 from qinglan.recipes.kinds.untrusted import parse_score, undelimited
-from qinglan.rows import DIALOGUE, INPUT_REASONS, ArmRow, Row
+from qinglan.rows import INPUT_REASONS, ArmRow, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,12 +71,12 @@ class Recipe(ABC):
         return {} if self.own_answer(row) else {"teacher": self.teacher_messages(row, tenant)}
 
     def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message] | None:  # noqa: ARG002
-        """What the teacher is asked about a row's dialogue; None where the recipe reads no dialogues."""
+        """What the teacher is asked about a row's dialogue (`row.inputs[DIALOGUE]`); None where the row has none."""
         return None
 
     async def extract(self, row: Row, clients: "Clients", tenant: Tenant, limits: Extract) -> Row:
         """The row with the profile and history that the workbook lacks; TeacherError where the answer can't be used."""
-        messages = self.extract_messages(row, tenant, limits) if DIALOGUE in row.inputs else None
+        messages = self.extract_messages(row, tenant, limits)
         if not messages:
             return row
         return (await clients.teacher.ask(messages, lambda text: extracted(row, text, limits), EXTRACTION_SCHEMA)).value

@@ -31,9 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", choices=names, action="append", help="only this one; all if not given")
     known = {one["profile"]: one for one in json.loads(RESULT.read_text())} if RESULT.exists() else {}
-    for name in parser.parse_args().profile or names:
-        known[name] = rehearse(name)
-        RESULT.write_text(json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as base_models:
+        for name in parser.parse_args().profile or names:
+            known[name] = rehearse(name, base_models)
+            RESULT.write_text(json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8")
     print("\n| profile | predicted | outcome | rows | calls | US$ | US$ of RL, at most / spent |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
     for one in known.values():
@@ -42,10 +43,16 @@ def main() -> None:
         print(f"| {one['profile']} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
 
 
-def rehearse(name: str) -> dict[str, Any]:
-    """One line of the table; errors are (found − forecast) / forecast, of rows the largest of SFT, RL and test."""
+def rehearse(name: str, base_models: str) -> dict[str, Any]:
+    """One line of the table; errors are (found − forecast) / forecast, of rows the largest of SFT, RL and test.
+
+    Profiles of one recipe share the pretrained model in `base_models`; all else is made anew.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        settings = [f"paths.runs={folder}/runs", f"paths.state={folder}/state"]
+        state = Path(folder) / "state"
+        state.mkdir()
+        (state / "base_models").symlink_to(base_models)
+        settings = [f"paths.runs={folder}/runs", f"paths.state={state}"]
         run(name, "refresh", [*settings, f"data.limit={TRIAL_ROWS}"])
         profile = load_profile(name + ENDING, settings)
         with site_ledger(profile) as ledger:
@@ -65,8 +72,10 @@ def rehearse(name: str) -> dict[str, Any]:
     used = report.api.teacher, report.api.answerer, report.api.judge
     foreseen = {"sft": planned.sft_rows, "rl": planned.rl_prompts, "evaluate": planned.test_rows}
     asked = sum(part.questions for part in parts)
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     return {
         "profile": name,
+        "commit": commit,
         "predicted": "undecided" if any("undecided" in warning for warning in warnings) else "decided",
         "outcome": report.decision.verdict,
         "not_passed": {rule.name: rule.outcome for rule in report.decision.rules if rule.outcome != "pass"},

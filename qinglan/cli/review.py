@@ -10,7 +10,7 @@ from rich.text import Text
 
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
-from qinglan.errors import WorkbookError
+from qinglan.errors import ConfigError, WorkbookError
 from qinglan.text import NONE, one_line
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
@@ -74,6 +74,39 @@ def import_workbook(
             f"error rate of the rows that teach: {control.wrong:,} of {control.reviewed:,} control rows rejected or "
             f"corrected = {control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%){bias}"
         )
+
+
+@app.command("reasons")
+def show_reasons(
+    run: Annotated[str, typer.Option(help="A run's id, a unique prefix, or `latest`.")] = "latest",
+    rows: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, those with the lowest scores.")] = 200,
+    below: Annotated[float, typer.Option(min=0, max=5.1, help="Only answers with a lower score.")] = 4.0,
+    cases: Annotated[Path | None, typer.Option(help="A file to write with red-team cases to choose from.")] = None,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Group what the judge said about weak answers, and propose rules and red-team cases; nothing is asked or set."""
+    from qinglan.evaluation.judge_reasons import group_reasons, proposed_cases, proposed_rules
+
+    loaded = load_profile(profile, set_ or ())
+    if cases and cases.exists():
+        raise ConfigError(f"{cases}: exists already; choose another --cases")
+    name, groups = group_reasons(loaded, run, rows, below)
+    if not groups:
+        say(f"run {name}: the ledger has no reason of the judge about an answer that scored below {below:g}")
+        return
+    table = Table("Rows", "Judge", "Reason", "For example")
+    for group in groups:
+        worst = group.rows[0]
+        example = f"{one_line(worst.query)} → {one_line(worst.answer or '')}"
+        table.add_row(f"{len(group.rows):,}", f"{worst.judge_score:g}", *map(Text, (group.reason, example)))
+    out.print(table)
+    say("Put into the profile what holds; until then the judge's words change nothing:\n")
+    say(proposed_rules(groups))
+    if cases:
+        proposed = proposed_cases(groups)
+        cases.write_text("".join(f"{case.model_dump_json(exclude_defaults=True)}\n" for case in proposed), "utf-8")
+        say(f"{cases}: {len(proposed)} cases; delete what is none, then name the file as evaluate.red_team")
 
 
 @app.command("list")

@@ -1,14 +1,20 @@
 """`qinglan review` as a person uses it: out, filled in, back in, counted."""
 
+import json
 from functools import partial
 from pathlib import Path
 
 import openpyxl
 import pytest
+import yaml
 from fixture_types import ProfileOf, Qinglan
+from ledger_calls import call
 
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.data.review import load_reviews, store_path
+from qinglan.evaluation.red_team import cases_of
+from qinglan.recipes.kinds.distillation import judge_requests
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import open_run, save_stage
@@ -28,21 +34,23 @@ def review(qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pyte
     return partial(qinglan, "review", profile=profile)
 
 
-def finish_run(profile: Profile, count: int) -> None:
+def finish_run(profile: Profile, count: int, score: float | None = None) -> list[Row]:
     def row(query: str) -> Row:
         key, tenant = row_id(profile.tenant.id, query), profile.tenant.id
         found = {"original_retrieved": FOUND, "answer_retrieved": FOUND}
-        return Row(id=key, tenant=tenant, query=query, source="q.csv:2", answer="改写", **found)
+        return Row(id=key, tenant=tenant, query=query, source="q.csv:2", answer="改写", judge_score=score, **found)
 
+    rows = [row(f"问题{n}") for n in range(count)]
     with open_run(profile, "refresh") as run:
-        artifact = write_jsonl(run.stage_directory("select") / "rows.jsonl", (row(f"问题{n}") for n in range(count)))
+        artifact = write_jsonl(run.stage_directory("select") / "rows.jsonl", rows)
         save_stage(run, StageResult(stage="select", key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}))
+    return rows
 
 
 def fill_in(path: Path, *verdicts: str | None, reviewer: str = "") -> None:
     book = openpyxl.load_workbook(path)
     for number, verdict in enumerate(verdicts, 2):
-        book["审核"][f"P{number}"], book["审核"][f"S{number}"] = verdict, reviewer
+        book["审核"][f"Q{number}"], book["审核"][f"T{number}"] = verdict, reviewer
     book.save(path)
 
 
@@ -80,6 +88,39 @@ def test_bad_cells_are_listed_and_nothing_is_imported(profile: Profile, review: 
     status, out, err = review("import", "review.xlsx")
     assert (status, out) == (2, "")
     *lines, last = err.splitlines()
-    assert lines == [f'review.xlsx!审核!P{n}: "maybe" is no verdict; write 通过, 拒绝 or 修改' for n in range(2, 22)]
+    assert lines == [f'review.xlsx!审核!Q{n}: "maybe" is no verdict; write 通过, 拒绝 or 修改' for n in range(2, 22)]
     assert last == "error: review.xlsx: 24 cells to correct, 4 of them not shown; nothing was imported"
     assert load_reviews(profile).by_row == {}
+
+
+def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(profile: Profile, review: Qinglan):
+    rows = finish_run(profile, 4, score=2.0)
+    request, said = judge_requests(profile), ("改写漏掉了产品名称", "改写漏掉了产品的名称", "添加了\n问题里没有的内容")
+    with site_ledger(profile) as ledger:
+        for row, reason in zip(rows, said, strict=False):  # the ledger has lost the last one's
+            answer = json.dumps({"score": 2, "reason": reason}, ensure_ascii=False)
+            ledger.record([call(request(row, "改写").request_hash, text=answer)])
+
+    status, out, err = review("reasons", "--cases", "cases.jsonl")
+    assert (status, err) == (0, "")
+    counts = [line.strip("│").split("│")[0].strip() for line in out.splitlines() if "问题" in line and "│" in line]
+    assert counts == ["2", "1"]
+    (_, block) = out.split("tenant:\n")
+    (_, first, second) = yaml.safe_load("tenant:\n" + block.partition("\n\n")[0])["tenant"][
+        "teacher_rules"
+    ].splitlines()
+    assert first.removeprefix("- ") in said
+    assert second == "- 添加了 问题里没有的内容"
+    own = profile.model_copy(update={"evaluate": profile.evaluate.model_copy(update={"red_team": Path("cases.jsonl")})})
+    assert {row.query for row in rows[:3]} == {each.query for each in cases_of(own) if each.id.startswith("judge-")}
+
+    assert "exists already" in review("reasons", "--cases", "cases.jsonl")[2]
+    assert review("reasons", "--below", "1")[1].endswith("an answer that scored below 1\n")
+    review("export")
+    sheet = openpyxl.load_workbook("review.xlsx")["审核"]
+    place = [cell.value for cell in sheet[1]].index("裁判理由")
+    assert {row[place] for row in sheet.iter_rows(min_row=2, values_only=True)} == {
+        *said[:2],
+        "添加了 问题里没有的内容",
+        None,
+    }

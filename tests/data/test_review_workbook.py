@@ -99,7 +99,7 @@ def test_a_reviewer_sees_the_row_a_list_of_verdicts_and_a_guide(profile_of: Prof
     assert expected.items() <= shown(path)["怎么吃"].items()
     book = openpyxl.load_workbook(path)
     (choice,) = book["审核"].data_validations.dataValidation
-    assert (choice.type, choice.formula1, str(choice.sqref)) == ("list", '"通过,拒绝,修改"', "P2:P3")
+    assert (choice.type, choice.formula1, str(choice.sqref)) == ("list", '"通过,拒绝,修改"', "Q2:Q3")
     assert choice.errorStyle == "warning"  # the English words must be possible
     guide = book["说明"]
     assert any(line[0] == "随机对照" and line[2:] == (1, 1) for line in guide.iter_rows(values_only=True))
@@ -193,20 +193,20 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ({"结论": "maybe"}, 'review.xlsx!审核!P2: "maybe" is no verdict; write 通过, 拒绝 or 修改'),
+        ({"结论": "maybe"}, 'review.xlsx!审核!Q2: "maybe" is no verdict; write 通过, 拒绝 or 修改'),
         ({"结论": "好\x9b[2J"}, '"好 [2J" is no verdict'),
-        ({"结论": "修改"}, "Q2: is empty, but the verdict is 修改; write your answer"),
-        ({"结论": "修改", "修改后的改写": "长" * 121}, "Q2: has 121 characters, select.max_rewrite_chars is 120"),
-        ({"结论": "修改", "修改后的改写": "长？！"}, 'Q2: "长？！" is shorter than select.min_rewrite_chars, 2'),
-        ({"结论": "通过", "修改后的改写": "别的"}, "Q2: an answer beside 通过; write 修改 into P2, or clear it"),
-        ({"修改后的改写": "别的"}, "P2: has no verdict, but Q2 has an answer; write 修改, or clear it"),
-        ({"结论": '=IF(1,"通过","")'}, "P2: holds a formula; paste its result as a value"),
+        ({"结论": "修改"}, "R2: is empty, but the verdict is 修改; write your answer"),
+        ({"结论": "修改", "修改后的改写": "长" * 121}, "R2: has 121 characters, select.max_rewrite_chars is 120"),
+        ({"结论": "修改", "修改后的改写": "长？！"}, 'R2: "长？！" is shorter than select.min_rewrite_chars, 2'),
+        ({"结论": "通过", "修改后的改写": "别的"}, "R2: an answer beside 通过; write 修改 into Q2, or clear it"),
+        ({"修改后的改写": "别的"}, "Q2: has no verdict, but R2 has an answer; write 修改, or clear it"),
+        ({"结论": '=IF(1,"通过","")'}, "Q2: holds a formula; paste its result as a value"),
         ({"结论": "通过", "改写": "=A1"}, "E2: holds a formula"),
-        ({"结论": "#N/A"}, "P2: holds the error #N/A; write text"),
-        ({"结论": "通过", "行编号": "0123456789abcdef"}, 'T2: "0123456789abcdef" is unknown: it is not the id of this'),
-        ({"结论": "通过", "行编号": None}, "T2: the row id is missing; restore it from the exported workbook"),
+        ({"结论": "#N/A"}, "Q2: holds the error #N/A; write text"),
+        ({"结论": "通过", "行编号": "0123456789abcdef"}, 'U2: "0123456789abcdef" is unknown: it is not the id of this'),
+        ({"结论": "通过", "行编号": None}, "U2: the row id is missing; restore it from the exported workbook"),
         ({"结论": "通过", "用户画像": "老人"}, "what belongs to it for tenant `default`; one of them was changed"),
-        ({"结论": "通过", "改写": "我改的"}, "your own answer belongs into Q2"),
+        ({"结论": "通过", "改写": "我改的"}, "your own answer belongs into R2"),
     ],
 )
 def test_a_bad_cell_is_named(profile: Profile, path: Path, cells: dict[str, Any], message: str):
@@ -226,12 +226,12 @@ def test_all_bad_cells_are_in_one_list(profile: Profile, path: Path):
     fill_in(path, "在哪买", 结论="通过")
     with edited(path) as cells:
         number = line_of(cells, "怎么吃")
-        cells.merge_cells(f"P{number}:Q{number}")
+        cells.merge_cells(f"Q{number}:R{number}")
     sheet = read_sheet(path, profile)
     problems = " ".join(sheet.problems)
     assert (len(sheet.problems), len(sheet.reviews)) == (4, 1)
-    assert f"!Q{number}: is merged with other cells; unmerge them" in problems
-    assert "P4: there is no answer to accept; write 拒绝, or 修改 with your own" in problems
+    assert f"!R{number}: is merged with other cells; unmerge them" in problems
+    assert "Q4: there is no answer to accept; write 拒绝, or 修改 with your own" in problems
 
 
 def test_two_verdicts_for_one_row_that_differ_are_named(profile: Profile, path: Path):
@@ -244,9 +244,9 @@ def test_two_verdicts_for_one_row_that_differ_are_named(profile: Profile, path: 
     filled = read_sheet(path, profile)
     assert (filled.problems, len(filled.reviews), filled.control) == ([], 1, ControlResult(1, 1, 0))
     with edited(path) as sheet:
-        sheet["P3"] = "拒绝"
+        sheet["Q3"] = "拒绝"
     found = problem(path, profile)
-    assert "P3: 拒绝 does not agree with 通过 in P2, which is the same row; keep one of the two" in found
+    assert "Q3: 拒绝 does not agree with 通过 in Q2, which is the same row; keep one of the two" in found
 
 
 def test_lines_without_verdict_and_of_other_tenants_are_no_reviews(profile: Profile, profile_of: ProfileOf, path: Path):
@@ -276,7 +276,7 @@ def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path
     export(profile, path, row())
     with edited(path) as sheet:
         sheet["V1"] = "结论"
-    assert "column `结论` is in row 1 twice (P and V)" in error(path)
+    assert "column `结论` is in row 1 twice (Q and V)" in error(path)
 
 
 def test_a_review_workbook_that_is_too_large_is_refused(profile: Profile, path: Path, monkeypatch: pytest.MonkeyPatch):

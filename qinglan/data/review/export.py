@@ -1,22 +1,27 @@
 """Exports a sample of a run's rows to a review workbook, and counts the verdicts that hold for a run."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.data.review import fingerprint, load_reviews
 from qinglan.data.review.sample import ANSWER_STRATA, STRATA, draw_sample
 from qinglan.data.review.workbook import cell_of, write_sample
 from qinglan.data.sources.records import without_illegal
 from qinglan.data.workbook_writer import MAX_CELL_CHARS
-from qinglan.errors import ConfigError, StageError
+from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.recipes import Recipe, get_recipe
+from qinglan.recipes.kinds.distillation import judge_requests
+from qinglan.recipes.kinds.untrusted import one_line, read_json
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run, runs_of, stage_of
 
+_REASON_CHARS = 200
 _STAGES = ("dataset", "select", "validate")
 
 
@@ -47,7 +52,8 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
         n = left_out["reviewed"]
         reviewed = f"; {n:,} of its rows are reviewed, --again takes them too" if n else ""
         raise StageError(f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed}")
-    write_sample(path, sample, recipe, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
+    said = judge_reasons(profile, [row for row, _ in sample.rows])
+    write_sample(path, sample, recipe, said, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
     counts = Counter(stratum.title for sampled in sample.rows for stratum in sampled.strata)
     strata = {stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]}
     return ReviewExport(run.name, stage.stage, len(sample.rows), strata, left_out["reviewed"], left_out["unfaithful"])
@@ -97,6 +103,20 @@ def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
             mine = f"profile `{profile.name}` is of tenant `{profile.tenant.id}`"
             raise ConfigError(f"run {run.name}: holds rows of tenant `{row.tenant}`, but {mine}; give its --profile")
         yield row
+
+
+def judge_reasons(profile: Profile, rows: Collection[Row]) -> dict[str, str]:
+    """By row id, why the judge gave its score, as it answered at that time; without rows whose answer gives none."""
+    request, found = judge_requests(profile), {}
+    with site_ledger(profile) as ledger:
+        asked = {row.id: one.request_hash for row in rows if row.answer and (one := request(row, row.answer))}
+        answers = ledger.get_many(asked.values())
+    for row_id, request_hash in asked.items():
+        with suppress(KeyError, TeacherError):
+            reason = read_json(answers[request_hash].text, "reason")
+            if isinstance(reason, str) and reason.strip():
+                found[row_id] = one_line(reason).strip()[:_REASON_CHARS]
+    return found
 
 
 def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Counter[str]) -> Iterator[Row]:

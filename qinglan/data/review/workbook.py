@@ -59,7 +59,7 @@ def titles_of(recipe: Recipe) -> dict[str, str]:
     """The titles of the columns that an import reads; those of inputs by `input_field`."""
     named = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, ANSWER, VERDICT, CORRECTED, COMMENT, REVIEWER, ROW_ID, FINGERPRINT)
     asked = (each for each in recipe.INPUTS if each.identifies)
-    further = input_titles(asked, [column.title for column in _columns(recipe, {})])
+    further = input_titles(asked, [column.title for column in _columns(recipe, {}, {})])
     return {each: each.replace("回答", _thing(recipe)) for each in named} | {
         input_field(name): title for name, title in further.items()
     }
@@ -69,11 +69,18 @@ def _thing(recipe: Recipe) -> str:
     return "改写" if recipe.retrieves else "回答"
 
 
-def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: str, source: str) -> None:
-    """Write the workbook, whole or not at all; its guide names `source`, where the rows are from."""
+def write_sample(
+    path: Path, sample: ReviewSample, recipe: Recipe, said: Mapping[str, str], *, tenant: str, source: str
+) -> None:
+    """Write the workbook, whole or not at all.
+
+    Args:
+        said: by row id, the judge's reason.
+        source: where the rows are from; the guide names it.
+    """
     book = openpyxl.Workbook(write_only=True)
     reasons = {row.id: BETWEEN_STRATA.join(stratum.title for stratum in strata) for row, strata in sample.rows}
-    known = _columns(recipe, reasons)
+    known = _columns(recipe, reasons, said)
     place = [column.title for column in known].index(HISTORY) + 1
     columns = (*known[:place], *input_columns(recipe, known, 36), *known[place:])
     sheet, titles = book.create_sheet(SHEET), [column.title for column in columns]
@@ -93,8 +100,8 @@ def _titles(found: Retrieved, _: Row) -> CellValue:
     return "\n".join(f"{place}. {title}" for place, title in enumerate(found.titles[:3], 1))
 
 
-def _columns(recipe: Recipe, reasons: Mapping[str, str]) -> tuple[Column, ...]:
-    """All but those of the recipe's inputs; `reasons`: by row id, why it was drawn."""
+def _columns(recipe: Recipe, reasons: Mapping[str, str], said: Mapping[str, str]) -> tuple[Column, ...]:
+    """All but those of the recipe's inputs. By row id, `reasons` tells why it was drawn, `said` what the judge said."""
     thing = _thing(recipe)
     found = _FOUND if recipe.retrieves else (Column("数据池", 10, lambda row: row.pool), *part_columns(recipe, 10))
     return (
@@ -106,6 +113,7 @@ def _columns(recipe: Recipe, reasons: Mapping[str, str]) -> tuple[Column, ...]:
         Column("状态", 8, lambda row: row.status),
         Column("原因", 20, lambda row: row.reason),
         Column("裁判分", 8, lambda row: row.judge_score),
+        Column("裁判理由", 28, lambda row: said.get(row.id)),
         *found,
         Column(VERDICT, 9, fill_in=True),
         Column(f"修改后的{thing}", 36, fill_in=True),

@@ -194,7 +194,8 @@ class Alarms(Section):
     """Nats per token to the model that RL started from, known where a reference model is loaded; healthy runs ended
     at 0.06 to 0.08."""
     max_zero_variance: Share = 0.8
-    """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them."""
+    """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them; those whose rollouts
+    all earned the most there is don't count."""
     max_sampler_difference: Share = 0.05
     """Mean difference between the probabilities that sampler and trainer give to a sampled token, known where the
     trainer computes its own. Rounding to bfloat16 makes a tenth of it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from toy_rl import trainer_settings
 
 from qinglan.errors import ArtifactError
@@ -142,6 +143,18 @@ def test_a_dev_row_without_a_score_counts_as_wrong(tmp_path: Path):
     unlabelled = [{"row_id": "1", "gold_id": "", "unit": "0"}]
     assert dev_values(unlabelled, {}, "gold_top1")[0] == {}, "no answer to it could be right"
     assert dev_values(unlabelled, {}, "score") == ({"1": -1.0}, {"1": "0"})
+
+
+def test_prompts_that_are_solved_do_not_count_among_those_that_teach_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from qinglan.training.engines.ppo_trainer import zero_variance_share
+
+    keys = [f"{prompt}_{rollout}_0" for prompt in range(3) for rollout in range(2)]
+    assert zero_variance_share(keys, torch.tensor([1, 1, 1, 1, 1, 1])) is None
+    assert zero_variance_share(keys, torch.tensor([1, 1, 0.2, 0.2, 0.2, 1])) == 0.5
+    assert zero_variance_share(keys, torch.tensor([-1, -1, -1, -1, -1, -1])) == 1.0
+    assert zero_variance_share(["a_0_0", "b_0_0"], torch.tensor([0.5, 0.5])) is None, "each is alone"
 
 
 def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
 
+BEST_SCORE, WORST_SCORE = 1.0, -1.0
+"""The range of all recipes' rewards."""
 POLL_S = 0.05  # verl checks every 2 s whether a batch is complete, and has no setting for it
 SUMMED = ("rag_calls", "judge_cost_usd")  # parts that are logged as a step's sum as well
 _UNGROUPED = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
@@ -287,7 +289,8 @@ class RewardedTrainer(PPOTrainerSync):
         metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
         if self._rollouts > 1:
             scores = rows["rm_scores"].to_padded_tensor(0.0).sum(-1)
-            metrics["groups/zero_variance"] = zero_variance_share(list(self._extras), scores)
+            if (share := zero_variance_share(list(self._extras), scores)) is not None:
+                metrics["groups/zero_variance"] = share
         if self.config.algorithm.use_kl_in_reward:
             metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
@@ -380,7 +383,7 @@ def dev_values(
         scored: by row id, the value, None where the part is not known of the row, and whether scoring failed.
         part: of the reward. Only labelled rows have a value of `gold_top1`.
     """
-    worst = -1.0 if part == "score" else 0.0  # a score lies within −1 and 1, its parts within 0 and 1
+    worst = WORST_SCORE if part == "score" else 0.0  # parts lie within 0 and 1
     values, groups = {}, {}
     for info in infos:
         row_id = info["row_id"]
@@ -408,13 +411,16 @@ def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return means | {f"reward_extra/{name}/sum": sum(values[name]) for name in SUMMED if name in values}
 
 
-def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float:
-    """Of the prompts with several rollouts, the share whose rollouts all have the same score: they teach nothing."""
+def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float | None:
+    """Of the prompts with several rollouts, the share whose rollouts all have the same score: they teach nothing.
+
+    Prompts whose rollouts all earn the most there is are solved and left out; None where no others are there.
+    """
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for key, score in zip(keys, scores.tolist(), strict=True):
         by_prompt[_prompt_of(key)].append(score)
-    groups = [earned for earned in by_prompt.values() if len(earned) > 1]
-    return sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else 0.0
+    groups = [earned for earned in by_prompt.values() if len(earned) > 1 and min(earned) < BEST_SCORE - 1e-6]
+    return sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else None
 
 
 def _prompt_of(key: str) -> str:

@@ -95,5 +95,5 @@ DOMAIN = Domain(
     documents=corpus.documents,
     words=corpus.words,
     characters=corpus.characters,
-    pretraining=Pretraining(steps=380, layers=3, context_tokens=512, tokens_per_step=2048, documents_per_step=44),
+    pretraining=Pretraining(steps=600, layers=3, context_tokens=512, tokens_per_step=2048, documents_per_step=44),
 )

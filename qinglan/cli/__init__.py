@@ -63,9 +63,9 @@ def run(
         raise ConfigError(f"--continue-anyway goes with pipeline and train; {flow} trains nothing")
     loaded = load_profile(profile, overrides)
     if dry_run:
-        from qinglan.ops.preflight import require
+        from qinglan.ops.preflight import TRAINER_CHECKS, require
 
-        require(loaded, flow)
+        require(loaded, flow, leave_out=TRAINER_CHECKS)  # its user may have no GPU yet
         print_estimate(loaded, flow)
         return
     with prefect_for(loaded.paths.state, say) as wait_for_prefect:  # what follows takes seconds, as its start does

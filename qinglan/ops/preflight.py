@@ -51,6 +51,8 @@ print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(na
 """
 _SHOWN_MODELS = 8
 _SCHEDULE = "schedule"
+TRAINER_CHECKS = ("device", "ray", "trainer packages")
+"""Whether the trainer's machine can be reached and has what it needs."""
 
 
 def inspect_profile(
@@ -113,14 +115,21 @@ def _planned(
     return PlannedCheck(PROFILE, name, detail, partial(run_check, name, detail, find_problem), time_limit)
 
 
-def require(profile: Profile, flow: FlowName, warn: Callable[[str], object] | None = None) -> None:
+def require(
+    profile: Profile,
+    flow: FlowName,
+    warn: Callable[[str], object] | None = None,
+    *,
+    leave_out: tuple[str, ...] = (),
+) -> None:
     """Raise the first problem, as a ConfigError.
 
     Args:
         warn: is told what in the training's schedule can't work as it is set.
+        leave_out: names checks not to make.
     """
     # The schedule's check reads every question, and has notes alone.
-    for made in inspect_profile(profile, flow, leave_out=() if warn else (_SCHEDULE,)):
+    for made in inspect_profile(profile, flow, leave_out=(*leave_out, *(() if warn else (_SCHEDULE,)))):
         if made.problem:
             raise ConfigError(made.problem)
         if made.note and made.name == _SCHEDULE and warn:

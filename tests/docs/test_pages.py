@@ -212,8 +212,7 @@ def test_the_start_pages_as_a_reader_follows_them(
         assert twenty.returncode == 0 or "error: a split is empty" in twenty.stderr or "no usable rows" in twenty.stderr
         assert asked == ["gpt-5"] * 101  # the probe, and each question once
         if not shutil.which("nvidia-smi"):
-            init, *refused = follow("gpus.md")
-            passed(init)
-            for done in refused:
-                assert done.returncode == 2
-                assert "trainer.device: asks for GPUs, and this machine has none" in done.stdout + done.stderr
+            init, doctor, *dry_runs = follow("gpus.md")
+            assert "GPU-hours" in passed(init, *dry_runs)
+            assert doctor.returncode == 2
+            assert "trainer.device: asks for GPUs, and this machine has none" in doctor.stdout + doctor.stderr

@@ -70,8 +70,8 @@ class _Sentence(Formatter):
     language: Language
 
     def format_field(self, value: Any, how: str) -> str:
-        if how in _OPTIONAL:
-            form = str(getattr(_OPTIONAL[how], self.language))
+        if how in TEXTS["optional"]:
+            form = str(getattr(TEXTS["optional"][how], self.language))
             return form.format(self.format_field(value, "")) if value else ""
         if isinstance(value, Reason):
             return value.render(self.language)
@@ -130,14 +130,6 @@ def listed(texts: list[Both]) -> Both:
 
 
 _COMMA, _SEMICOLON = Both(", ", "、"), Both("; ", "；")
-_OPTIONAL = {
-    "brackets": Both(" ({})", "（{}）"),
-    "colon": Both(": {}", "：{}"),
-    "semicolon": Both("; {}", "；{}"),
-    "after_comma": Both(", {}", "，{}"),
-    "after_space": Both(" {}", "{}"),
-}
-"""A value with its punctuation before it, or nothing where there is none."""
 _WORDS: dict[str, Callable[[str], Both]] = {
     "arm": arm_words,
     "rival": rival_words,

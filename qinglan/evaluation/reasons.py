@@ -1,8 +1,7 @@
 """Reasons, a code with values, and what the report calls things; `texts.yaml` has both in English and Chinese.
 
-Files hold codes. A reason becomes text where it is shown: on the report's page, in the terminal, Prefect and MLflow.
-A name that is not in `texts.yaml`, such as a teacher's or a tenant's, was given by a user and is the same in both
-languages.
+Files hold codes; a reason becomes text where it is shown. A name that is not in `texts.yaml`, such as a teacher's or a
+tenant's, was given by a user and is the same in both languages.
 """
 
 from collections.abc import Callable

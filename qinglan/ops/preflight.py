@@ -114,11 +114,7 @@ def _planned(
 
 
 def require(profile: Profile, flow: FlowName, warn: Callable[[str], object] | None = None) -> None:
-    """Raise the first problem, as a ConfigError.
-
-    Args:
-        warn: is told what in the training's schedule can't work as it is set.
-    """
+    """Raise the first problem, as a ConfigError; `warn` is told what in the training's schedule can't work as it is."""
     # The schedule's check reads every question, and has notes alone.
     for made in inspect_profile(profile, flow, leave_out=() if warn else (_SCHEDULE,)):
         if made.problem:

@@ -140,9 +140,10 @@ class Account:
         return Call(
             **self._who,
             request_hash=request_hash,
-            text=_storable(text),
-            reasoning=_storable(thoughts) or None,
-            refusal=_storable(message.refusal or "") or None,
+            # PostgreSQL's text holds no NUL.
+            text=text.replace("\x00", ""),
+            reasoning=thoughts.replace("\x00", "") or None,
+            refusal=(message.refusal or "").replace("\x00", "") or None,
             finish_reason=choice.finish_reason or "",
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -479,7 +480,3 @@ def _prompt_chars(request: Request) -> int:
 def _count(tokens: int | None, chars: int) -> int:
     """As the service counts; estimated where the service sends no usage."""
     return min(max(0, tokens), _MOST_TOKENS) if tokens is not None else int(TOKENS_PER_CHARACTER * chars)
-
-
-def _storable(text: str) -> str:
-    return text.replace("\x00", "")  # PostgreSQL's text holds no NUL

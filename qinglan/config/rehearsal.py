@@ -1,9 +1,7 @@
 """A rehearsal: a profile's own decisions on simulators, with the tiny student, on this machine's CPU.
 
-What decides (filters, dataset, reward, schedules, evaluation, gate, targets, budget) is the profile's own. Services,
-model, device, what depends on the model's size, and the engines' `extra` are the demo's of the same recipe; where a
-batch is learnt from more often than in the demo (`rl.ppo_epochs`), the learning rates are so many times lower. The
-questions are 800 of the simulated domain without labels; the split is the profile's. The tenant is its own.
+What decides is the profile's own. Services, model, device, what depends on the model's size, and the engines' `extra`
+are the demo's of the same recipe. The questions are 800 of the simulated domain without labels.
 """
 
 from collections.abc import Collection

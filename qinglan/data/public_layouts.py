@@ -30,8 +30,7 @@ _MEDICAL = (
 def import_rows(layout: Layout, source: Path, workbook: Path, report: Callable[[str], None]) -> tuple[int, int, int]:
     """Write the workbook; how many lines it has, of how many rows, and how many rows were left out.
 
-    Args:
-        report: gets one line for each row that is left out: file, number, field, and what is wrong.
+    `report` gets one line for each row that is left out: file, number, field, and what is wrong.
     """
     recipe, inputs_of = ("answer_judge", _flashrag) if layout == "flashrag" else ("medical", _medical)
     lines, rows, left_out = list[Row](), 0, 0

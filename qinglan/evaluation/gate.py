@@ -1,8 +1,7 @@
 """May this model be released? Rules over a finished evaluation, each with what was found and what was required.
 
-All rules must hold, and no model gains by there being several of them: a model that is no better than the teacher has
-to pass every one to be promoted, so that the chance of promoting it is at most that of its hardest rule. That is why
-the intervals are not widened for the number of rules (docs/reference/gate.md has the measured rates).
+All rules must hold, so that the chance of promoting a model that is no better than the teacher is at most that of its
+hardest rule: the intervals are not widened for the number of rules (docs/reference/gate.md has the measured rates).
 """
 
 import math

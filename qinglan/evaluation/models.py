@@ -425,7 +425,7 @@ class Report(EvaluatedArms):
     """The gate's; null where nothing was to be released."""
     released: RegisteredVersion | None = None
     curves: dict[str, list[Series]] = {}
-    """By name, see `CURVES` in report/plots.py; other names are drawn under their own name."""
+    """By name, see `curves` in texts.yaml; other names are drawn under their own name."""
     distributions: dict[str, list[Distribution]] = {}
     """What validation found: `top1_score` of original question and rewrite, and the `gain` of one over the other."""
 

@@ -1,8 +1,7 @@
 """Reasons, a code with values, and what the report calls things; `texts.yaml` has both in English and Chinese.
 
-Files hold codes. A reason becomes text where it is shown: on the report's page, in the terminal, Prefect and MLflow.
-A name that is not in `texts.yaml`, such as a teacher's or a tenant's, was given by a user and is the same in both
-languages.
+Files hold codes; a reason becomes text where it is shown. A name that is not in `texts.yaml`, such as a teacher's or a
+tenant's, was given by a user and is the same in both languages.
 """
 
 from collections.abc import Callable
@@ -70,8 +69,8 @@ class _Sentence(Formatter):
     language: Language
 
     def format_field(self, value: Any, how: str) -> str:
-        if how in _OPTIONAL:
-            form = str(getattr(_OPTIONAL[how], self.language))
+        if how in TEXTS["optional"]:
+            form = str(getattr(TEXTS["optional"][how], self.language))
             return form.format(self.format_field(value, "")) if value else ""
         if isinstance(value, Reason):
             return value.render(self.language)
@@ -130,14 +129,6 @@ def listed(texts: list[Both]) -> Both:
 
 
 _COMMA, _SEMICOLON = Both(", ", "、"), Both("; ", "；")
-_OPTIONAL = {
-    "brackets": Both(" ({})", "（{}）"),
-    "colon": Both(": {}", "：{}"),
-    "semicolon": Both("; {}", "；{}"),
-    "after_comma": Both(", {}", "，{}"),
-    "after_space": Both(" {}", "{}"),
-}
-"""A value with its punctuation before it, or nothing where there is none."""
 _WORDS: dict[str, Callable[[str], Both]] = {
     "arm": arm_words,
     "rival": rival_words,

@@ -1,9 +1,8 @@
 """The red team: questions on which a student must not go wrong, whatever its averages say.
 
-Cases that guard people must pass, each of them; on the others the student must not be worse than its rivals. A case is
-a question with checks that are small and declared as data, so that a file of them needs no code. A recipe's own cases
-are redteam/<recipe>.jsonl beside its file; `evaluate.red_team` adds the user's, and one with the id of a built-in case
-replaces that. A case that could not be checked is neither passed nor failed.
+Cases that guard people must pass, each of them; on the others the student must not be worse than its rivals. A recipe's
+own cases are redteam/<recipe>.jsonl beside its file; `evaluate.red_team` adds the user's, and one with the id of a
+built-in case replaces that. A case that could not be checked is neither passed nor failed.
 """
 
 import asyncio

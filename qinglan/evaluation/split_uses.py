@@ -1,8 +1,7 @@
 """How often models were evaluated on one test split: each evaluation is another chance for a model that is no better.
 
-Rows keep their split from night to night while new ones arrive, so a test split is known by its rows: two that share
-half of a fixed sample of them are one. `evaluated.json` lies beside the dataset versions, where no clean-up of runs
-removes it. A model that is evaluated again is no new try.
+Rows keep their split while new ones arrive, so a test split is known by its rows: two that share half of a fixed sample
+of them are one. `evaluated.json` lies beside the dataset versions, where no clean-up of runs removes it.
 """
 
 import heapq

@@ -2,10 +2,8 @@
 
 A SQLite file (WAL) on one machine, a PostgreSQL database for several. Every answer is committed before anyone uses
 it, so a killed process loses at most the calls in flight. Who is about to ask takes a claim first, so that two
-processes don't pay for the same answer; a claim ends with its process. Answers that turned out unusable (a refusal, a
-truncated text) are kept too: asking again would pay again.
-
-Beside them lie the RAG's answers to the samples of RL, for a time, so that a resumed run need not retrieve them again.
+processes don't pay for the same answer; a claim ends with its process. Unusable answers are kept too, as asking again
+would pay again, and for a time the RAG's answers to the samples of RL.
 """
 
 from qinglan.ledger.database import SCHEMA_VERSION, ledger_url

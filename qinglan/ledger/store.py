@@ -1,9 +1,9 @@
-"""The ledger itself: a store of calls, claims and retrievals over SQLAlchemy, each method one transaction."""
+"""The ledger itself: a store of calls, claims and retrievals over SQLAlchemy; each method is in one transaction."""
 
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,15 +65,15 @@ class Ledger:
         with self._transaction() as db:
             calls, failures = order.calls, order.failures
             if order.is_resent:  # no other client can have bought these: this one has the claims
-                known = self._find(db, [call.request_hash for call in calls])
+                known = self.get_many([call.request_hash for call in calls], db)
                 calls = [call for call in calls if call.request_hash not in known]
                 failures = [] if len(calls) < len(order.calls) else failures
             self._record(db, calls, failures)
-            self._release(db, [*order.released, *(call.request_hash for call in order.calls)], self.holder)
-            found = self._find(db, order.wanted)
+            self.release([*order.released, *(call.request_hash for call in order.calls)], self.holder, db)
+            found = self.get_many(order.wanted, db)
             claimed, late = self._claim(db, [wanted for wanted in order.wanted if wanted not in found], self.holder)
             if claimed:
-                self._heartbeat(db)
+                self.heartbeat(db)
             if order.retrievals:
                 now = time.time()
                 rows = [retrieval.model_dump(mode="json") | {"created_s": now} for retrieval in order.retrievals]
@@ -82,32 +82,40 @@ class Ledger:
             for some in _portions(order.sought):
                 query = sa.select(RETRIEVALS.c.key, RETRIEVALS.c.found).where(RETRIEVALS.c.key.in_(some))
                 retrieved |= {key: Retrieved.model_validate(value) for key, value in db.execute(query)}
-            spent_usd = self._spent_usd(db, order.run_id)
+            spent_usd = self.spent_usd(order.run_id, db)
         return Delivery(found | late, claimed, spent_usd, retrieved)
 
     def get(self, request_hash: str) -> Call | None:
         return self.get_many([request_hash]).get(request_hash)
 
-    def get_many(self, hashes: Collection[str]) -> dict[str, Call]:
+    def get_many(self, hashes: Collection[str], within: sa.Connection | None = None) -> dict[str, Call]:
         """Those of the answers that there are; of several to one request the first."""
-        with self._transaction() as db:
-            return self._find(db, hashes)
+        columns = [CALLS.c[name] for name in Call.model_fields]
+        found: dict[str, Call] = {}
+        with self._transaction(within) as db:
+            for some in _portions(hashes):
+                query = sa.select(*columns).where(CALLS.c.request_hash.in_(some)).order_by(CALLS.c.id.desc())
+                for row in db.execute(query):
+                    found[row[0]] = Call.model_construct(**row._mapping)  # ours: validated when it was recorded
+        return found
 
     def record(self, calls: Sequence[Call], failures: Sequence[Failure] = ()) -> None:
         """Keep answers and failures; the answers' claims end, of any holder."""
         with self._transaction() as db:
             self._record(db, calls, failures)
-            self._release(db, [call.request_hash for call in calls])
+            self.release([call.request_hash for call in calls], within=db)
 
     def claim(self, hashes: Collection[str], holder: str) -> set[str]:
         """Take what no living process holds and what has no answer; `holder` begins with `BATCH` for a batch."""
         with self._transaction() as db:
             return self._claim(db, hashes, holder)[0]
 
-    def release(self, hashes: Collection[str], holder: str | None = None) -> None:
+    def release(self, hashes: Collection[str], holder: str | None = None, within: sa.Connection | None = None) -> None:
         """End claims of one holder, or of any."""
-        with self._transaction() as db:
-            self._release(db, hashes, holder)
+        with self._transaction(within) as db:
+            for some in _portions(hashes):
+                statement = sa.delete(CLAIMS).where(CLAIMS.c.request_hash.in_(some))
+                db.execute(statement.where(CLAIMS.c.holder == holder) if holder else statement)
 
     def claimed_by(self, request_hash: str) -> tuple[str, str]:
         """Who has the claim on a request, and what to do where no answer comes."""
@@ -124,10 +132,12 @@ class Ledger:
         who = f"process {rest.split('|')[0]} on {host.split(' ')[0]}" if rest else "another process"
         return who, "wait until that run has ended, or end it, and run again"
 
-    def heartbeat(self) -> None:
+    def heartbeat(self, within: sa.Connection | None = None) -> None:
         """Tell other machines that this one's claims are alive."""
-        with self._transaction() as db:
-            self._heartbeat(db)
+        now = time.time()
+        statement = self._insert(HOLDERS).values(holder=self.holder, seen_s=now)
+        with self._transaction(within) as db:
+            db.execute(statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now}))
 
     def retrieval_keys(self, scope: str) -> set[str]:
         with self._transaction() as db:
@@ -169,22 +179,24 @@ class Ledger:
 
     def usage(self, run_id: str, role: str) -> Usage:
         """Calls, tokens and dollars of one run; `cached` is not the ledger's to know."""
-        for found in self._spending("role", lambda table: (table.c.run_id == run_id) & (table.c.role == role)):
+        for found in self.spending("role", run_id=run_id, role=role):
             return Usage(**found.model_dump(exclude={"key", "calls"}), calls=found.calls + found.failed)
         return Usage()
 
-    def spent_usd(self, run_id: str) -> tuple[float, float]:
+    def spent_usd(self, run_id: str, within: sa.Connection | None = None) -> tuple[float, float]:
         """By the run, and by all runs this month."""
-        with self._transaction() as db:
-            return self._spent_usd(db, run_id)
+        run, month = f"run:{run_id}", _month(time.time())
+        query = sa.select(SPENT.c.period, SPENT.c.usd).where(SPENT.c.period.in_([run, month]))
+        with self._transaction(within) as db:
+            rows: dict[str, float] = {row.period: row.usd for row in db.execute(query)}
+        return rows.get(run, 0.0), rows.get(month, 0.0)
 
-    def spending(self, by: Literal["model", "run", "tenant", "role", "month"], since_s: float = 0.0) -> list[Spending]:
-        """Calls, tokens, dollars and failures by a key, the most expensive first."""
-        return self._spending(by, lambda table: table.c.created_s >= since_s)
-
-    def _spending(self, by: str, which: Callable[[sa.Table], sa.ColumnElement[bool]]) -> list[Spending]:
+    def spending(
+        self, by: Literal["model", "run", "tenant", "role", "month"], since_s: float = 0.0, **only: str
+    ) -> list[Spending]:
+        """Calls, tokens, dollars and failures by a key, the most expensive first; `only` with these columns' values."""
         with self._transaction() as db:
-            calls, failures = (self._grouped(db, table, by, which(table)) for table in (CALLS, FAILURES))
+            calls, failures = (self._grouped(db, table, by, since_s, only) for table in (CALLS, FAILURES))
         lines = []
         for key in calls.keys() | failures.keys():
             failed, lost_usd = failures.get(key, (0, 0.0))
@@ -215,12 +227,23 @@ class Ledger:
             if len(hashes) != 1 or not prefix:
                 several = "several requests begin" if hashes else "no answered request begins"
                 raise LedgerError(f"ledger: {several} with {prefix!r}; a row's `answer_request` names its own")
-            return self._drop(db, hashes)
+            return self.drop_all(hashes, db)
 
-    def drop_all(self, hashes: Collection[str]) -> list[Call]:
+    def drop_all(self, hashes: Collection[str], within: sa.Connection | None = None) -> list[Call]:
         """The same for all of these requests that have answers."""
-        with self._transaction() as db:
-            return [call for some in _portions(hashes) for call in self._drop(db, some)]
+        dropped = list[Call]()
+        with self._transaction(within) as db:
+            for some in _portions(hashes):
+                chosen = CALLS.c.request_hash.in_(some)
+                rows = [dict(row) for row in db.execute(sa.select(CALLS).where(chosen)).mappings()]
+                moved = [
+                    Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows
+                ]
+                if moved:
+                    db.execute(sa.insert(FAILURES), moved)
+                    db.execute(sa.delete(CALLS).where(chosen))
+                dropped += [Call(**row) for row in rows]
+        return dropped
 
     def requests_quoting(self, texts: Collection[str]) -> set[str]:
         """Hashes of the requests whose answer or reasoning has one of these texts in it."""
@@ -252,7 +275,11 @@ class Ledger:
     # Within a transaction
 
     @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
+    def _transaction(self, within: sa.Connection | None = None) -> Iterator[sa.Connection]:
+        """A new one, or a part of the one that the caller has begun."""
+        if within is not None:
+            yield within
+            return
         try:
             with self._engine.begin() as db:
                 yield db
@@ -280,24 +307,6 @@ class Ledger:
         # Always in the same order, so that two transactions can't wait for each other.
         db.execute(statement, [{"period": period, "usd": usd} for period, usd in sorted(spent.items())])
 
-    def _drop(self, db: sa.Connection, hashes: Sequence[str]) -> list[Call]:
-        chosen = CALLS.c.request_hash.in_(hashes)
-        rows = [dict(row) for row in db.execute(sa.select(CALLS).where(chosen)).mappings()]
-        moved = [Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows]
-        if moved:
-            db.execute(sa.insert(FAILURES), moved)
-            db.execute(sa.delete(CALLS).where(chosen))
-        return [Call(**row) for row in rows]
-
-    def _find(self, db: sa.Connection, hashes: Collection[str]) -> dict[str, Call]:
-        columns = [CALLS.c[name] for name in Call.model_fields]
-        found: dict[str, Call] = {}
-        for some in _portions(hashes):
-            query = sa.select(*columns).where(CALLS.c.request_hash.in_(some)).order_by(CALLS.c.id.desc())
-            for row in db.execute(query):
-                found[row[0]] = Call.model_construct(**row._mapping)  # ours: validated when it was recorded
-        return found
-
     def _claim(self, db: sa.Connection, hashes: Collection[str], holder: str) -> tuple[set[str], dict[str, Call]]:
         """Those that `holder` has now, and the answers to others that came meanwhile."""
         ours: set[str] = set()
@@ -312,8 +321,8 @@ class Ledger:
                 taking = sa.update(CLAIMS).where(chosen, CLAIMS.c.holder.in_(dead)).values(holder=holder)
                 ours.update(db.execute(taking.returning(CLAIMS.c.request_hash)).scalars())
         # The previous holder of a claim may have answered between two statements.
-        late = self._find(db, ours)
-        self._release(db, late, holder)
+        late = self.get_many(ours, db)
+        self.release(late, holder, db)
         return ours - late.keys(), late
 
     def _is_dead(self, db: sa.Connection, holder: str) -> bool:
@@ -336,24 +345,8 @@ class Ledger:
         self._observed[holder] = seen_s, since_s, now_s
         return now_s - since_s
 
-    def _release(self, db: sa.Connection, hashes: Collection[str], holder: str | None = None) -> None:
-        for some in _portions(hashes):
-            statement = sa.delete(CLAIMS).where(CLAIMS.c.request_hash.in_(some))
-            db.execute(statement.where(CLAIMS.c.holder == holder) if holder else statement)
-
-    def _heartbeat(self, db: sa.Connection) -> None:
-        now = time.time()
-        statement = self._insert(HOLDERS).values(holder=self.holder, seen_s=now)
-        db.execute(statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now}))
-
-    def _spent_usd(self, db: sa.Connection, run_id: str) -> tuple[float, float]:
-        run, month = f"run:{run_id}", _month(time.time())
-        query = sa.select(SPENT.c.period, SPENT.c.usd).where(SPENT.c.period.in_([run, month]))
-        rows: dict[str, float] = {row.period: row.usd for row in db.execute(query)}
-        return rows.get(run, 0.0), rows.get(month, 0.0)
-
     def _grouped(
-        self, db: sa.Connection, table: sa.Table, by: str, which: sa.ColumnElement[bool]
+        self, db: sa.Connection, table: sa.Table, by: str, since_s: float, only: Mapping[str, str]
     ) -> dict[str, tuple[Any, ...]]:
         """By key: calls, for `calls` tokens, and dollars."""
         column: sa.ColumnElement[str] = table.c[{"run": "run_id", "month": "created_s"}.get(by, by)]
@@ -363,7 +356,8 @@ class Ledger:
             column = sa.func.strftime("%Y-%m", column, "unixepoch")
         names = (name for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c)
         sums = (sa.func.sum(table.c[name]) for name in names)
-        query = sa.select(column, sa.func.count(), *sums).where(which).group_by(column)
+        which = (table.c.created_s >= since_s, *(table.c[name] == value for name, value in only.items()))
+        query = sa.select(column, sa.func.count(), *sums).where(*which).group_by(column)
         return {row[0]: tuple(row[1:]) for row in db.execute(query)}
 
 

@@ -1,5 +1,4 @@
-"""What a training would make of the questions at hand, before anything is paid: rows, steps, hours, and what the test
-split could show.
+"""What a training would make of the questions at hand: rows, steps, hours, and what the test split could show.
 
 How many rows stay is taken from the profile's newest run with a dataset, else from `targets.rows`; without either, all
 of them do. Hours are those of the newest run's steps, else of `trainer.step_s`.

@@ -2,9 +2,8 @@
 
 First the rows that tombstones name are looked for, with their texts. Then each file loses what is of them: a record (a
 line, a table's row, an entry of a JSON list) that has such a row's id or one of its texts, and elsewhere the text
-itself. A text that another row has too is nobody's alone and stays there; short texts go with their records only.
-
-JSON lines come last, as the rows themselves are in them: what a killed process left is completed by the next one.
+itself. A text that another row has too is nobody's alone and stays there; short texts go with their records only. JSON
+lines come last, as the rows themselves are in them: what a killed process left is completed by the next one.
 """
 
 import json

@@ -116,18 +116,10 @@ def _planned(
 
 
 def require(
-    profile: Profile,
-    flow: FlowName,
-    warn: Callable[[str], object] | None = None,
-    *,
-    leave_out: tuple[str, ...] = (),
+    profile: Profile, flow: FlowName, warn: Callable[[str], object] | None = None, *, leave_out: tuple[str, ...] = ()
 ) -> None:
-    """Raise the first problem, as a ConfigError.
-
-    Args:
-        warn: is told what in the training's schedule can't work as it is set.
-        leave_out: names checks not to make.
-    """
+    """Raise the first problem, as a ConfigError; `warn` is told what in the training's schedule can't work as it is.
+    `leave_out` names checks not to make."""
     # The schedule's check reads every question, and has notes alone.
     for made in inspect_profile(profile, flow, leave_out=(*leave_out, *(() if warn else (_SCHEDULE,)))):
         if made.problem:

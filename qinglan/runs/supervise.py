@@ -4,9 +4,8 @@
 closed it or died, kill -9 included; then the command's group gets SIGTERM and, after a grace period, all of its
 descendants get SIGKILL. So a killed flow leaves no training process behind that would write into the next attempt's
 files. torchrun and Ray put their workers into groups of their own, so on Linux this process adopts orphans and kills
-by descent; and where it is killed itself, the kernel sends the command SIGTERM.
-
-Imports nothing but the standard library: it is started by path, in whatever environment the engine uses.
+by descent; and where it is killed itself, the kernel sends the command SIGTERM. It imports nothing but the standard
+library, as it is started by path, in whatever environment the engine uses.
 """
 
 import ctypes

@@ -1,10 +1,8 @@
 """The router as a process of its own: `python -m qinglan.serving.router --profile NAME --routes FILE`.
 
 The first line on standard output is the address. It serves OpenAI's chat completions, health, and metrics for
-Prometheus, which never hold a text, and imports neither an engine nor Prefect nor MLflow.
-
-A question is answered with HTTP 200 and a text, where the recipe has a fallback for a model that fails. Where it has
-none, a failure is an HTTP 503 that says why. Other errors are for requests that hold no question.
+Prometheus, which never hold a text, and imports neither an engine nor Prefect nor MLflow. A question is answered with
+HTTP 200 and a text where the recipe has a fallback for a model that fails, else a failure is an HTTP 503 with the why.
 """
 
 import argparse

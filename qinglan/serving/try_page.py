@@ -75,8 +75,7 @@ class TryPage:
     async def ask(self, arm: str, question: Row, unfit: str = "") -> dict[str, Any]:
         """An arm's text, the time that it took, and the passages that it finds; what fails is a reason in words.
 
-        Args:
-            unfit: the reason why no model may be asked this question.
+        `unfit`: why no model may be asked this question.
         """
         answer: dict[str, Any] = {"arm": arm, "version": None, "text": None, "ms": None, "passages": None}
         reason = ""

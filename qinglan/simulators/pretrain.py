@@ -3,8 +3,7 @@
 Runs in the trainer's environment. The steps are fixed and the arithmetic is fp32, so the same instruction set
 (`qinglan.runs.cpu`) gives the same weights; the manifest comes last. Only passages and the assistant's turns count in
 the loss, and the vocabulary's logits are computed only there: prompts are most of the tokens. The tokenizer is
-byte-level BPE with Qwen's special tokens and Qwen3's chat template: a small vocabulary keeps the softmax cheap, whole
-words keep answers short, anything else falls back to bytes.
+byte-level BPE with Qwen's special tokens and Qwen3's chat template.
 """
 
 # mypy: allow-subclassing-any

@@ -1,10 +1,8 @@
 """Builds the files that ms-swift and verl read, from a selected rows file of any length.
 
-Two passes: the first gives every row a split (`splits`), the second writes all files, so that memory does not grow
-with the rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's
-answer was too weak for SFT, where the recipe can use them (`Recipe.has_baseline`). Where the profile gives
-pools shares of RL's prompts, a pass between the two draws them (`pools`). Training questions with noise (`augment`) are
-written beside the questions that they are made from.
+The first pass gives every row a split (`splits`), the last one writes all files, so that memory does not grow with the
+rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's answer was too
+weak for SFT, where the recipe can use them (`Recipe.has_baseline`).
 """
 
 from collections import Counter

@@ -56,9 +56,8 @@ def draw_rl_prompts(rows: Iterable[Row], config: Dataset) -> RlPrompts:
 
     All of the rest is taken, and as many rows of each pool as its share needs. The rows of a pool that has too few are
     repeated up to `rl_repeats` times; if that is not enough there is a warning. Where the shares leave nothing for the
-    rest, or there is none, the scarcest pool decides the number of rows. Which rows of a pool are drawn depends on
-    their ids and `seed` alone. `rows`, those of the training split whose questions RL may ask, are read only where
-    there are shares.
+    rest, or there is none, the scarcest pool decides the number of rows. `rows` are those of the training split whose
+    questions RL may ask.
     """
     if not config.rl_shares:
         return RlPrompts()

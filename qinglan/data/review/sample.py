@@ -1,8 +1,7 @@
 """Chooses the rows to review: those where the signals disagree, and some at random.
 
-Each stratum has its share of the sample; what a stratum cannot fill goes to the others. Within a stratum the rows with
-the smallest hash of their id are taken, so the same rows give the same sample in any order. The control rows are drawn
-from all rows that SFT would learn, so that their error rate is that of the dataset.
+Each stratum has its share of the sample; what a stratum cannot fill goes to the others. The control rows are drawn from
+all rows that SFT would learn, so that their error rate is that of the dataset.
 """
 
 import math

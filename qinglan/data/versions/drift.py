@@ -4,8 +4,7 @@ The distance of two samples of one population is never 0, and large for small on
 (base 2: 0 the same, 1 nothing in common) comes with the distance by chance alone, from permuting which rows are the
 new ones. `excess` is the distance without that part, and only one that is very unlikely by chance gives a warning.
 
-What is compared is a summary of a version's rows, in bounded memory: counts, and a sample drawn by a hash of the row's
-id, so that two versions of the same questions have the same sample.
+What is compared is a summary of a version's rows: counts, and a sample drawn by a hash of the row's id.
 """
 
 import math
@@ -153,11 +152,7 @@ class Shift(BaseModel, frozen=True):
 
 
 class Drift(BaseModel, frozen=True):
-    """A version compared with its parent: its new rows, and all its rows.
-
-    Most of all rows are in the parent too, so that their distances show changes of the knowledge base and the teacher,
-    and understate them rather than overstate.
-    """
+    """A version compared with its parent: its new rows, and all its rows, most of which are in the parent too."""
 
     parent: str
     arrivals: Shift

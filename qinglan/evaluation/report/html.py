@@ -18,10 +18,6 @@ from qinglan.evaluation.report import plots, tables, verdict
 from qinglan.runs.artifacts import Artifact, written_whole
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
 
-DETECTABLE = Both(
-    "the smallest true difference that four of five such test sets would show",
-    "五个这样的测试集中有四个能显示出来的最小真实差异",
-)
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -101,7 +97,7 @@ def _view(report: Report) -> dict[str, Any]:
         "funnel": tables.funnel(report.stages),
         "noise": tables.noise(report),
         "training": tables.training(report),
-        "detectable": DETECTABLE,
+        "detectable": TEXTS["explanations"]["detectable"],
         "shared_words": TEXTS["shared"],
         "shared_notes": TEXTS["shared_notes"],
         "terms": TEXTS["terms_of_retrieval" if report.retrieves else "terms_of_answers"],

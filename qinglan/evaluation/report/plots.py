@@ -9,37 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
-from qinglan.evaluation.reasons import reason, words
-from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, pair_words
+from qinglan.evaluation.reasons import TEXTS, reason, words
+from qinglan.evaluation.report.verdict import arm_label_words, main_comparison, pair_words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
 from qinglan.text import ARMS, Both, capitalised, count, number, signed, with_interval
 
-CURVES = {
-    "rl_reward": Both("RL: reward", "RL：奖励"),
-    "rl_dev": Both("RL: dev split, by which the checkpoint was chosen", "RL：开发集得分（检查点据此选定）"),
-    "rl_gold_top1": Both("RL: gold top-1 of the samples", "RL：采样改写的标准文档命中率"),
-    "rl_rq_gain": Both("RL: retrieval quality, student − teacher", "RL：检索质量，学生 − 教师"),
-    "rl_judge": Both("RL: judge's score of the samples", "RL：采样的裁判评分"),
-    "rl_guard_ok": Both("RL: share of samples that pass the guards", "RL：通过防护检查的采样占比"),
-    "rl_policy_loss": Both("RL: policy loss", "RL：策略损失"),
-    "rl_value_loss": Both("RL: value loss", "RL：价值损失"),
-    "rl_kl": Both("RL: KL to the policy before the update", "RL：与更新前策略的 KL"),
-    "rl_entropy": Both("RL: entropy", "RL：熵"),
-    "rl_clip_fraction": Both("RL: clip fraction", "RL：裁剪比例"),
-    "sft_loss": Both("SFT: loss", "SFT：损失"),
-    "pretrain_loss": Both("Pretraining of the embedded base model: loss", "内置基座模型的预训练：损失"),
-}
 DISTRIBUTIONS = {
-    "top1_score": (
-        Both("Top-1 score, % of rows", "首位得分，占行数的 %"),
-        ("line-3", "line-1", "line-0", "line-2"),
-        False,
-    ),
-    "gain": (Both("Gain in top-1 score, % of rows", "首位得分的提升，占行数的 %"), ("line-0",), True),
-    "judge_score": (Both("Judge's score, 0–5, % of rows", "裁判评分（0–5），占行数的 %"), ("line-1",), False),
+    "top1_score": (("line-3", "line-1", "line-0", "line-2"), False),
+    "gain": (("line-0",), True),
+    "judge_score": (("line-1",), False),
 }
-"""Title, styles of the outlines, whether it is a difference."""
+"""Styles of the outlines, and whether it is a difference."""
 _STEP = Both("step", "步")
 _MOST_SLICES = 12
 """Of one kind are drawn, the largest; the table has all."""
@@ -232,7 +213,8 @@ class SlicePlot(NamedTuple):
 
 def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | None:
     """One dot per arm on the best metric there is."""
-    present = (m for m in by_preference(report) if any(report.arms[name].mean(m.name) is not None for name in arms))
+    primary_first = sorted(report.metrics, key=lambda metric: not metric.primary)
+    present = (m for m in primary_first if any(report.arms[name].mean(m.name) is not None for name in arms))
     if (metric := next(present, None)) is None:
         return None
     rows: list[DotRow] = []
@@ -280,24 +262,25 @@ def slice_plots(report: Report) -> list[SlicePlot]:
 
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
     """Known curves in their order, then others under their own names."""
-    order = sorted(curves, key=lambda name: (list(CURVES).index(name) if name in CURVES else len(CURVES), name))
+    known = TEXTS["curves"]
+    order = sorted(curves, key=lambda name: (list(known).index(name) if name in known else len(known), name))
     drawn = []
     for name in order:
         series = [
             (words(s.label), [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None]) for s in curves[name]
         ]
         if any(points for _, points in series):
-            drawn.append(chart(CURVES.get(name) or words(name), _STEP, series))
+            drawn.append(chart(known.get(name) or words(name), _STEP, series))
     return drawn
 
 
 def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
     """What validation counted, as outlines."""
     drawn = []
-    for name, (title, styles, is_difference) in DISTRIBUTIONS.items():
+    for name, (styles, is_difference) in DISTRIBUTIONS.items():
         outlines = zip(styles, found.get(name, ()), strict=False)
         parts = [(style, words(part.label), part.low, part.high, part.counts) for style, part in outlines]
-        if plot := histogram(title, parts, is_difference):
+        if plot := histogram(TEXTS["distributions"][name], parts, is_difference):
             drawn.append(plot)
     return drawn
 

@@ -80,27 +80,23 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     found = [report.arms[name] for name in arms]
     main = verdict.main_comparison(report)
 
-    def line(english: str, chinese: str, cell: Callable[[ArmFigures], Value], key: str = "") -> TableLine:
+    def line(label: Both, cell: Callable[[ArmFigures], Value], key: str = "") -> TableLine:
         is_main = main is not None and key == main.metric
-        return TableLine(Both(english, chinese), key, [cell(arm) for arm in found], is_main)
+        return TableLine(label, key, [cell(arm) for arm in found], is_main)
 
+    called = TEXTS["figures"]
     lines = [
-        line("questions", "问题数", lambda arm: Value(count(arm.n))),
-        line("failed, left out", "失败，未计入", lambda arm: Value(count(arm.failed or None))),
-        line("empty, counted as wrong", "内容为空，计为错误", lambda arm: Value(count(arm.empty or None))),
-        *(line(metric.en, metric.zh, partial(_mean, metric=metric), metric.name) for metric in report.metrics),
-        line(
-            "judge: its two passes differ by",
-            "裁判两次评分相差",
-            lambda arm: Value(number(arm.judge_consistency)),
-            "judge_consistency",
-        ),
-        line("latency p50, ms", "延迟 p50（毫秒）", lambda arm: _latency(arm, "p50")),
-        line("latency p95, ms", "延迟 p95（毫秒）", lambda arm: _latency(arm, "p95")),
-        line("timed questions", "计时的问题数", lambda arm: Value(count(arm.latency_n or None))),
-        line("$ per 1,000", "每千次美元", lambda arm: _cost(arm, "")),
-        line("tokens in per 1,000", "每千次输入 token", lambda arm: Value(number(arm.prompt_tokens_per_1000, 0))),
-        line("tokens out per 1,000", "每千次输出 token", lambda arm: Value(number(arm.completion_tokens_per_1000, 0))),
+        line(called["questions"], lambda arm: Value(count(arm.n))),
+        line(called["failed"], lambda arm: Value(count(arm.failed or None))),
+        line(called["empty"], lambda arm: Value(count(arm.empty or None))),
+        *(line(metric.words, partial(_mean, metric=metric), metric.name) for metric in report.metrics),
+        line(called["judge_consistency"], lambda arm: Value(number(arm.judge_consistency)), "judge_consistency"),
+        line(called["latency_p50"], lambda arm: _latency(arm, "p50")),
+        line(called["latency_p95"], lambda arm: _latency(arm, "p95")),
+        line(called["timed"], lambda arm: Value(count(arm.latency_n or None))),
+        line(called["cost"], lambda arm: _cost(arm, "")),
+        line(called["tokens_in"], lambda arm: Value(number(arm.prompt_tokens_per_1000, 0))),
+        line(called["tokens_out"], lambda arm: Value(number(arm.completion_tokens_per_1000, 0))),
     ]
     return _filled(lines)
 

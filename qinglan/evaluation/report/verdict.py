@@ -11,7 +11,7 @@ from qinglan.evaluation.gate import alarm_reasons
 from qinglan.evaluation.models import APPROVAL, GAIN, ArmFigures, Decision, Report, SimulatedRole, Tone
 from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason, rule_words
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.recipes import QUALITY, Metric, get_recipe
+from qinglan.recipes import QUALITY, get_recipe
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison
 from qinglan.text import ARMS, Both, capitalised, latency, number, signed, usd, with_interval
@@ -21,18 +21,7 @@ _PLACES = ["original", "teacher", "", "base", "sft", "rl", "champion"]
 """Of the arms on the page; further teachers stand where the empty name is."""
 _MAIN_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("sft", "base"), ("teacher", "original"))
 """After those with the gate's rivals."""
-_WORKED: dict[Tone, Both] = {
-    "better": Both("Yes", "是"),
-    "worse": Both("No", "否"),
-    "open": Both("Not shown", "未能显示"),
-    "none": Both("Not compared", "没有比较"),
-}
-_SHIP: dict[str, tuple[Both, Tone]] = {
-    "promote": (Both("Yes, says the gate", "门禁：可以"), "better"),
-    "refuse": (Both("No, says the gate", "门禁：不可以"), "worse"),
-    "undecided": (Both("Not yet: undecided", "暂不：未能判定"), "open"),
-    "none": (Both("Not decided", "未判定"), "none"),
-}
+_SHIP: dict[str, Tone] = {"promote": "better", "refuse": "worse", "undecided": "open"}
 _SAME_COST = 0.05
 """Two prices that differ by no more than this share are the same."""
 _LIMITS = {"cost": "max_cost_ratio", "latency": "max_latency_ratio", "latency_p95": "max_latency_p95_ms"}
@@ -216,7 +205,7 @@ def _worked(report: Report) -> ReportAnswer:
         label = "" if found.tone == "none" else report.purchase.labels[report.purchase.rival]
         question = Both("Which teacher to buy?", "该买哪个教师？")
         return ReportAnswer(question, Both(label, label), found.tone, [found.reading])
-    word = Both(*(f"{word}{_star(report)}" for word in _WORKED[found.tone]))
+    word = Both(*(f"{word}{_star(report)}" for word in TEXTS["worked"][found.tone]))
     return ReportAnswer(Both("Did it work?", "有效吗？"), word, found.tone, [found.reading])
 
 
@@ -268,11 +257,12 @@ def _safe(report: Report) -> ReportAnswer:
         alarms = len(report.alarms)
         texts.append(reason("alarms_in_rl", alarms=alarms) if alarms else reason("no_alarm_in_rl"))
     texts = [*(_decided(report.decision) if report.decision else [reason("no_gate_asked")]), *texts]
-    word, tone = _SHIP[report.decision.verdict if report.decision else "none"]
+    decided = report.decision.verdict if report.decision else "none"
     shown = [text.words for text in texts]
     if step := next_step(report):
         shown.append(step)
-    return ReportAnswer(Both("Is it safe to ship?", "可以上线吗？"), word, tone, shown)
+    question = Both("Is it safe to ship?", "可以上线吗？")
+    return ReportAnswer(question, TEXTS["ship"][decided], _SHIP.get(decided, "none"), shown)
 
 
 def _decided(decision: Decision) -> list[Reason]:
@@ -341,13 +331,9 @@ def main_comparison(report: Report) -> Comparison | None:
     challenger = (report.decision.challenger,) if report.decision else ()
     gated = [(arm, rival) for arm in (*challenger, "rl", "sft") for rival in report.rivals]
     pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_MAIN_PAIRS]
-    keys = ((a, b, metric.name) for a, b in pairs for metric in by_preference(report))
+    primary_first = sorted(report.metrics, key=lambda metric: not metric.primary)
+    keys = ((a, b, metric.name) for a, b in pairs for metric in primary_first)
     return next((usable[key] for key in keys if key in usable), None)
-
-
-def by_preference(report: Report) -> list[Metric]:
-    """The metrics, primary ones first."""
-    return sorted(report.metrics, key=lambda metric: not metric.primary)
 
 
 def candidate(report: Report) -> ArmName | None:

@@ -1,10 +1,8 @@
 """Which folders of runs and dataset versions and which logs stay, and why; and how a folder is removed.
 
 Run ids are unique, and whatever uses a run's files names its id: the manifests of another run, a registered version's
-tags. So a text search finds what is needed, also in manifests of other versions of Qinglan and after a move.
-
-A folder is renamed first, so that a kill leaves no half of one under its own name, then deleted. It is renamed in its
-own folder, as a full disk may have no space for another. Symbolic links are never followed.
+tags. So a text search finds what is needed, also in manifests of other versions of Qinglan and after a move. A folder
+is renamed first, so that a kill leaves no half of one under its own name, then deleted. Links are never followed.
 """
 
 import json

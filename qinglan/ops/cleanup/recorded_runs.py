@@ -1,10 +1,8 @@
 """Runs as MLflow and Prefect recorded them: what registered models need, and runs that are no longer needed.
 
-MLflow: a run is marked as deleted, then its artifacts are removed, then its rows, so that what a kill leaves is found
-again. A tracking server offers no way to delete rows: they stay marked until its operator runs `mlflow gc`.
-
-Prefect: the server deletes a flow run's task runs and logs with it, but not its artifacts. Events it removes by itself
-after a week.
+In MLflow a run is marked as deleted, then its artifacts are removed, then its rows, so that what a kill leaves is found
+again. A tracking server offers no way to delete rows: they stay marked until its operator runs `mlflow gc`. Prefect
+deletes a flow run's task runs and logs with it, but not its artifacts.
 """
 
 from collections.abc import Collection, Iterable, Mapping

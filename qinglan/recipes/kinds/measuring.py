@@ -88,8 +88,7 @@ def student_rows(
 ) -> list[ArmRow]:
     """A student's arm, from the JSON lines that its generation wrote.
 
-    Args:
-        usd_per_s: what the machine costs, for an answer's cost where its tokens have no price.
+    `usd_per_s`: what the machine costs, for an answer's cost where its tokens have no price.
     """
     arm = []
     for answer in map(json.loads, answers):

@@ -1,6 +1,5 @@
 """Untrusted text: how it is put into a prompt, and how an answer about it is read.
 
-Whoever writes a question, a passage or a rewrite can write what looks like a part of the prompt or like an answer.
 Prompts of teacher and judge put each text between delimiters whose number occurs in none of the texts, so that no text
 can end its own part. The number follows from the texts: the ledger's keys, which hold the prompt, stay the same. Tags
 and braces are changed, so that a text that is quoted in an answer does not read as the answer itself.

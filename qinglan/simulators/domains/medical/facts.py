@@ -1,5 +1,4 @@
-"""The facts of the medical sample: medicines, complaints, emergencies, hardships, how users ask about them, and what a
-question is about, by these phrasings and names.
+"""The facts of the medical sample: medicines, complaints, emergencies, hardships, and how users ask about them.
 
 The answers resemble those of hurried doctors: the facts are right, but more than half of the answers to dangerous
 questions lack a required statement, and some give forbidden advice. Whether the writer was careful depends on what the

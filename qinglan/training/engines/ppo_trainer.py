@@ -40,12 +40,16 @@ from verl.workers.config import HFModelConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.rollout import base
 
 from qinglan.errors import EngineError
 from qinglan.training.alarms import DISTINCT, Alarm, part_mean
 from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
+
+# verl offers no function to replace a rollout's class. Workers import this module, so they have it too.
+base._ROLLOUT_REGISTRY[("vllm", "async")] = "qinglan.training.engines.weight_transfer.TimedServerAdapter"
 
 POLL_S = 0.05  # verl checks every 2 s whether a batch is complete, and has no setting for it
 SUMMED = ("rag_calls", "judge_cost_usd")  # parts that are logged as a step's sum as well

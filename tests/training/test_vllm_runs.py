@@ -28,6 +28,8 @@ pytestmark = [
 ]
 ROLLOUT = "actor_rollout_ref.rollout"
 LARGEST_DIFFERENCE = "training/rollout_probs_diff_max"
+CLOSE = {"max_sampler_difference": 1e-4}
+"""A random model gives each token so little probability that the default would notice nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +61,14 @@ def shared_memory() -> set[Path]:
     return {path for name in ("psm_*", "verl_weights_*") for path in Path("/dev/shm").glob(name)}
 
 
-def test_ppo_goes_on_from_its_checkpoint_when_the_sampler_is_killed_and_exports(tmp_path: Path, model: Path) -> None:
+def test_ppo_goes_on_from_its_checkpoint_when_the_sampler_is_killed_and_exports(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
     before = shared_memory()
-    toy = vllm_toy(tmp_path, model, total_steps=8, save_freq=2, test_freq=2, patience=3)
+    toy = vllm_toy(tmp_path, model, total_steps=8, save_freq=2, test_freq=2, alarms=CLOSE)
     toy.reward_config.write_text('{"failing": [3]}')
-    trains = threading.Thread(target=toy.run_stage, args=(toy.profile.trainer,))
+    trains = threading.Thread(target=toy.run_stage, args=(toy.profile.trainer,), daemon=True)
     trains.start()
 
     def explain() -> str:
@@ -73,7 +78,7 @@ def test_ppo_goes_on_from_its_checkpoint_when_the_sampler_is_killed_and_exports(
     sampler = pid_of("VLLM::EngineCore")
     assert sampler, explain()[-4000:]
     os.kill(sampler, signal.SIGKILL)
-    trains.join(900)
+    trains.join(1800)
     said = (tmp_path / "said.txt").read_text()
     assert "starting it again from its newest checkpoint, 1 of 2 restarts" in said and "2 of 2" not in said
     assert max(checkpoints(toy.output)) == 8, explain()[-4000:]
@@ -83,7 +88,7 @@ def test_ppo_goes_on_from_its_checkpoint_when_the_sampler_is_killed_and_exports(
     assert len(trained) >= 7 and DEV_VALUE in steps[0] and DEV_VALUE in steps[8]
     assert sum(step["reward_extra/invalid"] for step in trained) > 0, "a sample without a reward is left out"
     assert max(step[LARGEST_DIFFERENCE] for step in trained) < 1e-4
-    assert not read_alarms(tmp_path / ALARMS_FILE)
+    assert "sampler_mismatch" not in {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)}
     assert shared_memory() <= before
     assert not toy.export().model.embed_tokens.weight.isnan().any()
 
@@ -97,18 +102,8 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
         f"{correction}.rollout_is": "token",
         f"{correction}.rollout_is_threshold": 2.0,
     }
-    toy = vllm_toy(
-        tmp_path,
-        model,
-        extra,
-        algorithm="grpo",
-        lora_rank=8,
-        actor_lr=0.02,
-        total_steps=4,
-        save_freq=4,
-        test_freq=4,
-        **groups,
-    )
+    rl = {"algorithm": "grpo", "lora_rank": 8, "actor_lr": 0.02, "total_steps": 4, "save_freq": 4, "test_freq": 4}
+    toy = vllm_toy(tmp_path, model, extra, **rl, **groups)
     start = time.time()
     toy.run(toy.command())
     remove_leaked_memory(start)
@@ -123,13 +118,13 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
 
 def test_a_sampler_that_loses_weights_is_noticed(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
-    monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "20")
+    monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
     extra = {f"+{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "faulty_sampler.FaultyWorker"}
-    toy = vllm_toy(tmp_path, model, extra, total_steps=20, val_before_train=False, actor_lr=0.01)
+    toy = vllm_toy(tmp_path, model, extra, total_steps=20, val_before_train=False, actor_lr=0.01, alarms=CLOSE)
     start = time.time()
     process = toy.start(toy.command())
-    assert process.wait(timeout=900) != 0
+    assert process.wait(timeout=1800) != 0
     remove_leaked_memory(start)
     log = (tmp_path / "log.txt").read_text()
-    assert "vLLM did not take the weights within 20 s" in log, log[-4000:]
+    assert "vLLM did not take the weights within 60 s" in log, log[-4000:]
     assert {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)} >= {"sampler_mismatch"}

@@ -5,8 +5,6 @@ it later, which verl does after every step. A layer with `skip_weight_relayout` 
 `register_oot` is vLLM's way to replace a layer's class.
 """
 
-# mypy: disable-error-code="import-not-found"
-
 _LAYERS = (
     "ReplicatedLinear", "ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear",
 )  # fmt: skip

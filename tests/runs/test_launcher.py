@@ -102,7 +102,7 @@ def test_shared_memory_that_a_killed_engine_left_is_removed(tmp_path: Path):
         path.write_bytes(b"x")
     os.utime(older, (0, 0))
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 1):
-        launch(python(f"open('/dev/shm/{name}', 'w').write('x')"), name="x", log=tmp_path / "x.log")
+        launch(python(f"open('/dev/shm/{name}_left', 'w').write('x')"), name="x", log=tmp_path / "x.log")
         remove_leaked_memory(start_s)
     left = {*Path("/dev/shm").glob(f"{name}*")}
     for path in left:

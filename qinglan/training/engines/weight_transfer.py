@@ -20,8 +20,10 @@ WITHIN_S = int(os.environ.get("QINGLAN_WEIGHTS_WITHIN_S", "600"))
 
 class TimedServerAdapter(ServerAdapter):
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
-        context = zmq.Context.instance()  # verl makes its socket of it, which takes these options over
-        limits = {zmq.RCVTIMEO: 1000 * WITHIN_S, zmq.SNDTIMEO: 1000 * WITHIN_S, zmq.LINGER: 0}
+        context: zmq.Context[Any] = (
+            zmq.Context.instance()
+        )  # verl makes its socket of it, which takes these options over
+        limits: dict[int, int] = {zmq.RCVTIMEO: 1000 * WITHIN_S, zmq.SNDTIMEO: 1000 * WITHIN_S, zmq.LINGER: 0}
         before = dict(context.sockopts)
         context.sockopts.update(limits)
         try:

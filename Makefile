@@ -2,12 +2,16 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 # Where torch comes from, if not from pip's own index: on a machine without GPU whose index hands out the CUDA build,
 # the index of torch's CPU wheels.
 TORCH_INDEX ?=
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PIP = $(BIN)/python -m pip --disable-pip-version-check --no-input
+# --no-deps, here and below: the locks are complete, so nothing is resolved and no CUDA package is pulled in.
+# torch is installed without a look at a lock's hashes, because each index has a build of its own under one version.
+INSTALL_TORCH = $(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep -o '^torch==[^ ]*' requirements.lock)"
 STAMP := $(VENV)/.installed
 # Renews a lock: a pin that is there already stays, unless what is asked for has changed.
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --custom-compile-command "make lock"
@@ -18,7 +22,7 @@ DOCS := .venv-docs
 PROFILE := embedded
 export DO_NOT_TRACK := true
 
-.PHONY: setup demo test test-all test-unit lint up serve bench docs lock clean clean-all help
+.PHONY: setup setup-vllm demo test test-all test-unit lint up serve bench docs lock clean clean-all help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,9 +33,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(if $(shell $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || echo old),$(error Qinglan needs Python 3.11 or newer; set PYTHON=/path/to/python3.11))
 	@echo "setup 1/3: virtual environment and torch"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# --no-deps, here and below: the lock is complete, so nothing is resolved and no CUDA package is pulled in.
-	@# torch is installed without a look at the lock's hashes, because each index has a build of its own under one version.
-	@$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep -o '^torch==[^ ]*' requirements.lock)"
+	@$(INSTALL_TORCH)
 	@echo "setup 2/3: $$(grep -c == requirements.lock) locked packages, about two minutes"
 	@$(PIP) install --quiet --no-deps --require-hashes --requirement requirements.lock
 	@echo "setup 3/3: Qinglan itself"
@@ -40,6 +42,17 @@ $(STAMP): requirements.lock pyproject.toml
 	@# A new Prefect server begins with a copy of this database, and makes no tables.
 	@database=$$($(BIN)/python -c 'from qinglan.tasks.prefect_server import EMPTY_DATABASE as it; it.parent.mkdir(parents=True, exist_ok=True); print(it)') \
 	  && PREFECT_SERVER_DATABASE_CONNECTION_URL=sqlite+aiosqlite:///$$database $(BIN)/prefect server database upgrade --yes >/dev/null
+	@touch $@
+
+setup-vllm: setup $(VLLM)/.installed ## the trainer's environment with vLLM on the CPU, for PROFILE=embedded_vllm
+
+$(VLLM)/.installed: BIN := $(VLLM)/bin
+$(VLLM)/.installed: docker/trainer-cpu.lock docker/vllm-name/pyproject.toml pyproject.toml
+	@echo "setup-vllm: torch, $$(grep -c == docker/trainer-cpu.lock) locked packages and Qinglan, some minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VLLM)
+	@$(INSTALL_TORCH)
+	@$(PIP) install --quiet --no-deps --require-hashes --requirement docker/trainer-cpu.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation ./docker/vllm-name --editable .
 	@touch $@
 
 demo: setup ## the whole DAG without key and GPU, then a question to the released student; also PROFILE=medical, PROFILE=answer_judge
@@ -77,6 +90,7 @@ lock: ## after a changed pin: the hashes of requirements.lock, and the images' l
 	@mv $(VENV)/new.lock requirements.lock
 	@$(LOCK) $(IMAGE) --constraint requirements.lock --output-file docker/orchestrator.lock docker/orchestrator.in pyproject.toml
 	@$(LOCK) $(IMAGE) --output-file docker/trainer.lock docker/trainer.in
+	@$(LOCK) $(IMAGE) --override docker/trainer-cpu.overrides --output-file docker/trainer-cpu.lock docker/trainer-cpu.in
 
 docs: $(DOCS)/.installed ## the documentation as pages in site/, in an environment of its own
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
@@ -88,7 +102,7 @@ $(DOCS)/.installed: docs/requirements.txt
 	@touch $@
 
 clean: ## remove the environment and caches; runs and the ledger of paid answers stay
-	rm -rf $(VENV) $(DOCS) site build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(DOCS) site build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 clean-all: clean ## remove all runs and the ledger as well
 	rm -rf runs .qinglan

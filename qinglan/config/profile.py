@@ -119,6 +119,8 @@ class Profile(Section):
     @model_validator(mode="after")
     def _fit_the_trainer(self) -> Self:
         rl, trainer = self.rl, self.trainer
+        if trainer.device == "cuda" and self.rollout_engine == "cpu":
+            raise ValueError("rl.rollout_engine: cpu needs trainer.device: cpu; leave it out")
         gpus = trainer.nodes * trainer.gpus_per_node
         rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
         if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not any("dynamic_bsz" in key for key in rl.extra):
@@ -161,6 +163,11 @@ class Profile(Section):
         """Do the questions come from the folder in which the router keeps what it is asked?"""
         folder, workbook = self.serve.request_log.folder, Path(self.data.workbook).resolve()
         return folder is not None and not self.data.sql and Path(folder).resolve() in (workbook, *workbook.parents)
+
+    @property
+    def rollout_engine(self) -> Literal["cpu", "vllm"]:
+        """What samples in RL."""
+        return self.rl.rollout_engine or ("vllm" if self.trainer.device == "cuda" else "cpu")
 
     @property
     def tracking_uri(self) -> str:

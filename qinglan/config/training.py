@@ -295,7 +295,8 @@ class Rl(Section):
     deterministic: bool = False
     """On GPUs: kernels that give the same bits each time, and vLLM's batch-invariant mode, which are slower."""
     rollout_engine: Literal["cpu", "vllm"] | None = None
-    """As `trainer.device` needs it, if not given: `vllm` on GPUs."""
+    """What samples: `vllm`, the default on GPUs, or on the CPU by default our own. vLLM on the CPU is there to try what
+    GPUs run (`make setup-vllm`)."""
     tensor_model_parallel_size: Count = 1
     """GPUs that share one copy of vLLM's weights."""
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"

@@ -45,6 +45,7 @@ TRAINING_FLOWS = ("pipeline", "train")
 ENGINE_FLOWS = ("pipeline", "train", "evaluate")
 """They start processes of the trainer's, if only to generate."""
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
+_VLLM_PYTHON = ".venv-vllm/bin/python"
 _FIND_PACKAGES = """
 import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
@@ -342,8 +343,6 @@ def _model(key: str, name: str, revision_key: str, revision: str | None) -> str 
 
 def _device(profile: Profile) -> None:
     trainer = profile.trainer
-    if trainer.device == "cpu" and profile.rl.rollout_engine == "vllm":
-        raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU leave it out")
     if trainer.device == "cpu" or trainer.ray_dashboard_url:
         return
     if shutil.which("nvidia-smi") is None:
@@ -382,18 +381,21 @@ def _cluster(profile: Profile) -> str | None:
 
 def trainer_packages(profile: Profile) -> list[str]:
     """What the trainer's environment must have, by the names that are imported."""
-    return [*_TRAINER_PACKAGES, *(["vllm"] if profile.trainer.device == "cuda" else [])]
+    return [*_TRAINER_PACKAGES, *(["vllm"] if profile.rollout_engine == "vllm" else [])]
 
 
 def _packages(profile: Profile) -> None:
     python, needed = profile.trainer.python, trainer_packages(profile)
+    with_vllm = profile.trainer.device == "cpu" and profile.rollout_engine == "vllm"
     if python is None:
         if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
+            hint = f"run `make setup-vllm` and set trainer.python: {_VLLM_PYTHON}" if with_vllm else "run `make setup`"
+            raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); {hint}")
         return
+    hint = "run `make setup-vllm`" if with_vllm else "see docker/trainer.Dockerfile"
     if shutil.which(python) is None:
-        hint = "name that of the trainer's environment, or leave it out to train in this one"
+        hint = hint if with_vllm else "name that of the trainer's environment, or leave it out to train in this one"
         raise ConfigError(f"trainer.python: {python}: no such interpreter; {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)
     if missing := found.rpartition("missing:")[2].split():
-        raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; see docker/trainer.Dockerfile")
+        raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; {hint}")

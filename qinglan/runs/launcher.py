@@ -23,6 +23,9 @@ from qinglan.runs.supervise import descendants
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5
 _STACKS_WITHIN_S = 10.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (there it is)
+_LEAKED = ("psm_*", "verl_weights_*")
+"""Names of the shared memory that vLLM and verl make: their processes leave it there when they are killed."""
 ROW_CACHE = "row_cache"
 """In a stage's folder: an engine's copies of the training rows, which would else be in the user's own cache."""
 READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
@@ -182,7 +185,7 @@ def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None
 
     What `on_poll` raises is raised after the process group has ended.
     """
-    process = SupervisedProcess(name, command, log)
+    process, start_s = SupervisedProcess(name, command, log), time.time()
     try:
         while process.status() is None:
             time.sleep(POLL_S)
@@ -193,12 +196,27 @@ def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None
         raise
     finally:
         process.end()
+        remove_leaked_memory(start_s)
     if on_poll:
         on_poll()
     seconds = time.monotonic() - process.started_s
     if process.status() != 0:
         raise AttemptFailedError(process.failure(), seconds)
     return seconds
+
+
+def remove_leaked_memory(since_s: float) -> None:
+    """Remove shared memory of engines that was made since then and that no process has mapped any longer."""
+    leaked = [path for name in _LEAKED for path in _SHARED_MEMORY.glob(name)]
+    maps = ""
+    for path in Path("/proc").glob("[0-9]*/maps") if leaked else ():
+        with suppress(OSError):  # it has ended, or is another user's
+            maps += path.read_text(encoding="utf-8", errors="replace")
+    for path in leaked:
+        with suppress(OSError):
+            status = path.stat()
+            if status.st_uid == os.getuid() and status.st_mtime >= since_s and str(path) not in maps:
+                path.unlink()
 
 
 def output_of(argv: list[str], what: str, by_hand: str, **options: Any) -> str:

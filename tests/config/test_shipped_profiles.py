@@ -47,7 +47,7 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
     rl = compose(command_of(profile, tmp_path))
     assert get_recipe(profile.recipe)
     assert min(rl.trainer.total_training_steps, rl.trainer.save_freq, rl.trainer.test_freq) > 0
-    assert rl.actor_rollout_ref.rollout.name == ("vllm" if profile.trainer.device == "cuda" else "hf_cpu")
+    assert rl.actor_rollout_ref.rollout.name == {"vllm": "vllm", "cpu": "hf_cpu"}[profile.rollout_engine]
 
 
 def test_published_settings_reach_the_engines(tmp_path: Path):

@@ -122,7 +122,9 @@ def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
         assert given.get("ORCHESTRATOR", f"{OWN[0]}:{VERSION}") == f"{OWN[0]}:{VERSION}"
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "docker/orchestrator.lock", "docker/trainer.lock"])
+@pytest.mark.parametrize(
+    "lock", ["requirements.lock", *(f"docker/{name}.lock" for name in ("orchestrator", "trainer", "trainer-cpu"))]
+)
 def test_every_pin_of_a_lock_has_the_hashes_that_its_install_asks_for(lock: str) -> None:
     text = re.sub(r"(?m)^#.*\n", "", read(lock)).replace("\\\n", " ")
     for pin in text.splitlines():

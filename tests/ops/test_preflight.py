@@ -94,7 +94,11 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         ({"student": {"base_model": "/no/model", "revision": "v1"}}, "base model", "leave out student.revision"),
         ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
-        ({"rl": {"rollout_engine": "vllm"}}, "device", "leave it out"),
+        (
+            {"rl": {"rollout_engine": "vllm"}, "trainer": {"python": "/no/python"}},
+            "trainer packages",
+            "no such interpreter; run `make setup-vllm`",
+        ),
         ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
     ],
 )

@@ -13,11 +13,11 @@ from packaging.requirements import Requirement
 from qinglan.runs.code_digest import imported_modules, module_path
 
 ROOT = Path(__file__).parents[2]
-NEEDED = (ROOT / "docker" / "trainer.in").read_text(encoding="utf-8")
-LOCK = (ROOT / "docker" / "trainer.lock").read_text(encoding="utf-8")
 DISTRIBUTIONS = {"yaml": "pyyaml", "swift": "ms-swift", "transfer_queue": "transferqueue", "hydra": "hydra-core"}
+DISTRIBUTIONS |= {"zmq": "pyzmq"}
 """Of modules, where the name is another."""
 WITH_ENGINES = {"verl": {"hydra-core", "numpy", "peft", "pyarrow"}, "hydra-core": {"omegaconf"}, "ms-swift": {"scipy"}}
+WITH_ENGINES |= {"transferqueue": {"pyzmq"}}
 """What comes with a distribution that is named or comes itself."""
 ORCHESTRATOR = ROOT / "qinglan" / "evaluation"
 """Imported by functions of the gradings that only the orchestrator calls."""
@@ -41,14 +41,15 @@ def imported() -> set[str]:
     return {DISTRIBUTIONS.get(module, module) for module in outside}
 
 
-def requirements() -> dict[str, str]:
-    """What the image is asked to have: names, and the versions that they are held to."""
-    lines = (line.split("#")[0].strip() for line in NEEDED.splitlines())
+def requirements(environment: str = "trainer") -> dict[str, str]:
+    """What the image, or the environment with vLLM on the CPU, is asked to have: names with versions."""
+    needed = (ROOT / "docker" / f"{environment}.in").read_text(encoding="utf-8")
+    lines = (line.split("#")[0].strip() for line in needed.splitlines())
     return {re.split(r"[\[=>]", line)[0]: line for line in lines if line}
 
 
-def locked(text: str) -> dict[str, str]:
-    return dict(re.findall(r"(?m)^([^#\s]\S*)==(\S+)", text))
+def locked(file: str) -> dict[str, str]:
+    return dict(re.findall(r"(?m)^([^#\s]\S*)==(\S+)", (ROOT / file).read_text(encoding="utf-8")))
 
 
 def test_every_import_is_installed_or_comes_with_an_engine() -> None:
@@ -63,11 +64,14 @@ def test_every_import_is_installed_or_comes_with_an_engine() -> None:
         assert brought <= {re.split(r"[!<>=;\[ (]", each)[0].lower() for each in needed}, carrier
 
 
-def test_the_images_lock_has_what_is_asked_for_at_the_versions_of_our_own_environment() -> None:
-    ours, of_image = locked((ROOT / "requirements.lock").read_text(encoding="utf-8")), locked(LOCK)
+@pytest.mark.parametrize("environment", ["trainer", "trainer-cpu"])
+def test_a_lock_has_what_is_asked_for_at_the_versions_of_our_own_environment(environment: str) -> None:
+    ours, there = locked("requirements.lock"), locked(f"docker/{environment}.lock")
     for name in ("ms-swift", "ray", "transferqueue", "tensordict", "mlflow", "verl"):
-        assert of_image[name] == ours[name], name
-    for name, requirement in requirements().items():
-        assert of_image[name] in Requirement(requirement).specifier, requirement
-    assert "prefect" not in of_image
-    assert {"nvidia-cublas", "nvidia-nccl-cu13"} <= of_image.keys() and "+cpu" not in LOCK
+        assert there[name] == ours[name], name
+    for name, requirement in requirements(environment).items():
+        assert there[name] in Requirement(requirement).specifier, requirement
+    assert "prefect" not in there and not any("+cpu" in version for version in there.values())
+    cuda = {"torch", "nvidia-cublas", "nvidia-nccl-cu13"}
+    assert cuda & there.keys() == (cuda if environment == "trainer" else set())
+    assert {"openai", "jmespath", "psycopg"} <= requirements(environment).keys()

@@ -80,6 +80,7 @@ def test_engines_get_the_keys_that_they_need_and_no_others(profile_of: ProfileOf
         ({"critic_revision": "abc123"}, "critic_revision needs critic_model"),
         ({"kl": {"mode": "loss", "target_kl": 0.1}}, "target_kl needs mode: reward, not loss"),
         ({"kl": {"mode": "loss", "estimator": "kl"}}, "no gradient in the loss"),
+        ({"rollout_engine": "cpu"}, "rl.rollout_engine: cpu needs trainer.device: cpu"),
     ],
 )
 def test_senseless_combinations_are_refused(profile: ProfileOf, rl: dict[str, Any], message: str) -> None:

@@ -40,12 +40,16 @@ from verl.workers.config import HFModelConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.rollout import base
 
 from qinglan.errors import EngineError
 from qinglan.training.alarms import DISTINCT, Alarm, part_mean
 from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
+
+# verl offers no function to replace a rollout's class. Workers import this module, so they have it too.
+base._ROLLOUT_REGISTRY[("vllm", "async")] = "qinglan.training.engines.weight_transfer.TimedServerAdapter"
 
 BEST_SCORE, WORST_SCORE = 1.0, -1.0
 """The range of all recipes' rewards."""

@@ -17,8 +17,10 @@ The profile's names are verl's, except for these:
   the adapter switched off. That is why the SFT adapter is merged first and never given as `lora_adapter_path`: the
   reference would be the base. `horizon_steps` is verl's `horizon` in samples over the samples of a step.
 
-On the CPU every process holds fp32 weights and samples with them, so the rollout's log-probabilities are the old
-policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights are sent in bf16, nor on a GPU.
+Our own rollout, on the CPU, samples with the fp32 weights that learn, so its log-probabilities are the old policy's:
+verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights are sent in bf16, nor with vLLM.
+
+vLLM's rollout is the same on the CPU as on GPUs: `_on_cpu` alone says what its CPU build needs.
 
 The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's template
 `qwen3_nothinking` trains without one as well.
@@ -33,7 +35,9 @@ from qinglan.runs.launcher import QUIET_ENV, ROW_CACHE, Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 TRAINER = "qinglan_sync"
-"""`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
+"""`trainer.v1.trainer_mode` of our trainer on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM, `cpu_sync` without."""
+VLLM_PLUGIN = "qinglan_cpu"
+"""Our entry point for vLLM (training/engines/vllm_plugin.py)."""
 REWARD_FUNCTION = "pkg://qinglan.training.reward"
 AGENT = "seeded_single_turn"
 """The agent loop in agents.yaml."""
@@ -53,6 +57,7 @@ STEP_METRICS = {
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ESTIMATORS = {"ppo": "gae", "dr_grpo": "grpo"}
 _STATE = ["model", "optimizer", "extra"]
+_CPU_KV_CACHE = 256 << 20  # bytes; vLLM would take a share of the machine's memory
 _LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
@@ -144,6 +149,8 @@ def _environment(profile: Profile, model: Path, *secrets: str | None) -> dict[st
     else:
         # TransferQueue sets torch to 8 threads around every transfer, and logs a line for each field of each sample.
         device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "WARNING"}
+        # ms-swift's plug-in for vLLM needs torchvision. vLLM would bind its threads to cores that other processes use.
+        device |= {"VLLM_PLUGINS": VLLM_PLUGIN, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return engine_env(profile, str(model), *secrets) | _ENV | device
 
 
@@ -154,7 +161,7 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
         "algorithm.gamma": rl.gamma,
         "algorithm.lam": rl.lam,
-        "algorithm.rollout_correction.bypass_mode": trainer.device == "cpu" and not rl.lora_rank,
+        "algorithm.rollout_correction.bypass_mode": profile.rollout_engine == "cpu" and not rl.lora_rank,
         "reward.custom_reward_function.path": REWARD_FUNCTION,
         "reward.custom_reward_function.name": "compute_score",
         "data.train_batch_size": rl.train_batch_size,
@@ -190,7 +197,8 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         **_kl(profile),
         **(_critic(profile, model) if rl.algorithm == "ppo" else {}),
         **_engines(profile),
-        **_on_device(profile),
+        **_rollout(profile),
+        **(_on_cpu(profile) if trainer.device == "cpu" else {}),
     }
 
 
@@ -283,25 +291,32 @@ def _schedule(profile: Profile, owner: str) -> Overrides:
     }
 
 
-def _on_device(profile: Profile) -> Overrides:
-    """On the CPU one worker, fp32 throughout, as few processes as verl allows; on GPUs verl's defaults for vLLM and
-    FSDP2: bf16 arithmetic, fp32 weights and optimizer states."""
+def _rollout(profile: Profile) -> Overrides:
+    """verl's defaults for vLLM, or our own rollout on the CPU."""
     rl = profile.rl
-    if profile.trainer.device == "cuda":
+    if profile.rollout_engine == "cpu":
         given: Overrides = {
-            "trainer.v1.trainer_mode": TRAINER,
-            f"{_ROLLOUT}.name": "vllm",
-            f"{_ROLLOUT}.full_determinism": rl.deterministic,
+            "trainer.v1.trainer_mode": "cpu_sync",
+            f"{_ROLLOUT}.name": "hf_cpu",
+            f"{_ROLLOUT}.free_cache_engine": False,
         }
-        if rl.lora_rank:
-            # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send
-            # the base through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor.
-            given[f"{_ROLLOUT}.load_format"] = "safetensors"
-        return given
+        return given | ({"actor_rollout_ref.model.lora.merge": True} if rl.lora_rank else {})
     given = {
-        "trainer.v1.trainer_mode": "cpu_sync",
-        f"{_ROLLOUT}.name": "hf_cpu",
-        f"{_ROLLOUT}.free_cache_engine": False,
+        "trainer.v1.trainer_mode": TRAINER,
+        f"{_ROLLOUT}.name": "vllm",
+        f"{_ROLLOUT}.full_determinism": rl.deterministic,
+    }
+    if rl.lora_rank:
+        # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send
+        # the base through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor.
+        given[f"{_ROLLOUT}.load_format"] = "safetensors"
+    return given
+
+
+def _on_cpu(profile: Profile) -> Overrides:
+    """One worker, fp32 throughout, and as few processes as verl allows."""
+    rl = profile.rl
+    given: Overrides = {
         f"{_ROLLOUT}.agent.num_workers": 1,
         "reward.num_workers": 1,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
@@ -310,12 +325,25 @@ def _on_device(profile: Profile) -> Overrides:
         "+ray_kwargs.ray_init.include_dashboard": False,
         f"{_ACTOR}.use_torch_compile": False,
     }
-    if rl.lora_rank:
-        given["actor_rollout_ref.model.lora.merge"] = True
-    else:
+    if not rl.lora_rank:
         given[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]
         # `hf_model` is saved for the export, and verl can't load it.
         given[f"{_ACTOR}.checkpoint.load_contents"] = _STATE
+    if profile.rollout_engine == "vllm":
+        given |= {
+            "trainer.v1.trainer_mode": "cpu_vllm_sync",
+            f"{_ROLLOUT}.dtype": "float32",
+            f"{_ROLLOUT}.full_determinism": False,  # vLLM's batch-invariant kernels are for GPUs
+            f"{_ROLLOUT}.enforce_eager": True,
+            f"{_ROLLOUT}.free_cache_engine": False,
+            f"+{_ROLLOUT}.enable_sleep_mode": False,  # vLLM refuses it on the CPU
+            f"{_ROLLOUT}.enable_chunked_prefill": False,  # a sample with a seed of its own fails with it on the CPU
+            f"{_ROLLOUT}.max_model_len": rl.max_prompt_length + rl.max_response_length,
+            f"{_ROLLOUT}.gpu_memory_utilization": 0.1,
+            f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": _CPU_KV_CACHE,
+            # Without GPUs the weights go through shared memory, which takes this much of /dev/shm.
+            f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 64,
+        }
     return given
 
 

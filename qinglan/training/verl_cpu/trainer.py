@@ -213,12 +213,19 @@ class LocalAgentLoopManager(AgentLoopManagerTQ):
         asyncio.run_coroutine_threadsafe(started, self._loop).result()
 
 
-@register_trainer(TRAINER)
-class CpuTrainer(RewardedTrainer):
+@register_trainer("cpu_vllm_sync")
+class CpuVllmTrainer(RewardedTrainer):
+    """The trainer of GPUs, with vLLM and verl's agent loop and router; its models learn on the CPU."""
+
     WORKERS: Mapping[str, type] = {
         "ActorRolloutRefWorker": CpuActorRolloutRefWorker,
         "TrainingWorker": CpuTrainingWorker,
     }
+
+
+@register_trainer(TRAINER)
+class CpuTrainer(CpuVllmTrainer):
+    """The same with our own rollout, agent loop and reward loop in fewer processes."""
 
     def __init__(self, config: Any) -> None:
         rollout = config.actor_rollout_ref.rollout

@@ -1,0 +1,130 @@
+"""verl with vLLM's rollout for real, by vLLM's CPU build: what GPU sites run, with other devices and types of numbers.
+
+Each start of verl with vLLM takes a minute or two, so one run shows several things.
+"""
+
+import math
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_rl import Toy, make_model
+from waiting import wait_until
+
+from qinglan.runs.launcher import remove_leaked_memory
+from qinglan.runs.supervise import descendants
+from qinglan.training.alarms import SAMPLER_DIFFERENCE, read_alarms
+from qinglan.training.engines.progress import ALARMS_FILE, DEV_VALUE, checkpoints, read_metrics
+
+PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.extended,
+    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed here: run `make setup-vllm`"),
+]
+ROLLOUT = "actor_rollout_ref.rollout"
+LARGEST_DIFFERENCE = "training/rollout_probs_diff_max"
+CLOSE = {"max_sampler_difference": 1e-4}
+"""A random model gives each token so little probability that the default would notice nothing."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With heads of 32 numbers: vLLM's attention on the CPU knows no smaller ones."""
+    return make_model(tmp_path_factory.mktemp("model"), hidden_size=128)
+
+
+def vllm_toy(folder: Path, model: Path, extra: dict[str, Any] | None = None, **rl: Any) -> Toy:
+    toy = Toy(folder, model, rollout_engine="vllm", **rl)
+    trainer = toy.profile.trainer.model_copy(update={"python": str(PYTHON)})
+    toy.profile = toy.profile.model_copy(update={"trainer": trainer})
+    toy.profile.rl.extra.update(extra or {})
+    return toy
+
+
+def pid_of(word: str) -> int | None:
+    """A process that this one has started, itself or through others."""
+    for pid in descendants(os.getpid()):
+        try:
+            if word in Path(f"/proc/{pid}/cmdline").read_text():
+                return pid
+        except OSError:
+            continue
+    return None
+
+
+def shared_memory() -> set[Path]:
+    return {path for name in ("psm_*", "verl_weights_*") for path in Path("/dev/shm").glob(name)}
+
+
+def test_ppo_goes_on_from_its_checkpoint_when_the_sampler_is_killed_and_exports(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
+    before = shared_memory()
+    toy = vllm_toy(tmp_path, model, total_steps=8, save_freq=2, test_freq=2, alarms=CLOSE)
+    toy.reward_config.write_text('{"failing": [3]}')
+    trains = threading.Thread(target=toy.run_stage, args=(toy.profile.trainer,), daemon=True)
+    trains.start()
+
+    def explain() -> str:
+        return "".join(path.read_text() for path in (tmp_path / "said.txt", tmp_path / "rl.log") if path.exists())
+
+    wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
+    sampler = pid_of("VLLM::EngineCore")
+    assert sampler, explain()[-4000:]
+    os.kill(sampler, signal.SIGKILL)
+    trains.join(1800)
+    said = (tmp_path / "said.txt").read_text()
+    assert "starting it again from its newest checkpoint, 1 of 2 restarts" in said and "2 of 2" not in said
+    assert max(checkpoints(toy.output)) == 8, explain()[-4000:]
+
+    steps = read_metrics(tmp_path)
+    trained = [steps[step] for step in steps if "critic/score/mean" in steps[step]]
+    assert len(trained) >= 7 and DEV_VALUE in steps[0] and DEV_VALUE in steps[8]
+    assert sum(step["reward_extra/invalid"] for step in trained) > 0, "a sample without a reward is left out"
+    assert max(step[LARGEST_DIFFERENCE] for step in trained) < 1e-4
+    assert "sampler_mismatch" not in {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)}
+    assert shared_memory() <= before
+    assert not toy.export().model.embed_tokens.weight.isnan().any()
+
+
+def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_path: Path, model: Path) -> None:
+    groups: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}
+    correction = "algorithm.rollout_correction"
+    extra = {
+        f"{ROLLOUT}.dtype": "bfloat16",
+        f"{ROLLOUT}.free_cache_engine": True,  # vLLM is asked to sleep and to wake up
+        f"{correction}.rollout_is": "token",
+        f"{correction}.rollout_is_threshold": 2.0,
+    }
+    rl = {"algorithm": "grpo", "lora_rank": 8, "actor_lr": 0.02, "total_steps": 4, "save_freq": 4, "test_freq": 4}
+    toy = vllm_toy(tmp_path, model, extra, **rl, **groups)
+    start = time.time()
+    toy.run(toy.command())
+    remove_leaked_memory(start)
+    steps = read_metrics(tmp_path)
+    trained = [steps[step] for step in range(1, 5)]
+    assert all(math.isfinite(step["actor/pg_loss"]) for step in trained)
+    assert any(step["actor/grad_norm"] > 0 for step in trained)
+    assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 0.02, "the adapter has reached the sampler"
+    assert any(name.startswith("rollout_corr/") for name in trained[0])
+    assert not toy.export().model.layers[0].self_attn.q_proj.weight.isnan().any()
+
+
+def test_a_sampler_that_loses_weights_is_noticed(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
+    extra = {f"+{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "faulty_sampler.FaultyWorker"}
+    toy = vllm_toy(tmp_path, model, extra, total_steps=20, val_before_train=False, actor_lr=0.01, alarms=CLOSE)
+    start = time.time()
+    process = toy.start(toy.command())
+    assert process.wait(timeout=1800) != 0
+    remove_leaked_memory(start)
+    log = (tmp_path / "log.txt").read_text()
+    assert "vLLM did not take the weights within 60 s" in log, log[-4000:]
+    assert {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)} >= {"sampler_mismatch"}

@@ -2,7 +2,7 @@
 # Makes images in place of the published ones that compose.yaml and the Dockerfiles name, for a machine that reaches no
 # image registry. They have the published names, so nothing else changes.
 #
-#   docker/base-images.sh docker       or podman. Needs root, Debian's apt, debootstrap, a Python 3.11.3 or newer, pip
+#   docker/base-images.sh              needs root, Debian's apt, debootstrap, a Python 3.11.3 or newer with pip
 #
 # python             Debian 12 with this machine's Python 3.11; Debian's own, 3.11.2, is too old for the locks
 # postgres, valkey   PostgreSQL 17 and Valkey 8.1 of Debian 13
@@ -10,7 +10,6 @@
 # An image that is there already stays.
 set -eu
 
-engine=${1:-docker}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/base-images.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -22,7 +21,7 @@ image() {
 }
 
 have() {
-    "$engine" image inspect "$1" >/dev/null 2>&1
+    docker image inspect "$1" >/dev/null 2>&1
 }
 
 # SUITE PACKAGES: a root file system in $work/SUITE, with the certificates that this machine trusts.
@@ -41,8 +40,7 @@ pack() {
         set -- "$@" --change "$change"
         shift
     done
-    case $engine in podman) name=docker.io/$(case $name in */*) ;; *) printf library/ ;; esac)$name ;; esac
-    tar -C "$work/$suite" -c . | "$engine" import "$@" - "$name" >/dev/null
+    tar -C "$work/$suite" -c . | docker import "$@" - "$name" >/dev/null
     printf '%s\n' "$name"
 }
 

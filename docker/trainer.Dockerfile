@@ -44,9 +44,10 @@ qinglan.training.engines.generate, qinglan.training.engines.export"
 FROM ${PYTHON}
 ENV PYTHONUNBUFFERED=1 PATH=/opt/orchestrator/bin:$PATH CUDA_HOME=/usr/local/cuda-13.0 \
     DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false RAY_USAGE_STATS_ENABLED=0
-# Triton compiles its kernels' launchers while it runs.
+# Triton compiles its kernels' launchers while it runs. verl binds each worker to the memory next to its GPU by
+# libnuma.so, and goes on without where it is missing; vLLM's CPU build needs it.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends build-essential=12.9 \
+ && apt-get install --yes --no-install-recommends build-essential=12.9 libnuma-dev=2.0.16-1 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 --user-group qinglan
 COPY --from=cuda /usr/local/cuda-13.0 /usr/local/cuda-13.0

@@ -1,6 +1,7 @@
 """Processes are started for real: their output, their end, and that nothing outlives the caller."""
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -15,7 +17,7 @@ from waiting import wait_until
 
 from qinglan.errors import EngineError, StageError
 from qinglan.runs import launcher
-from qinglan.runs.launcher import Command, JsonlTail, LineTail, launch
+from qinglan.runs.launcher import Command, JsonlTail, LineTail, launch, remove_leaked_memory
 from qinglan.runs.supervise import descendants
 
 # A command with a child of its own, a grandchild that went into another session and lost its parent (as torchrun's
@@ -91,6 +93,21 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     code = f"import os; print([os.environ.get(n) for n in {names}])"
     launch(python(code, MINE="2"), name="x", log=tmp_path / "x.log")
     assert (tmp_path / "x.log").read_text().strip() == "['', '1', '2', 'true']", "an empty one hides all GPUs"
+
+
+def test_shared_memory_that_a_killed_engine_left_is_removed(tmp_path: Path):
+    name, start_s = f"psm_{uuid4().hex}", time.time() - 1
+    used, older = (Path(f"/dev/shm/{name}_{which}") for which in ("used", "older"))
+    for path in (used, older):
+        path.write_bytes(b"x")
+    os.utime(older, (0, 0))
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 1):
+        launch(python(f"open('/dev/shm/{name}', 'w').write('x')"), name="x", log=tmp_path / "x.log")
+        remove_leaked_memory(start_s)
+    left = {*Path("/dev/shm").glob(f"{name}*")}
+    for path in left:
+        path.unlink()
+    assert left == {used, older}
 
 
 def test_on_poll_sees_everything_even_of_a_short_command(tmp_path: Path):

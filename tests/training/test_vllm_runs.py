@@ -98,7 +98,16 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
         f"{correction}.rollout_is_threshold": 2.0,
     }
     toy = vllm_toy(
-        tmp_path, model, extra, algorithm="grpo", lora_rank=8, actor_lr=0.02, total_steps=4, save_freq=4, test_freq=4, **groups
+        tmp_path,
+        model,
+        extra,
+        algorithm="grpo",
+        lora_rank=8,
+        actor_lr=0.02,
+        total_steps=4,
+        save_freq=4,
+        test_freq=4,
+        **groups,
     )
     start = time.time()
     toy.run(toy.command())
@@ -112,9 +121,7 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
     assert not toy.export().model.layers[0].self_attn.q_proj.weight.isnan().any()
 
 
-def test_a_sampler_that_loses_weights_is_noticed(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_loses_weights_is_noticed(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
     monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "20")
     extra = {f"+{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "faulty_sampler.FaultyWorker"}

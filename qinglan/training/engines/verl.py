@@ -35,7 +35,7 @@ from qinglan.runs.launcher import QUIET_ENV, ROW_CACHE, Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 TRAINER = "qinglan_sync"
-"""`trainer.v1.trainer_mode` of our trainer with vLLM on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM, else `cpu_sync`."""
+"""`trainer.v1.trainer_mode` of our trainer on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM, `cpu_sync` without."""
 VLLM_PLUGIN = "qinglan_cpu"
 """Our entry point for vLLM (training/engines/vllm_plugin.py)."""
 REWARD_FUNCTION = "pkg://qinglan.training.reward"

@@ -1,7 +1,7 @@
 """A vLLM plug-in (entry-point group `vllm.general_plugins`) for the CPU, without a patch of vLLM's code; idle on GPUs.
 
-vLLM packs the weight of a CPU's linear layer for oneDNN and empties the parameter, so that nothing can be loaded into it
-later, which verl does after every step. A layer with `skip_weight_relayout` multiplies by its parameter instead, and
+On the CPU vLLM packs a linear layer's weight for oneDNN and empties the parameter, so that nothing can be loaded into
+it later, which verl does after every step. A layer with `skip_weight_relayout` multiplies by its parameter instead, and
 `register_oot` is vLLM's way to replace a layer's class.
 """
 

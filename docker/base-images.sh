@@ -96,6 +96,7 @@ START
     chmod 700 "$work/trixie/var/lib/postgresql/data"
     for name in POSTGRES VALKEY S3; do
         pack trixie "$(image $name)" 'ENV PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/usr/lib/postgresql/17/bin' \
-            'ENV PGDATA=/var/lib/postgresql/data LANG=C.UTF-8' 'ENTRYPOINT ["start"]' 'CMD ["postgres"]'
+            'ENV PGDATA=/var/lib/postgresql/data LANG=C.UTF-8' 'ENTRYPOINT ["start"]' 'CMD ["postgres"]' \
+            'STOPSIGNAL SIGINT'
     done
 fi

@@ -122,7 +122,7 @@ get_base_images() {
     done
     # trainer.Dockerfile copies CUDA's toolkit from an image. This one has an empty folder in its place.
     mkdir -p "$site/cuda/usr/local/cuda-13.0"
-    tar -C "$site/cuda" -c . | docker import - localhost/qinglan-no-cuda:1 >/dev/null
+    tar -C "$site/cuda" -c . | docker import - qinglan-no-cuda:1 >/dev/null
 }
 
 # What pip is told on this machine, and the first folder of wheels that it knows.
@@ -149,7 +149,7 @@ build() {
 }
 
 build_trainer() {
-    build trainer --build-arg LOCK=docker/trainer-cpu.lock --build-arg CUDA=localhost/qinglan-no-cuda:1 \
+    build trainer --build-arg LOCK=docker/trainer-cpu.lock --build-arg CUDA=qinglan-no-cuda:1 \
         --build-arg "TORCH=$(grep -o '^torch==[^ ]*' "$root/requirements.lock")" ${wheels:+--build-context "wheels=$wheels"}
 }
 
@@ -248,10 +248,10 @@ upgrade_and_reboot() {
     compose up --detach --wait
 }
 
-# What is kept: flow runs, runs and their files, ledger, MLflow's models, its files.
+# What is kept: flow runs, the files of runs (a backup has no locks), the ledger, MLflow's models, its files.
 count_what_is_kept() {
     prefect_api flow_runs/count '{}' && echo
-    in_worker sh -c 'find runs -type f | wc -l'
+    in_worker sh -c 'find runs -name "*.json*" | wc -l'
     compose exec -T postgres psql --username=ledger --tuples-only --no-align --command='select count(*) from calls' ledger
     compose exec -T postgres psql --username=mlflow --tuples-only --no-align --command='select count(*) from model_versions' mlflow
     compose exec -T s3 sh -c 'find /data -type f | wc -l'

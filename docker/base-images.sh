@@ -52,7 +52,7 @@ if ! have "$(image PYTHON)"; then
         cd "$prefix"
         tar -c --exclude=test --exclude=idlelib --exclude=tkinter --exclude=turtledemo --exclude=site-packages \
             --exclude=__pycache__ --exclude='config-3*' --exclude='*.a' \
-            bin/python3.11 bin/python3 bin/python lib/libpython3.11.so* lib/python3.11
+            bin/python3.11 bin/python3 bin/python lib/libpython3.11.so* lib/python3.11 include/python3.11
     ) | tar -C "$work/bookworm/usr/local" -x
     chroot "$work/bookworm" sh -c 'ldconfig && python -c "import bz2, ctypes, lzma, readline, sqlite3, ssl, uuid"'
     pack bookworm "$(image PYTHON)" 'CMD ["python3"]'

@@ -1,4 +1,4 @@
-"""What the Dockerfiles install, installed; what compose.yaml starts, started. But for the last test, without containers.
+"""What the Dockerfiles install, installed; what compose.yaml starts, started. Only the last test uses containers.
 
 The steps of a Dockerfile run as they stand there, in a folder that holds what it copies, with /opt and /srv elsewhere,
 and with uv in place of pip, which takes minutes more for the same files.

@@ -107,11 +107,51 @@ def python_api() -> str:
     return subprocess.run(words, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout
 
 
+_MEDICAL_PARTS = {
+    "format": "1 if the answer is whole sentences, none of them twice, without markup; else 0",
+    "length": "1 within the limits, falling to 0 outside",
+    "keywords": "share of the row's keywords that the answer holds",
+    "safety": "share of the required statements that it holds; dangerous questions only",
+    "restraint": "0 if it raises an alarm where nobody is in danger; else 1",
+}
+
+
+def medical_rules() -> str:
+    """The reward rules of the medical assistant."""
+    rules = medical.RULES
+    weights = "".join(f"| {name} | {weight:g} | {_MEDICAL_PARTS[name]} |\n" for name, weight in rules.weights.items())
+    kinds = ""
+    for name, kind in rules.high_risk.items():
+        kinds += f"### {kind.zh} ({kind.en}, `{name}`)\n\n- Recognised by: {'、'.join(kind.triggers)}\n"
+        kinds += "".join(f"- Must say: **{each.say}**, by one of: {'、'.join(each.any_of)}\n" for each in kind.required)
+        kinds += f"- Forbidden: {'、'.join(kind.forbidden)}\n"
+        kinds += f"- Out of place where nobody is in danger: {'、'.join(kind.alarm)}\n" if kind.alarm else ""
+        kinds += "\n"
+    return (
+        (ROOT / "docs" / "medical_rules_page.txt")
+        .read_text(encoding="utf-8")
+        .format(
+            weights=weights,
+            low=rules.length.min,
+            high=rules.length.max,
+            half=rules.length.min / 2,
+            twice=2 * rules.length.max,
+            ends=" ".join(rules.format.ends_with),
+            patterns="".join(f"{pattern}\n" for pattern in rules.format.forbidden_patterns),
+            kinds=kinds,
+            always="、".join(rules.always_forbidden),
+            negations="、".join(rules.negations),
+            between="、".join(rules.between),
+            fallback=rules.fallback,
+        )
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": command_line,
     "configuration.md": configuration,
     "events-and-metrics.md": events_and_metrics,
-    "medical-rules.md": lambda: medical.markdown(medical.RULES),
+    "medical-rules.md": medical_rules,
     "python-api.md": python_api,
 }
 

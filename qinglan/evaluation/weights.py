@@ -1,11 +1,8 @@
 """Are a run's weights those that the repository states? `weights.yaml` has their digests, by profile.
 
-    python -m qinglan.evaluation.weights RUN/report.json
-
-keeps that run's digests as the expected ones. They count only for the same settings, code and libraries.
+They count only for the same settings, code and libraries. benchmarks/expected_weights.py keeps a run's.
 """
 
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import yaml
 
 from qinglan.config import Profile
-from qinglan.evaluation.models import Report, Weights
+from qinglan.evaluation.models import Weights
 from qinglan.runs.artifacts import WEIGHTS_SHA256, StageResult, hash_of
 from qinglan.runs.code_digest import code_digest
 
@@ -44,19 +41,6 @@ def weights_of(profile: Profile, stages: Mapping[str, StageResult], versions: Ma
     return Weights(made_of=made_of, found=found, expected=expected)
 
 
-def keep(report: Report) -> None:
-    """Make the report's digests the expected ones of its profile."""
-    assert report.weights, "nothing was trained in this run"
-    header = "".join(f"{line}\n" for line in FILE.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-    entries = _expected() | {report.profile: {"made_of": report.weights.made_of, **report.weights.found}}
-    FILE.write_text(header + yaml.safe_dump(entries), encoding="utf-8")
-    _expected.cache_clear()
-
-
 @cache
 def _expected() -> dict[str, Any]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}
-
-
-if __name__ == "__main__":
-    keep(Report.read(Path(sys.argv[1])))

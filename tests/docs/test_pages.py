@@ -132,20 +132,6 @@ def test_the_site_has_every_page_and_asks_no_other_server() -> None:
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in readme] == []
 
 
-def test_the_first_pages_are_short_and_the_pictures_small() -> None:
-    assert [page.name for page in (START[0], CHINESE[0]) if len(read(page).splitlines()) > 150] == []
-    assert [path.name for path in (DOCS / "images").iterdir() if path.stat().st_size >= 300_000] == []
-
-
-def test_the_picture_of_a_terminal_has_of_a_stages_progress_only_the_last() -> None:
-    begin = "10:00:0{0}.123 | INFO    | Task run 'sft-0' - sft: "
-    said = [begin.format(second) + text for second, text in enumerate(("1/20 steps", "12/20 steps", "20 rows < all"))]
-    picture = runpy.run_path(str(DOCS / "pictures.py"))["terminal"]("\n".join(said)).replace("&#160;", " ")
-    assert re.findall(r">([^<>]*(?:sft|make)[^<>]*)<", picture) == [
-        *("$ make demo", "10:00:01  sft: 12/20 steps", "10:00:02  sft: 20 rows &lt; all"),
-    ]
-
-
 def wait_for(url: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

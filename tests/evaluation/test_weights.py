@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from report_fixture import page, report, shown
 
 from qinglan.config import Profile
 from qinglan.evaluation import weights
 from qinglan.evaluation.models import Weights
 from qinglan.evaluation.report.terminal import print_table
-from qinglan.evaluation.weights import keep, weights_of
+from qinglan.evaluation.weights import weights_of
 from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, StageResult, sha256_of
 
 DIGESTS = {"base_model": "b" * 64, "sft": "5" * 64, "rl": "7" * 64}
@@ -21,7 +22,7 @@ DIGESTS = {"base_model": "b" * 64, "sft": "5" * 64, "rl": "7" * 64}
 def found(profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """What a run of the profile says, with an empty file of expected digests."""
     monkeypatch.setattr(weights, "FILE", tmp_path / "weights.yaml")
-    weights.FILE.write_text("# Kept.\n{}\n")
+    weights.FILE.write_text("{}")
     weights._expected.cache_clear()
 
     def made(versions: dict[str, str] | None = None, digests: dict[str, str] = DIGESTS, **sections: Any) -> Weights:
@@ -34,6 +35,11 @@ def found(profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytes
     return made
 
 
+def keep(found: Weights) -> None:
+    weights.FILE.write_text(yaml.safe_dump({"p": {"made_of": found.made_of, **found.found}}))
+    weights._expected.cache_clear()
+
+
 def said(content: Weights) -> str:
     return " ".join(shown(print_table(report(weights=content.model_dump()))).split())
 
@@ -43,15 +49,14 @@ def test_digests_are_shown_and_from_which_stage_on_they_differ(found: Callable[.
     assert shown_there in said(found()) and "repository" not in said(found())
     assert "权重（SHA-256）：基座模型 bbbbbbbbbbbb" in page(tmp_path, report(weights=found().model_dump()))
     assert weights_of(Profile.model_construct(), {}, {}) is None, "nothing was trained"
-    keep(report(profile="p", weights=found().model_dump()))
-    assert weights.FILE.read_text().startswith("# Kept.\np:\n")
+    keep(found())
     assert "bit for bit" in said(found())
     assert "From sft on they differ" in said(found(digests=DIGESTS | {"sft": "0" * 64, "rl": "1" * 64}))
     assert "bit for bit" in said(found(digests={"base_model": "b" * 64, "sft": "5" * 64}))
 
 
 def test_digests_are_expected_of_the_same_settings_and_libraries_only(found: Callable[..., Weights]):
-    keep(report(profile="p", weights=found().model_dump()))
+    keep(found())
     changes: list[dict[str, Any]] = [{"sft": {"seed": 9}}, {"trainer": {"threads": 9}}, {"versions": {"torch": "1"}}]
     assert [found(**change).expected for change in changes] == [{}, {}, {}]
     assert found(gate={"min_gain": 0.01}).expected

@@ -1,12 +1,8 @@
-"""What doctor finds about proxies, clocks, keys, Prefect and MLflow, and what one paid call to a service shows."""
+"""What doctor finds about proxies, keys, Prefect and MLflow, and what one paid call to a service shows."""
 
 import sys
-import time
-from email.utils import formatdate
-from functools import partial
 from typing import Any
 
-import httpx2
 import pytest
 from fake_service import FakeService, completion
 from fixture_types import ProfileOf, Serve
@@ -16,47 +12,12 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.config.site import LedgerStore
 from qinglan.ops.checks import Check
-from qinglan.ops.doctor import network, services
-from qinglan.ops.doctor.network import check_clock, check_proxies
+from qinglan.ops.doctor import services
+from qinglan.ops.doctor.network import check_proxies
 from qinglan.ops.doctor.services import check_answer
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 RAG = {"rag": "http://rag.internal:7861/q", "teacher": "https://api.example/v1", "prefect": "http://127.0.0.1:4200/api"}
-
-
-@pytest.fixture
-def ahead_s(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """By host, how far its clock is ahead; no other host can be reached."""
-    clocks: dict[str, float] = {}
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        if request.url.host not in clocks:
-            raise httpx2.ConnectError("no such host")
-        date = formatdate(time.time() + clocks[request.url.host], usegmt=True)
-        return httpx2.Response(404, headers={"date": date})
-
-    monkeypatch.setattr(network.httpx2, "Client", partial(httpx2.Client, transport=httpx2.MockTransport(answer)))
-    return clocks
-
-
-def test_clocks_that_agree(ahead_s: dict[str, float]):
-    assert check_clock({"rag": "http://away/q"}).detail == "no service to compare it with"
-    ahead_s["api"] = 0
-    check = check_clock({"teacher": "http://api/v1", "rag": "http://away/q"})
-    assert (check.problem, check.note, check.detail) == (None, None, "0 s from that of api")
-
-
-def test_a_clock_that_is_wrong(ahead_s: dict[str, float]):
-    ahead_s |= {"late": -3600, "early": 3600, "exact": 0, "near": 20}
-    check = check_clock({"a": "http://late/v1", "prefect": "http://me:secret@late/api"})
-    assert "s ahead of late" in (check.problem or "")
-    assert "set this machine's (timedatectl set-ntp true)" in (check.problem or "")
-    assert "secret" not in repr(check)
-    problem = check_clock({"a": "http://early", "b": "http://exact"}).problem or ""
-    assert " s behind early" in problem
-    assert "set that service's, as the others agree with this machine" in problem
-    check = check_clock({"a": "http://near"})
-    assert (check.problem, check.note) == (None, "set the clock by NTP (timedatectl set-ntp true)")
 
 
 def test_no_proxy(monkeypatch: pytest.MonkeyPatch):

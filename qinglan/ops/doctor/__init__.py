@@ -51,7 +51,6 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
         "memory": lambda: machine.check_memory(profile, flow),
         "file locks": lambda: machine.check_locks(profile),
         "proxies": lambda: network.check_proxies(addresses),
-        "clock": lambda: network.check_clock(addresses),
     }
     if has_recipe:
         machine_checks["open files"] = lambda: machine.check_open_files(profile, flow)

@@ -1,11 +1,7 @@
-"""The way to the services: proxies, and whether their clocks agree with this machine's."""
+"""The way to the services: who is asked through a proxy."""
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
-from functools import partial
-from statistics import median
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -13,13 +9,10 @@ import httpx2
 
 from qinglan.config import FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError, first_line
-from qinglan.ops.checks import Check, run_in_thread
+from qinglan.ops.checks import Check
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import further_teachers
 
-MAX_DRIFT_S, NOTED_DRIFT_S = 60.0, 5.0
-_TIMEOUT_S = 5.0
-_ALL_WITHIN_S = 8.0
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -65,41 +58,3 @@ def check_proxies(services: Mapping[str, str]) -> Check:
             through.append(f"{role} ({host})")
     note = f"asked through it: {', '.join(through)}; hosts of your own network belong into NO_PROXY"
     return Check("proxies", shown, note=note if through else None)
-
-
-def check_clock(services: Mapping[str, str]) -> Check:
-    """This machine's clock beside those of the services, by the Date of any answer of theirs."""
-    deadline, asked, ahead = time.monotonic() + _ALL_WITHIN_S, {}, {}
-    for url in services.values():
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]  # without a login, and below without a path, which may hold a secret
-        asked[host] = run_in_thread(partial(_seconds_ahead, f"{parts.scheme}://{host}"))
-    for host, future in asked.items():
-        # That a service can't be reached its own check says; the last two are a proxy that httpx2 can't use.
-        with suppress(TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError, ImportError):
-            if (seconds := future.result(max(0.0, deadline - time.monotonic()))) is not None:
-                ahead[host] = seconds
-    if not ahead:
-        return Check("clock", "no service to compare it with")
-    detail = f"{abs(median(ahead.values())):.0f} s from that of {', '.join(ahead)}"
-    by_ntp = "(timedatectl set-ntp true)"
-    if off := {host: seconds for host, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}:
-        found = ", ".join(f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {host}" for host, s in off.items())
-        whose = "this machine's" if len(off) == len(ahead) else "that service's, as the others agree with this machine"
-        wrong = f"clock: is {found}, which TLS, tokens and the ledger's claims suffer from; set {whose} {by_ntp}"
-        return Check("clock", detail, wrong)
-    drifts = any(abs(seconds) > NOTED_DRIFT_S for seconds in ahead.values())
-    return Check("clock", detail, note=f"set the clock by NTP {by_ntp}" if drifts else None)
-
-
-def _seconds_ahead(origin: str) -> float | None:
-    with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(origin)) as http:
-        asked = time.time()
-        response = http.head(origin)
-        answered = time.time()
-    try:
-        theirs = parsedate_to_datetime(response.headers["date"]).timestamp()
-    except (KeyError, ValueError):
-        return None
-    earliest, latest = asked - 1, answered  # it counts whole seconds
-    return 0.0 if earliest <= theirs <= latest else (earliest if theirs < earliest else latest) - theirs

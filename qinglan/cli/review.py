@@ -10,7 +10,7 @@ from rich.text import Text
 
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
-from qinglan.errors import ConfigError, WorkbookError
+from qinglan.errors import WorkbookError
 from qinglan.text import NONE, one_line
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
@@ -89,8 +89,6 @@ def show_reasons(
     from qinglan.evaluation.judge_reasons import group_reasons, proposed_cases, proposed_rules
 
     loaded = load_profile(profile, set_ or ())
-    if cases and cases.exists():
-        raise ConfigError(f"{cases}: exists already; choose another --cases")
     name, groups = group_reasons(loaded, run, rows, below)
     if not groups:
         say(f"run {name}: the ledger has no reason of the judge about an answer that scored below {below:g}")
@@ -105,7 +103,8 @@ def show_reasons(
     say(proposed_rules(groups))
     if cases:
         proposed = proposed_cases(groups)
-        cases.write_text("".join(f"{case.model_dump_json(exclude_defaults=True)}\n" for case in proposed), "utf-8")
+        with cases.open("x", encoding="utf-8") as file:
+            file.writelines(f"{case.model_dump_json(exclude_defaults=True)}\n" for case in proposed)
         say(f"{cases}: {len(proposed)} cases; delete what is none, then name the file as evaluate.red_team")
 
 

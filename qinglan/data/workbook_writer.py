@@ -15,10 +15,8 @@ from qinglan.recipes import Input, Recipe
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, written_whole
 
-ROWS_A_SHEET = 1_048_575
-"""Excel's limit, less the header."""
-MAX_CELL_CHARS = 32_767
-"""Excel's limit."""
+ROWS_A_SHEET, MAX_CELL_CHARS = 1_048_575, 32_767
+"""Excel's limits; of the rows, less the header."""
 
 CellValue = str | float | None
 WRAPPED = Alignment(wrap_text=True, vertical="top")

@@ -8,12 +8,11 @@ from typing import NamedTuple
 from qinglan.config import Profile
 from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
 from qinglan.data.review.export import judge_reasons, newest_rows, rows_of
-from qinglan.evaluation.red_team import Case, Checks
+from qinglan.evaluation.red_team import ASKED, Case, Checks
 from qinglan.rows import Row
 
 ALIKE = 0.4
 """Jaccard similarity of trigrams from which two reasons count as the same."""
-_CASES_A_GROUP = 2
 
 
 class ReasonGroup(NamedTuple):
@@ -24,10 +23,7 @@ class ReasonGroup(NamedTuple):
 
 
 def group_reasons(profile: Profile, run_name: str, most: int, below: float) -> tuple[str, list[ReasonGroup]]:
-    """The run's name, and the judge's reasons about its answers with the lowest scores, the largest group first.
-
-    The judge is not asked again: a row whose answer the ledger has lost is left out.
-    """
+    """The run's name, and why the judge gave its lowest scores, the largest group first; it is not asked again."""
     run, stage = newest_rows(profile, run_name)
     low = (row for row in rows_of(profile, run, stage) if row.judge_score is not None and row.judge_score < below)
     worst = heapq.nsmallest(most, low, key=lambda row: (row.judge_score, row.id))
@@ -58,13 +54,10 @@ def proposed_cases(groups: list[ReasonGroup]) -> list[Case]:
             id=f"judge-{row.id}",
             name=group.reason,
             kind="regression",
-            query=row.query,
-            profile=row.profile,
-            history=row.history,
-            inputs=row.inputs,
+            **row.model_dump(include=ASKED),
             must_pass=False,
             checks=Checks(gold_in_top3=row.gold_id),
         )
         for group in groups
-        for row in group.rows[:_CASES_A_GROUP]
+        for row in group.rows[:2]
     ]

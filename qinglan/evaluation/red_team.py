@@ -39,7 +39,7 @@ REGRESSION = "regression"
 """The kind of case that a row of a workbook is."""
 _SETTING = "evaluate.red_team"
 _SHOWN = 24
-_ASKED = {"query", "profile", "history", "inputs"}
+ASKED = {"query", "profile", "history", "inputs"}
 """Fields that a case shares with a row."""
 
 
@@ -131,7 +131,7 @@ def row_of(case: Case, tenant: Tenant) -> Row:
     return Row(
         id=f"redteam-{case.id}",
         tenant=tenant.id,
-        **case.model_dump(include=_ASKED),
+        **case.model_dump(include=ASKED),
         gold_id=case.checks.gold_top1 or case.checks.gold_in_top3,
         source=f"redteam:{case.id}",
     )
@@ -342,7 +342,7 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
             id=f"{REGRESSION}-{row.id}",
             name=_short(" ".join(row.query.split())),
             kind=REGRESSION,
-            **row.model_dump(include=_ASKED),
+            **row.model_dump(include=ASKED),
             must_pass=False,
             checks=Checks.model_validate({**OF_EVERY_REWRITE, "gold_top1": row.gold_id}),
         )

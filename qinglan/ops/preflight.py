@@ -45,7 +45,6 @@ TRAINING_FLOWS = ("pipeline", "train")
 ENGINE_FLOWS = ("pipeline", "train", "evaluate")
 """They start processes of the trainer's, if only to generate."""
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
-_VLLM_PYTHON = ".venv-vllm/bin/python"
 _FIND_PACKAGES = """
 import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
@@ -53,7 +52,6 @@ print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(na
 _SHOWN_MODELS = 8
 _SCHEDULE = "schedule"
 TRAINER_CHECKS = ("device", "ray", "trainer packages")
-"""Whether the trainer's machine can be reached and has what it needs."""
 
 
 def inspect_profile(
@@ -119,8 +117,7 @@ def _planned(
 def require(
     profile: Profile, flow: FlowName, warn: Callable[[str], object] | None = None, *, leave_out: tuple[str, ...] = ()
 ) -> None:
-    """Raise the first problem, as a ConfigError; `warn` is told what in the training's schedule can't work as it is.
-    `leave_out` names checks not to make."""
+    """Raise the first problem, as a ConfigError; `warn` is told what in the training's schedule can't work as it is."""
     # The schedule's check reads every question, and has notes alone.
     for made in inspect_profile(profile, flow, leave_out=(*leave_out, *(() if warn else (_SCHEDULE,)))):
         if made.problem:
@@ -389,7 +386,9 @@ def _packages(profile: Profile) -> None:
     with_vllm = profile.trainer.device == "cpu" and profile.rollout_engine == "vllm"
     if python is None:
         if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            hint = f"run `make setup-vllm` and set trainer.python: {_VLLM_PYTHON}" if with_vllm else "run `make setup`"
+            hint = (
+                "run `make setup-vllm`; set trainer.python: .venv-vllm/bin/python" if with_vllm else "run `make setup`"
+            )
             raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); {hint}")
         return
     hint = "run `make setup-vllm`" if with_vllm else "see docker/trainer.Dockerfile"

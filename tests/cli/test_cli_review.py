@@ -106,21 +106,15 @@ def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(profile: Pro
     counts = [line.strip("│").split("│")[0].strip() for line in out.splitlines() if "问题" in line and "│" in line]
     assert counts == ["2", "1"]
     (_, block) = out.split("tenant:\n")
-    (_, first, second) = yaml.safe_load("tenant:\n" + block.partition("\n\n")[0])["tenant"][
-        "teacher_rules"
-    ].splitlines()
-    assert first.removeprefix("- ") in said
-    assert second == "- 添加了 问题里没有的内容"
+    proposed = yaml.safe_load("tenant:\n" + block.partition("\n\n")[0])["tenant"]["teacher_rules"]
+    assert proposed.splitlines()[1][2:] in said and proposed.splitlines()[2] == "- 添加了 问题里没有的内容"
     own = profile.model_copy(update={"evaluate": profile.evaluate.model_copy(update={"red_team": Path("cases.jsonl")})})
     assert {row.query for row in rows[:3]} == {each.query for each in cases_of(own) if each.id.startswith("judge-")}
 
-    assert "exists already" in review("reasons", "--cases", "cases.jsonl")[2]
+    assert "File exists" in review("reasons", "--cases", "cases.jsonl")[2]
     assert review("reasons", "--below", "1")[1].endswith("an answer that scored below 1\n")
     review("export")
     sheet = openpyxl.load_workbook("review.xlsx")["审核"]
     place = [cell.value for cell in sheet[1]].index("裁判理由")
-    assert {row[place] for row in sheet.iter_rows(min_row=2, values_only=True)} == {
-        *said[:2],
-        "添加了 问题里没有的内容",
-        None,
-    }
+    shown = {row[place] for row in sheet.iter_rows(min_row=2, values_only=True)}
+    assert shown == {*said[:2], "添加了 问题里没有的内容", None}

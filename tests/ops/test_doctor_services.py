@@ -13,8 +13,7 @@ from qinglan.config import Profile
 from qinglan.config.site import LedgerStore
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import services
-from qinglan.ops.doctor.network import check_proxies
-from qinglan.ops.doctor.services import check_answer
+from qinglan.ops.doctor.services import check_answer, check_proxies
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 RAG = {"rag": "http://rag.internal:7861/q", "teacher": "https://api.example/v1", "prefect": "http://127.0.0.1:4200/api"}

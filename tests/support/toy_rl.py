@@ -32,8 +32,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2) -> Path:
-    """A random Qwen3 over a 512-token vocabulary, as `save_pretrained` writes it."""
+def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2, vocab_size: int | None = 512) -> Path:
+    """A random Qwen3, as `save_pretrained` writes it. With no `vocab_size` it has no token that its tokenizer lacks."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -57,7 +57,7 @@ def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2) -> Path:
     fast.save_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=512,
+        vocab_size=vocab_size or len(fast),
         hidden_size=hidden_size,
         intermediate_size=8 * hidden_size // 3,
         num_hidden_layers=layers,

@@ -21,7 +21,6 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run, runs_of, stage_of
 
-_REASON_CHARS = 200
 _STAGES = ("dataset", "select", "validate")
 
 
@@ -115,7 +114,7 @@ def judge_reasons(profile: Profile, rows: Collection[Row]) -> dict[str, str]:
         with suppress(KeyError, TeacherError):
             reason = read_json(answers[request_hash].text, "reason")
             if isinstance(reason, str) and reason.strip():
-                found[row_id] = one_line(reason).strip()[:_REASON_CHARS]
+                found[row_id] = one_line(reason).strip()[:200]
     return found
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from qinglan.config import EMBEDDED, FlowName, Profile, secret_names
 from qinglan.ops.checks import Check, PlannedCheck, start_check
-from qinglan.ops.doctor import cluster, machine, network, services
+from qinglan.ops.doctor import cluster, machine, services
 from qinglan.ops.preflight import ENGINE_FLOWS, asked_endpoints, plan_profile_checks
 
 MACHINE, SERVERS, CLUSTER, PAID = "This machine", "Servers", "The cluster", "Paid answers"
@@ -41,7 +41,7 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
     """All checks, in the order in which their results are printed."""
     recipe, *others = plan_profile_checks(profile, flow)
     has_recipe = recipe.run()[0].problem is None  # the recipe says which services are asked
-    addresses = network.addresses(profile, flow)
+    addresses = services.addresses(profile, flow)
     machine_checks: dict[str, Callable[[], Check]] = {
         "python": machine.check_python,
         "packages": lambda: machine.check_packages(profile, flow),
@@ -50,7 +50,7 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
         "disk": lambda: machine.check_disk(profile, flow),
         "memory": lambda: machine.check_memory(profile, flow),
         "file locks": lambda: machine.check_locks(profile),
-        "proxies": lambda: network.check_proxies(addresses),
+        "proxies": lambda: services.check_proxies(addresses),
     }
     if has_recipe:
         machine_checks["open files"] = lambda: machine.check_open_files(profile, flow)

@@ -16,6 +16,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from verl.workers.config import HFModelConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
-from verl.workers.rollout import base
+from verl.workers.rollout import base, replica
 
 from qinglan.errors import EngineError
 from qinglan.training.alarms import DISTINCT, Alarm, part_mean
@@ -48,11 +49,12 @@ from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
 
-# verl offers no function to replace a rollout's class. Workers import this module, so they have it too.
-base._ROLLOUT_REGISTRY[("vllm", "async")] = "qinglan.training.engines.weight_transfer.TimedServerAdapter"
+VLLM = "qinglan.training.engines.vllm_rollout"
+replica.RolloutReplicaRegistry.register("vllm", lambda: import_module(VLLM).EndingReplica)
+# verl offers no function to replace this class. Workers import this module, so they have it too.
+base._ROLLOUT_REGISTRY[("vllm", "async")] = f"{VLLM}.TimedServerAdapter"
 
-BEST_SCORE, WORST_SCORE = 1.0, -1.0
-"""The range of all recipes' rewards."""
+BEST_SCORE, WORST_SCORE = 1.0, -1.0  # of all recipes' rewards
 POLL_S = 0.05  # verl checks every 2 s whether a batch is complete, and has no setting for it
 SUMMED = ("rag_calls", "judge_cost_usd")  # parts that are logged as a step's sum as well
 _UNGROUPED = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)

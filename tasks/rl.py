@@ -33,7 +33,7 @@ CODE = (
     "qinglan.statistics", "qinglan.training.alarms", "qinglan.training.engines.agent_loop",
     "qinglan.training.engines.export", "qinglan.training.engines.ppo", "qinglan.training.engines.ppo_trainer",
     "qinglan.training.engines.progress", "qinglan.training.engines.verl", "qinglan.training.engines.verl_router",
-    "qinglan.training.engines.vllm_plugin", "qinglan.training.engines.weight_transfer", "qinglan.training.reward",
+    "qinglan.training.engines.vllm_plugin", "qinglan.training.engines.vllm_rollout", "qinglan.training.reward",
     "qinglan.training.verl_cpu",
 )  # fmt: skip
 

@@ -111,7 +111,7 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
     trained = [steps[step] for step in range(1, 5)]
     assert all(math.isfinite(step["actor/pg_loss"]) for step in trained)
     assert any(step["actor/grad_norm"] > 0 for step in trained)
-    assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 0.02, "the adapter has reached the sampler"
+    assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, "the adapter has reached the sampler"
     assert any(name.startswith("rollout_corr/") for name in trained[0])
     assert not toy.export().model.layers[0].self_attn.q_proj.weight.isnan().any()
 

@@ -4,7 +4,7 @@ verl 0.9.1 waits for ever where vLLM could not take the weights: the error is in
 next, after a receive without a limit. It waits for ever, too, for a server whose engine's process has died.
 """
 
-# mypy: allow-subclassing-any, allow-untyped-calls
+# mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined"
 
 import asyncio
 import os
@@ -24,8 +24,8 @@ _POLL_S = 2.0
 
 class TimedServerAdapter(ServerAdapter):
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
-        context = zmq.Context.instance()  # verl makes its socket of it, which takes these options over
-        limits = {zmq.RCVTIMEO: 1000 * WITHIN_S, zmq.SNDTIMEO: 1000 * WITHIN_S, zmq.LINGER: 0}
+        context: zmq.Context[Any] = zmq.Context.instance()  # verl makes its socket of it, with these options
+        limits: dict[int, int] = {zmq.RCVTIMEO: 1000 * WITHIN_S, zmq.SNDTIMEO: 1000 * WITHIN_S, zmq.LINGER: 0}
         before = dict(context.sockopts)
         context.sockopts.update(limits)
         try:

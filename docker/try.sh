@@ -162,25 +162,6 @@ alone() {
         --volume qinglan-try_alone_runs:/srv/qinglan/runs "$image" "$@"
 }
 
-small() {
-    cat <<'SMALL'
-extends: embedded
-embedded: {sample_train_rows: 120, sample_dev_rows: 20, sample_test_rows: 40, pretrain_steps: 30}
-distill: {batch_rows: 20}
-sft: {num_train_epochs: 1, save_steps: 8, eval_steps: 8}
-rl:
-  rollout_engine: vllm
-  total_steps: 3
-  train_batch_size: 16
-  ppo_mini_batch_size: 16
-  ppo_micro_batch_size_per_gpu: 16
-  save_freq: 1
-  test_freq: 1
-evaluate: {latency_queries: 3}
-automations: {crashed_after_s: 90, retry_after_s: 10}
-SMALL
-}
-
 lay_out_site() {
     mkdir -p "$site/profiles" "$site/data" "$site/backup"
     chmod 777 "$site/backup"
@@ -188,7 +169,12 @@ lay_out_site() {
     cp "$root/compose.yaml" "$site/"
     cp "$root/docker/try.compose.yaml" "$site/compose.override.yaml"
     (cd "$site" && sh docker/make-secrets.sh >/dev/null)
-    small >"$site/profiles/mine.yaml"
+    cp "$root/docker/try.profile.yaml" "$site/profiles/small.yaml"
+    cat >"$site/profiles/mine.yaml" <<'MINE'
+extends: small
+rl: {rollout_engine: vllm}
+automations: {crashed_after_s: 90, retry_after_s: 10}
+MINE
     sed 's/^extends: .*/extends: mine/' "$root/docker/team.example.yaml" >"$site/profiles/team.yaml"
 }
 

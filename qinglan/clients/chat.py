@@ -137,13 +137,14 @@ class Account:
         thoughts = message.reasoning_content or (other_thoughts if isinstance(other_thoughts, str) else "")
         prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
         completion_tokens = _count(usage.completion_tokens, len(text) + len(thoughts))
+        # PostgreSQL's text holds no NUL.
+        text, thoughts, refusal = (said.replace("\x00", "") for said in (text, thoughts, message.refusal or ""))
         return Call(
             **self._who,
             request_hash=request_hash,
-            # PostgreSQL's text holds no NUL.
-            text=text.replace("\x00", ""),
-            reasoning=thoughts.replace("\x00", "") or None,
-            refusal=(message.refusal or "").replace("\x00", "") or None,
+            text=text,
+            reasoning=thoughts or None,
+            refusal=refusal or None,
             finish_reason=choice.finish_reason or "",
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,

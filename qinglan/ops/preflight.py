@@ -386,9 +386,7 @@ def _packages(profile: Profile) -> None:
     with_vllm = profile.trainer.device == "cpu" and profile.rollout_engine == "vllm"
     if python is None:
         if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            hint = (
-                "run `make setup-vllm`; set trainer.python: .venv-vllm/bin/python" if with_vllm else "run `make setup`"
-            )
+            hint = "run `make setup-vllm`; set trainer.python to .venv-vllm's" if with_vllm else "run `make setup`"
             raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); {hint}")
         return
     hint = "run `make setup-vllm`" if with_vllm else "see docker/trainer.Dockerfile"

@@ -1,4 +1,4 @@
-"""What the Dockerfiles install, installed; and compose.yaml tried in containers, where there are any.
+"""What the Dockerfiles install, installed; what compose.yaml starts, started. Only the last test uses containers.
 
 The steps of a Dockerfile run as they stand there, in a folder that holds what it copies, with /opt and /srv elsewhere,
 and with uv in place of pip, which takes minutes more for the same files.
@@ -10,12 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
+from postgres import postgres_server
+from waiting import wait_until
+
+from qinglan.runs.processes import HOST, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 ROOT = Path(__file__).parents[2]
@@ -108,6 +115,175 @@ def _pins(lock: str) -> dict[str, str]:
     """Each pin, with its lines in the lock: the hashes are among them."""
     entries = re.findall(r"(?m)^[^#\s].*\n(?: .*\n)*", (ROOT / lock).read_text(encoding="utf-8"))
     return {entry.split()[0]: entry for entry in entries}
+
+
+class Services:
+    """Starts services of compose.yaml as they stand there, on free ports of loopback."""
+
+    def __init__(self, folder: Path, environment: Path, ports: dict[str, int]) -> None:
+        self.folder, self.environment, self.ports = folder, environment, ports
+        self.stack = ExitStack()
+
+    def argv(self, name: str) -> list[str]:
+        words = [self._here(str(word)) for word in COMPOSE["services"][name]["command"]]
+        words = [re.sub(r"^--port=\d+$", f"--port={self.ports.get(name)}", word) for word in words]
+        entrypoint = ROOT / "docker" / "entrypoint.sh"
+        return ["sh", str(entrypoint), *(word.replace("--host=0.0.0.0", f"--host={HOST}") for word in words)]
+
+    def variables(self, name: str) -> dict[str, str]:
+        service, mounted = COMPOSE["services"][name], self.folder / "run" / name
+        mounted.mkdir(parents=True, exist_ok=True)
+        for secret in service.get("secrets", []):
+            file = COMPOSE["secrets"][secret["source"]]["file"]
+            text = (self.folder / file).read_text(encoding="utf-8")
+            (mounted / secret["target"]).write_text(self._here(text), encoding="utf-8")
+        given = {key: self._here(str(value)) for key, value in service["environment"].items() if "$" not in str(value)}
+        given |= {key: HOST for key in given if key.endswith("_HOST")}
+        if "PREFECT_SERVER_DATABASE_PORT" in given:
+            given["PREFECT_SERVER_DATABASE_PORT"] = str(self.ports["postgres"])
+        return {
+            "PATH": f"{self.environment}/bin:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "QINGLAN_SECRETS": str(mounted),
+            "QINGLAN_KEYS": str(self.folder / "keys"),
+            **given,
+        }
+
+    def start(self, name: str, leave_out: str = "^$", **more: str) -> None:
+        """A service that goes on."""
+        variables = {key: v for key, v in self.variables(name).items() if not re.search(leave_out, key)} | more
+        for secret in (self.folder / "run" / name).iterdir():
+            if re.search(leave_out, secret.name):
+                secret.unlink()
+        self.spawn(name, self.argv(name), variables)
+
+    def spawn(self, name: str, argv: list[str], variables: dict[str, str]) -> None:
+        log = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
+        process = subprocess.Popen(argv, cwd=self.folder, env=variables, stdout=log, stderr=log)
+        self.stack.callback(_end, process)
+
+    def run(self, name: str) -> str:
+        """A service that ends."""
+        done = subprocess.run(
+            self.argv(name), cwd=self.folder, env=self.variables(name), capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def wait_for(self, name: str) -> None:
+        url = re.sub(r":\d+/", f":{self.ports[name]}/", COMPOSE["services"][name]["healthcheck"]["test"][-1])
+        argv, log = [sys.executable, str(ROOT / "docker" / "healthy.py"), url], self.folder / f"{name}.log"
+        is_healthy = partial(subprocess.run, argv, capture_output=True)
+        wait_until(name, lambda: is_healthy().returncode == 0, explain=log.read_text)
+
+    def _here(self, text: str) -> str:
+        for host, port in self.ports.items():
+            text = re.sub(rf"(?<=[@/]){host}:\d+", f"{HOST}:{port}", text)
+        return text
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def lay_out(environment: Path, site: Path) -> None:
+    """/srv/qinglan as image and mounts make it, and the shipped profiles where the image has them."""
+    text = (ROOT / "docker" / "orchestrator.Dockerfile").read_text(encoding="utf-8")
+    for name, place in re.findall(r"^COPY (configs|deployments) (\S+)$", text, flags=re.MULTILINE):
+        target = Path(place.replace("/opt/orchestrator", str(environment)))  # a relative one is below the site
+        shutil.copytree(ROOT / name, site / target, dirs_exist_ok=True)
+    (site / "configs").mkdir()
+    profile = (ROOT / "docker" / "team.example.yaml").read_text(encoding="utf-8").replace("/srv/qinglan", str(site))
+    mine = profile.replace("extends: fivedoctors", "extends: mine")
+    assert mine != profile
+    (site / "configs" / "team.yaml").write_text(mine, encoding="utf-8")
+    (site / "configs" / "mine.yaml").write_text("extends: fivedoctors\ndata: {limit: 400}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def services(orchestrator: Path, tmp_path: Path) -> Iterator[Services]:
+    subprocess.run(["sh", str(ROOT / "docker" / "make-secrets.sh")], cwd=tmp_path, check=True, capture_output=True)
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    lay_out(orchestrator, tmp_path)
+    with postgres_server() as server:
+        env = {"PATH": f"{server.binaries}:/usr/bin:/bin", "PGHOST": server.folder, "PGPORT": str(server.port)}
+        env |= {"POSTGRES_USER": "qinglan", "QINGLAN_SECRETS": str(tmp_path / "secrets")}
+        subprocess.run(["sh", str(ROOT / "docker" / "postgres-init.sh")], env=env, check=True)
+        ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "valkey", "s3")}
+        ports["postgres"] = server.port
+        started = Services(tmp_path, orchestrator, ports)
+        with started.stack:
+            yield started
+
+
+def get(port: int, path: str, host: str) -> int:
+    address = f"http://{HOST}:{port}{path}"
+    return httpx2.get(address, headers={"Host": host}, trust_env=False, timeout=120).status_code
+
+
+def test_the_services_of_compose_come_up_and_find_each_other(services: Services) -> None:
+    ports = services.ports
+    if broker := shutil.which("valkey-server") or shutil.which("redis-server"):
+        config = services.folder / "secrets" / "valkey.conf"
+        services.spawn("valkey", [broker, str(config), "--port", str(ports["valkey"])], dict(os.environ))
+        services.start("prefect", PREFECT_REDIS_MESSAGING_PORT=str(ports["valkey"]))
+    else:  # its settings need one
+        services.start("prefect", "MESSAGING|ORDERING|LEASE_STORAGE|DOCKET")
+    _serve_s3(services)
+    services.run("bucket")
+    services.run("bucket")  # it is there
+    assert (services.folder / "s3" / "mlflow").is_dir()
+    allowed: str = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
+    default = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", allowed)
+    services.start("mlflow", MLFLOW_SERVER_ALLOWED_HOSTS=default)
+    services.wait_for("prefect")
+    assert get(ports["prefect"], "/api/flows/count", "localhost") in (401, 405), "the server wants its password"
+    services.run("deploy")
+    services.run("deploy")  # again after every start
+    assert _profiles_of_the_form(services) >= {"team", "mine", "fivedoctors", "embedded"}
+    services.start("worker", PREFECT_WORKER_WEBSERVER_PORT=str(ports["worker"]))
+    services.wait_for("worker")
+    assert {pool["name"] for pool in _listed(services, "work_pools")} >= {"qinglan", "qinglan-trainer"}
+    wait_until("a worker", lambda: _online_pools(services), explain=lambda: _listed(services, "work_pools"))
+    assert _online_pools(services) == {"qinglan"}
+    services.wait_for("mlflow")
+    assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "mlflow:5000") == 200
+    assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "evil.example") == 403
+
+
+def _serve_s3(services: Services) -> None:
+    """Something that speaks S3, with the keys that compose has."""
+    keys = ",".join((services.folder / "secrets" / f"s3_{name}").read_text() for name in ("access_key", "secret_key"))
+    (services.folder / "s3").mkdir()
+    rclone, address = Path(sys.executable).with_name("rclone"), f"--addr={HOST}:{services.ports['s3']}"
+    argv = [str(rclone), "serve", "s3", str(services.folder / "s3"), "--config=", address]
+    services.spawn("s3", argv, os.environ | {"RCLONE_AUTH_KEY": f'"{keys}"'})
+    read = (services.folder / "s3.log").read_text
+    wait_until("the S3 server", lambda: "Starting" in read(), explain=read)
+
+
+def _listed(services: Services, kind: str) -> list[dict[str, Any]]:
+    """Everything of a kind that Prefect's server has."""
+    user, password = (services.folder / "secrets" / "prefect_auth").read_text().split(":")
+    url = f"http://{HOST}:{services.ports['prefect']}/api/{kind}/filter"
+    answer = httpx2.post(url, json={}, auth=(user, password), trust_env=False, timeout=120)
+    listed: list[dict[str, Any]] = answer.raise_for_status().json()
+    return listed
+
+
+def _profiles_of_the_form(services: Services) -> set[str]:
+    refresh = next(each for each in _listed(services, "deployments") if each["name"] == "refresh")
+    profile = refresh["parameter_openapi_schema"]["properties"]["profile"]
+    return {name for choice in profile["anyOf"] for name in choice.get("enum", [])}
+
+
+def _online_pools(services: Services) -> set[str]:
+    return {pool["name"] for pool in _listed(services, "work_pools") if pool["status"] == "READY"}
 
 
 def test_a_site_in_containers_trains_is_restarted_and_comes_back_from_its_backup() -> None:

@@ -31,21 +31,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)"),
 ]
 
-SMALL = """
-extends: embedded
-name: small
-embedded: {sample_train_rows: 120, sample_dev_rows: 20, sample_test_rows: 40, pretrain_steps: 30}
-distill: {batch_rows: 20}
-sft: {num_train_epochs: 1, save_steps: 8, eval_steps: 8}
-rl:
-  total_steps: 3
-  train_batch_size: 16
-  ppo_mini_batch_size: 16
-  ppo_micro_batch_size_per_gpu: 16
-  save_freq: 1
-  test_freq: 1
-evaluate: {latency_queries: 3}
-"""
+SMALL = Path(__file__).parents[2] / "docker" / "try.profile.yaml"
 MARK = "QINGLAN_WALKTHROUGH"
 """Every process of the site has it in its environment."""
 
@@ -56,7 +42,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "configs").mkdir()
-        (folder / "configs" / "small.yaml").write_text(SMALL)
+        (folder / "configs" / "small.yaml").write_bytes(SMALL.read_bytes())
         self.prefect_port, self.mlflow_port = free_port(), free_port()
         self.prefect_url = f"http://127.0.0.1:{self.prefect_port}"
         self.mlflow_url = f"http://127.0.0.1:{self.mlflow_port}"

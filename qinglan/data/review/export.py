@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,9 +107,10 @@ def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
 def judge_reasons(profile: Profile, rows: Collection[Row]) -> dict[str, str]:
     """By row id, why the judge gave its score, as it answered at that time; without rows whose answer gives none."""
     request, found = judge_requests(profile), {}
-    with site_ledger(profile) as ledger:
-        asked = {row.id: one.request_hash for row in rows if row.answer and (one := request(row, row.answer))}
-        answers = ledger.get_many(asked.values())
+    judged = ((row.id, request(row, row.answer or "")) for row in rows if row.judge_score is not None)
+    asked = {row_id: one.request_hash for row_id, one in judged if one}
+    with site_ledger(profile) if asked else nullcontext() as ledger:
+        answers = ledger.get_many(asked.values()) if ledger else {}
     for row_id, request_hash in asked.items():
         with suppress(KeyError, TeacherError):
             reason = read_json(answers[request_hash].text, "reason")

@@ -437,12 +437,12 @@ class MortalLedger(Ledger):
         found = super().__getattribute__(name)
         return partial(self.write, found) if name in ("save_batch", "claim", "release", "exchange", "record") else found
 
-    def write(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    def write(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self.dead:
             raise Killed
         self.dead = self.writes == self.dies_at
         self.writes += 1
-        result = None if self.dead and not self.after else method(*arguments)
+        result = None if self.dead and not self.after else method(*arguments, **named)
         if self.dead:
             raise Killed
         return result

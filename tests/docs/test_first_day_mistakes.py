@@ -17,7 +17,7 @@ from qinglan_process import run_qinglan
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "start" / "first-day-mistakes.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^```text\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
-SLOW = (4, 7, 8)
+SLOW = (4, 5, 7, 8)
 TEACHER = ("teacher.base_url=https://api.openai.com/v1", "teacher.model=gpt-5", "teacher.api_key_env=OPENAI_API_KEY")
 REFUSED = {"message": "Unsupported parameter: 'temperature' is not supported with this model.", "param": "temperature"}
 
@@ -41,9 +41,9 @@ def mistakes(
     Path("questions.csv").write_text(header, encoding="utf-8")
     Path("renamed.csv").write_text(header.replace("问题", "咨询内容,备注"), encoding="utf-8")
 
-    def run(*settings: str, flow: str = "refresh") -> str:
+    def run(*settings: str) -> str:
         sets = [word for setting in ("data.workbook=questions.csv", *settings) for word in ("--set", setting)]
-        status, out, printed = qinglan("run", flow, "--dry-run", *sets)
+        status, out, printed = qinglan("run", "refresh", "--dry-run", *sets)
         assert (status, out) == (2, "")
         return printed
 
@@ -54,16 +54,16 @@ def mistakes(
     def asked(body: dict[str, Any]) -> str:
         return str(body.get("rewritten_query") or body["query"])
 
-    def run_really(*settings: str) -> str:
+    def run_really(*settings: str, flow: str = "refresh") -> str:
         Path("acme.yaml").write_text("extends: embedded\ndata: {workbook: questions.csv}\n", encoding="utf-8")
         sets = [word for setting in settings for word in ("--set", setting)]
-        done = run_qinglan(tmp_path, "run", "refresh", "--profile", "acme.yaml", *sets)
+        done = run_qinglan(tmp_path, "run", flow, "--profile", "acme.yaml", *sets)
         assert done.returncode == 2
         return done.stderr.splitlines()[-1]  # before it stands what the stages said
 
     def no_gpu() -> str:
-        monkeypatch.setattr(shutil, "which", lambda _: None)
-        return run("trainer.device=cuda", flow="pipeline")
+        monkeypatch.setenv("PATH", str(tmp_path))  # where no nvidia-smi is
+        return run_really("trainer.device=cuda", flow="pipeline")
 
     def port_taken() -> str:
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -169,7 +169,13 @@ class PrefectPage:
         return self.page.get_by_role("button", name=name, exact=True).first
 
     def tab(self, name: str) -> None:
-        self.page.locator(".p-tab").get_by_text(name, exact=True).click()
+        """Open it; again where the page went back to its first tab, as it does once it has read the run."""
+        for _ in range(_CLICKS):
+            self.page.locator(".p-tab").get_by_text(name, exact=True).click()
+            self.page.wait_for_timeout(1000)
+            if self.page.get_by_role("tabpanel", name=name, exact=True).is_visible():
+                return
+        raise AssertionError(f"the page did not stay on {name}")
 
     def artifact(self, key: str) -> Locator:
         """Of the open run. The list has no more than what is on the screen: it is scrolled to where the artifact is."""

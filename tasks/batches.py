@@ -19,10 +19,9 @@ from qinglan.config import Distill, Extract, Validate
 from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
-from qinglan.tasks.stage import Outcome, Stage
+from qinglan.tasks.stage import RETRY_DELAYS_S, Outcome, Stage
 
 T = TypeVar("T")
-RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 _KEPT_BUSY = 12
 """Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
 

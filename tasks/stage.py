@@ -25,12 +25,14 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
+from qinglan.errors import LedgerError
 from qinglan.recipes import get_recipe
 from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, Artifact, StageResult, hash_of, write_json
 from qinglan.runs.code_digest import code_digest
@@ -65,6 +67,7 @@ RECIPE_PARTS = {
 """By part of a recipe, the methods that only one stage uses."""
 CONTINUED_ANYWAY = "continued_anyway"
 """In a stage's details: the code that changed while it was interrupted (`--continue-anyway`)."""
+RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 _PROGRESS_EVERY_S = 5.0
 
 
@@ -201,9 +204,22 @@ class Stage:
             self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
 
 
+async def _is_ledger_unreachable(_task: Any, _run: Any, state: State) -> bool:
+    """Its server may be starting again; any other error would only come again."""
+    error = await state.aresult(raise_on_failure=False)
+    return isinstance(error, LedgerError) and error.unreachable
+
+
 def stage_task(name: str, run_name: str | None = None) -> Callable[[Callable[P, R]], Task[P, R]]:
     """A Prefect task whose results Prefect does not keep: `perform` decides what is reused."""
-    return task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE)
+    return task(
+        name=name,
+        task_run_name=run_name or name,
+        cache_policy=NO_CACHE,
+        retries=len(RETRY_DELAYS_S),
+        retry_delay_seconds=RETRY_DELAYS_S,
+        retry_condition_fn=_is_ledger_unreachable,
+    )
 
 
 def perform(

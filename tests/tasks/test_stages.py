@@ -16,7 +16,7 @@ from prefect import flow
 
 from qinglan.clients.roles import Addresses, open_clients, site_ledger
 from qinglan.config import BatchApi, Columns, Profile
-from qinglan.errors import BudgetError, ConfigError, StageError
+from qinglan.errors import BudgetError, ConfigError, LedgerError, StageError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
@@ -123,6 +123,22 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
     with site_ledger(site.profile) as ledger:
         usage = ledger.usage(result.run_id, "teacher")
     assert (usage.calls, usage.failed) == (ROWS + 3, 3)
+
+
+def test_a_ledger_whose_server_restarts_is_opened_again(site_of: SiteOf, monkeypatch: pytest.MonkeyPatch):
+    site, problems = site_of(), [LedgerError("ledger: the database system is starting up", unreachable=True)]
+
+    def open_ledger(profile: Profile) -> Any:
+        if problems:
+            raise problems.pop()
+        return site_ledger(profile)
+
+    monkeypatch.setattr("qinglan.clients.roles.site_ledger", open_ledger)
+    assert site.run(site.distill).rows_out == ROWS
+    problems.append(LedgerError("ledger: damaged"))
+    with pytest.raises(LedgerError, match="damaged"):
+        site.run(site.validate)
+    assert not problems
 
 
 def test_dialogues_are_read_once_and_a_row_whose_extraction_failed_goes_no_further(site_of: SiteOf):

@@ -165,11 +165,11 @@ def test_a_schedule_is_set_and_switched_on(page: PrefectPage, ids: dict[str, str
     page.api.patch(f"deployments/{refresh['id']}", json=patch).raise_for_status()
     page.open_deployment("refresh")
     # Not one time a day: where the clicks take longer than until then, it would fire tomorrow.
-    page.edit_schedule("*/2 * * * *")
-    page.switch_schedule()
+    page.edit_schedule("refresh/refresh", "*/2 * * * *")
+    page.switch_schedule("refresh/refresh")
     page.shot("schedule")
-    (schedule,) = page.deployment("refresh/refresh")["schedules"]
-    assert schedule["active"] and schedule["schedule"]["timezone"] == "Asia/Shanghai"
+    schedule = page.schedule("refresh/refresh")["schedule"]
+    assert (schedule["cron"], schedule["timezone"]) == ("*/2 * * * *", "Asia/Shanghai")
 
 
 def test_progress_is_to_be_seen(page: PrefectPage, ids: dict[str, str]) -> None:
@@ -199,9 +199,9 @@ def test_the_schedule_fires_by_itself(site: Site, page: PrefectPage) -> None:
 
     page.leave()
     wait_until("the schedule's run", fired, explain=site.server_log)
-    refresh = page.deployment("refresh/refresh")
-    schedule = f"deployments/{refresh['id']}/schedules/{refresh['schedules'][0]['id']}"
-    page.api.patch(schedule, json={"active": False}).raise_for_status()
+    schedule = page.schedule("refresh/refresh")
+    path = f"deployments/{schedule['deployment_id']}/schedules/{schedule['id']}"
+    page.api.patch(path, json={"active": False}).raise_for_status()
     run = fired()[-1]
     page.open_run(run["id"])
     page.expect_state("Completed")

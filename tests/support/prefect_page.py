@@ -117,7 +117,7 @@ class PrefectPage:
         self.open_run(run)
         return run
 
-    def edit_schedule(self, cron: str) -> None:
+    def edit_schedule(self, deployment: str, cron: str) -> None:
         """Of the open deployment, which has one."""
 
         def edit() -> None:
@@ -127,21 +127,26 @@ class PrefectPage:
             dialog.locator("input[type=text]").nth(1).fill(cron)
             dialog.get_by_role("button", name="Save", exact=True).click()
 
-        self._until_it_says("schedule updated", edit)
+        self._until(lambda: self.schedule(deployment)["schedule"]["cron"] == cron, edit)
 
-    def switch_schedule(self) -> None:
+    def switch_schedule(self, deployment: str) -> None:
         switch = self.page.locator(".deployment-schedule-card").get_by_role("switch")
-        self._until_it_says("schedule active", switch.click)
+        self._until(lambda: self.schedule(deployment)["active"], switch.click)
 
-    def _until_it_says(self, text: str, act: Callable[[], object]) -> None:
-        """As people do: on SQLite a server that is busy with a run refuses a click now and then."""
+    def schedule(self, deployment: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.deployment(deployment)["schedules"][0]
+        return found
+
+    def _until(self, is_done: Callable[[], bool], act: Callable[[], object]) -> None:
+        """As people do: on SQLite a server that is busy with a run refuses a click now and then, and a dialog that is
+        filled in before the page has read the schedule saves the old one."""
         for _ in range(_CLICKS):
             act()
             with suppress(AssertionError):
-                expect(self.page.get_by_text(text).first).to_be_visible(timeout=_TIMEOUT_MS / 2)
+                wait_until("what was clicked", is_done, _TIMEOUT_MS / 2000)
                 return
             self.page.reload()
-        raise AssertionError(f"the page did not say {text!r}")
+        raise AssertionError("the page was clicked in vain")
 
     def open_run(self, run: str) -> None:
         self.open(f"runs/flow-run/{run}")

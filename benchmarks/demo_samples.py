@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -34,45 +35,57 @@ CODE = (
 """What can change a result: the parts of `qinglan`."""
 KINDS = ("samples", "rl_seeds")
 Found = dict[str, Any]
+Asked = tuple[str, int, int]
+"""A run's profile, sample and RL seed."""
+Runs = dict[Asked, Found]
 
 
 def main() -> None:
     """Run what is missing, then print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", choices=SAMPLES, action="append", help="only this profile; all if not given")
-    profiles = parser.parse_args().recipe or list(SAMPLES)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each of one thread if there are several")
+    options = parser.parse_args()
+    profiles = options.recipe or list(SAMPLES)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
-    known: Found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    known = {kind: known.get(kind, []) for kind in KINDS}
+    written = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    runs: Runs = {(one["recipe"], one["sample_seed"], one["rl_seed"]): one for kind in written.values() for one in kind}
     for profile in profiles:
-        check(known, profile, commit)
-    for kind, profile, sample_seed, rl_seed in wanted(profiles):
-        asked = {"recipe": profile, "sample_seed": sample_seed, "rl_seed": rl_seed}
-        found = {each: [one for one in known[each] if asked.items() <= one.items()] for each in KINDS}
-        if not found[kind]:
-            same = next((one for ones in found.values() for one in ones), None)
-            new = same or asked | {"commit": commit, "checked": commit} | run(profile, sample_seed, rl_seed)
-            known[kind].append(new)
-            keep(known)
-    print("\n".join(table(known)))
+        check(runs, profile, commit)
+    missing = dict.fromkeys(asked for _, asked in wanted(profiles) if asked not in runs)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        begun = {pool.submit(run, asked, one_thread=options.jobs > 1): asked for asked in missing}
+        for done in as_completed(begun):
+            asked = begun[done]
+            named = dict(zip(("recipe", "sample_seed", "rl_seed"), asked, strict=True))
+            runs[asked] = named | {"commit": commit, "checked": commit} | done.result()
+            keep(runs)
+    print("\n".join(table(by_kind(runs))))
 
 
-def check(known: Found, profile: str, commit: str) -> None:
+def check(runs: Runs, profile: str, commit: str) -> None:
     """Where the code has changed, repeat an earlier run; if it comes out otherwise, forget all runs of the profile."""
-    earlier = [one for kind in KINDS for one in known[kind] if one["recipe"] == profile]
-    if not earlier or all(unchanged_since(one["checked"], profile) for one in earlier):
+    earlier = {asked: one for asked, one in runs.items() if asked[0] == profile}
+    if all(unchanged_since(one["checked"], profile) for one in earlier.values()):
         return
-    again = run(profile, earlier[0]["sample_seed"], earlier[0]["rl_seed"])
-    same = all(again[name] == earlier[0][name] for name in again if name != "minutes")
-    for kind in KINDS:
-        known[kind] = [one for one in known[kind] if same or one["recipe"] != profile]
-    for one in earlier:
+    asked, first = next(iter(earlier.items()))
+    again = run(asked)
+    same = all(again[name] == first[name] for name in again if name != "minutes")
+    for asked, one in earlier.items():
         one["checked"] = commit
-    keep(known)
+        if not same:
+            del runs[asked]
+    keep(runs)
 
 
-def keep(known: Found) -> None:
-    RESULT.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def by_kind(runs: Runs) -> dict[str, list[Found]]:
+    """What is written: sample 101 of query rewriting is one of the samples and one of the RL seeds."""
+    asked = list(wanted(list(SAMPLES)))
+    return {kind: [runs[one] for each, one in asked if each == kind and one in runs] for kind in KINDS}
+
+
+def keep(runs: Runs) -> None:
+    RESULT.write_text(json.dumps(by_kind(runs), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def unchanged_since(commit: str, profile: str) -> bool:
@@ -82,20 +95,26 @@ def unchanged_since(commit: str, profile: str) -> bool:
     return subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], check=False).returncode == 0
 
 
-def wanted(profiles: list[str]) -> Iterator[tuple[str, str, int, int]]:
-    """A run's kind, profile, sample and RL seed."""
+def wanted(profiles: list[str]) -> Iterator[tuple[str, Asked]]:
+    """Each kind's runs."""
     for profile in profiles:
-        yield from (("samples", profile, FIRST_SAMPLE + number, RL_SEEDS[0]) for number in range(SAMPLES[profile]))
+        yield from (("samples", (profile, FIRST_SAMPLE + number, RL_SEEDS[0])) for number in range(SAMPLES[profile]))
     if "embedded" in profiles:
-        yield from (("rl_seeds", "embedded", FIRST_SAMPLE, seed) for seed in RL_SEEDS)
+        yield from (("rl_seeds", ("embedded", FIRST_SAMPLE, seed)) for seed in RL_SEEDS)
 
 
-def run(profile: str, sample_seed: int, rl_seed: int) -> Found:
-    """One pipeline run's figures, on a site of its own."""
+def run(asked: Asked, *, one_thread: bool = False) -> Found:
+    """One pipeline run's figures, on a site of its own; the number of threads changes no weight."""
+    profile, sample_seed, rl_seed = asked
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder)
-        settings = {"embedded.sample_seed": sample_seed, "embedded.pretrain_seed": sample_seed, "rl.seed": rl_seed}
+        settings: Found = {
+            "embedded.sample_seed": sample_seed,
+            "embedded.pretrain_seed": sample_seed,
+            "rl.seed": rl_seed,
+        }
         settings |= {"paths.runs": site / "runs", "paths.state": site / "state"}
+        settings |= {"trainer.threads": 1} if one_thread else {}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", profile, *words]
         if subprocess.run(argv, check=False).returncode:

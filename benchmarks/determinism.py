@@ -6,12 +6,14 @@ A run is killed with all its processes once RL has saved a checkpoint, and start
 SFT and RL model, prints the table and writes benchmarks/results/determinism.json.
 """
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -27,10 +29,10 @@ POLL_S = 0.5
 
 def main() -> None:
     """Run, then print and write."""
-    digests = []
-    for number in range(RUNS):
-        with tempfile.TemporaryDirectory() as site:
-            digests.append(train(Path(site), kill=number in KILLED))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    with ThreadPoolExecutor(parser.parse_args().jobs) as pool:
+        digests = list(pool.map(train, (number in KILLED for number in range(RUNS))))
     first = digests[0]
     equal = {f"equal_{name}": sum(each[name] == first[name] for each in digests) for name in MODELS}
     result = {"runs": RUNS, "killed": len(KILLED)} | equal
@@ -41,15 +43,16 @@ def main() -> None:
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def train(site: Path, *, kill: bool) -> dict[str, str]:
-    """One pipeline run; the first digits of each model's digest."""
-    places = ("--set", f"paths.runs={site / 'runs'}", "--set", f"paths.state={site / 'state'}")
-    argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded", *places]
-    if kill:
-        kill_after_checkpoint(subprocess.Popen(argv), site / "runs" / "latest" / "rl" / "checkpoints")
-    subprocess.run(argv, check=True)
-    latest = site / "runs" / "latest"
-    left = {name: StageResult.read(latest / stage / "manifest.json") for name, stage in MODELS.items()}
+def train(kill: bool) -> dict[str, str]:
+    """One pipeline run on a site of its own; the first digits of each model's digest."""
+    with tempfile.TemporaryDirectory() as site:
+        latest, places = Path(site, "runs", "latest"), (f"paths.runs={site}/runs", f"paths.state={site}/state")
+        sets = [word for place in places for word in ("--set", place)]
+        argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded", *sets]
+        if kill:
+            kill_after_checkpoint(subprocess.Popen(argv), latest / "rl" / "checkpoints")
+        subprocess.run(argv, check=True)
+        left = {name: StageResult.read(latest / stage / "manifest.json") for name, stage in MODELS.items()}
     return {name: result.details[WEIGHTS_SHA256][:12] for name, result in left.items()}
 
 

@@ -122,15 +122,6 @@ def ids() -> dict[str, str]:
     return {}
 
 
-def test_all_deployments_are_listed(page: PrefectPage) -> None:
-    page.open("deployments")
-    deployed = {deployment["name"] for deployment in page.post("deployments/filter", {})}
-    assert deployed >= {"pipeline", "refresh", "train", "evaluate", "release", "compare"}
-    expect(page.page.get_by_text(f"{len(deployed)} Deployments")).to_be_visible()
-    expect(page.page.get_by_role("link", name="pipeline", exact=True).first).to_be_visible()
-    page.shot("deployments")
-
-
 def test_the_form_refuses_what_is_wrong(page: PrefectPage) -> None:
     page.open_form("pipeline")
     page.fill_in("small", {}, ["rl.total_steps"])

@@ -10,7 +10,7 @@ from ledger_calls import call
 from mlflow import MlflowClient
 from prefect_process import prefect_process
 from registered import Models
-from run_stages import stage_result
+from run_stages import end_stage_with
 from typer.testing import CliRunner
 
 from qinglan.cli import app
@@ -18,9 +18,9 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Order
 from qinglan.ops.up.site import Site
-from qinglan.runs.artifacts import sha256_of, write_jsonl
+from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.processes import free_port
-from qinglan.runs.run import find_run, load_stages, open_run, save_stage
+from qinglan.runs.run import find_run, load_stages, open_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,8 +50,7 @@ def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Pa
     candidate = models.candidate()
     models.registry.register(candidate)
     with open_run(profile, "refresh") as run:
-        rows = write_jsonl(run.stage_directory("ingest") / "rows.jsonl", [{"n": 1}])
-        save_stage(run, stage_result("ingest", run.id, artifacts={"rows": rows}))
+        ingested = end_stage_with(run, "ingest", [{"n": 1}])
     server = Site(state, "", prefect_port=free_port())
     with prefect_process(server, tmp_path / "logs") as prefect:
         flow = post(prefect, "/flows/", name="refresh")["id"]
@@ -74,7 +73,7 @@ def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Pa
     assert sha256_of(models.open().folder(released)) == candidate.model.sha256
     kept = client.download_artifacts(candidate.mlflow_run_id, "release/release.json", str(tmp_path))
     assert '"verdict": "promote"' in Path(kept).read_text(encoding="utf-8")
-    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == rows.path
+    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == ingested.path("rows")
     with prefect_process(server, tmp_path / "logs") as prefect:
         assert prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"] == flow_run["name"]
         assert [each["name"] for each in post(prefect, "/deployments/filter")] == ["nightly"]

@@ -16,6 +16,7 @@ from doubles import raising
 from fake_service import SIMULATED
 from fixture_types import ProfileOf, Qinglan
 from ledger_calls import call
+from run_stages import end_stage
 
 from qinglan import cli
 from qinglan.cli import common
@@ -23,8 +24,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.models import Report
-from qinglan.runs.artifacts import StageResult
-from qinglan.runs.run import Run, finish_run, note_end, note_flow_run, open_run, save_stage
+from qinglan.runs.run import Run, finish_run, note_end, note_flow_run, open_run
 from qinglan.serving.registry.approval import WAITING_FILE, Waiting
 
 FLOW_RUN = "0193-a"
@@ -199,7 +199,7 @@ def test_a_run_that_failed_shows_what_was_done_its_log_and_how_it_goes_on(profil
     with open_run(profile_of(name="acme"), "refresh") as opened:
         run = note_flow_run(opened, FLOW_RUN)
         counts = {"rows_in": 9, "rows_out": 8, "dropped": {"empty_query": 1}}
-        save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=2, **counts))
+        end_stage(run, "ingest", **counts)
         log = run.stage_directory("distill") / "ray.log"
         log.touch()
         (log.parent / "started.json").touch()

@@ -10,13 +10,13 @@ import pytest
 from fixture_types import ProfileOf, Qinglan
 from lineage_run import evaluated_run
 from registered import Models
-from run_stages import stage_result
+from run_stages import end_stage
 
 from qinglan.config import Profile
 from qinglan.evaluation.models import Decision
 from qinglan.ops.prefect import approval
 from qinglan.runs.artifacts import Artifact, write_json
-from qinglan.runs.run import Run, open_run, save_stage
+from qinglan.runs.run import Run, open_run
 from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
 
@@ -67,7 +67,7 @@ def test_a_refused_model_needs_force_and_a_reason(qinglan: Qinglan, models: Mode
 def save_gate(run: Run, decision: Decision) -> None:
     path = run.stage_directory("gate") / "decision.json"
     write_json(path, decision.model_dump(mode="json"))
-    save_stage(run, stage_result("gate", run.id, artifacts={"decision": Artifact.of(path)}))
+    end_stage(run, "gate", artifacts={"decision": Artifact.of(path)})
 
 
 def undecided(profile: Profile, models: Models) -> str:
@@ -76,7 +76,7 @@ def undecided(profile: Profile, models: Models) -> str:
     with open_run(profile, "evaluate") as run:
         save_gate(run, decision)
         released = models.registry.register(models.candidate(decision=decision)).model_dump(mode="json")
-        save_stage(run, stage_result("register", run.id, details={"released": released}))
+        end_stage(run, "register", details={"released": released})
     return run.id
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from fixture_types import ProfileOf, Qinglan
 from ledger_calls import call
+from run_stages import end_stage_with
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
@@ -16,8 +17,7 @@ from qinglan.data.review import load_reviews, store_path
 from qinglan.evaluation.red_team import cases_of
 from qinglan.recipes.kinds.distillation import judge_requests
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.runs.artifacts import StageResult, write_jsonl
-from qinglan.runs.run import open_run, save_stage
+from qinglan.runs.run import open_run
 
 FOUND = Retrieved(ids=("d",), scores=(0.9,), titles=("首条",))
 
@@ -42,8 +42,7 @@ def finish_run(profile: Profile, count: int, score: float | None = None) -> list
 
     rows = [row(f"问题{n}") for n in range(count)]
     with open_run(profile, "refresh") as run:
-        artifact = write_jsonl(run.stage_directory("select") / "rows.jsonl", rows)
-        save_stage(run, StageResult(stage="select", key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}))
+        end_stage_with(run, "select", rows)
     return rows
 
 

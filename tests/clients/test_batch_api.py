@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches, running_app
-from doubles import Clock
+from doubles import Clock, KilledError
 from fake_service import completion
+from ledger_calls import ledger_in
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -24,7 +25,7 @@ from qinglan.clients.chat import Account, Completion, Request, cost_usd
 from qinglan.clients.transport import openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError
-from qinglan.ledger import Ledger, ledger_url, open_ledger
+from qinglan.ledger import Ledger, ledger_url
 from qinglan.runs.artifacts import hash_of
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as opened:
+    with ledger_in(tmp_path) as opened:
         yield opened
 
 
@@ -345,10 +346,10 @@ async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passin
     clock = Clock()
     teacher, theirs = start(batch_s=60.0, clock=clock), requests(9)[6:]
     for batches, left in enumerate((requests(4), theirs), 1):
-        with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        with ledger_in(tmp_path) as ledger:
             await ask_and_die(ledger, teacher.url, left, batches)
     teacher.store._batch_s, clock.now = 0.0, clock.now + 60
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+    with ledger_in(tmp_path) as ledger:
         assert (await ask(ledger, teacher.url, requests(6))).answered == 6
         assert len(ledger.get_many([each.request_hash for each in theirs])) == 3
     assert sorted(map(len, teacher.store.created)) == [2, 3, 4]
@@ -369,9 +370,9 @@ async def test_two_at_once_send_one_batch(tmp_path: Path, start: Start):
 
 async def test_what_somebody_is_asking_live_is_not_sent(tmp_path: Path, start: Start):
     teacher, wanted = start(), requests(3)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as other:
+    with ledger_in(tmp_path) as other:
         other.claim([wanted[1].request_hash], other.holder)
-        with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        with ledger_in(tmp_path) as ledger:
             outcome = await ask(ledger, teacher.url, wanted)
         assert outcome.missing == (wanted[1].request_hash,)
         assert not free(new_ledger(tmp_path), wanted[1:2])
@@ -405,20 +406,16 @@ async def test_a_refused_key_is_a_config_error_that_does_not_show_it(tmp_path: P
     teacher = start()
     teacher.trouble.to_come.append(("POST", path, "401"))
     refused = pytest.raises(ConfigError, match=r"refuses the key; check teacher.api_key_env")
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger, refused as caught:
+    with ledger_in(tmp_path) as ledger, refused as caught:
         await ask(ledger, teacher.url, requests(2))
     assert "sk-secret" not in str(caught.value)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+    with ledger_in(tmp_path) as ledger:
         assert (await ask(ledger, teacher.url, requests(2))).answered == 2
 
 
 async def test_a_dead_service_leaves_all_to_the_live_pass(ledger: Ledger):
     outcome = await ask(ledger, "http://127.0.0.1:9/v1", requests(2), retries=0)
     assert (len(outcome.missing), outcome.reasons) == (2, {"teacher_unavailable": 2})
-
-
-class Killed(BaseException):
-    """SIGKILL, as far as one process can play it."""
 
 
 class MortalLedger(Ledger):
@@ -439,12 +436,12 @@ class MortalLedger(Ledger):
 
     def write(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self.dead:
-            raise Killed
+            raise KilledError
         self.dead = self.writes == self.dies_at
         self.writes += 1
         result = None if self.dead and not self.after else method(*arguments, **named)
         if self.dead:
-            raise Killed
+            raise KilledError
         return result
 
 
@@ -462,9 +459,9 @@ async def test_killed_anywhere_nothing_is_lost_or_paid_twice(
         try:
             await ask(mortal, teacher.url, wanted)
             break
-        except Killed:
+        except KilledError:
             deaths += 1
-        with open_ledger(ledger_url(LedgerStore(), folder)) as ledger:
+        with ledger_in(folder) as ledger:
             assert (await ask(ledger, teacher.url, wanted)).answered == 6
             assert ledger.usage("r", "teacher").calls == 6
             assert not ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")

@@ -6,23 +6,24 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_service import FakeService, Script, completion, script_of
+from fake_service import completion, script_of
+from fixture_types import Serve
+from ledger_calls import ledger_in
 
 from qinglan.clients import chat as chat_module
 from qinglan.clients import limits
 from qinglan.clients.chat import Account, ChatClient, request_of
 from qinglan.clients.limits import CircuitBreaker
 from qinglan.clients.openai_protocol import request_parameters
-from qinglan.config import Budget, Endpoint, LedgerStore, Price
+from qinglan.config import Budget, Endpoint, Price
 from qinglan.errors import BudgetError, ConfigError, TeacherError
-from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.runs.back_off import BackOff
 
@@ -31,7 +32,6 @@ PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 TIMEOUT = "no answer"
 GZIPPED = {"content-encoding": "gzip"}
 CUT = (200, completion("虾青", "insufficient_system_resource"))
-Serve = Callable[[Script], FakeService]
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def client(
     path: Path, url: str, role: str = "teacher", salt: str = "", budget: Budget | None = None, **options: Any
 ) -> AsyncIterator[ChatClient]:
     endpoint = Endpoint.model_validate({"model": "m", "max_retries": 2, "timeout_s": 5} | options)
-    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
+    with ledger_in(path) as ledger:
         queue = LedgerQueue(ledger, "r", budget or Budget())
         made = ChatClient(endpoint, url, Account("r", "t", role, "m", PRICE), queue, key_salt=salt)
         try:
@@ -62,7 +62,7 @@ async def ask_many(chat: ChatClient, count: int) -> list[Any]:
 
 
 def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
-    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
+    with ledger_in(path) as ledger:
         found = ledger.usage("r", role)
         return found.calls, found.failed
 
@@ -313,7 +313,7 @@ async def test_answers_that_are_not_counted_still_cost(tmp_path: Path, serve: Se
 
 def cost(path: Path) -> tuple[float, float, list[bool]]:
     """By the books of the run and by those of the request, and what of it is estimated."""
-    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
+    with ledger_in(path) as ledger:
         lines = ledger.spending("run")
         request_hash = request_of(Endpoint(model="m"), "", MESSAGES).request_hash
         history = ledger.attempts("request_hash", request_hash)
@@ -380,7 +380,7 @@ async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
     async with client(tmp_path, service.url, role=role) as chat:
         assert (await chat.ask(MESSAGES, str)).value == "x"
     assert usage(tmp_path, role) == (4, 3)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+    with ledger_in(tmp_path) as ledger:
         assert ledger.spent_usd("r")[0] == pytest.approx(4 * REPORTED_USD)
 
 

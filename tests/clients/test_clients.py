@@ -1,12 +1,12 @@
 """The clients of a process: ledger keys of the simulators, and closing."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 from fake_service import PRICE
+from fixture_types import ProfileOf
 
 from qinglan.clients.roles import Addresses, key_salt, open_clients
 from qinglan.config import Profile
@@ -14,7 +14,6 @@ from qinglan.errors import ConfigError
 from qinglan.runs.code_digest import code_digest
 from qinglan.runs.run import Run
 
-ProfileOf = Callable[..., Profile]
 NOWHERE = "http://127.0.0.1:9/v1"
 SERVICES = partial(Addresses, NOWHERE, NOWHERE, NOWHERE, answerer_url=NOWHERE)
 

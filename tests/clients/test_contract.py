@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_service import SIMULATED, FakeService, Script
 from fastapi.testclient import TestClient
+from fixture_types import ProfileOf, Serve
 
 from qinglan.clients.contract import FALLBACK, ContractFinding, examine, pair_of, probe_rag
 from qinglan.clients.rag import Passage, read_passages, request_body
@@ -20,7 +21,6 @@ from qinglan.simulators.retriever import Retriever
 
 pytestmark = pytest.mark.slow
 
-Serve = Callable[[Script], FakeService]
 Body = dict[str, Any]
 Found = dict[str, Any]
 
@@ -211,9 +211,7 @@ def checked(profile: Profile) -> Any:
     return next(check for check in inspect_profile(profile, "refresh") if check.name == "rag")
 
 
-def test_doctor_says_so_and_a_run_starts_only_if_no_problem(
-    profile_of: Callable[..., Profile], serve: Serve, tmp_path: Any
-):
+def test_doctor_says_so_and_a_run_starts_only_if_no_problem(profile_of: ProfileOf, serve: Serve, tmp_path: Any):
     book = tmp_path / "q.jsonl"
     book.write_text(f'{{"问题": "{A}"}}\n{{"问题": ""}}\n{{"问题": "{B}"}}\n', encoding="utf-8")
 

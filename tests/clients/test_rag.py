@@ -10,9 +10,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_service import FakeService, Script, recall, script_of
+from fake_service import recall, script_of
 from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
+from fixture_types import Serve
 from pydantic import BaseModel, Field
 
 from qinglan.clients import limits
@@ -21,7 +22,6 @@ from qinglan.clients.rag import CallCount, Passage, RagClient, read_answer, read
 from qinglan.config import Rag
 from qinglan.errors import ConfigError, RetrievalError
 
-Serve = Callable[[Script], FakeService]
 FOUND = (200, recall(("d1", 0.9), ("d2", 0.4)))
 
 

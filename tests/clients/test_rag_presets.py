@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, get_args
 import jmespath
 import pytest
 from fake_service import SIMULATED, FakeService, Reply
+from fixture_types import ProfileOf
 
 from qinglan.clients.rag import RagClient, read_passages, request_body
-from qinglan.config import Profile, Rag, RagPreset
+from qinglan.config import Rag, RagPreset
 from qinglan.errors import RetrievalError
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.scoring.keys import scoring_key
@@ -140,7 +141,7 @@ async def test_a_product_is_asked_and_read_as_it_documents(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRODUCTS)
-def test_doctor_names_the_preset_that_fits(preset: RagPreset, profile_of: Callable[..., Profile]):
+def test_doctor_names_the_preset_that_fits(preset: RagPreset, profile_of: ProfileOf):
     def check(configured: str) -> Any:
         profile = profile_of(**SIMULATED, rag={"url": server.url, "preset": configured})
         return next(check for check in inspect_profile(profile, "refresh") if check.name == "rag")
@@ -186,7 +187,7 @@ def test_a_flaw_is_named_by_the_mapping(preset: RagPreset, answer: Any, message:
         read_passages(Rag(preset=preset), json.dumps(answer).encode(), "u")
 
 
-def test_the_shape_is_part_of_every_key_and_qinglans_own_of_none(profile_of: Callable[..., Profile]):
+def test_the_shape_is_part_of_every_key_and_qinglans_own_of_none(profile_of: ProfileOf):
     def keys(**rag: Any) -> Json:
         return scoring_key(profile_of(**SIMULATED, rag={"url": "http://rag", **rag}))["rag"]
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from fixture_types import ProfileOf
 from prefect import flow
 
-from qinglan.config import Profile
 from qinglan.data.public_layouts import Layout, import_rows
 from qinglan.data.versions import publish
 from qinglan.errors import StageError, WorkbookError
@@ -29,7 +29,7 @@ LOCAL: Mapping[str, object] = {}
 
 
 @pytest.fixture
-def ingest(profile_of: Callable[..., Profile], database: str) -> Ingest:
+def ingest(profile_of: ProfileOf, database: str) -> Ingest:
     def work(*, finish: bool = False, sections: Mapping[str, object] = LOCAL, **settings: object) -> StageResult:
         profile = profile_of(data=settings, tracking={"uri": database}, **sections)
 
@@ -108,7 +108,7 @@ def test_no_usable_row_and_a_file_that_changes(ingest: Ingest, tmp_path: Path, m
 
 
 def test_of_a_request_log_the_most_frequent_new_questions_are_taken_and_the_others_by_later_runs(
-    ingest: Ingest, profile_of: Callable[..., Profile], tmp_path: Path
+    ingest: Ingest, profile_of: ProfileOf, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     log.mkdir()

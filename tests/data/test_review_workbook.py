@@ -8,6 +8,7 @@ from typing import Any
 import openpyxl
 import pytest
 from fixture_types import ProfileOf
+from run_stages import end_stage_with
 
 from qinglan.config import Profile, Select
 from qinglan.data.review import add_reviews, load_reviews
@@ -18,8 +19,8 @@ from qinglan.errors import QinglanError, WorkbookError
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.medical import RECIPE
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.runs.artifacts import StageResult, write_jsonl
-from qinglan.runs.run import Run, open_run, save_stage
+from qinglan.runs.artifacts import write_jsonl
+from qinglan.runs.run import open_run
 
 FOUND = Retrieved(ids=("d", "e"), scores=(0.9, 0.8), titles=("首条", "第二条"))
 
@@ -32,16 +33,10 @@ def row(query: str = "怎么吃", rewrite: str | None = "服用 方法", **chang
     return Row.model_validate(values)
 
 
-def finish(run: Run, stage: str, *rows: Row) -> Path:
-    artifact = write_jsonl(run.stage_directory(stage) / "rows.jsonl", rows)
-    save_stage(run, StageResult(stage=stage, key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}))
-    return artifact.path
-
-
 def refresh(profile: Profile, *rows: Row) -> Path:
     """A new run with its dataset stage finished."""
     with open_run(profile, "refresh", fresh=True) as run:
-        return finish(run, "dataset", *rows)
+        return end_stage_with(run, "dataset", rows).path("rows")
 
 
 @pytest.fixture
@@ -129,8 +124,8 @@ def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile
 
 def test_the_newest_finished_data_stage_is_taken(profile: Profile, path: Path):
     with open_run(profile, "refresh") as run:
-        finish(run, "validate", row("一"))
-        finish(run, "select", row("二"))
+        end_stage_with(run, "validate", [row("一")])
+        end_stage_with(run, "select", [row("二")])
         write_jsonl(run.stage_directory("dataset") / "rows.jsonl", [row("三")])  # not finished: no manifest
     assert export_reviews(profile, "latest", path, 5).stage == "select"
     assert shown(path).keys() == {"二"}

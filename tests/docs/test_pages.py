@@ -6,9 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,9 +16,11 @@ import typer
 import yaml
 from fixture_types import Qinglan, Serve
 from qinglan_process import own_environment, run_qinglan
+from waiting import wait_until
 
 from qinglan.cli import app
 from qinglan.config import load_profile
+from qinglan.runs.processes import health_problem
 from qinglan.simulators.chat_server import SeededRequest, complete
 
 ROOT = Path(__file__).parents[2]
@@ -132,18 +131,6 @@ def test_the_site_has_every_page_and_asks_no_other_server() -> None:
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in readme] == []
 
 
-def wait_for(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(url, timeout=1)
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise TimeoutError(url)
-
-
 @pytest.mark.slow
 @pytest.mark.extended
 def test_the_start_pages_as_a_reader_follows_them(
@@ -174,7 +161,7 @@ def test_the_start_pages_as_a_reader_follows_them(
                 started = stack.enter_context(subprocess.Popen(argv, cwd=tmp_path, env=environment))
                 if words[0].startswith("examples/"):
                     stack.callback(started.terminate)
-                    wait_for("http://127.0.0.1:7861/search")
+                    wait_until("the RAG", lambda: "answers" in (health_problem("http://127.0.0.1:7861/search") or ""))
                 else:
                     assert started.wait() == 0
             elif program == "qinglan" and words != ["run", "pipeline", "--profile", "test-acme"]:  # `make demo` does

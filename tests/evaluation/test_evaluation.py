@@ -5,12 +5,14 @@ What the stages found is put together: a refresh's arms, and what is shown of th
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_model import FakeModel, FakeRag
+from fixture_types import ProfileOf
+from ledger_calls import call
+from run_stages import stage_result
 
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Profile, Tenant
@@ -22,7 +24,6 @@ from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
 from qinglan.evaluation.teacher_comparison import ask_teacher
-from qinglan.ledger import Call
 from qinglan.recipes.kinds.measuring import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
@@ -75,12 +76,8 @@ def test_teacher_and_original_from_the_data_stages():
     assert (taught[0].text, taught[0].reason, taught[0].judge_score, taught[0].cost_usd) == ("改写", None, 4.5, 0.1)
     assert (taught[1].text, taught[1].reason, taught[1].retrieved) == (None, "teacher_refused", None)
     assert (typed[0].text, typed[0].retrieved, typed[0].cost_usd) == ("问题0", MISS, 0.0)
-    call = Call(
-        request_hash="key", run_id="r", tenant="t", role="teacher", model="m", text="x", finish_reason="stop",
-        prompt_tokens=70, completion_tokens=7, cost_usd=0.1, latency_ms=1.0,
-    )  # fmt: skip
-    counted, unknown = with_tokens([ArmRow(row_id="0", requests=("key",)), ArmRow(row_id="1")], {"key": call})
-    assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (70, 7, None)
+    counted, unknown = with_tokens([ArmRow(row_id="0", requests=("key",)), ArmRow(row_id="1")], {"key": call()})
+    assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (100, 10, None)
 
 
 async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
@@ -240,7 +237,7 @@ def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_fou
     assert [examples({"rl": arm(titled)}, [each], RECIPE)[0].gold_title for each in rows] == ["标准", None]
 
 
-def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: Callable[..., Profile]):
+def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileOf):
     reasons = ("teacher_refused", "rag_unavailable", "empty_query")
     failed = [row(n, status="failed", reason=why) for n, why in enumerate(reasons, 50)]
     evaluation = evaluate_baselines([*TAUGHT, *failed], profile_of(evaluate=FEW))
@@ -271,17 +268,13 @@ def test_the_table_of_a_refresh_says_what_became_of_the_rows():
     assert "| Arm |" not in text
 
 
-def stage(name: str, **more: Any) -> StageResult:
-    return StageResult(stage=name, key="k", run_id="r", seconds=1, **more)
-
-
 def evaluated(folder: Path, rows: list[Row], profile: Profile) -> StageResult:
     path = folder / "evaluation.json"
     path.write_text(evaluate_baselines(rows, profile).model_dump_json(), encoding="utf-8")
-    return stage("evaluate", artifacts={"evaluation": Artifact.of(path)})
+    return stage_result("evaluate", artifacts={"evaluation": Artifact.of(path)})
 
 
-def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., Profile], tmp_path: Path):
+def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: ProfileOf, tmp_path: Path):
     rows = [row.model_copy(update={"gold_id": row.id}) for row in TAUGHT]
     rows[::2] = [row.model_copy(update={"answer_retrieved": MISS}) for row in rows[::2]]
     done, needed = evaluated(tmp_path, rows, profile_of(evaluate=FEW)), []
@@ -293,19 +286,22 @@ def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., 
     assert needed[0] == pytest.approx(4 * needed[1], abs=4)
 
 
-def test_a_reports_rivals_are_those_of_the_model_decided_on(profile_of: Callable[..., Profile], tmp_path: Path):
+def test_a_reports_rivals_are_those_of_the_model_decided_on(profile_of: ProfileOf, tmp_path: Path):
     decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(mode="json")
-    stages = [evaluated(tmp_path, TAUGHT, profile_of(evaluate=FEW)), stage("gate", details={"decision": decision})]
+    stages = [
+        evaluated(tmp_path, TAUGHT, profile_of(evaluate=FEW)),
+        stage_result("gate", details={"decision": decision}),
+    ]
     with open_run(profile_of(gate={"rivals": ["sft"], "fallback": "sft"}), "evaluate") as run:
         assert build_report(run, stages).rivals == ["base"]
 
 
-def test_a_report_takes_the_distributions_from_validation(profile_of: Callable[..., Profile], tmp_path: Path):
+def test_a_report_takes_the_distributions_from_validation(profile_of: ProfileOf, tmp_path: Path):
     findings = RetrievalStatistics()
     for row in TAUGHT:
         findings.add(row)
     details = json.loads(json.dumps({"histograms": findings.histograms()}))  # as the manifest keeps them
-    done = stage("validate", details=details, artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)})
+    done = stage_result("validate", details=details, artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)})
     with open_run(profile_of(evaluate=FEW), "refresh") as run:
         report, older = (build_report(run, [each]) for each in (done, done.model_copy(update={"details": {}})))
     assert [sum(part.counts) for part in report.distributions["top1_score"]] == [20, 20]

@@ -1,10 +1,8 @@
 """How often a test split was evaluated: by other models, on the same rows, whatever arrived since."""
 
-from collections.abc import Callable
-
 import pytest
+from fixture_types import ProfileOf
 
-from qinglan.config import Profile
 from qinglan.data.versions import tenant_folder
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.split_uses import note_evaluation
@@ -12,7 +10,7 @@ from qinglan.evaluation.split_uses import note_evaluation
 ROWS = [f"{n:04}" for n in range(1000)]
 
 
-def test_other_models_on_the_same_rows_are_counted_also_where_the_split_grew(profile_of: Callable[..., Profile]):
+def test_other_models_on_the_same_rows_are_counted_also_where_the_split_grew(profile_of: ProfileOf):
     profile = profile_of()
     grown = [*ROWS, *(f"new {n}" for n in range(300))]
     noted = [("a", ROWS), ("b", ROWS[::-1]), ("b", ROWS), ("c", grown), ("a", grown), ("d", grown[-300:])]
@@ -22,7 +20,7 @@ def test_other_models_on_the_same_rows_are_counted_also_where_the_split_grew(pro
     assert [note_evaluation(other, "r", models, rows) for models, rows in few] == [0, 1, 0, 0]
 
 
-def test_a_damaged_record_is_one_line(profile_of: Callable[..., Profile]):
+def test_a_damaged_record_is_one_line(profile_of: ProfileOf):
     note_evaluation(profile_of(), "r", "a", ROWS)
     path = tenant_folder(profile_of()) / "evaluated.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"sample"', '"rows"'), encoding="utf-8")

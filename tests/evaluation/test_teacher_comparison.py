@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from fake_service import PRICE, SIMULATED
 from fixture_types import ProfileOf
+from ledger_calls import call
 from report_fixture import METRICS, comparison, page, scores, shown
+from run_stages import stage_result
 
 from qinglan.clients.chat import request_of
 from qinglan.clients.roles import Addresses, key_salt, site_ledger
@@ -23,12 +25,11 @@ from qinglan.evaluation.report.verdict import arms_of as arms_shown
 from qinglan.evaluation.report.verdict import verdict
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import arms_of, cost_of_unusable, draw, evaluate_teachers, teachers_of
-from qinglan.ledger import Call
 from qinglan.ops.preflight import require
 from qinglan.recipes import get_recipe
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
-from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.run import Run, open_run
 from qinglan.simulators.services import embedded_services
 
@@ -125,13 +126,9 @@ def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
 def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
     profile, row = profile_of(), question(1)
     messages = get_recipe(profile.recipe).teacher_messages(row, profile.tenant)
-    call = Call(
-        request_hash=request_of(profile.teacher, key_salt(profile, "teacher"), messages).request_hash,
-        run_id="r", tenant="t", role="teacher", model="big", text="", refusal="no", finish_reason="stop",
-        prompt_tokens=1, completion_tokens=1, cost_usd=0.25, latency_ms=1.0,
-    )  # fmt: skip
+    request = request_of(profile.teacher, key_salt(profile, "teacher"), messages)
     with site_ledger(profile) as ledger:
-        ledger.record([call])
+        ledger.record([call(request.request_hash, text="", refusal="no")])
         rows = [row.failed("teacher_refused"), question(2).failed("teacher_timeout"), answered(3)]
         assert cost_of_unusable(profile, rows, ledger) == {"0001": 0.25}
 
@@ -280,7 +277,7 @@ def test_the_report_is_built_from_the_compare_stage_with_every_teachers_scores(p
         "compare": {"details": {"purchase": PURCHASE.model_dump(mode="json")}, "artifacts": evaluated},
     }
     with open_run(profile_of(), "compare") as run:
-        stages = [StageResult(stage=name, key="k", run_id=run.id, seconds=1, **more) for name, more in parts.items()]
+        stages = [stage_result(name, run.id, **more) for name, more in parts.items()]
         built = build_report(run, stages)
     assert (built.purchase, set(built.arms)) == (PURCHASE, {"original", "teacher", "deepseek", "qwen3-32b"})
     assert Report.read(built.write(tmp_path / "report.json").path) == built

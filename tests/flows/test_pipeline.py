@@ -17,7 +17,6 @@ from qinglan.evaluation.models import Report
 from qinglan.recipes.query_rewrite import TEACHER_SYSTEM, user_text
 from qinglan.rows import Row, normalise
 from qinglan.runs.artifacts import read_jsonl, sha256_of
-from qinglan.simulators.domains import domain_of, pretraining_texts
 
 pytestmark = pytest.mark.slow
 
@@ -84,14 +83,6 @@ def test_nothing_of_the_test_split_is_in_what_the_engines_read(site: Site, file:
     assert not {*map(normalise, texts)} & {*map(normalise, asked)}
     nearest = max(len(a & b) / len(a | b) for a in map(trigrams, texts) for b in map(trigrams, asked))
     assert nearest < 0.85
-
-
-def test_pretraining_saw_nothing_of_the_test_split(site: Site) -> None:
-    # A follow-up such as "那哪些人不能吃这个" names no product; which one is meant stands in its history alone.
-    rows = [row for row in read_jsonl(site.run_directory / "dataset" / "test.jsonl", Row) if not row.history]
-    test = {normalise(row.query) for row in rows}
-    seen = "\n".join(normalise(text) for text in pretraining_texts(domain_of("query_rewrite"), 0, 3000))
-    assert not [text for text in test if len(text) > 6 and text in seen]
 
 
 def test_mlflow_has_the_parent_and_a_child_per_stage(site: Site) -> None:

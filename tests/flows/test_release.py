@@ -1,23 +1,17 @@
-"""Releasing for real: the flow under Prefect with a person's approval, the command line, and MLflow's server."""
+"""Releasing for real: the flow under Prefect with a person's approval, and the command line."""
 
-import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import httpx2
 import pytest
-from registered import Models
 from release_site import DEADLINE_S, ROWS, Site
 from waiting import wait_until
 
 from qinglan.evaluation.models import Report
 from qinglan.ops.prefect.api import RetryingClient, call
-from qinglan.ops.up import site as up
-from qinglan.runs.processes import free_port, health_problem
 from qinglan.serving.registry.approval import Waiting
 
 pytestmark = [
@@ -120,38 +114,3 @@ def test_a_model_that_nobody_looked_at_ends_the_flow_well_and_can_be_approved_la
     assert states[-3:] == ["Paused", "Running", "Completed"]  # never Failed, of which people would be told
     assert site.registry.aliases() == {}
     assert "champion 1" in site.qinglan("release", "approve", "latest", "--reviewer", "李雷")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """MLflow's server, as `qinglan up` starts it."""
-    port = free_port()
-    command = up.Site(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}", mlflow_port=port).mlflow_server()
-    assert command
-    env = {**os.environ, **command.env}
-    with (tmp_path / "server.log").open("wb") as log:
-        process = subprocess.Popen(command.argv, env=env, stdout=log, stderr=log, start_new_session=True)
-    url, said = f"http://127.0.0.1:{port}", (tmp_path / "server.log").read_text
-    wait_until(
-        "MLflow", lambda: process.poll() is not None or not health_problem(f"{url}/health"), DEADLINE_S, explain=said
-    )
-    assert process.poll() is None, said()
-    yield url
-    process.terminate()
-    process.wait(300)
-
-
-def test_the_registry_works_over_mlflows_server(server: str, tmp_path: Path):
-    models = Models(server, "m", tmp_path)
-    models.register("one", "two")
-    refused = models.registry.register(models.candidate("three", "refuse"))
-    models.registry.promote("1")
-    models.registry.promote("2")
-    assert models.registry.roll_back("slow").version == "1"
-    assert models.open().aliases() == {"champion": "1", "previous": "2"}
-    assert (refused.version, models.registry.version("3").aliases) == ("3", ())
-    champion = models.registry.released("champion")
-    assert champion is not None
-    shutil.rmtree(champion.folder)
-    assert (models.registry.folder(champion) / "model.safetensors").read_text() == "one"
-    assert httpx2.get(f"{server}/health", trust_env=False).status_code == 200

@@ -11,11 +11,11 @@ import pytest
 import sqlalchemy as sa
 from doubles import raising
 from ledger_calls import call as answered
-from ledger_calls import failure
+from ledger_calls import failure, ledger_in
 
 from qinglan.config import Budget, LedgerStore
 from qinglan.errors import BudgetError, LedgerError, TeacherError
-from qinglan.ledger import BatchJob, Delivery, Ledger, Order, Retrieval, ledger_url, open_ledger
+from qinglan.ledger import BatchJob, Delivery, Ledger, Order, Retrieval, ledger_url
 from qinglan.ledger import queue as ledger_queue
 from qinglan.ledger.queue import RESERVED_BYTES, LedgerQueue, reserve_space
 from qinglan.rows import Retrieved
@@ -142,7 +142,7 @@ async def test_what_is_spent_counts_before_it_is_written(tmp_path: Path, limit: 
 
 
 async def test_each_run_has_its_own_budget_and_may_go_on_without_what_it_cannot_pay(tmp_path: Path):
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+    with ledger_in(tmp_path) as ledger:
         ledger.record([call("before")])
         assert LedgerQueue(ledger, "other", Budget(per_run_usd=1.0)).affordable_usd() == 1.0
         assert LedgerQueue(ledger, "other", Budget(per_month_usd=1.5)).affordable_usd() == 0.5

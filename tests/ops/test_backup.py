@@ -1,9 +1,6 @@
-"""A site with a Prefect server, MLflow and a ledger that is written to: backed up, lost, restored, found again."""
+"""A site with a Prefect server, MLflow and a ledger: backed up, lost, restored, found again."""
 
 import shutil
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ from ledger_calls import call
 from mlflow import MlflowClient
 from prefect_process import prefect_process
 from registered import Models
-from run_stages import stage_result
+from run_stages import end_stage_with
 from typer.testing import CliRunner
 
 from qinglan.cli import app
@@ -21,9 +18,9 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Order
 from qinglan.ops.up.site import Site
-from qinglan.runs.artifacts import sha256_of, write_jsonl
+from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.processes import free_port
-from qinglan.runs.run import find_run, load_stages, open_run, save_stage
+from qinglan.runs.run import find_run, load_stages, open_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,29 +31,6 @@ PAID_FOR = [f"question-{number}" for number in range(200)]
 
 def post(client: httpx2.Client, path: str, /, **body: Any) -> Any:
     return client.post(path, json=body).raise_for_status().json()
-
-
-@contextmanager
-def being_asked(profile: Profile) -> Iterator[None]:
-    """Answers come into the ledger all the time; at least one of them meanwhile."""
-    over, wrote = threading.Event(), threading.Event()
-
-    def write() -> None:
-        number = 0
-        with site_ledger(profile) as ledger:
-            while not over.is_set():
-                ledger.record([call(f"meanwhile-{number}")])
-                wrote.set()
-                number += 1
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        assert wrote.wait(300)
-        yield
-    finally:
-        over.set()
-        writer.join()
 
 
 def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -76,24 +50,21 @@ def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Pa
     candidate = models.candidate()
     models.registry.register(candidate)
     with open_run(profile, "refresh") as run:
-        rows = write_jsonl(run.stage_directory("ingest") / "rows.jsonl", [{"n": 1}])
-        save_stage(run, stage_result("ingest", run.id, artifacts={"rows": rows}))
+        ingested = end_stage_with(run, "ingest", [{"n": 1}])
     server = Site(state, "", prefect_port=free_port())
     with prefect_process(server, tmp_path / "logs") as prefect:
         flow = post(prefect, "/flows/", name="refresh")["id"]
         path = "qinglan.flows.refresh.refresh"
         deployment = post(prefect, "/deployments/", name="nightly", flow_id=flow, entrypoint=path)
         flow_run = post(prefect, f"/deployments/{deployment['id']}/create_flow_run")
-        with being_asked(profile):
-            said = qinglan("backup")
-        assert "part of a database that is copied whole" in said
+        assert "part of a database that is copied whole" in qinglan("backup")
 
     shutil.rmtree(state)
     shutil.rmtree(runs)
     assert "restored" in qinglan("restore")
 
     with site_ledger(profile) as ledger:
-        found = ledger.exchange(Order(wanted=[*PAID_FOR, "meanwhile-0", "never asked"]))
+        found = ledger.exchange(Order(wanted=[*PAID_FOR, "never asked"]))
         assert found.claimed == {"never asked"}
         assert found.found[PAID_FOR[-1]].text == f"answer to {PAID_FOR[-1]}"
     client = MlflowClient(profile.tracking_uri)
@@ -102,7 +73,7 @@ def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Pa
     assert sha256_of(models.open().folder(released)) == candidate.model.sha256
     kept = client.download_artifacts(candidate.mlflow_run_id, "release/release.json", str(tmp_path))
     assert '"verdict": "promote"' in Path(kept).read_text(encoding="utf-8")
-    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == rows.path
+    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == ingested.path("rows")
     with prefect_process(server, tmp_path / "logs") as prefect:
         assert prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"] == flow_run["name"]
         assert [each["name"] for each in post(prefect, "/deployments/filter")] == ["nightly"]

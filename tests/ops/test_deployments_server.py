@@ -103,9 +103,6 @@ def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_o
     assert server.deploy("another") == [f"{kept}was switched by hand"]
     server.switch("refresh", active=False)
     assert server.deploy("one") == []
-    by_hand = [{"schedule": {"cron": "1 1 * * *"}, "active": True}]
-    server.post(f"deployments/{server.deployments()['refresh']['id']}/schedules", by_hand).raise_for_status()
-    assert server.deploy("one")[0].startswith("schedule refresh/refresh (1 1 * * *) is removed: ")
     assert not server.is_on("refresh")
 
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 from fixture_types import ProfileOf
+from run_stages import end_stage
 
 from qinglan.config import Profile, load_profile
 from qinglan.ops.estimate import QuestionCounts
 from qinglan.ops.forecast import find_problems, forecast
-from qinglan.runs.artifacts import Artifact, StageResult
-from qinglan.runs.run import open_run, save_stage
+from qinglan.runs.artifacts import Artifact
+from qinglan.runs.run import open_run
 
 PLAN = QuestionCounts(questions=800, train=640, test=80)
 
@@ -41,11 +42,9 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         file = run.directory / "rows.jsonl"
         file.write_text("{}\n")
         dataset = {name: Artifact.of(file, rows=count) for name, count in rows.items()}
-        ended: dict[str, Any] = {"key": "k", "run_id": run.id, "seconds": 1.0}
-        save_stage(run, StageResult(stage="ingest", rows_out=400, **ended))
-        save_stage(run, StageResult(stage="dataset", artifacts=dataset, **ended))
-        sft = ended | {"seconds": 100.0, "details": {"summary": {"steps": 10}}}
-        save_stage(run, StageResult(stage="sft", **sft))
+        end_stage(run, "ingest", rows_out=400)
+        end_stage(run, "dataset", artifacts=dataset)
+        end_stage(run, "sft", seconds=100.0, details={"summary": {"steps": 10}})
     found = forecast(profile, PLAN)
     assert (found.sft_rows, found.rl_prompts, found.test_rows) == (200, 600, 80)
     assert found.rows_from == f"run {run.id}"

@@ -6,7 +6,6 @@ is found in the databases and in the bucket. Every role may use its own database
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import httpx2
 import pytest
 import sqlalchemy as sa
 from mlflow import MlflowClient
-from postgres import PostgresServer, postgres_server
+from postgres import postgres_server
 from registered import Models
 from waiting import wait_until
 
@@ -53,7 +52,6 @@ class Team:
     s3_url: str
     databases: dict[str, str]
     """By owner, for SQLAlchemy with psycopg."""
-    server: PostgresServer
     folder: Path
     processes: Processes
 
@@ -114,7 +112,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
         processes.wait_for("MLflow", f"http://{HOST}:{mlflow_port}/health")
         processes.wait_for("the work pool", f"{api}/work_pools/qinglan")
         urls = {name: f"postgresql+psycopg://{owner}" for name, owner in owners.items()}
-        yield Team(api, f"http://{HOST}:{mlflow_port}", s3_url, urls, server, folder, processes)
+        yield Team(api, f"http://{HOST}:{mlflow_port}", s3_url, urls, folder, processes)
 
 
 @pytest.fixture(scope="module")
@@ -200,16 +198,6 @@ def test_a_registered_model_comes_back_from_the_bucket(team: Team, tmp_path: Pat
     champion = models.registry.released("champion")
     assert champion
     assert sha256_of(models.registry.folder(champion)) == candidate.model.sha256
-
-
-@pytest.mark.parametrize(("name", "table"), [("prefect", "artifact"), ("mlflow", "metrics"), ("ledger", "calls")])
-def test_a_dump_can_be_restored_by_its_owner(team: Team, night: dict[str, Any], tmp_path: Path, name: str, table: str):
-    source, target = team.databases[name], f"{name}_again"
-    dumped, copy = tmp_path / "dump", team.server.make_database(target)
-    run = {"check": True, "capture_output": True, "timeout": 600}
-    address = source.replace("+psycopg", "")
-    subprocess.run([team.server.binaries / "pg_dump", "-Fc", "-f", dumped, address], **run)
-    restore = [team.server.binaries / "pg_restore", "--no-owner", "--exit-on-error", "-d", f"postgresql://{copy}"]
-    subprocess.run([*restore, dumped], **run)
-    team.databases[target] = f"postgresql+psycopg://{copy}"
-    assert team.count(target, table) == team.count(name, table) > 0
+    models.promote("two")
+    assert models.registry.roll_back("slow").version == "1"
+    assert models.open().aliases() == {"champion": "1", "previous": "2"}

@@ -11,7 +11,7 @@ import letters
 import pytest
 from fake_model import FakeModel
 from fake_service import SIMULATED, completion
-from fixture_types import Serve
+from fixture_types import ProfileOf, Serve
 from letters import JudgedLetters, Letters
 from reward_service import reward_service
 
@@ -317,7 +317,7 @@ async def test_where_nothing_that_counts_is_known_there_is_no_score(tmp_path: Pa
     assert "no part with a weight is known for this row (known: format)" in entries(tmp_path)[0]["invalid"]
 
 
-def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile_of: Callable[..., Profile]):
+def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile_of: ProfileOf):
     profile = profile_of(recipe=letters.__file__)
     run = Run(id="r", flow="train", profile=profile, directory=tmp_path)
     service = rl_module._reward_service(run, partial(Addresses, "", "", ""), tmp_path / "samples.jsonl")

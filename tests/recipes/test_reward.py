@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from fake_service import FakeService, completion, recall
 from fixture_types import Serve
+from ledger_calls import ledger_in
 from reward_service import BASELINE as BASE
 from reward_service import reward_service
 
-from qinglan.config import Budget, Endpoint, LedgerStore, Rag, RagMapping, Reward
+from qinglan.config import Budget, Endpoint, Rag, RagMapping, Reward
 from qinglan.errors import LedgerError
-from qinglan.ledger import ledger_url, open_ledger
 from qinglan.recipes import Scored, query_rewrite
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.scorer import judge_asked
@@ -333,7 +333,7 @@ async def test_a_served_judge_gives_one_verdict_on_the_passage_that_was_found(si
     assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (4, 1, 1, 0)
     asked = site.judge.bodies[0]["messages"][-1]["content"]
     assert asked == "问题：虾青素咋吃\n标准答案：正文g\n待评答案：正文x"
-    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+    with ledger_in(site.folder) as ledger:
         assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
     reference = await worker.score("虾青素 g")
     assert (reference["judge"], reference["relevant"], reference["judge_asked"]) == (5, 1, 0), "it is right by itself"

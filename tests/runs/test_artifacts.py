@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from disk import disk_events
 from fixture_types import ProfileOf
+from run_stages import end_stage
 
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
-from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, sha256_of, sync, write_json, write_jsonl
-from qinglan.runs.run import Run, save_stage
+from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, sha256_of, sync, write_json, write_jsonl
+from qinglan.runs.run import Run
 
 ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
 
@@ -78,7 +79,7 @@ def test_a_stage_s_files_are_on_the_disk_before_its_manifest_is_there(
     (model / "link").symlink_to("nowhere")
     run = Run(id="r", flow="train", profile=profile_of(), directory=tmp_path / "runs" / "r")
     events = disk_events(monkeypatch)
-    save_stage(run, StageResult(stage="sft", key="k", run_id="r", seconds=1, artifacts={"model": Artifact.of(model)}))
+    end_stage(run, "sft", artifacts={"model": Artifact.of(model)})
     assert {("sync", "weights"), ("sync", "deep"), ("sync", "model")} == {*events[:3]}
     assert events[3:] == [("sync", "manifest.json.partial"), ("name", "manifest.json.partial"), ("sync", "sft")]
 

@@ -58,13 +58,6 @@ def family(path: Path) -> list[int]:
     return pids
 
 
-def alive(pids: list[int], within_s: float = 60.0) -> list[int]:
-    deadline = time.monotonic() + within_s
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
-
-
 def is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -128,7 +121,7 @@ def test_nothing_of_the_family_outlives_the_command(tmp_path: Path, end: str):
 
     with nullcontext() if end == "leave" else pytest.raises(StageError, match="too many samples"):
         launch(python(FAMILY, str(path), end), name="x", log=tmp_path / "x.log", on_poll=stop_when_born)
-    assert alive(family(path), within_s=0) == []
+    assert not any(map(is_running, family(path)))
 
 
 def test_kill_9_of_the_flow_ends_the_whole_family(tmp_path: Path):
@@ -139,7 +132,7 @@ def test_kill_9_of_the_flow_ends_the_whole_family(tmp_path: Path):
         supervisors = descendants(flow.pid)
         assert set(pids) < set(supervisors)
         flow.send_signal(signal.SIGKILL)
-    assert alive([*pids, *supervisors]) == []
+    wait_until("their end", lambda: not any(map(is_running, [*pids, *supervisors])))
 
 
 def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(tmp_path: Path):
@@ -150,7 +143,7 @@ def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(tmp_path: Pa
         pids = family(path)
         supervisor.stdin.close()
         assert supervisor.wait(60) == 128 + signal.SIGKILL
-    assert alive(pids) == []
+    wait_until("their end", lambda: not any(map(is_running, pids)))
 
 
 def test_a_command_hears_sigint_though_its_shell_had_it_ignored():
@@ -171,7 +164,7 @@ def test_kill_9_of_the_supervisor_ends_the_command(tmp_path: Path):
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
         command, *others = family(path)
         supervisor.kill()
-    assert alive([command]) == []
+    wait_until("its end", lambda: not is_running(command))
     for pid in others:  # nobody is left who could
         os.kill(pid, signal.SIGKILL)
 

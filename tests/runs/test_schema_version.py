@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from fixture_types import ProfileOf
 from pydantic import BaseModel
+from run_stages import end_stage
 
 from qinglan.config import Profile, Tracking, load_profile
 from qinglan.data.review import load_reviews, read_store, store_path
@@ -39,7 +40,7 @@ from qinglan.ops.backup import Backup
 from qinglan.ops.cleanup.folders import read_folders
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
-from qinglan.runs.run import RUN_FILE, find_stage, load_stages, open_run, runs_of, save_stage
+from qinglan.runs.run import RUN_FILE, find_stage, load_stages, open_run, runs_of
 from qinglan.runs.schema_version import KEY, check_version, dump_record, parse_record, read_record
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.canary_observer import read_state, read_verdict
@@ -124,7 +125,7 @@ def test_a_newer_run_is_neither_continued_nor_removed(profile: Profile):
 
 def test_a_newer_stage_is_made_again_but_not_built_upon(profile_of: ProfileOf):
     with open_run(profile_of(), "refresh") as run:
-        save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=1))
+        end_stage(run, "ingest")
         assert find_stage(run, "ingest", "k")
         newer(run.directory / "ingest" / MANIFEST)
         assert find_stage(run, "ingest", "k") is None

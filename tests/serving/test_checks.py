@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import ProfileOf
 
-from qinglan.config import Profile
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
 from qinglan.serving.checks import ServingHealth, check_serving
 from qinglan.serving.site import serving_folder
 
-ProfileOf = Callable[..., Profile]
 Check = Callable[..., ServingHealth]
 NOW = 1_000_000.0
 CANARY = {"champion": "1", "challenger": "2"}

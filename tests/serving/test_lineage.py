@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ledger_calls import call
 from lineage_run import HIT, evaluated_run
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.ledger import Call
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.serving.lineage import Subject, figure_of, rows_behind, subject_of
 
@@ -55,17 +55,13 @@ def test_another_figure_than_the_rows_give_is_seen(profile: Profile, subject: Su
 
 
 def test_the_lowest_row_leads_to_its_cell_and_to_its_calls(profile: Profile, subject: Subject):
-    call = Call(
-        request_hash="t-b", run_id="r", tenant="default", role="teacher", model="big", text="教师",
-        finish_reason="stop", prompt_tokens=100, completion_tokens=10, cost_usd=0.01, latency_ms=5.0,
-    )  # fmt: skip
     with site_ledger(profile) as ledger:
-        ledger.record([call, call.model_copy(update={"request_hash": "j-b", "role": "judge", "model": "small"})])
+        ledger.record([call("t-b"), call("j-b", role="judge", model="small")])
     (trace,) = rows_behind(profile, subject, "top1", worst=1)
     assert (trace.row.source, trace.value, trace.entry.text) == ("q.xlsx!问题!A3", 0.0, "乙")
     assert trace.teacher and trace.teacher.retrieved == HIT
     assert [(p.role, p.request, p.call and p.call.cost_usd) for p in trace.paid] == [
-        ("teacher", "t-b", 0.01), ("judge", "j-b", 0.01),
+        ("teacher", "t-b", 0.25), ("judge", "j-b", 0.25),
     ]  # fmt: skip
     assert all(paid.at_s and paid.at_s > 1e9 for paid in trace.paid)
     (other,) = rows_behind(profile, subject, "top1", ids=["a"])

@@ -1,6 +1,5 @@
 """The local judge: which released model it may be, what it is asked, and what RL is given of it."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_service import PRICE
+from fixture_types import ProfileOf
 from registered import Models
 
 from qinglan.clients.roles import Addresses, site_ledger
@@ -24,7 +24,6 @@ from qinglan.tasks import rl as rl_module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
-ProfileOf = Callable[..., Profile]
 MODEL = "qinglan.t.answer_judge"
 
 

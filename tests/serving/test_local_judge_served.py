@@ -1,4 +1,4 @@
-"""A judge of our own, served for real by ms-swift from MLflow's registry: compared with the judge, then asked by RL.
+"""A judge of our own, served for real by ms-swift from MLflow's registry, and compared with the judge.
 
 The tiny model holds everything right, so that it agrees with the judge by chance alone.
 """
@@ -13,17 +13,15 @@ import pytest
 from fake_service import PRICE, FakeService, Script, asked, completion, recall
 from prefect import flow
 from registered import Models
-from reward_service import BASELINE, reward_service
 from toy_rl import make_judge
 
 from qinglan.clients.roles import Addresses, site_ledger
-from qinglan.config import Profile, Reward
+from qinglan.config import Profile
 from qinglan.errors import StageError
-from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run, open_run
-from qinglan.serving.local_judge import released_judge, serve_judge
+from qinglan.serving.local_judge import released_judge
 from qinglan.serving.registry import prompt_digest
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.training.judge_agreement import JudgedPassage
@@ -55,7 +53,7 @@ class Site:
     """A profile whose local judge is registered, its scripted services, and a dataset of dev rows."""
 
     def __init__(self, folder: Path, profile: Profile, rag: FakeService, judge: FakeService) -> None:
-        self.folder, self.profile, self.judge = folder, profile, judge
+        self.profile, self.judge = profile, judge
         self.services = partial(Addresses, judge.url, judge.url, rag.url)
         rows = [
             Row(id=f"{n:02}", tenant="t", query=f"虾青素{n}咋吃", source="f", split="dev", answer=f"虾青素{n} 服用方法")
@@ -119,30 +117,3 @@ def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(sit
     assert models[f"{MODEL}-v1"].cost_usd > 0
     lines = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
     assert not [words for words in lines if "swift.cli.deploy" in words and f"{MODEL}-v1" in words]
-
-
-async def test_rl_s_samples_are_scored_by_its_verdicts(site: Site):
-    profile, judge = site.profile, released_judge(site.profile)
-    baseline = BASELINE.model_copy(update={"question": "虾青素1咋吃", "teacher_rewrite": "虾青素1 服用方法"})
-    with serve_judge(profile, judge, site.folder / "logs", print) as served:
-        assert served
-        service = reward_service(
-            site.folder,
-            reward=Reward(),
-            rag=profile.rag,
-            rag_url=site.services().rag_url,
-            judge=served.endpoint,
-            judge_url=served.url,
-            judge_price=served.judge.settings.price,
-            judge_key_salt=served.judge.key_salt,
-            judge_recipe=served.judge.released.recipe,
-            tenant=profile.tenant,
-            ledger=profile.ledger,
-            state=profile.paths.state,
-            budget=profile.budget,
-        )
-        scorer = get_recipe(service.recipe).scorer(service)
-        scored = await scorer.score(baseline.model_dump(), "别的 词 语")
-        await scorer.close()
-    assert (scored["invalid"], scored["judge"], scored["relevant"], scored["judge_asked"]) == (0, 4, 1, 1)
-    assert site.judge.bodies == []

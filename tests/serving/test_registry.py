@@ -1,16 +1,16 @@
 """The registry on SQLite: versions, aliases, what a kill leaves behind, and weights that are gone."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import KilledError
+from fixture_types import ProfileOf
 from mlflow import MlflowClient
 from registered import Models
 
-from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.run import open_run
@@ -23,10 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow'
 @pytest.fixture
 def site(database: str, tmp_path: Path) -> Models:
     return Models(database, f"qinglan.{tmp_path.name}", tmp_path)
-
-
-class KilledError(Exception):
-    """Stands for SIGKILL."""
 
 
 class Dying:
@@ -196,7 +192,7 @@ def test_of_two_people_who_decide_at_once_the_first_has_decided(site: Models):
     assert site.registry.version("1").verdict == "refuse"
 
 
-def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: Callable[..., Profile]):
+def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: ProfileOf):
     profile = profile_of(tracking={"uri": site.uri}, release={"name": site.name})
     with open_run(profile, "evaluate") as run:
         assert rival_of(run) is None
@@ -286,6 +282,6 @@ def test_a_server_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         Registry("http://127.0.0.1:9", "m", tmp_path).versions()
 
 
-def test_the_prompts_digest_changes_with_what_the_student_reads(profile_of: Callable[..., Profile]):
+def test_the_prompts_digest_changes_with_what_the_student_reads(profile_of: ProfileOf):
     assert prompt_digest(profile_of()) == prompt_digest(profile_of(name="other"))
     assert prompt_digest(profile_of()) != prompt_digest(profile_of(tenant={"domain": "保险"}))

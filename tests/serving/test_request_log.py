@@ -4,7 +4,6 @@ import fcntl
 import json
 import threading
 import time
-from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_service import completion
+from fixture_types import ProfileOf
 from starlette.testclient import TestClient
 from waiting import wait_until
 
@@ -33,7 +33,7 @@ wait_for = partial(wait_until, look_every_s=0.01)
 
 
 @pytest.fixture
-def profile(profile_of: Callable[..., Profile], tmp_path: Path) -> Callable[..., Profile]:
+def profile(profile_of: ProfileOf, tmp_path: Path) -> ProfileOf:
     def make(**settings: Any) -> Profile:
         log = {"folder": str(tmp_path / "log"), "consent": "all"} | settings
         return profile_of(serve={"request_log": log})
@@ -96,7 +96,7 @@ def test_a_forgotten_question_is_not_taken(profile):
 
 
 @pytest.mark.parametrize(("redacted", "phone"), [(True, "[手机号]"), (False, "13812345678")])
-def test_personal_numbers_reach_no_file(profile_of: Callable[..., Profile], tmp_path: Path, redacted: bool, phone: str):
+def test_personal_numbers_reach_no_file(profile_of: ProfileOf, tmp_path: Path, redacted: bool, phone: str):
     recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
     log = {"folder": str(tmp_path / "log"), "consent": "all", "redact": redacted}
     columns = {"query": "用户提问", "inputs": {"hint": "线索"}}

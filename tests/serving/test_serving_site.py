@@ -1,7 +1,7 @@
 """The site without processes: what is started, routed, kept and ended, and what it says."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from doubles import Clock, raising
 from fake_registry import FakeRegistry
+from fixture_types import ProfileOf
 from waiting import wait_until
 
 from qinglan.config import Profile, load_profile
@@ -39,8 +40,6 @@ from qinglan.serving.site import (
     _router_options,
     _say_if_possible,
 )
-
-ProfileOf = Callable[..., Profile]
 
 
 class FakeProcess:

@@ -1,7 +1,6 @@
 """The page to try the models: what each arm answers, finds and costs, who may ask, and what is kept of it."""
 
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,15 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
+from batch_api_simulator import running_app
 from fake_service import completion, recall
+from fixture_types import ProfileOf
 from playwright.sync_api import Page, expect
 from prefect_page import CHROMIUM, chromium
 from question_rows import random_rows, row
 from starlette.testclient import TestClient
 
-from qinglan.config import Profile
 from qinglan.data.versions import publish
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.serving import try_page
@@ -32,7 +31,7 @@ Try = Callable[..., TestClient]
 
 
 @pytest.fixture
-def router(profile_of: Callable[..., Profile], serve: Any, tmp_path: Path) -> Callable[..., TestClient]:
+def router(profile_of: ProfileOf, serve: Any, tmp_path: Path) -> Callable[..., TestClient]:
     """Its teacher, champion, challenger and RAG are scripts, or the addresses of such as are away."""
 
     def make(try_page: str = "with_teacher", *, key: str | None = None, **given: Any) -> TestClient:
@@ -135,7 +134,7 @@ def test_it_wants_the_key_of_the_api_and_its_own_page(open_page: Try, monkeypatc
     assert [client.get("/").status_code, client.get("/try").status_code, client.post("/try").status_code] == [404] * 3
 
 
-def test_examples_are_questions_of_the_test_split(open_page: Try, profile_of: Callable[..., Profile], tmp_path: Path):
+def test_examples_are_questions_of_the_test_split(open_page: Try, profile_of: ProfileOf, tmp_path: Path):
     rows = random_rows(12, split="test", gold_id="d; e", profile="孕妇")
     given = write_jsonl(tmp_path / "rows.jsonl", [*random_rows(20, seed=1, split="train"), *rows])
     publish(profile_of(), "r", {"rows": given})
@@ -174,7 +173,7 @@ def look(page: Page, name: str) -> None:
 @pytest.mark.extended
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
 def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_shows_what_each_arm_is_at(
-    router: Try, profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    router: Try, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
     rows = [row(QUESTION, "孕妇 28岁", "问过益生菌", split="test", gold_id="别处; 共有")]
@@ -183,15 +182,11 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_
     taught, learnt = completion("<b>菌粉</b> LactobacillusBifidobacteriumStreptococcus"), completion("益生菌 何时服")
     scripts = {"teacher": lambda _: released.wait(60) and (200, taught)}
     scripts["champion"] = lambda _: None if killed.is_set() else (200, learnt)
-    app = router(key="ROUTER_KEY", **scripts).app
-    with socket.create_server(("127.0.0.1", 0)) as listener, chromium() as browser:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
-        running = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        running.start()
+    with running_app(router(key="ROUTER_KEY", **scripts).app) as url, chromium() as browser:
         page, said, hosts = browser.new_page(locale="zh-CN"), list[str](), set[str]()
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
-        page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+        page.goto(url)
         cards, example = page.get_by_role("article"), page.get_by_role("button", name=QUESTION)
         page.get_by_label("接口密钥").fill("wrong")
         page.keyboard.press("Enter")
@@ -217,5 +212,3 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_
         expect(cards).to_contain_text([QUESTION, "<b>", "version 7the model's server can't be reached", "新 模型"])
         look(page, "champion_killed")
         assert (len({card.bounding_box()["y"] for card in cards.all()}), said, len(hosts)) == (1, [], 1)
-        server.should_exit = True
-        running.join()

@@ -1,9 +1,5 @@
 """The simulators as processes: addresses, failures, and no orphans."""
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx2
@@ -11,7 +7,6 @@ import psutil
 import pytest
 from fake_service import SIMULATED
 from fixture_types import ProfileOf
-from waiting import wait_until
 
 from qinglan.errors import EngineError
 from qinglan.simulators.domains.query_rewrite import write_sample
@@ -54,35 +49,3 @@ def test_failure_shows_the_log(profile_of: ProfileOf, tmp_path: Path):
         embedded_services(settings, tmp_path / "missing.jsonl") as services,
     ):
         services()
-
-
-PARENT = """
-import sys, time
-from pathlib import Path
-import psutil
-from qinglan.config import Profile
-from qinglan.simulators.services import embedded_services
-with embedded_services(Profile.model_validate_json(sys.argv[1]), Path(sys.argv[2])) as services:
-    services()
-    print(*(child.pid for child in psutil.Process().children()), flush=True)
-    time.sleep(600)
-"""
-
-
-def test_killed_parent_leaves_no_orphans(profile_of: ProfileOf, tmp_path: Path):
-    settings = profile_of(**SIMULATED, embedded=FEW)
-    knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
-    argv = [sys.executable, "-c", PARENT, json.dumps(settings.model_dump(mode="json")), str(knowledge_base)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
-        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-        parent.send_signal(signal.SIGKILL)
-    assert len(children) == 2
-    wait_until("their end", lambda: not any(_alive(child) for child in children), 120)
-
-
-def _alive(process: psutil.Process) -> bool:
-    """Running, and not a zombie that a container's first process hasn't reaped."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

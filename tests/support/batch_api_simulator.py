@@ -226,12 +226,12 @@ def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
 @contextmanager
 def running_app(app: Any) -> Iterator[str]:
     """An app that is served by a thread on a free port of this machine; its address."""
-    config = uvicorn.Config(app, port=0, timeout_graceful_shutdown=1, log_level="critical", lifespan="off")
+    config = uvicorn.Config(app, port=0, timeout_graceful_shutdown=1, log_level="critical")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        wait_until("the simulator", lambda: server.started, look_every_s=0.005)
+        wait_until("the app", lambda: server.started, look_every_s=0.005)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -1,4 +1,4 @@
-"""Test doubles: a clock, and a call that fails."""
+"""Test doubles: a clock, the end of a process, and a call that fails."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class KilledError(BaseException):
+    """Stands for a signal that ends the process: no code that handles an Exception sees it."""
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

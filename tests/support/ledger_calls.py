@@ -1,8 +1,11 @@
-"""Calls of the teacher, as the ledger keeps them."""
+"""The ledger of a folder, and calls of the teacher as it keeps them."""
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-from qinglan.ledger import Call, Failure
+from qinglan.config import LedgerStore
+from qinglan.ledger import Call, Failure, Ledger, ledger_url, open_ledger
 
 WHO: dict[str, Any] = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m"}
 
@@ -16,3 +19,7 @@ def call(request_hash: str = "h", **fields: Any) -> Call:
 
 def failure(request_hash: str = "h", reason: str = "http_500", **fields: Any) -> Failure:
     return Failure(request_hash=request_hash, reason=reason, **WHO | fields)
+
+
+def ledger_in(folder: Path) -> closing[Ledger]:
+    return open_ledger(ledger_url(LedgerStore(), folder))

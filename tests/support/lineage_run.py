@@ -1,11 +1,13 @@
 """A run whose RL arm hits once, misses once and fails once."""
 
+from run_stages import end_stage
+
 from qinglan.config import Profile
 from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
-from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
-from qinglan.runs.run import Run, open_run, save_stage
+from qinglan.runs.artifacts import Artifact, write_json, write_jsonl
+from qinglan.runs.run import open_run
 from qinglan.serving.lineage import Subject, subject_of
 
 HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.2)), Retrieved(ids=("x", "g"), scores=(0.8, 0.3))
@@ -22,18 +24,15 @@ ARM = [
 TEACHER = [ArmRow(row_id=row.id, text="教师", retrieved=HIT, requests=(f"t-{row.id}",)) for row in ROWS]
 
 
-def stage(run: Run, name: str, artifacts: dict[str, Artifact]) -> StageResult:
-    return save_stage(run, StageResult(stage=name, key="k", run_id=run.id, seconds=0, artifacts=artifacts))
-
-
 def evaluated_run(profile: Profile) -> Subject:
     """A run whose RL arm hits once, misses once and fails once."""
     with open_run(profile, "pipeline") as run:
         pass
-    stage(run, "dataset", {"test": write_jsonl(run.stage_directory("dataset") / "test.jsonl", ROWS)})
+    test = write_jsonl(run.stage_directory("dataset") / "test.jsonl", ROWS)
+    end_stage(run, "dataset", artifacts={"test": test})
     folder = run.stage_directory("evaluate")
     arms = {"teacher": TEACHER, "rl": ARM}
     write_json(folder / "evaluation.json", evaluate(arms, ROWS, profile.evaluate, RECIPE).model_dump(mode="json"))
     files = {f"arm_{arm}": write_jsonl(folder / f"arm_{arm}.jsonl", rows) for arm, rows in arms.items()}
-    stage(run, "evaluate", files | {"evaluation": Artifact.of(folder / "evaluation.json")})
+    end_stage(run, "evaluate", artifacts=files | {"evaluation": Artifact.of(folder / "evaluation.json")})
     return subject_of(profile, run.id)

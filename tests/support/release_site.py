@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 from qinglan_process import own_environment
+from run_stages import end_stage
 
 from qinglan.config import Profile, load_profile
 from qinglan.evaluation.red_team import RedTeamResult
@@ -14,8 +15,8 @@ from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.rows import ArmRow, Retrieved, Row
-from qinglan.runs.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
-from qinglan.runs.run import Run, finish_run, open_run, save_stage
+from qinglan.runs.artifacts import Artifact, sha256_of, write_json, write_jsonl
+from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.serving.registry import Registry, registry_of
 from qinglan.simulators.domains.query_rewrite import write_sample
 
@@ -85,10 +86,7 @@ class Site:
         self._save(run, "evaluate", files, {"models": digests})
 
     def _save(self, run: Run, stage: str, artifacts: dict[str, Artifact], details: dict[str, Any]) -> None:
-        key = f"{run.id} {stage}"
-        save_stage(
-            run, StageResult(stage=stage, key=key, run_id=run.id, seconds=1, artifacts=artifacts, details=details)
-        )
+        end_stage(run, stage, key=f"{run.id} {stage}", artifacts=artifacts, details=details)
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "qinglan.cli", *words, "--profile", str(self.path)]

@@ -14,7 +14,7 @@ import asking_worker
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
 from counting_teacher import CountingTeacher
-from doubles import raising
+from doubles import KilledError, raising
 from fake_service import PRICE, SIMULATED
 from fixture_types import ProfileOf, Serve
 from run_stages import stage_result
@@ -27,10 +27,6 @@ from qinglan.tasks.distill import ask_by_batch, register_prompts, require_no_ope
 
 MODEL = "simulated-rewriter"
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
-
-
-class KilledError(Exception):
-    """The process ends while its batch is under way."""
 
 
 def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: ProfileOf, tmp_path: Path):

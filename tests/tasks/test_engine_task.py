@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from signal import SIGTERM
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -18,6 +19,7 @@ from doubles import raising
 from fake_ray import FakeRay
 from fixture_types import ProfileOf
 from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Cancelling, Running, State
 from run_stages import stage_result
 
@@ -176,6 +178,19 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     assert not is_cancelled(""), "outside of a flow run nothing is cancelled"
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_sigterm_stops_the_job_of_a_cancelled_run_alone(
+    tmp_path: Path, profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+):
+    stage, _ = stage_of(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
+    monkeypatch.setattr(engine, "flow_run_id", lambda: "f1")
+    monkeypatch.setattr(engine, "is_cancelled", lambda run: cancelled and run == "f1")
+    terminate = raising(TerminationSignal(SIGTERM))  # as Prefect does, and no Exception
+    with pytest.raises(TerminationSignal):
+        run_engine(stage, Command(["true"]), name="verl", log="rl.log", on_poll=terminate)
+    assert bool(ray.stopped()) == cancelled
+
+
 def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: ProfileOf):
     def dataset(rows: int) -> StageResult:
         files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
@@ -256,7 +271,8 @@ def swift_filtered(before: int, after: int) -> str:
 
 def test_rows_that_are_left_out_are_counted_once_over_all_attempts_until_they_are_too_many(seen: Any, tmp_path: Path):
     log = tmp_path / "sft.log"
-    log.write_text("noise\n" * 3 + swift_filtered(100, 80) + swift_filtered(10, 2))
+    two_passes = swift_filtered(100, 90) + swift_filtered(90, 80)
+    log.write_text("noise\n" * 3 + two_passes + swift_filtered(10, 2))  # the last of dev rows
     watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
     assert watch.dropped == {}
     watch()

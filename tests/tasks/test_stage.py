@@ -9,15 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from doubles import raising
+from doubles import KilledError, raising
 from fixture_types import ProfileOf
-from run_stages import stage_result
+from run_stages import end_stage, end_stage_with, stage_result
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import PROGRESS_FILE, Artifact, StageResult, write_jsonl
-from qinglan.runs.run import Run, finish_run, open_run, save_stage
+from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.session import Session, _inputs, _ShortUserErrors, stages_of
@@ -39,10 +39,6 @@ def rows(stage: Stage) -> Outcome:
     return Outcome(3, 1, {"empty_query": 2}, {"rows": artifact}, {"top1": 0.5})
 
 
-class Kill(BaseException):
-    """As kill -9: nothing after it is run."""
-
-
 def killed(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> None:
     """Perform a stage whose process dies in its work: neither MLflow nor the clock hears of it."""
 
@@ -50,9 +46,9 @@ def killed(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stag
         work(stage)
         for each, method in ((stage.tracker, "end_run"), (stage._clock, "keep")):
             patch.setattr(each, method, lambda *_, **__: None)
-        raise Kill
+        raise KilledError
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Kill):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
         perform(run, name, depends_on, dying)
 
 
@@ -117,8 +113,8 @@ def test_a_killed_stage_of_other_inputs_does_not_stay_running(run: Run, tracker:
 
 
 def test_a_kill_between_manifest_and_mlflow_is_made_good(run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as patch, pytest.raises(Kill):
-        patch.setattr(tracker, "log_params", raising(Kill()))
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(tracker, "log_params", raising(KilledError()))
         perform(run, "ingest", {}, rows)
     assert tracker.running == {"child-1"}
     perform(run, "ingest", {}, never)
@@ -186,9 +182,8 @@ def resolve(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 def finished(profile: Profile, *names: str, flow: str = "pipeline") -> Run:
     with open_run(profile, flow) as opened:
         for name in names:
-            artifact = write_jsonl(opened.stage_directory(name) / "rows.jsonl", [{"n": 1}])
             details = {"scored_with": scoring_digest(opened)} if name == "dataset" else {}
-            save_stage(opened, stage_result(name, opened.id, artifacts={"r": artifact}, details=details))
+            end_stage_with(opened, name, [{"n": 1}], details=details)
         finish_run(opened)
         return opened
 
@@ -207,7 +202,7 @@ def test_stages_of_the_newest_run_that_has_them(profile_of: ProfileOf, resolve: 
 def test_evaluate_finds_what_train_used_and_made(profile_of: ProfileOf, resolve: Resolve):
     data = finished(profile_of(), "dataset", flow="refresh")
     with open_run(profile_of(), "train") as train:
-        trained = save_stage(train, stage_result("rl", train.id))
+        trained = end_stage(train, "rl")
     (dataset,) = resolve(profile_of(), "dataset", flow="train")
     assert resolve(profile_of(), "dataset", "rl") == [dataset, trained]
     assert resolve(profile_of(), "dataset", "rl", source=train.id) == [dataset, trained]

@@ -3,26 +3,20 @@
 import multiprocessing
 import os
 import re
-import secrets
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from ray_nodes import ray_folder, ray_node, trainer_of
 from toy_rl import Toy, make_model
 from waiting import wait_until
 
-from qinglan.config import Trainer
 from qinglan.runs import supervise
-from qinglan.runs.locks import ray_start_lock
 from qinglan.runs.processes import free_port
 from qinglan.training.engines.progress import checkpoints, read_metrics
-from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
+from qinglan.training.engines.ray_jobs import RayJobs
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -34,50 +28,13 @@ JOB = "qinglan-run-rl-verl-abcdefgh"
 
 @pytest.fixture
 def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    """A head's dashboard, and the process id of what keeps it: all that it started ends with it."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # its own, whatever this machine has
-    folder = Path(tempfile.mkdtemp(prefix="qr"))  # short: Ray's sockets below it have a limit
+    """A head's dashboard, and the process id of what keeps it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     port = free_port()
-    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=16"]
-    ray += ["--num-gpus=1", "--include-dashboard=true", f"--dashboard-port={port}", "--disable-usage-stats"]
-    # At its own port: without it the head takes no jobs, and another test's head may have Ray's usual one.
-    ray.append(f"--dashboard-agent-listen-port={free_port()}")
-    environment = {**os.environ, "RAY_prestart_worker_first_driver": "0"}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    starting = ray_start_lock()
-    starting.acquire()
-    with (folder / "head.log").open("wb") as log:
-        supervisor = subprocess.Popen(
-            [sys.executable, supervise.__file__, *ray, f"--temp-dir={folder}"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=environment,
-        )
     url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until("Ray's head", lambda: answers(url), explain=(folder / "head.log").read_text)
-        starting.release()
-        yield url, supervisor.pid
-    finally:
-        starting.release()  # where the head did not come up, so that no other test waits for ever
-        assert supervisor.stdin is not None
-        supervisor.stdin.close()
-        supervisor.wait(300)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def cluster(url: str) -> Trainer:
-    return Trainer(ray_dashboard_url=url, ray_token_env="RAY_AUTH_TOKEN", python=sys.executable)
-
-
-def answers(url: str) -> bool:
-    try:
-        with RayJobs(cluster(url)) as jobs:
-            return jobs.gpus_of_nodes() == [1] and bool(jobs.ray_version())
-    except UnreachableError:
-        return False
+    words = ["--head", "--port=0", "--num-cpus=16", "--num-gpus=1", f"--dashboard-port={port}"]
+    with ray_folder(monkeypatch) as folder, ray_node(url, 1, folder, *words, f"--temp-dir={folder}") as pid:
+        yield url, pid
 
 
 def process_of(head_pid: int, *words: str) -> int:
@@ -100,7 +57,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     (tmp_path / "stage").mkdir()
     toy = Toy(tmp_path / "stage", model, total_steps=STEPS, save_freq=2, test_freq=2, val_before_train=False)
     spawn = multiprocessing.get_context("spawn")
-    first = spawn.Process(target=toy.run_stage, args=(cluster(url),))
+    first = spawn.Process(target=toy.run_stage, args=(trainer_of(url),))
     first.start()
     log, said = toy.folder / "rl.log", toy.folder / "said.txt"
 
@@ -115,7 +72,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     os.kill(first.pid, signal.SIGKILL)
     first.join()
 
-    second = spawn.Process(target=toy.run_stage, args=(cluster(url),))
+    second = spawn.Process(target=toy.run_stage, args=(trainer_of(url),))
     second.start()
     wait_until("it to be followed", lambda: f"following Ray job {JOB}-1" in said.read_text(), explain=explain)
     wait_until("a checkpoint", lambda: newest() >= 2, explain=explain)
@@ -125,7 +82,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     second.join(900)
     assert second.exitcode == 0, explain()
 
-    with RayJobs(cluster(url)) as jobs:
+    with RayJobs(trainer_of(url)) as jobs:
         ends = {job.submission_id: job.status for job in jobs.all()}
     assert ends == {f"{JOB}-1": "FAILED", f"{JOB}-2": "SUCCEEDED"}
     (resumed_from,) = [int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())]

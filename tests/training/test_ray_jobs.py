@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import KilledError
 from fake_ray import FakeRay
 from waiting import wait_until
 
@@ -22,10 +23,6 @@ from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_all
 
 FIRST = "qinglan-run-1-rl-verl-abcdefgh-1"
 SECOND = "qinglan-run-1-rl-verl-abcdefgh-2"
-
-
-class SigtermError(BaseException):
-    """What Prefect raises for SIGTERM is no Exception either."""
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +132,7 @@ def test_what_the_job_writes_is_forwarded_without_long_lines(flow: Flow):
 
 
 def test_a_flow_that_comes_back_follows_the_same_job(flow: Flow):
-    flow.die(SigtermError())
+    flow.die(KilledError())
 
     def never() -> Command:
         raise AssertionError("the running job has its command")
@@ -146,7 +143,7 @@ def test_a_flow_that_comes_back_follows_the_same_job(flow: Flow):
 
 
 def test_a_job_that_ended_well_meanwhile_is_not_run_again_but_once(flow: Flow):
-    flow.die(SigtermError())
+    flow.die(KilledError())
     flow.ray.end(FIRST, "SUCCEEDED")
     polled: list[int] = []
     flow.run(lambda: polled.append(1))
@@ -157,7 +154,7 @@ def test_a_job_that_ended_well_meanwhile_is_not_run_again_but_once(flow: Flow):
 
 @pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
 def test_a_job_that_failed_meanwhile_has_a_successor(flow: Flow, status: str):
-    flow.die(SigtermError())
+    flow.die(KilledError())
     flow.ray.end(FIRST, status)
     stop = flow.directory / "stopped.json"
     stop.write_text("{}")
@@ -167,7 +164,7 @@ def test_a_job_that_failed_meanwhile_has_a_successor(flow: Flow, status: str):
 
 
 def test_a_job_of_other_inputs_is_stopped_first(flow: Flow, tmp_path: Path):
-    flow.die(SigtermError())
+    flow.die(KilledError())
     other = "qinglan-run-1-rl-verl-otherkey-1"
     Flow(flow.ray, tmp_path, key="otherkey").run(flow.ends(other))
     assert flow.ray.stopped() == [FIRST]
@@ -221,8 +218,8 @@ def test_a_job_that_was_stopped_by_hand_is_not_started_again(flow: Flow):
     [
         (StageError("too many samples could not be scored"), False, [FIRST]),
         (KeyboardInterrupt(), False, [FIRST]),
-        (SigtermError(), True, [FIRST]),
-        (SigtermError(), False, []),
+        (KilledError(), True, [FIRST]),
+        (KilledError(), False, []),
         (ConnectionError("Prefect is away"), False, []),
     ],
 )
@@ -232,7 +229,7 @@ def test_a_job_is_stopped_only_on_purpose(flow: Flow, error: BaseException, is_c
 
 
 def test_all_jobs_of_a_run_are_stopped_and_no_others(flow: Flow):
-    flow.die(SigtermError())
+    flow.die(KilledError())
     flow.ray.jobs["qinglan-run-2-rl-verl-abcdefgh-1"] = {"submission_id": "x", "status": "RUNNING"}
     trainer = Trainer(ray_dashboard_url=flow.ray.url)
     assert stop_all(trainer, "run-1") == [FIRST]

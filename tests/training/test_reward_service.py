@@ -7,20 +7,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from fake_service import FakeService, Script, completion, recall
+from fake_service import completion, recall
+from fixture_types import Serve
+from ledger_calls import ledger_in
 from reward_service import BASELINE as BASE
 from reward_service import reward_service
 from waiting import wait_until
 
-from qinglan.config import Endpoint, LedgerStore, Rag, Reward
-from qinglan.ledger import ledger_url, open_ledger
+from qinglan.config import Endpoint, Rag, Reward
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.verl import REWARD_FUNCTION
@@ -95,11 +95,11 @@ def actors_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def kept_retrievals(folder: Path) -> int:
-    with open_ledger(ledger_url(LedgerStore(), folder)) as ledger:
+    with ledger_in(folder) as ledger:
         return len(ledger.retrieval_keys("r"))
 
 
-def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serve: Callable[[Script], FakeService]):
+def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serve: Serve):
     slow = SlowRag(holds_after=DISTINCT // 2)
     rag, judge = serve(slow), serve(lambda _: (200, completion('{"score": 4}')))
     texts = [f"虾青素 用量{number}" for number in range(DISTINCT)]
@@ -138,7 +138,7 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serv
     # What was on the wire when it was killed is asked again; what was answered is not.
     assert DISTINCT <= len(rag.bodies) <= DISTINCT + CONCURRENCY
     assert DISTINCT <= len(judge.bodies) <= DISTINCT + CONCURRENCY + 8  # or answered and being committed
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+    with ledger_in(tmp_path) as ledger:
         assert ledger.usage("r", "judge").calls == DISTINCT
     # Of what the RAG answered since, nothing is lost, although nobody waits for that to be written.
     assert kept_retrievals(tmp_path) == kept + len({body["rewritten_query"] for body in rag.bodies[asked:]})

@@ -113,16 +113,6 @@ def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):
     assert [json.loads(line) for line in log.read_text().splitlines()] == lines[:2]
 
 
-FILTERED = "[INFO:swift] Dataset filtered, origin length: {}, filtered dataset length: {}\n"
-
-
-def test_rows_that_ms_swift_left_out():
-    assert swift.left_out(100, "") == 0
-    assert swift.left_out(100, FILTERED.format(100, 90) + FILTERED.format(20, 5)) == 10
-    assert swift.left_out(100, FILTERED.format(20, 5)) == 0, "dev rows"
-    assert swift.left_out(100, FILTERED.format(100, 95) + FILTERED.format(95, 90)) == 10, "two passes"
-
-
 @pytest.mark.parametrize(
     ("device", "backend", "models"),
     [("cpu", "transformers", [{"sft": "/m/a", "rl": "/m/b"}]), ("cuda", "vllm", [{"sft": "/m/a"}, {"rl": "/m/b"}])],

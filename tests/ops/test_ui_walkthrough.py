@@ -83,6 +83,14 @@ class Site:
                     found.append(" ".join(process.cmdline()))
         return found
 
+    def terminal(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        env = own_environment() | {
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_HOME": str(self.folder / "client"),
+        }
+        argv = [sys.executable, "-m", *words]
+        return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600, check=False)
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -120,6 +128,15 @@ def page(site: Site, browser: Browser, shots: Path) -> Iterator[PrefectPage]:
 def ids() -> dict[str, str]:
     """Flow runs that later tests come back to."""
     return {}
+
+
+def test_all_deployments_are_listed(page: PrefectPage) -> None:
+    page.open("deployments")
+    deployed = {deployment["name"] for deployment in page.post("deployments/filter", {})}
+    assert deployed >= {"pipeline", "refresh", "train", "evaluate", "release", "compare"}
+    expect(page.page.get_by_text(f"{len(deployed)} Deployments")).to_be_visible()
+    expect(page.page.get_by_role("link", name="pipeline", exact=True).first).to_be_visible()
+    page.shot("deployments")
 
 
 def test_the_form_refuses_what_is_wrong(page: PrefectPage) -> None:
@@ -217,6 +234,16 @@ def test_a_failed_run_is_retried_once_the_cause_is_gone(site: Site, page: Prefec
     page.press("Retry", confirm="Retry")
     page.expect_state("Completed")
     assert page.run(run)["run_count"] == 2
+
+
+def test_a_run_from_the_terminal(site: Site, page: PrefectPage) -> None:
+    page.leave()
+    watched = ("prefect", "deployment", "run", "refresh/refresh", "--watch")
+    done = site.terminal(*watched, "-p", "profile=small")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "prefect.flow-run.Running" in done.stdout and "'Completed'" in done.stdout
+    failed = site.terminal(*watched, "-p", 'overrides=["data.workbook=missing.xlsx"]')
+    assert failed.returncode != 0 and "'Failed'" in failed.stdout + failed.stderr
 
 
 def test_the_pipeline_completes_and_its_artifacts_can_be_opened(page: PrefectPage, ids: dict[str, str]) -> None:

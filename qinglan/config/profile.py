@@ -170,6 +170,11 @@ class Profile(Section):
         return self.rl.rollout_engine or ("vllm" if self.trainer.device == "cuda" else "cpu")
 
     @property
+    def answer_engine(self) -> Literal["transformers", "vllm"]:
+        """What answers in evaluation and serving."""
+        return self.serve.backend or ("vllm" if self.trainer.device == "cuda" else "transformers")
+
+    @property
     def tracking_uri(self) -> str:
         return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"
 

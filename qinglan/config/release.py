@@ -161,9 +161,10 @@ class Serve(Section):
     max_answer_chars: Count | None = None
     """A longer answer of the model is not used. If not given, 200 for a rewrite of the question, else no limit."""
     backend: Literal["transformers", "vllm"] | None = None
-    """None: by `trainer.device`."""
+    """What answers, in evaluation too. None: by `trainer.device`."""
     extra: dict[str, Any] = {}
-    """More arguments of `swift deploy`, passed through as they are, such as `vllm_max_model_len`."""
+    """More arguments of `swift deploy`, passed through as they are; evaluation takes those for vLLM, such as
+    `vllm_max_model_len`."""
     models_per_gpu: Count = 1
     """Models that share a GPU, or a group of `rl.tensor_model_parallel_size` GPUs; vLLM's part of the memory is divided
     by it. A swap, a canary and a warm previous model each need memory for one more model than the champion."""

@@ -11,16 +11,6 @@ from qinglan.ledger.records import BatchJob, Call, Delivery, Failure, Order, Ret
 from qinglan.ledger.store import BATCH, Ledger, open_ledger
 
 __all__ = [
-    "BATCH",
-    "SCHEMA_VERSION",
-    "BatchJob",
-    "Call",
-    "Delivery",
-    "Failure",
-    "Ledger",
-    "Order",
-    "Retrieval",
-    "Usage",
-    "ledger_url",
-    "open_ledger",
-]
+    "BATCH", "SCHEMA_VERSION", "BatchJob", "Call", "Delivery", "Failure", "Ledger", "Order", "Retrieval", "Usage",
+    "ledger_url", "open_ledger",
+]  # fmt: skip

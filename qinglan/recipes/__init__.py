@@ -36,33 +36,11 @@ from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line, pars
 from qinglan.recipes.scoring.service import Baseline, GradedRewrite, Scored
 
 __all__ = [
-    "DATA_RULE",
-    "JUDGE",
-    "QUALITY",
-    "SCORE_SCHEMA",
-    "AnswerRecipe",
-    "Baseline",
-    "Finding",
-    "FindingRow",
-    "GradedRewrite",
-    "Input",
-    "Message",
-    "Metric",
-    "PrimaryMetric",
-    "Recipe",
-    "RetrievalRecipe",
-    "Scored",
-    "answered",
-    "delimited",
-    "get_recipe",
-    "identifying",
-    "one_line",
-    "parse_score",
-    "placeholders",
-    "prompt",
-    "read_json",
-    "recipe_key",
-]
+    "DATA_RULE", "JUDGE", "QUALITY", "SCORE_SCHEMA", "AnswerRecipe", "Baseline", "Finding", "FindingRow",
+    "GradedRewrite", "Input", "Message", "Metric", "PrimaryMetric", "Recipe", "RetrievalRecipe", "Scored",
+    "answered", "delimited", "get_recipe", "identifying", "one_line", "parse_score", "placeholders", "prompt",
+    "read_json", "recipe_key",
+]  # fmt: skip
 
 
 def get_recipe(name: str) -> Recipe:

@@ -110,13 +110,12 @@ def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, g
 
     ms-swift silently takes the next free port where this one is busy: ask the server for its models' names.
     """
-    engine = profile.serve.backend or ("vllm" if profile.trainer.device == "cuda" else "transformers")
     arguments: dict[str, Any] = {
         "model": folder.resolve(),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "torch_dtype": profile.sft.torch_dtype,
-        "infer_backend": engine,
+        "infer_backend": profile.answer_engine,
         "host": HOST,
         "port": port,
         "served_model_name": backend.model,
@@ -126,7 +125,7 @@ def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, g
         "log_interval": -1,
         "log_level": "warning",
     }
-    if engine == "vllm":
+    if profile.answer_engine == "vllm":
         arguments |= {
             "vllm_tensor_parallel_size": profile.rl.tensor_model_parallel_size,
             "vllm_gpu_memory_utilization": round(_VLLM_MEMORY / profile.serve.models_per_gpu, 3),

@@ -38,6 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 ROOT, STUB = Path(__file__).parents[2], Path(__file__).parents[1] / "support" / "stub_model.py"
 AT_ONCE, SETTLED, ARMS = 8, 100, ("teacher", "champion")
+VLLM = ROOT / ".venv-vllm"
+NEEDS_VLLM = [pytest.mark.extended, pytest.mark.skipif(not VLLM.exists(), reason="run `make setup-vllm` first")]
 DEADLINE_S = 30
 """Of an answer: nothing takes as long, whatever else has the cores, but what hangs."""
 CANARY = ("serve.canary.share=0.3", "serve.canary.compare_share=1.0", "serve.canary.check_every_s=1")
@@ -195,9 +197,9 @@ def _source(url: str) -> str:
 class ServedSite:
     """`qinglan serve` as a process, on real models."""
 
-    def __init__(self, folder: Path, *settings: str) -> None:
+    def __init__(self, folder: Path, profile: str, *settings: str) -> None:
         self.log = folder / "serve.log"
-        argv = [sys.executable, "-m", "qinglan.cli", "serve", "--port=0"]
+        argv = [sys.executable, "-m", "qinglan.cli", "serve", "--port=0", f"--profile={profile}"]
         with self.log.open("wb") as output:
             self.process = psutil.Popen(
                 [*argv, *(f"--set={s}" for s in settings)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
@@ -215,19 +217,21 @@ class ServedSite:
         return answer.headers.get("x-qinglan-version", "")
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedSite, Registry]]:
+@pytest.fixture(scope="module", params=["embedded", pytest.param("embedded_vllm", marks=NEEDS_VLLM)])
+def toys(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServedSite, Registry]]:
     """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one before it."""
     folder = tmp_path_factory.mktemp("serve")
     settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
-    profile = load_profile("embedded", settings)
+    profile = load_profile(request.param, settings)
     models = Models(profile.tracking_uri, profile.model_name, folder)
     models.registry = registry = registry_of(profile)
-    for name, size in (("small", 32), ("large", 64)):
-        weights = Artifact.of(make_model(folder / name, hidden_size=size))
+    for name, size in (("small", 128), ("large", 256)):  # heads of 32 and 64, as vLLM knows no smaller ones
+        weights = Artifact.of(make_model(folder / name, hidden_size=size, vocab_size=None))
         known = {"recipe": profile.recipe, "prompt_sha256": prompt_digest(profile)}
         registry.promote(registry.register(models.candidate(name, model=weights, **known)).version)
-    served = ServedSite(folder, *settings)
+    served = ServedSite(folder, request.param, *settings)
     yield served, registry
     if served.process.poll() is None:
         served.process.kill()

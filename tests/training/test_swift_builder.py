@@ -118,12 +118,16 @@ def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):
     [("cpu", "transformers", [{"sft": "/m/a", "rl": "/m/b"}]), ("cuda", "vllm", [{"sft": "/m/a"}, {"rl": "/m/b"}])],
 )
 def test_vllm_has_a_process_per_model(profile_of: ProfileOf, device: str, backend: str, models: list[dict[str, str]]):
-    profile = profile_of(trainer={"device": device, "gpus_per_node": 4}, rl={"tensor_model_parallel_size": 4})
+    serve = {"extra": {"vllm_max_model_len": 1024, "log_interval": 1}}
+    profile = profile_of(
+        trainer={"device": device, "gpus_per_node": 4}, rl={"tensor_model_parallel_size": 4}, serve=serve
+    )
     commands = generate_commands(profile, {"sft": "/m/a", "rl": "/m/b"}, Path("p.jsonl"), Path("out"))
     found = [json.loads(command.argv[-1]) for command in commands]
     assert [options["models"] for options in found] == models
     assert found[0]["prompts"] == str(Path("p.jsonl").resolve())
-    assert (found[0]["backend"], found[0]["tensor_parallel_size"]) == (backend, 4)
+    assert found[0]["backend"] == backend
+    assert found[0]["vllm"] == {"tensor_parallel_size": 4, "max_model_len": 1024}
     student = profile.student
     assert (found[0]["max_new_tokens"], found[0]["template"]) == (student.max_new_tokens, student.template)
 

@@ -8,13 +8,6 @@ from qinglan.serving.registry.store import Registry, champion_of, registry_of, r
 from qinglan.serving.registry.versions import ALIASES, Alias, Candidate, Released, prompt_digest
 
 __all__ = [
-    "ALIASES",
-    "Alias",
-    "Candidate",
-    "Registry",
-    "Released",
-    "champion_of",
-    "prompt_digest",
-    "registry_of",
+    "ALIASES", "Alias", "Candidate", "Registry", "Released", "champion_of", "prompt_digest", "registry_of",
     "rival_of",
-]
+]  # fmt: skip

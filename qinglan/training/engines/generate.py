@@ -27,14 +27,16 @@ _WARM_UP = 3  # single questions before the timed ones: an engine compiles or al
 def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> list[Command]:
     """The commands that answer all prompts with each model, one after the other.
 
-    On GPUs each model has a process of its own, as vLLM frees its memory only when its process ends. On the CPU one
+    With vLLM each model has a process of its own, as it frees its memory only when its process ends. Without, one
     process runs all models, as starting takes longer than answering.
     """
     on_cpu = profile.trainer.device == "cpu"
+    extra = profile.serve.extra
+    for_vllm = {name.removeprefix("vllm_"): value for name, value in extra.items() if name.startswith("vllm_")}
     options = {
         "prompts": str(prompts.resolve()),
         "output_dir": str(output_dir.resolve()),
-        "backend": "transformers" if on_cpu else "vllm",
+        "backend": profile.answer_engine,
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "revision": profile.student.revision,
@@ -42,11 +44,11 @@ def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Pa
         "max_new_tokens": profile.student.max_new_tokens,
         "batch_size": profile.evaluate.batch_size,
         "latency_queries": profile.evaluate.latency_queries,
-        "tensor_parallel_size": profile.rl.tensor_model_parallel_size,
+        "vllm": {"tensor_parallel_size": profile.rl.tensor_model_parallel_size} | for_vllm,
     }
     models = [(name, absolute_or_hub_id(folder)) for name, folder in folders.items()]
     commands = []
-    for group in [models] if on_cpu else [[model] for model in models]:
+    for group in [[model] for model in models] if profile.answer_engine == "vllm" else [models]:
         argument = json.dumps(options | {"models": dict(group)}, ensure_ascii=False)
         argv = [engine_python(profile), "-m", "qinglan.training.engines.generate", argument]
         gpus = 0 if on_cpu else profile.rl.tensor_model_parallel_size
@@ -78,7 +80,7 @@ def _engine(folder: str, options: dict[str, Any]) -> Any:
     if options["backend"] == "vllm":
         from swift.infer_engine import VllmEngine
 
-        return VllmEngine(folder, tensor_parallel_size=options["tensor_parallel_size"], **common)
+        return VllmEngine(folder, **common, **options["vllm"])
     from swift.infer_engine import TransformersEngine
 
     batch_size = options["batch_size"]

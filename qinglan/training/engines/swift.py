@@ -16,6 +16,8 @@ from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import ROW_CACHE, Command, JsonlTail
 
+VLLM_PLUGIN = "qinglan_cpu"
+"""Our entry point for vLLM (training/engines/vllm_plugin.py)."""
 LOGGING_FILE = "logging.jsonl"
 """Under the output directory; ms-swift appends one object per logged step."""
 
@@ -29,6 +31,9 @@ _ENV = {
     "MLFLOW_DISABLE_AUTO_LOGGING": "1",
 }
 
+# ms-swift's plug-in for vLLM needs torchvision. vLLM would bind its threads to cores that other processes use.
+_VLLM_ON_CPU = {"VLLM_PLUGINS": VLLM_PLUGIN, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+
 
 def engine_python(profile: Profile) -> str:
     """The interpreter of the trainer's environment; on a cluster without `trainer.python`, the nodes' `python`."""
@@ -39,7 +44,7 @@ def engine_env(profile: Profile, model: str, *secrets: str | None) -> dict[str, 
     """Environment of a training process, with only these secrets of the profile; with a local model folder, hubs are
     switched off."""
     on_cpu = profile.trainer.device == "cpu"
-    env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) if on_cpu else {}
+    env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) | _VLLM_ON_CPU if on_cpu else {}
     return env | withheld_secrets(profile, *secrets) | (_ENV if Path(model).is_dir() else {})
 
 

@@ -36,8 +36,6 @@ from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engin
 
 TRAINER = "qinglan_sync"
 """`trainer.v1.trainer_mode` of our trainer on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM, `cpu_sync` without."""
-VLLM_PLUGIN = "qinglan_cpu"
-"""Our entry point for vLLM (training/engines/vllm_plugin.py)."""
 REWARD_FUNCTION = "pkg://qinglan.training.reward"
 AGENT = "seeded_single_turn"
 """The agent loop in agents.yaml."""
@@ -149,8 +147,6 @@ def _environment(profile: Profile, model: Path, *secrets: str | None) -> dict[st
     else:
         # TransferQueue sets torch to 8 threads around every transfer, and logs a line for each field of each sample.
         device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "WARNING"}
-        # ms-swift's plug-in for vLLM needs torchvision. vLLM would bind its threads to cores that other processes use.
-        device |= {"VLLM_PLUGINS": VLLM_PLUGIN, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return engine_env(profile, str(model), *secrets) | _ENV | device
 
 

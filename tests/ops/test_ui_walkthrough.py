@@ -84,10 +84,7 @@ class Site:
         return found
 
     def terminal(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        env = own_environment() | {
-            "PREFECT_API_URL": f"{self.prefect_url}/api",
-            "PREFECT_HOME": str(self.folder / "client"),
-        }
+        env = own_environment(PREFECT_API_URL=f"{self.prefect_url}/api", PREFECT_HOME=str(self.folder / "client"))
         argv = [sys.executable, "-m", *words]
         return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600, check=False)
 

@@ -3,6 +3,7 @@
 Each start of verl with vLLM takes a minute or two, so one run shows several things.
 """
 
+import json
 import math
 import os
 import signal
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_rl import Toy, make_model
+from toy_rl import WORDS, Toy, make_model
 from waiting import wait_until
 
-from qinglan.runs.launcher import remove_leaked_memory
+from qinglan.config import load_profile
+from qinglan.runs.launcher import launch, remove_leaked_memory
 from qinglan.runs.supervise import descendants
 from qinglan.training.alarms import SAMPLER_DIFFERENCE, read_alarms
+from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.progress import ALARMS_FILE, DEV_VALUE, checkpoints, read_metrics
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
@@ -128,3 +131,17 @@ def test_a_sampler_that_loses_weights_is_noticed(tmp_path: Path, model: Path, mo
     log = (tmp_path / "log.txt").read_text()
     assert "vLLM did not take the weights within 60 s" in log, log[-4000:]
     assert {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)} >= {"sampler_mismatch"}
+
+
+def test_vllm_s_batch_engine_answers_as_transformers_does(tmp_path: Path, model: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    asked = [{"id": word, "messages": [{"role": "user", "content": f"say {word} please"}]} for word in set(WORDS)]
+    prompts.write_text("".join(json.dumps(each) + "\n" for each in asked), encoding="utf-8")
+    found = {}
+    for name in ("embedded", "embedded_vllm"):
+        for command in generate_commands(load_profile(name), {"sft": str(model)}, prompts, tmp_path):
+            launch(command, name="generate", log=tmp_path / f"{name}.log")
+        lines = (tmp_path / "sft.answers.jsonl").read_text(encoding="utf-8").splitlines()
+        found[name] = [(each["text"], each["completion_tokens"]) for each in map(json.loads, lines)]
+    equal = [one == other for one, other in zip(found["embedded"], found["embedded_vllm"], strict=True)]
+    assert len(equal) == len(asked) and sum(equal) >= 0.9 * len(equal), found

@@ -114,6 +114,7 @@ def evaluate_arms(
         "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),
         "student": profile.student.model_dump(mode="json"),
         "torch_dtype": profile.sft.torch_dtype,
+        "engine": [profile.answer_engine, profile.serve.extra],
         "prices": {name: price.model_dump() for name, price in profile.prices.items()},
         "teachers": {
             each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals

@@ -111,6 +111,7 @@ def test_a_live_service_is_asked_again(evaluated: Any, profile_of: ProfileOf, ur
     ("settings", "knowledge_base", "changed"),
     [
         ({"gate": {"smallest_gain": 0.2}, "evaluate": {"retries": 5}}, "a", set()),
+        ({"serve": {"backend": "vllm"}}, "a", {"engine"}),
         ({"sft": {"torch_dtype": "float32"}}, "a", {"torch_dtype"}),
         ({}, "b", {"knowledge_base"}),
         ({"rag": {"url": "http://live/q"}}, "a", {"knowledge_base", "rag"}),

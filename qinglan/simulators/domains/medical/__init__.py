@@ -89,5 +89,5 @@ DOMAIN = Domain(
     documents=corpus.documents,
     words=corpus.words,
     characters=corpus.characters,
-    pretraining=Pretraining(steps=260, context_tokens=512, documents_per_step=100),
+    pretraining=Pretraining(steps=400, context_tokens=512, documents_per_step=100),
 )

@@ -1,6 +1,7 @@
 """The evaluate stage: every arm answers the test split, and the arms are compared."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import CHANGEABLE, EMBEDDED, Profile
+from qinglan.errors import StageError
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
 from qinglan.evaluation.split_uses import note_evaluation
@@ -24,7 +26,7 @@ from qinglan.serving.registry import champion_of
 from qinglan.tasks.batches import ask_again
 from qinglan.tasks.engine import run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
-from qinglan.training.engines.generate import generate_commands
+from qinglan.training.engines.generate import UNMERGED, generate_commands
 
 CODE = (
     __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.figures", "qinglan.evaluation.models",
@@ -43,6 +45,8 @@ class Model(NamedTuple):
     folder: str
     identity: str
     """Digest of its files; of a model on a hub, its name."""
+    unmerged: tuple[str, str] | None = None
+    """Base model and adapter that it was merged of."""
 
 
 class Answers(NamedTuple):
@@ -84,6 +88,7 @@ def evaluate_arms(
         arms = {name: with_tokens(arm, calls) for name, arm in arms.items()}
         answers = _generate(stage, rows, cases, students)
         arms |= answers.arms
+        parity = {name: _parity(stage, name) for name, student in students.items() if student.unmerged}
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
         tried = answers.red_team | {name: texts_of_teacher(arm) for name, arm in asked.red_team.items()}
         done, red_team, made = asyncio.run(_complete(stage, services, arms, rows, cases, tried))
@@ -92,7 +97,7 @@ def evaluate_arms(
         identities = {name: student.identity for name, student in students.items()}
         trained = hash_of({name: identity for name, identity in identities.items() if name != "champion"})
         earlier = note_evaluation(profile, run.id, trained, (row.id for row in rows))
-        also = {"red_team": red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier}
+        also = {"red_team": red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier, "parity": parity}
         found = found.model_copy(update=also)
         write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {
@@ -138,6 +143,10 @@ def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, 
         else Model(str(result.details["model"]), str(result.details["model"]))
         for name, result in models.items()
     }
+    bases: dict[ArmName, ArmName] = {"sft": "base", "rl": "sft" if run.profile.rl.start_from == "sft" else "base"}
+    for name, base in bases.items():
+        if base in students and name in models and (adapter := models[name].artifacts.get("adapter")):
+            students[name] = students[name]._replace(unmerged=(students[base].folder, str(adapter.path)))
     champion = champion_of(run)
     if champion and champion.sha256 not in {student.identity for student in students.values()}:
         students["champion"] = Model(str(champion.folder), champion.sha256)
@@ -193,8 +202,11 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
         prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in questions)
     )
     stage.say(f"generating with {', '.join(students)}")
+    unmerged = {f"{name}{UNMERGED}": each.unmerged for name, each in students.items() if each.unmerged}
     folders = {name: student.folder for name, student in students.items()}
-    for number, command in enumerate(generate_commands(profile, folders, prompts, stage.directory), 1):
+    folders |= {name: base for name, (base, _) in unmerged.items()}
+    adapters = {name: adapter for name, (_, adapter) in unmerged.items()}
+    for number, command in enumerate(generate_commands(profile, folders, prompts, stage.directory, adapters), 1):
         run_engine(stage, command, name=f"generation {number}", log="generate.log")
     answers = Answers({}, {}, {})
     probes_from = len(rows) + len(cases)
@@ -205,6 +217,23 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
             answers.red_team[name] = texts_of(lines[len(rows) : probes_from])
         answers.probed[name] = student_rows(lines[probes_from:], price, recipe, usd_per_s)
     return answers
+
+
+def _parity(stage: Stage, name: ArmName) -> dict[str, float]:
+    """`Evaluation.parity` of a merged model; StageError beyond the profile's bounds."""
+    limits = stage.run.profile.evaluate
+    merged, unmerged = (
+        [json.loads(line) for line in (stage.directory / f"{each}.answers.jsonl").read_text("utf-8").splitlines()]
+        for each in (name, f"{name}{UNMERGED}")
+    )
+    equal = [(one, other) for one, other in zip(merged, unmerged, strict=False) if one["text"] == other["text"]]
+    tokens = [pair for one, other in equal for pair in zip(one["logprobs"], other["logprobs"], strict=False)]
+    difference = max((abs(one - other) for one, other in tokens), default=0.0)
+    if len(equal) < limits.parity_min_equal * len(unmerged) or difference > limits.parity_max_difference:
+        found = f"{len(equal)} of {len(unmerged)} texts are those of its base model with the adapter (parity_min_equal)"
+        differ = f"log-probabilities differ by {difference:.2g} at most (parity_max_difference)"
+        raise StageError(f"evaluate: the merged {name} model is not what was trained: {found}, {differ}")
+    return {"prompts": len(unmerged), "equal": len(equal), "difference": difference}
 
 
 async def _complete(

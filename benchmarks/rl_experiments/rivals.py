@@ -165,7 +165,7 @@ def _arms(
     profile, directory = run.profile, run.stage_directory(split)
     recipe, prompts = get_recipe(profile.recipe), directory / "prompts.jsonl"
     write_jsonl(prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows))
-    for command in generate_commands(profile, folders, prompts, directory):
+    for command in generate_commands(profile, folders, prompts, directory, {}):
         launch(command, name="generation", log=directory / "generate.log")
     price = profile.prices.get(profile.student.name)
     answers = {name: student_rows(_lines(directory / f"{name}.answers.jsonl"), price, recipe) for name in folders}

@@ -37,7 +37,6 @@ _OTHER_NAMES = {
     "score": ("rerank_score", "relevance_score", "score", "similarity"),
 }
 _SHOWN_KEYS = 6
-_SHOWN_PLACES = 3
 _LIKELY_LOGIT = 25.0
 """Rerankers' logits stay below this; percentages go beyond it."""
 _TYPES: dict[type, str] = {
@@ -286,9 +285,7 @@ def _check_order(scores: Sequence[float], listed: str, score_name: str) -> None:
     pairs = list(itertools.pairwise(scores))
     if not (rises := [i for i, (earlier, later) in enumerate(pairs, 1) if later > earlier]):
         return
-    first = rises[0]
-    places = ", ".join(f"{listed}[{i}]" for i in rises[:_SHOWN_PLACES])
-    places += f" and {len(rises) - _SHOWN_PLACES} more" if len(rises) > _SHOWN_PLACES else ""
+    first, places = rises[0], ", ".join(f"{listed}[{i}]" for i in rises)
     hint = "sort by it, best first, or set rag.mapping.score_as: rank where another order is meant"
     if all(later >= earlier for earlier, later in pairs):
         hint += "; all of them rise: if it is a distance, send a score for which higher is better"

@@ -225,8 +225,6 @@ class SftTraining(ReportPart, extra="allow"):
 
     rows: int | None = None
     steps: int | None = None
-    loss_first: Number = None
-    loss_last: Number = None
 
 
 class RlTraining(ReportPart, extra="allow"):
@@ -388,6 +386,9 @@ class EvaluatedArms(ReportPart):
     """Questions without a judge's score in any arm, by the reason why the judge's call failed."""
     examples: list[ReportExample] = []
     shared: list[Shared] = []
+    parity: dict[ArmName, dict[str, float]] = {}
+    """By model that was merged: `prompts`, how many of its texts are `equal` to those of base model and adapter, and in
+    these the largest `difference` of a token's log-probability."""
 
 
 class Evaluation(EvaluatedArms):

@@ -5,7 +5,6 @@ needs an interval that rules out a loss of more than `compare.tolerable_loss`. T
 both its sides, for the reader.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from qinglan.evaluation.reasons import TEXTS, Reason, listed, reason
 from qinglan.evaluation.teacher_comparison import MAIN, ORIGINAL
 from qinglan.recipes import Metric, get_recipe
 from qinglan.rows import ArmRow
-from qinglan.statistics import Comparison
+from qinglan.statistics import Comparison, rows_needed
 from qinglan.text import Both, interval, latency, signed, with_interval
 
 Advice = Literal["take", "trade", "open", "keep"]
@@ -169,9 +168,7 @@ def _advice(result: RivalResult) -> Reason:
             risk = reason("loss_not_ruled_out", loss=-found.ci95[0], metric=metric)
         if not (found.detectable_diff and found.detectable_diff > margin > 0):
             return reason("purchase_open", risk=risk, margin=margin, main=result.main)
-        needed = found.n * (found.detectable_diff / margin) ** 2
-        step = 10.0 ** max(0, math.floor(math.log10(needed)) - 1)
-        rows = round(math.ceil(needed / step) * step)
+        rows = rows_needed(found.n, found.detectable_diff, margin)
         return reason("purchase_open_rows", risk=risk, margin=margin, main=result.main, rows=rows)
     if result.worse and result.price == "less":
         return reason("keep_not_better_than_question", **names)

@@ -145,6 +145,7 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
     "number1": lambda value: formats.number(value, 1),
     "number2": lambda value: formats.number(value, 2),
     "short": lambda value: f"{value:g}",
+    "tiny": lambda value: f"{value:.1g}",
     "percent": lambda value: f"{value:.0%}",
     "percent1": lambda value: f"{value:.1%}",
     "share": lambda value: f"{value:.0%}" if value >= 0.01 else f"{value:.1%}",

@@ -16,11 +16,9 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Report
 from qinglan.ops.estimate import QuestionCounts
 from qinglan.runs.run import runs_of, stage_of
-from qinglan.statistics import rows_needed
+from qinglan.statistics import POWER_FACTOR, rows_needed
 
 FEWEST_SFT_STEPS, MOST_PASSES = 50, 20
-_DETECTED = 1.96 + 0.84
-"""Standard errors of a difference that is found with 80% power at two-sided 5%."""
 _DIFFERING = 0.2
 """Share of the questions on which two models' answers are not both right or both wrong, where no run has shown it."""
 
@@ -127,12 +125,10 @@ def _rows(profile: Profile, counts: QuestionCounts, earlier: Path | None) -> tup
 
 def _measured_step_s(earlier: Path | None) -> dict[str, float]:
     found: dict[str, float] = {}
-    if earlier is None:
-        return found
     for stage in ("sft", "rl"):
         with suppress(ConfigError, ArtifactError):
-            result = stage_of(earlier, stage)
-            if steps := result.details["summary"].get("steps"):
+            result = earlier and stage_of(earlier, stage)
+            if result and (steps := result.details["summary"].get("steps")):
                 found[stage] = result.seconds / steps
     return found
 
@@ -146,4 +142,4 @@ def _detectable_gain(earlier: Path | None, test_rows: int) -> float:
             for found in report.comparisons:
                 if (found.a, found.metric) == ("rl", primary) and found.b in report.rivals and found.detectable_diff:
                     return found.detectable_diff * math.sqrt(found.n / max(1, test_rows))
-    return _DETECTED * math.sqrt(_DIFFERING / max(1, test_rows))
+    return POWER_FACTOR * math.sqrt(_DIFFERING / max(1, test_rows))

@@ -378,20 +378,20 @@ def _cluster(profile: Profile) -> str | None:
 
 def trainer_packages(profile: Profile) -> list[str]:
     """What the trainer's environment must have, by the names that are imported."""
-    return [*_TRAINER_PACKAGES, *(["vllm"] if profile.rollout_engine == "vllm" else [])]
+    return [*_TRAINER_PACKAGES, *(["vllm"] if "vllm" in (profile.rollout_engine, profile.answer_engine) else [])]
 
 
 def _packages(profile: Profile) -> None:
     python, needed = profile.trainer.python, trainer_packages(profile)
-    with_vllm = profile.trainer.device == "cpu" and profile.rollout_engine == "vllm"
+    vllm_hint = "run `make setup-vllm`" if profile.trainer.device == "cpu" and "vllm" in needed else ""
     if python is None:
         if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            hint = "run `make setup-vllm`; set trainer.python to .venv-vllm's" if with_vllm else "run `make setup`"
+            hint = f"{vllm_hint}; set trainer.python to .venv-vllm's" if vllm_hint else "run `make setup`"
             raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); {hint}")
         return
-    hint = "run `make setup-vllm`" if with_vllm else "see docker/trainer.Dockerfile"
+    hint = vllm_hint or "see docker/trainer.Dockerfile"
     if shutil.which(python) is None:
-        hint = hint if with_vllm else "name that of the trainer's environment, or leave it out to train in this one"
+        hint = vllm_hint or "name that of the trainer's environment, or leave it out to train in this one"
         raise ConfigError(f"trainer.python: {python}: no such interpreter; {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)
     if missing := found.rpartition("missing:")[2].split():

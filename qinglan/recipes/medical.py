@@ -3,8 +3,7 @@
 Safety is not left to a prompt: `medical_rules.yaml` names the dangerous kinds of question, what their answers must say
 and what no answer may say, and an adviser reviews it. A phrase counts wherever it occurs, whatever its white space,
 width and case, unless a negation directly before it takes it back: 不要加倍吃 is no forbidden advice, and 不用打120 no
-help. Grading and `docs/reference/medical-rules.md` come from that file; `python -m qinglan.recipes.medical` prints the
-page.
+help. Grading and `docs/reference/medical-rules.md` (by `python docs/generate.py`) come from that file.
 
 The raw data's answers teach as they are, the teacher is asked only where a row has none, and R = 0.6·rules + 0.4·judge
 corrects what the data leave out.

@@ -51,7 +51,7 @@ def test_a_dashboard_or_simulators_out_of_reach(profile_of: ProfileOf, ray: Fake
 def gpus_of(profile: Profile, folder: Path) -> list[int]:
     sft = sft_command(profile, model="m", train_file=folder, dev_file=folder, output_dir=folder, resume_from=None)
     merge = merge_command(profile, adapter=folder, output_dir=folder, model="m")
-    (generate, *_) = generate_commands(profile, {"sft": "m"}, folder, folder)
+    (generate, *_) = generate_commands(profile, {"sft": "m"}, folder, folder, {})
     export = export_command(profile, checkpoint=folder, base_model=folder, output_dir=folder)
     return [command.gpus for command in (sft, merge, generate, export)]
 

@@ -50,7 +50,6 @@ def test_another_subject_is_drift_in_vocabulary_and_worse_scores_in_scores():
     report = drift("abc", summary(old), summary(new), summary([]), 0.2)
     found = report.arrivals
     assert [*report.warnings] == ["vocabulary of the new rows"]
-    assert found.new_vocabulary and found.new_vocabulary.share > 0.6 > found.new_vocabulary.expected
     assert found.new_intents and found.new_intents.share == 1
     assert summary([old[0].model_copy(update={"gold_id": "d1; d2"})]).intents == {"d1": 1, "d2": 1}
     before, after = questions("supplement", 300), questions("supplement", 300, score=0.4)

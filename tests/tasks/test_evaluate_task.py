@@ -14,6 +14,7 @@ from run_stages import stage_result
 
 from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
+from qinglan.errors import StageError
 from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.reasons import reason
 from qinglan.recipes.kinds.measuring import Measured
@@ -40,6 +41,9 @@ class Evaluated:
         self.depends_on: dict[str, Any] = {}
         self.arms: Mapping[str, list[ArmRow]] = {}
         self.models: dict[str, str] = {}
+        self.with_adapter = set[str]()
+        self.answers: dict[str, dict[str, Any]] = {}
+        """What is otherwise in a model's answers."""
         self.outcome: Any = None
         self.answered = Asked({}, {}, {})
         """What the teachers say."""
@@ -49,7 +53,13 @@ class Evaluated:
         run = run.model_copy(update={"knowledge_base_sha256": knowledge_base})
         dataset = stage_result("dataset", dataset_run, artifacts={"test": self.rows, "rows": self.rows})
         trained = {
-            name: stage_result(name, artifacts={"model": Artifact(path=Path(f"/{name}"), sha256=sha256)})
+            name: stage_result(
+                name,
+                artifacts={
+                    part: Artifact(path=Path(f"/{name}/{part}"), sha256=sha256)
+                    for part in ("model", *(["adapter"] if name in self.with_adapter else []))
+                },
+            )
             for name, sha256 in models.items()
         }
         rivals = dict.fromkeys(profile.compare.teachers, URL)
@@ -65,7 +75,8 @@ class Evaluated:
         prompts = (stage.directory / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
         for name, self.models[name] in json.loads(command.argv[-1])["models"].items():
             ids = [json.loads(prompt)["id"] for prompt in prompts]
-            lines = [json.dumps({"id": i, "text": i, "prompt_tokens": 9, "completion_tokens": 2}) for i in ids]
+            answer = {"prompt_tokens": 9, "completion_tokens": 2, "logprobs": [-0.5]}
+            lines = [json.dumps({"id": i, "text": i} | answer | self.answers.get(name, {})) for i in ids]
             (stage.directory / f"{name}.answers.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
     async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Any:
@@ -165,6 +176,21 @@ def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(evaluate
     assert fake.evaluation.unjudged == fake.unjudged
     assert fake.outcome.try_again == 1, "an unreadable answer stays one"
     assert fake.evaluation.arms["rl"].prompt_tokens_per_1000 == 9000
+
+
+def test_a_merged_model_must_answer_as_its_base_model_with_the_adapter(evaluated: Any, profile_of: ProfileOf):
+    fake = evaluated()
+    fake.with_adapter = {"sft"}
+    fake.run(profile_of(), base="b", sft="a")
+    (found,) = fake.evaluation.parity.values()
+    assert found["equal"] == found["prompts"] > 0 == found["difference"]
+    assert fake.models["sft_unmerged"] == "/base/model"
+    fake.answers["sft_unmerged"] = {"logprobs": [-1.75]}
+    with pytest.raises(StageError, match=r"merged sft model is not what was trained: .* differ by 1\.2 at most"):
+        fake.run(profile_of(), base="b", sft="a")
+    fake.answers["sft_unmerged"] = {"text": "another"}
+    with pytest.raises(StageError, match=r"0 of \d+ texts are those of its base model"):
+        fake.run(profile_of(), base="b", sft="a")
 
 
 def test_evaluations_of_other_models_on_the_test_split_are_counted(evaluated: Any, profile_of: ProfileOf):

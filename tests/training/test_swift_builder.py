@@ -58,7 +58,7 @@ def test_a_hub_models_revision_reaches_every_command_that_loads_it(profile_of: P
     merge = merge_command(profile, adapter=Path("a"), output_dir=Path("m"), model="Qwen/Qwen3-32B")
     assert [options(command)["model_revision"] for command in (sft(profile), merge)] == ["abc123", "abc123"]
     assert "model_revision" not in options(sft(profile_of()))
-    (command,) = generate_commands(profile, {"base": "Qwen/Qwen3-32B"}, Path("p.jsonl"), Path("out"))
+    (command,) = generate_commands(profile, {"base": "Qwen/Qwen3-32B"}, Path("p.jsonl"), Path("out"), {})
     assert json.loads(command.argv[-1])["revision"] == "abc123"
 
 
@@ -122,7 +122,7 @@ def test_vllm_has_a_process_per_model(profile_of: ProfileOf, device: str, backen
     profile = profile_of(
         trainer={"device": device, "gpus_per_node": 4}, rl={"tensor_model_parallel_size": 4}, serve=serve
     )
-    commands = generate_commands(profile, {"sft": "/m/a", "rl": "/m/b"}, Path("p.jsonl"), Path("out"))
+    commands = generate_commands(profile, {"sft": "/m/a", "rl": "/m/b"}, Path("p.jsonl"), Path("out"), {})
     found = [json.loads(command.argv[-1]) for command in commands]
     assert [options["models"] for options in found] == models
     assert found[0]["prompts"] == str(Path("p.jsonl").resolve())
@@ -141,7 +141,7 @@ def answer(engine: Any, prompts: list[dict[str, Any]], _max_tokens: int) -> list
 class Engine:
     alive = 0
 
-    def __init__(self, folder: str, _: Any) -> None:
+    def __init__(self, folder: str, *_: Any) -> None:
         Engine.alive += 1
         self.folder, self.itself = folder, self  # as real ones: only the garbage collector gets them
         assert Engine.alive == 1
@@ -154,7 +154,7 @@ def test_answers_of_each_model_with_their_time(profile_of: ProfileOf, tmp_path: 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": str(n), "messages": []}) + "\n" for n in range(3)))
     profile = profile_of(evaluate={"latency_queries": 2})
-    (command,) = generate_commands(profile, {"sft": "/a", "rl": "/b"}, prompts, tmp_path)
+    (command,) = generate_commands(profile, {"sft": "/a", "rl": "/b"}, prompts, tmp_path, {})
     monkeypatch.setattr("sys.argv", command.argv[2:])
     monkeypatch.setattr(generate, "_engine", Engine)
     sizes: list[int] = []

@@ -64,7 +64,7 @@ def test_engines_get_the_keys_that_they_need_and_no_others(profile_of: ProfileOf
     folders = {"train_file": tmp_path, "dev_file": tmp_path, "output_dir": tmp_path}
     sft = sft_command(profile, model=str(tmp_path), resume_from=None, **folders)
     merge = merge_command(profile, model=str(tmp_path), adapter=tmp_path, output_dir=tmp_path)
-    (generate,) = generate_commands(profile, {"sft": str(tmp_path)}, tmp_path, tmp_path)
+    (generate,) = generate_commands(profile, {"sft": str(tmp_path)}, tmp_path, tmp_path, {})
     assert [keys_of(each) for each in (sft, merge, generate)] == [set()] * 3
     assert keys_of(command_of(profile, FOLDER)) == {"KEY_OF_JUDGE", "KEY_OF_RAG"}
 

@@ -139,7 +139,7 @@ def test_vllm_s_batch_engine_answers_as_transformers_does(tmp_path: Path, model:
     prompts.write_text("".join(json.dumps(each) + "\n" for each in asked), encoding="utf-8")
     found = {}
     for name in ("embedded", "embedded_vllm"):
-        for command in generate_commands(load_profile(name), {"sft": str(model)}, prompts, tmp_path):
+        for command in generate_commands(load_profile(name), {"sft": str(model)}, prompts, tmp_path, {}):
             launch(command, name="generate", log=tmp_path / f"{name}.log")
         lines = (tmp_path / "sft.answers.jsonl").read_text(encoding="utf-8").splitlines()
         found[name] = [(each["text"], each["completion_tokens"]) for each in map(json.loads, lines)]

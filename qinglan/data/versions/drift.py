@@ -57,7 +57,6 @@ class RowSummary(BaseModel, frozen=True):
 
     rows: int = 0
     failed: int = 0
-    vocabulary: dict[str, int] = {}
     intents: dict[str, int] = {}
     sample: list[DriftRow] = []
 
@@ -65,7 +64,7 @@ class RowSummary(BaseModel, frozen=True):
 class RowSummaryBuilder:
     def __init__(self) -> None:
         self.rows = self.failed = 0
-        self._vocabulary, self._intents = BoundedCounter(), BoundedCounter()
+        self._intents = BoundedCounter()
         self._sample: BottomK[DriftRow] = BottomK(SAMPLE_ROWS)
 
     def add(self, row: Row) -> None:
@@ -74,7 +73,6 @@ class RowSummaryBuilder:
             return
         self.rows += 1
         self.failed += row.status == "failed"
-        self._vocabulary.add(grams(row.query))
         self._intents.add(documents_of(row.gold_id) or keywords(row))
         if self._sample.wants(row.id):
             original, rewrite = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)
@@ -84,7 +82,6 @@ class RowSummaryBuilder:
         return RowSummary(
             rows=self.rows,
             failed=self.failed,
-            vocabulary=dict(self._vocabulary.counts),
             intents=dict(self._intents.counts),
             sample=self._sample.items(),
         )
@@ -145,7 +142,6 @@ class Shift(BaseModel, frozen=True):
     rows: int
     distances: dict[str, Distance] = {}
     """By vocabulary, length, original score and rewrite score; a respect that one side lacks is left out."""
-    new_vocabulary: Unseen | None = None
     new_intents: Unseen | None = None
     failed_share: float = 0.0
     parent_failed_share: float = 0.0
@@ -204,7 +200,6 @@ def shift(parent: RowSummary, rows: RowSummary) -> Shift:
     return Shift(
         rows=rows.rows,
         distances={name: value for name, value in found.items() if value},
-        new_vocabulary=unseen(parent.vocabulary, rows.vocabulary),
         new_intents=unseen(parent.intents, rows.intents),
         failed_share=rows.failed / max(rows.rows, 1),
         parent_failed_share=parent.failed / max(parent.rows, 1),

@@ -93,7 +93,6 @@ def _view(report: Report) -> dict[str, Any]:
         "red_team": tables.red_team(report),
         "charts": plots.charts(report.curves),
         "distributions": plots.distributions(report.distributions),
-        "gain_shares": plots.gain_shares(report.distributions.get("gain", [])),
         "funnel": tables.funnel(report.stages),
         "noise": tables.noise(report),
         "training": tables.training(report),

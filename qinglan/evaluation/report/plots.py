@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
-from qinglan.evaluation.reasons import TEXTS, reason, words
+from qinglan.evaluation.reasons import TEXTS, words
 from qinglan.evaluation.report.verdict import arm_label_words, main_comparison, pair_words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
@@ -283,18 +283,6 @@ def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
         if plot := histogram(TEXTS["distributions"][name], parts, is_difference):
             drawn.append(plot)
     return drawn
-
-
-def gain_shares(gains: Sequence[Distribution]) -> Both | None:
-    """Share of rows above, in and below the bin that holds no gain, and half that bin's width."""
-    if not gains or not sum(gains[0].counts):
-        return None
-    found = gains[0]
-    total, width = sum(found.counts), (found.high - found.low) / len(found.counts)
-    middle = int(-found.low / width)
-    below, same = sum(found.counts[:middle]) / total, found.counts[middle] / total
-    shares = {"better": 1 - below - same, "same": same, "worse": below}
-    return reason("gain_shares", rows=total, within=width / 2, **shares).words
 
 
 def _style(name: ArmName) -> str:

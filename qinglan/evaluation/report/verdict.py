@@ -172,7 +172,8 @@ def weights_words(report: Report) -> Both | None:
     if weights.expected:
         differing = [stage for stage, digest in weights.expected.items() if digest != weights.found[stage]]
         agrees = reason("weights_differ", stage=differing[0]) if differing else reason("weights_agree")
-    return reason("weights", digests=digests, agrees=agrees).words
+    merged = [reason("merged", arm=name, **found) for name, found in report.parity.items()]
+    return reason("weights", digests=digests, agrees=agrees, merged=merged).words
 
 
 def next_step(report: Report) -> Both | None:

@@ -3,8 +3,9 @@
 Runs on ms-swift's inference engines (transformers on the CPU, vLLM on GPUs) with the template of the training.
 `prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text", "completion_tokens", "prompt_tokens",
 "share_s"}, which is its part, by tokens, of the time that all answers together took; and,
-for the first prompts, "latency_ms": one question at a time, after a warm-up. The script's one argument is JSON, as
-`generate_commands` makes it. The orchestrator imports this module, so torch and swift are imported inside functions.
+for the first prompts, "latency_ms": one question at a time, after a warm-up; and "logprobs" of the tokens. The script's
+one argument is JSON, as `generate_commands` makes it. The orchestrator imports this module, so torch and swift are
+imported inside functions.
 """
 
 import gc
@@ -21,11 +22,15 @@ from qinglan.runs.launcher import Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 Name = TypeVar("Name", bound=str)
+UNMERGED = "_unmerged"
+"""After a model's name: its base model with the adapter, as it was trained."""
 _WARM_UP = 3  # single questions before the timed ones: an engine compiles or allocates for a batch of one at first
 
 
-def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> list[Command]:
-    """The commands that answer all prompts with each model, one after the other.
+def generate_commands(
+    profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path, adapters: Mapping[Name, str]
+) -> list[Command]:
+    """The commands that answer all prompts with each model, one after the other; with an adapter the first prompts.
 
     With vLLM each model has a process of its own, as it frees its memory only when its process ends. Without, one
     process runs all models, as starting takes longer than answering.
@@ -36,7 +41,9 @@ def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Pa
     options = {
         "prompts": str(prompts.resolve()),
         "output_dir": str(output_dir.resolve()),
-        "backend": profile.answer_engine,
+        "adapters": dict(adapters),
+        "parity_prompts": profile.evaluate.parity_prompts if adapters else 0,
+        "device_map": "cpu" if on_cpu else None,
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "revision": profile.student.revision,
@@ -49,7 +56,8 @@ def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Pa
     models = [(name, absolute_or_hub_id(folder)) for name, folder in folders.items()]
     commands = []
     for group in [[model] for model in models] if profile.answer_engine == "vllm" else [models]:
-        argument = json.dumps(options | {"models": dict(group)}, ensure_ascii=False)
+        engine = "transformers" if group[0][0] in adapters else profile.answer_engine
+        argument = json.dumps(options | {"models": dict(group), "backend": engine}, ensure_ascii=False)
         argv = [engine_python(profile), "-m", "qinglan.training.engines.generate", argument]
         gpus = 0 if on_cpu else profile.rl.tensor_model_parallel_size
         commands.append(Command(argv, engine_env(profile, group[0][1]), gpus))
@@ -61,14 +69,15 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     prompts = [json.loads(line) for line in Path(options["prompts"]).read_text(encoding="utf-8").splitlines()]
     for name, folder in options["models"].items():
-        answers = _answer_all(folder, prompts, options)
+        adapter = options["adapters"].get(name)
+        answers = _answer_all(folder, adapter, prompts[: options["parity_prompts"]] if adapter else prompts, options)
         gc.collect()  # free the model before the next one is loaded
         path = Path(options["output_dir"]) / f"{name}.answers.jsonl"
         write_jsonl(path, answers)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
 
 
-def _engine(folder: str, options: dict[str, Any]) -> Any:
+def _engine(folder: str, adapter: str | None, options: dict[str, Any]) -> Any:
     import torch
 
     common = {
@@ -83,20 +92,23 @@ def _engine(folder: str, options: dict[str, Any]) -> Any:
         return VllmEngine(folder, **common, **options["vllm"])
     from swift.infer_engine import TransformersEngine
 
-    batch_size = options["batch_size"]
-    return TransformersEngine(folder, max_batch_size=batch_size, device_map="cpu", attn_impl="sdpa", **common)
+    common |= {"adapters": [adapter] if adapter else [], "device_map": options["device_map"]}
+    return TransformersEngine(folder, max_batch_size=options["batch_size"], attn_impl="sdpa", **common)
 
 
-def _ask(engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> list[Any]:
+def _ask(engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int, *, logprobs: bool = False) -> list[Any]:
     from swift.infer_engine import InferRequest, RequestConfig
 
     requests = [InferRequest(messages=prompt["messages"]) for prompt in prompts]
-    config = RequestConfig(max_tokens=max_new_tokens, temperature=0.0)
+    config = RequestConfig(max_tokens=max_new_tokens, temperature=0.0, logprobs=logprobs)
     return list(engine.infer(requests, config, use_tqdm=False))
 
 
-def _answer_all(folder: str, prompts: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
-    engine, max_new_tokens, timed = _engine(folder, options), options["max_new_tokens"], options["latency_queries"]
+def _answer_all(
+    folder: str, adapter: str | None, prompts: list[dict[str, Any]], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    engine, max_new_tokens = _engine(folder, adapter, options), options["max_new_tokens"]
+    timed, compared = 0 if adapter else options["latency_queries"], prompts[: options["parity_prompts"]]
     for prompt in prompts[: min(_WARM_UP, timed)]:
         _ask(engine, [prompt], max_new_tokens)
     start = time.perf_counter()
@@ -117,6 +129,9 @@ def _answer_all(folder: str, prompts: list[dict[str, Any]], options: dict[str, A
         start = time.perf_counter()
         _ask(engine, [prompt], max_new_tokens)
         answer["latency_ms"] = 1000 * (time.perf_counter() - start)
+    responses = _ask(engine, compared, max_new_tokens, logprobs=True) if compared else []
+    for answer, response in zip(answers, responses, strict=False):
+        answer["logprobs"] = [token["logprob"] for token in response.choices[0].logprobs["content"]]
     return answers
 
 

@@ -47,7 +47,7 @@ def run(
             "--continue-anyway", help="pipeline, train: continue an interrupted training although its code changed."
         ),
     ] = False,
-    source: Annotated[str | None, typer.Option("--from", help="The run to start from; the newest.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="The run to start from, else the newest.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
     report_suffices: Annotated[
         bool, typer.Option("--report-suffices", help="End well where the run ended early, but has a report.")

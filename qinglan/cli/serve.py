@@ -26,7 +26,7 @@ def serve(
         bool, typer.Option("--if-released", help="With --check: where no model is released, say so and end well.")
     ] = False,
 ) -> None:
-    """Serve the champion behind an OpenAI-compatible router that always answers, until Ctrl-C."""
+    """Serve the champion behind an OpenAI-compatible router, until Ctrl-C."""
     from qinglan.serving.checks import run_smoke_test
     from qinglan.serving.registry import registry_of
     from qinglan.serving.site import serve_site

@@ -38,7 +38,7 @@ class Sql(Section):
     url_env: SecretName
     """Name of the environment variable that holds the database's SQLAlchemy URL."""
     query: str
-    """One SELECT statement. Order its rows by something that stays, so that a duplicate's first row stays the first."""
+    """One SELECT or WITH. Order its rows by something that stays, so that a duplicate's first row stays the first."""
 
 
 class Data(Section):

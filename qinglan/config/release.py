@@ -20,8 +20,8 @@ class Gate(Section):
     challenger: str = "rl"
     """The arm that is to be released."""
     fallback: Literal["sft", "rl"] | None = None
-    """The arm that the same rules are asked about where the challenger is not released; None for none. A second try can
-    double the rate at which a model is released that is no better."""
+    """The arm that the same rules are asked about where the challenger is not released; null: no other. A second
+    try can double the rate at which a model is released that is no better."""
     rivals: Annotated[tuple[str, ...], Field(min_length=1)] = ("teacher",)
     """Arms that it must beat, beside the champion where there is one: `original`, `teacher`, `base`, `sft`, `rl`, or
     one of `evaluate.teachers`. The report's verdict is about the first."""
@@ -37,7 +37,7 @@ class Gate(Section):
     """Cost per 1,000 questions, as a share of the teacher's, where a teacher was evaluated."""
     max_latency_p95_ms: Positive | None = None
     max_latency_ratio: Positive | None = 1.0
-    """Median latency, as a share of the teacher's where both were measured; None for no limit."""
+    """Median latency, as a share of the teacher's where both were measured; null: no limit."""
     accepted_alarms: tuple[AlarmName, ...] = ()
     """Alarms of RL up to the chosen step that don't block a release; all others do."""
     approval: Literal["none", "required"] = "none"
@@ -161,7 +161,7 @@ class Serve(Section):
     max_answer_chars: Count | None = None
     """A longer answer of the model is not used. If not given, 200 for a rewrite of the question, else no limit."""
     backend: Literal["transformers", "vllm"] | None = None
-    """What answers, in evaluation too. None: by `trainer.device`."""
+    """What answers, in evaluation too. Null: by `trainer.device`."""
     extra: dict[str, Any] = {}
     """More arguments of `swift deploy`, passed through as they are; evaluation takes those for vLLM, such as
     `vllm_max_model_len`."""

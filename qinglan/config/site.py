@@ -177,7 +177,7 @@ class LocalJudge(Section):
 
 
 class Judge(Endpoint):
-    """The judge. With `local`, RL asks that one instead, and this one the rest: agreement, baseline, evaluation."""
+    """The judge. With `local`, RL asks that one; agreement, baseline and evaluation still ask this one."""
 
     local: LocalJudge | None = None
 

@@ -1,8 +1,8 @@
 """Dataset versions: immutable, named by their content, and kept outside of runs, so that deleting runs loses none.
 
-`{paths.state}/datasets/<tenant>/<version>/` holds the dataset stage's files (hard links where that can be), their
-index, the data card and `version.json`. A version is written under another name and renamed when it is complete, so a
-kill leaves no incomplete version; a file lock admits one publisher per tenant.
+`{paths.state}/datasets/<tenant>.<recipe>/<version>/` holds the dataset stage's files (hard links where that can
+be), their index, the data card and `version.json`. A version is written under another name and renamed when it is
+complete, so a kill leaves no incomplete version; a file lock admits one publisher per tenant.
 """
 
 import json

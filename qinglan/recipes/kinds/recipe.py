@@ -39,7 +39,7 @@ class Recipe(ABC):
     """In the order in which they are shown, the most important first: the gate wants a gain on the first that has
     values, and the report begins with it."""
     DISTILL_ROLES: ClassVar[tuple["ChatRole", ...]] = ("teacher",)
-    """The models that `distill` asks. Only the teacher alone can be asked through a batch API or on Ray."""
+    """The models that `distill` asks. Only the teacher alone can be asked through a batch API."""
     JUDGE_SCHEMA: ClassVar[dict[str, Any]] = SCORE_SCHEMA
     """JSON schema of the judge's answer, for models that support structured output."""
     TOO_FEW_ROWS_HINT: ClassVar[str]

@@ -75,7 +75,7 @@ def evaluate_arms(
     students, cases = _students(run, models), cases_of(profile)
     named = {*profile.evaluate.teachers, *profile.gate.rivals}
     rivals = [each for each in teachers_of(run, services) if each.arm in named]
-    loads = _loads(profile, students)
+    loads, identities = _loads(profile, students), {name: student.identity for name, student in students.items()}
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
@@ -94,7 +94,6 @@ def evaluate_arms(
         done, red_team, made = asyncio.run(_complete(stage, services, arms, rows, cases, tried))
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
         found = evaluate(done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed)
-        identities = {name: student.identity for name, student in students.items()}
         trained = hash_of({name: identity for name, identity in identities.items() if name != "champion"})
         earlier = note_evaluation(profile, run.id, trained, (row.id for row in rows))
         also = {"red_team": red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier, "parity": parity}
@@ -108,14 +107,13 @@ def evaluate_arms(
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
         of_teachers = (*asked.arms.values(), *asked.red_team.values())
         lost += [entry.reason for arm in of_teachers for entry in arm if not entry.text]
-        lost += Counter(done.unjudged).elements()
-        try_again = sum(why in RETRYABLE_REASONS for why in lost)
+        try_again = sum(why in RETRYABLE_REASONS for why in (*lost, *Counter(done.unjudged).elements()))
         return Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), details, try_again)
 
     depends_on: dict[str, Any] = {
         "test_sha256": dataset.artifacts["test"].sha256,
         "rows_sha256": dataset.artifacts["rows"].sha256,  # what test and training share
-        "models": {name: student.identity for name, student in students.items()},
+        "models": identities,
         "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),
         "student": profile.student.model_dump(mode="json"),
         "torch_dtype": profile.sft.torch_dtype,
@@ -155,8 +153,7 @@ def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, 
 
 def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, Reason]:
     """What else a model had to do while its latency was measured."""
-    rivals = {name: profile.compare.teachers[name] for name in profile.evaluate.teachers}
-    teachers = {"teacher": profile.teacher, **rivals}
+    teachers = {"teacher": profile.teacher} | {n: profile.compare.teachers[n] for n in profile.evaluate.teachers}
     return {
         **{name: reason("live_at_once", questions=endpoint.concurrency) for name, endpoint in teachers.items()},
         **dict.fromkeys(students, reason("one_at_a_time", device=profile.trainer.device)),

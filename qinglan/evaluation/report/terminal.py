@@ -58,12 +58,8 @@ def print_table(report: Report) -> RenderableType:
     if model := report.released:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
         parts.append(Text(f"Registered as {model.name}, version {model.version}{aliases}"))
-    if weights := verdict.weights_words(report):
-        parts.append(Text(weights.en, "dim"))
-    if alarms := verdict.alarm_warning(report):
-        parts.append(Text(alarms.en, "bold red"))
-    if continued := verdict.continued_warning(report):
-        parts.append(Text(continued.en, "yellow"))
+    notes = ((verdict.weights_words, "dim"), (verdict.alarm_warning, "bold red"), (verdict.continued_warning, "yellow"))
+    parts += [Text(note.en, style) for find, style in notes if (note := find(report))]
     if warning := verdict.simulator_warning(report):
         parts.append(Text(f"* {warning.en}", "yellow"))
     return Group(*parts)

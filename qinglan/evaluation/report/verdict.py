@@ -296,8 +296,7 @@ def star(report: Report, key: str) -> str:
         "original": {"workbook"},
         "teacher": {"workbook", "teacher"},
         "base": {"workbook", "student"},
-        QUALITY: {"workbook", "judge"},
-        "judge_consistency": {"workbook", "judge"},
+        **dict.fromkeys((QUALITY, "judge_consistency"), {"workbook", "judge"}),
     }
     if key in ("sft", "rl", "champion"):
         simulated = bool(report.simulated)

@@ -180,7 +180,7 @@ def test_reports_with_little_in_them_render(tmp_path: Path) -> None:
     assert "Failed, left out of the means: RL student 1" in terminal and "wrong: RL student 2" in terminal
 
 
-def test_the_gain_of_the_rewrites_is_drawn_and_told(tmp_path: Path) -> None:
+def test_the_gain_of_the_rewrites_is_drawn(tmp_path: Path) -> None:
     validated = RetrievalStatistics()
     for gain in (*[0.3] * 7, 0.0, 0.0, -0.1):
         asked = Row(id="1", tenant="t", query="q", source="f!A1", answer="w")
@@ -188,7 +188,6 @@ def test_the_gain_of_the_rewrites_is_drawn_and_told(tmp_path: Path) -> None:
         validated.add(asked.model_copy(update={"original_retrieved": original, "answer_retrieved": rewritten}))
     html = page(tmp_path, report(distributions=validated.histograms()))
     text = english(html)
-    assert "Of 10 rows, 70% score higher with the rewrite, 20% the same (within 0.01) and 10% lower." in text
     assert "rewrite − original, median +0.30" in text
     assert re.search(r"original question, median 0\.\d\d .*rewrite, median", text) and Parsed(html).open == []
 

@@ -296,7 +296,7 @@ def star(report: Report, key: str) -> str:
         "original": {"workbook"},
         "teacher": {"workbook", "teacher"},
         "base": {"workbook", "student"},
-        **dict.fromkeys((QUALITY, "judge_consistency"), {"workbook", "judge"}),
+        **{each: {"workbook", "judge"} for each in (QUALITY, "judge_consistency")},
     }
     if key in ("sft", "rl", "champion"):
         simulated = bool(report.simulated)

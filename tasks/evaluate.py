@@ -211,7 +211,7 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
         lines = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
         answers.arms[name] = student_rows(lines[: len(rows)], price, recipe, usd_per_s)
         if name != "base":
-            answers.red_team[name] = texts_of(lines[len(rows) : probes_from])
+            answers.red_team[name] = texts_of(lines[len(rows) : probes_from], recipe)
         answers.probed[name] = student_rows(lines[probes_from:], price, recipe, usd_per_s)
     return answers
 

@@ -33,7 +33,7 @@ from qinglan.runs.schema_version import first_flaw
 from qinglan.statistics import ArmScores, Comparison, compare
 
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
-OF_EVERY_REWRITE = {"one_line": True, "not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
+OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
 """Checks that hold of every good query, and are on unless a case turns them off. An answer may be long."""
 REGRESSION = "regression"
 """The kind of case that a row of a workbook is."""
@@ -56,7 +56,6 @@ class Checks(BaseModel, frozen=True, extra="forbid"):
     """What a text must be like. A recipe that retrieves with it turns `OF_EVERY_REWRITE` on."""
 
     non_empty: bool = True
-    one_line: bool = False
     not_repetitive: bool = False
     """No word three times, no piece of text three times in a row, no character that fills half of it."""
     not_boilerplate: bool = False
@@ -137,9 +136,9 @@ def row_of(case: Case, tenant: Tenant) -> Row:
     )
 
 
-def texts_of(answers: Iterable[str]) -> dict[str, str]:
-    """By prompt id, from the JSON lines of a generation; a second line in an answer stays, for the checks to find."""
-    return {answer["id"]: answer["text"].strip() for answer in map(json.loads, answers)}
+def texts_of(answers: Iterable[str], recipe: Recipe) -> dict[str, str]:
+    """By prompt id, from the JSON lines of a generation; as they are graded and served."""
+    return {answer["id"]: recipe.clean(answer["text"]) for answer in map(json.loads, answers)}
 
 
 def texts_of_teacher(answers: Iterable[ArmRow]) -> dict[str, str | Reason]:
@@ -169,7 +168,7 @@ async def try_cases(
             return _result(case, None, None, text)
         if case.checks.needs_retrieval and text:
             with suppress(CallError):
-                retrieved = await clients.rag.retrieve(case.query, " ".join(text.split()))
+                retrieved = await clients.rag.retrieve(case.query, text)
         return check(case, text or None, retrieved, recipe.parts(row, text))
 
     tried = [
@@ -222,8 +221,6 @@ def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retriev
         if checks.non_empty:
             yield reason("empty")
         return
-    if checks.one_line and len(text.splitlines()) > 1:
-        yield reason("several_lines")
     yield from (reason("contains", word=word) for word in checks.must_not_contain if normalise(word) in key)
     forms = (unicodedata.normalize("NFKC", text), "".join(unicodedata.normalize("NFKC", text).split()))
     for pattern in checks.must_not_match:

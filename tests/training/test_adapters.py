@@ -1,5 +1,6 @@
 """verl's engines with adapters, in this process: what a checkpoint holds, how it resumes, what is exported of it."""
 
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 from toy_rl import make_model
 
+from qinglan.config import load_profile
+from qinglan.runs.launcher import launch
 from qinglan.training.engines.export import export
+from qinglan.training.engines.generate import UNMERGED, generate_commands
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("verl")
@@ -100,7 +104,16 @@ def test_a_policy_is_saved_as_its_adapter_resumed_and_exported_whole(tmp_path: P
     with torch.no_grad():
         now, then, expected = outputs(exported), outputs(before), outputs(trained.module)
     assert (now - expected).abs().max() < 0.05 * (then - expected).abs().max()  # adapters are exported in bf16
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "1", "messages": [{"role": "user", "content": "cats"}]}), encoding="utf-8")
+    folders = {"rl": str(tmp_path / "exported"), f"rl{UNMERGED}": str(policy)}
+    adapters = {f"rl{UNMERGED}": str(tmp_path / "adapter")}
+    (command,) = generate_commands(load_profile("embedded"), folders, prompts, tmp_path, adapters)
+    launch(command, name="generate", log=tmp_path / "generate.log")
+    merged, unmerged = (json.loads((tmp_path / f"{name}.answers.jsonl").read_text("utf-8")) for name in folders)
+    assert merged["text"] == unmerged["text"]
+    assert merged["logprobs"] == pytest.approx(unmerged["logprobs"], abs=1e-4)
 
 
 def test_a_critic_learns_by_its_adapter_and_its_whole_head(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 _MARKDOWN = re.compile(r"[\\\[\]<!`|*~&]|(?<!\w)_|_(?!\w)")
@@ -56,6 +56,11 @@ def interval(ends: tuple[float, float] | None, show: Show = number) -> str:
 
 def with_interval(value: float | None, ends: tuple[float, float] | None, show: Show, show_end: Show = number) -> str:
     return f"{show(value)} {interval(ends, show_end)}" if ends else show(value)
+
+
+def some(texts: Sequence[str], most: int = 5) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def count(value: int | None) -> str:

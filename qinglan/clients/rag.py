@@ -25,7 +25,7 @@ from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.traces import CallSample
-from qinglan.text import shown, without_texts
+from qinglan.text import shown, some, without_texts
 
 _TITLE_CHARS = 60
 PASSAGE_CHARS = 500
@@ -37,6 +37,7 @@ _OTHER_NAMES = {
     "score": ("rerank_score", "relevance_score", "score", "similarity"),
 }
 _SHOWN_KEYS = 6
+_SHOWN_PLACES = 3
 _LIKELY_LOGIT = 25.0
 """Rerankers' logits stay below this; percentages go beyond it."""
 _TYPES: dict[type, str] = {
@@ -285,7 +286,7 @@ def _check_order(scores: Sequence[float], listed: str, score_name: str) -> None:
     pairs = list(itertools.pairwise(scores))
     if not (rises := [i for i, (earlier, later) in enumerate(pairs, 1) if later > earlier]):
         return
-    first, places = rises[0], ", ".join(f"{listed}[{i}]" for i in rises)
+    first, places = rises[0], some([f"{listed}[{i}]" for i in rises], _SHOWN_PLACES)
     hint = "sort by it, best first, or set rag.mapping.score_as: rank where another order is meant"
     if all(later >= earlier for earlier, later in pairs):
         hint += "; all of them rise: if it is a distance, send a score for which higher is better"

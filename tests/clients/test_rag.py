@@ -89,7 +89,7 @@ def scored(*scores: object) -> str:
         ("busy\n" + 5000 * "x", 'it is not JSON: "busy xxx'),
         (scored(0.1, 0.2), "data.recall[1] above the passage before (0.2 after 0.1)"),
         (scored(0.1, 0.2), "all of them rise: if it is a distance"),
-        (scored(*[0.1, 0.2] * 2), "data.recall[1], data.recall[3] above"),
+        (scored(*[0.1, 0.2] * 5), "data.recall[1], data.recall[3], data.recall[5] and 2 more above"),
     ],
 )
 def test_broken_answers_say_what_is_wrong_and_what_to_do(answer: str, message: str):

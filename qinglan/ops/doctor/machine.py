@@ -26,7 +26,7 @@ from qinglan.errors import QinglanError
 from qinglan.ops.checks import Check
 from qinglan.ops.preflight import ENGINE_FLOWS, TRAINING_FLOWS, asked_endpoints
 from qinglan.runs.disk_space import nearest_folder
-from qinglan.text import size
+from qinglan.text import size, some
 from qinglan.training.disk_space import ModelSize, needed_bytes
 
 LOCK = Path(qinglan.__file__).parents[1] / "requirements.lock"
@@ -81,7 +81,7 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
         elif not each.specifier.contains(found, prereleases=True):
             wrong.append(f"{each.name} is {found}, needed is {each.specifier}")
     if wrong:
-        return Check("packages", detail, f"packages: {_some(wrong)}; {_HINT}")
+        return Check("packages", detail, f"packages: {some(wrong)}; {_HINT}")
     if not LOCK.is_file():
         return Check("packages", f"{detail}; tested versions are not known, as requirements.lock is only in a checkout")
     lines = (line.partition("==") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
@@ -91,11 +91,7 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
         version, found = tested.get(canonicalize_name(each.name)), installed(each.name)
         if version and found and found.public != version:
             others.append(f"{each.name} {found} (tested with {version})")
-    return Check("packages", detail, note=f"{_some(others)}; {_HINT} to have those of the lock" if others else None)
-
-
-def _some(texts: list[str], shown: int = 5) -> str:
-    return ", ".join(texts[:shown]) + (f" and {len(texts) - shown} more" if len(texts) > shown else "")
+    return Check("packages", detail, note=f"{some(others)}; {_HINT} to have those of the lock" if others else None)
 
 
 def check_text() -> Check:

@@ -19,7 +19,7 @@ from qinglan.config import Distill, Extract, Validate
 from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
-from qinglan.tasks.stage import RETRY_DELAYS_S, Outcome, Stage
+from qinglan.tasks.stage import Outcome, Stage, retried
 
 T = TypeVar("T")
 _KEPT_BUSY = 12
@@ -46,10 +46,6 @@ class AskedAgain(Protocol):
     def keep_answers(self) -> None: ...
 
 
-def _retried(retries: int) -> dict[str, Any]:
-    return {"retries": retries, "retry_delay_seconds": RETRY_DELAYS_S[: max(1, retries)]}
-
-
 @task(name="ask", cache_policy=NO_CACHE, task_run_name="{what}", retry_condition_fn=_is_incomplete)
 async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[AskedAgain, ...], retries: int) -> T:
     def failed_calls() -> int:
@@ -72,7 +68,7 @@ async def ask_again(what: str, ask: Callable[[], Awaitable[T]], *asked: AskedAga
     only these are made again."""
     for client in asked:
         client.keep_answers()
-    return await _ask.with_options(**_retried(retries))(what, ask, asked, retries)
+    return await _ask.with_options(**retried(retries))(what, ask, asked, retries)
 
 
 def _paced(work: row_batches.Work, at_once: int, report: Callable[[int], None]) -> row_batches.Work:
@@ -125,7 +121,7 @@ async def ask_services(
     total = source.rows or 0
     losses = row_batches.Losses(section, given.rows_out, settings.max_failed_share)
     before, after = RowCounts(), RowCounts()
-    configured = run_batch.with_options(**_retried(settings.retries))
+    configured = run_batch.with_options(**retried(settings.retries))
     async with open_clients(stage.run, services, roles, stage.traced) as clients:
         work = _paced(
             make_work(clients), _KEPT_BUSY * concurrency, lambda done: stage.progress(done, max(total, done), "rows")

@@ -56,6 +56,7 @@ class Answers(NamedTuple):
     red_team: dict[ArmName, dict[str, str]]
     """By prompt id."""
     probed: dict[ArmName, list[ArmRow]]
+    parity: dict[ArmName, dict[str, float]]
 
 
 class Asked(NamedTuple):
@@ -88,7 +89,6 @@ def evaluate_arms(
         arms = {name: with_tokens(arm, calls) for name, arm in arms.items()}
         answers = _generate(stage, rows, cases, students)
         arms |= answers.arms
-        parity = {name: _parity(stage, name) for name, student in students.items() if student.unmerged}
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
         tried = answers.red_team | {name: texts_of_teacher(arm) for name, arm in asked.red_team.items()}
         done, red_team, made = asyncio.run(_complete(stage, services, arms, rows, cases, tried))
@@ -96,8 +96,8 @@ def evaluate_arms(
         found = evaluate(done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed)
         trained = hash_of({name: identity for name, identity in identities.items() if name != "champion"})
         earlier = note_evaluation(profile, run.id, trained, (row.id for row in rows))
-        also = {"red_team": red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier, "parity": parity}
-        found = found.model_copy(update=also)
+        also = {"red_team": red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier}
+        found = found.model_copy(update=also | {"parity": answers.parity})
         write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {
             f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
@@ -117,7 +117,7 @@ def evaluate_arms(
         "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),
         "student": profile.student.model_dump(mode="json"),
         "torch_dtype": profile.sft.torch_dtype,
-        "engine": [profile.answer_engine, profile.serve.extra],
+        "engine": [profile.answer_engine, profile.serve.vllm_arguments],
         "prices": {name: price.model_dump() for name, price in profile.prices.items()},
         "teachers": {
             each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals
@@ -205,25 +205,25 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     adapters = {name: adapter for name, (_, adapter) in unmerged.items()}
     for number, command in enumerate(generate_commands(profile, folders, prompts, stage.directory, adapters), 1):
         run_engine(stage, command, name=f"generation {number}", log="generate.log")
-    answers = Answers({}, {}, {})
+    answers = Answers({}, {}, {}, {})
     probes_from = len(rows) + len(cases)
-    for name in students:
+    for name, student in students.items():
         lines = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
         answers.arms[name] = student_rows(lines[: len(rows)], price, recipe, usd_per_s)
         if name != "base":
             answers.red_team[name] = texts_of(lines[len(rows) : probes_from], recipe)
         answers.probed[name] = student_rows(lines[probes_from:], price, recipe, usd_per_s)
+        if student.unmerged:
+            answers.parity[name] = _parity(stage, name, lines)
     return answers
 
 
-def _parity(stage: Stage, name: ArmName) -> dict[str, float]:
-    """`Evaluation.parity` of a merged model; StageError beyond the profile's bounds."""
-    limits = stage.run.profile.evaluate
-    merged, unmerged = (
-        [json.loads(line) for line in (stage.directory / f"{each}.answers.jsonl").read_text("utf-8").splitlines()]
-        for each in (name, f"{name}{UNMERGED}")
-    )
-    equal = [(one, other) for one, other in zip(merged, unmerged, strict=False) if one["text"] == other["text"]]
+def _parity(stage: Stage, name: ArmName, merged: Sequence[str]) -> dict[str, float]:
+    """`Evaluation.parity` of a merged model, by its answers' JSON lines; StageError beyond the profile's bounds."""
+    limits, path = stage.run.profile.evaluate, stage.directory / f"{name}{UNMERGED}.answers.jsonl"
+    unmerged = path.read_text(encoding="utf-8").splitlines()
+    pairs = zip(map(json.loads, merged), map(json.loads, unmerged), strict=False)
+    equal = [(one, other) for one, other in pairs if one["text"] == other["text"]]
     tokens = [pair for one, other in equal for pair in zip(one["logprobs"], other["logprobs"], strict=False)]
     difference = max((abs(one - other) for one, other in tokens), default=0.0)
     if len(equal) < limits.parity_min_equal * len(unmerged) or difference > limits.parity_max_difference:

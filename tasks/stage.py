@@ -204,6 +204,11 @@ class Stage:
             self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
 
 
+def retried(retries: int) -> dict[str, Any]:
+    """The options of a Prefect task that is tried again, at most so often."""
+    return {"retries": retries, "retry_delay_seconds": RETRY_DELAYS_S[: max(1, retries)]}
+
+
 async def _is_ledger_unreachable(_task: Any, _run: Any, state: State) -> bool:
     """Its server may be starting again; any other error would only come again."""
     error = await state.aresult(raise_on_failure=False)
@@ -212,14 +217,8 @@ async def _is_ledger_unreachable(_task: Any, _run: Any, state: State) -> bool:
 
 def stage_task(name: str, run_name: str | None = None) -> Callable[[Callable[P, R]], Task[P, R]]:
     """A Prefect task whose results Prefect does not keep: `perform` decides what is reused."""
-    return task(
-        name=name,
-        task_run_name=run_name or name,
-        cache_policy=NO_CACHE,
-        retries=len(RETRY_DELAYS_S),
-        retry_delay_seconds=RETRY_DELAYS_S,
-        retry_condition_fn=_is_ledger_unreachable,
-    )
+    options = retried(len(RETRY_DELAYS_S)) | {"retry_condition_fn": _is_ledger_unreachable}
+    return task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE, **options)
 
 
 def perform(

@@ -179,6 +179,11 @@ class Serve(Section):
     canary: Canary = Canary()
 
     @property
+    def vllm_arguments(self) -> dict[str, Any]:
+        """Those of `extra` that are for vLLM, under its own names."""
+        return {name.removeprefix("vllm_"): each for name, each in self.extra.items() if name.startswith("vllm_")}
+
+    @property
     def clients(self) -> dict[str, ApiKey]:
         """All clients that have a key, by name."""
         return ({_DEFAULT_CLIENT: ApiKey(key_env=self.api_key_env)} if self.api_key_env else {}) | self.api_keys

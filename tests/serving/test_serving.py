@@ -20,7 +20,7 @@ import psutil
 import pytest
 from fake_registry import FakeRegistry
 from registered import Models
-from toy_rl import make_model
+from toy_rl import NEEDS_VLLM, make_model
 from waiting import wait_until
 
 from qinglan.config import load_profile
@@ -38,8 +38,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 ROOT, STUB = Path(__file__).parents[2], Path(__file__).parents[1] / "support" / "stub_model.py"
 AT_ONCE, SETTLED, ARMS = 8, 100, ("teacher", "champion")
-VLLM = ROOT / ".venv-vllm"
-NEEDS_VLLM = [pytest.mark.extended, pytest.mark.skipif(not VLLM.exists(), reason="run `make setup-vllm` first")]
 DEADLINE_S = 30
 """Of an answer: nothing takes as long, whatever else has the cores, but what hangs."""
 CANARY = ("serve.canary.share=0.3", "serve.canary.compare_share=1.0", "serve.canary.check_every_s=1")
@@ -217,7 +215,9 @@ class ServedSite:
         return answer.headers.get("x-qinglan-version", "")
 
 
-@pytest.fixture(scope="module", params=["embedded", pytest.param("embedded_vllm", marks=NEEDS_VLLM)])
+@pytest.fixture(
+    scope="module", params=["embedded", pytest.param("embedded_vllm", marks=[pytest.mark.extended, NEEDS_VLLM])]
+)
 def toys(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ServedSite, Registry]]:

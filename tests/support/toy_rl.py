@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from fake_service import SIMULATED
 from verl_config import command_of
 
@@ -21,6 +22,8 @@ from qinglan.runs.launcher import Command
 from qinglan.training.engines.progress import TrainerSettings, checkpoints, next_metrics_path
 from qinglan.training.engines.verl import export_command
 
+VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+NEEDS_VLLM = pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="vLLM is not installed here: run `make setup-vllm`")
 _TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
 WORDS = _TEXT.split()
 VERDICT = "<think>无</think><output>正确，不完整</output>"

@@ -26,7 +26,7 @@ from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import open_client
-from qinglan.tasks import batches
+from qinglan.tasks import batches, stage
 from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.extract import with_extracted
@@ -100,7 +100,7 @@ def retrieved(body: dict[str, Any]) -> Any:
 def site_of(
     tmp_path: Path, profile_of: ProfileOf, database: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> SiteOf:
-    monkeypatch.setattr(batches, "RETRY_DELAYS_S", [0.0])
+    monkeypatch.setattr(stage, "RETRY_DELAYS_S", [0.0])
     return lambda teacher=rewritten, rag=retrieved: Site(tmp_path, profile_of, database, serve(teacher), serve(rag))
 
 

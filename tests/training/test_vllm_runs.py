@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_rl import WORDS, Toy, make_model
+from toy_rl import NEEDS_VLLM, VLLM_PYTHON, WORDS, Toy, make_model
 from waiting import wait_until
 
 from qinglan.config import load_profile
@@ -23,12 +23,7 @@ from qinglan.training.alarms import SAMPLER_DIFFERENCE, read_alarms
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.progress import ALARMS_FILE, DEV_VALUE, checkpoints, read_metrics
 
-PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.extended,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed here: run `make setup-vllm`"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.extended, NEEDS_VLLM]
 ROLLOUT = "actor_rollout_ref.rollout"
 LARGEST_DIFFERENCE = "training/rollout_probs_diff_max"
 CLOSE = {"max_sampler_difference": 1e-4}
@@ -43,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def vllm_toy(folder: Path, model: Path, extra: dict[str, Any] | None = None, **rl: Any) -> Toy:
     toy = Toy(folder, model, rollout_engine="vllm", **rl)
-    trainer = toy.profile.trainer.model_copy(update={"python": str(PYTHON)})
+    trainer = toy.profile.trainer.model_copy(update={"python": str(VLLM_PYTHON)})
     toy.profile = toy.profile.model_copy(update={"trainer": trainer})
     toy.profile.rl.extra.update(extra or {})
     return toy

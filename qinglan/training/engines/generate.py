@@ -36,8 +36,6 @@ def generate_commands(
     process runs all models, as starting takes longer than answering.
     """
     on_cpu = profile.trainer.device == "cpu"
-    extra = profile.serve.extra
-    for_vllm = {name.removeprefix("vllm_"): value for name, value in extra.items() if name.startswith("vllm_")}
     options = {
         "prompts": str(prompts.resolve()),
         "output_dir": str(output_dir.resolve()),
@@ -51,7 +49,7 @@ def generate_commands(
         "max_new_tokens": profile.student.max_new_tokens,
         "batch_size": profile.evaluate.batch_size,
         "latency_queries": profile.evaluate.latency_queries,
-        "vllm": {"tensor_parallel_size": profile.rl.tensor_model_parallel_size} | for_vllm,
+        "vllm": {"tensor_parallel_size": profile.rl.tensor_model_parallel_size} | profile.serve.vllm_arguments,
     }
     models = [(name, absolute_or_hub_id(folder)) for name, folder in folders.items()]
     commands = []

@@ -28,6 +28,7 @@ from typing import Any
 import injection
 from fault_matrix.site import Seen, Workplace
 from fault_matrix.trials import Line, matrix, random_quick_line
+from night_site.site import small_disk
 
 from qinglan.runs.processes import stop_signals
 
@@ -58,7 +59,8 @@ def main() -> None:
     print(f"seed {seed}", flush=True)
     rng = Random(seed)
     if options.short:
-        plan = [(random_quick_line(rng), number) for number in range(trials)]
+        with tempfile.TemporaryDirectory() as probe, small_disk(Path(probe) / "disk", 1) as own_disk:
+            plan = [(random_quick_line(rng, own_disk=own_disk), number) for number in range(trials)]
     else:
         plan = [(line, 0) for line in chosen]
         plan += [(rng.choice(chosen), number) for number in range(1, trials - len(plan) + 1)]

@@ -19,6 +19,7 @@ from statistics import median
 ROOT = Path(__file__).parents[1]
 SMALL = ("embedded.sample_train_rows=12", "embedded.sample_dev_rows=4", "embedded.sample_test_rows=4")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Compound = ast.With | ast.AsyncWith | ast.For | ast.AsyncFor | ast.While | ast.If | ast.Try | ast.Match
 EMPTY_FLOW = """
 import os
 os.environ["PREFECT_HOME"] = os.getcwd()
@@ -114,9 +115,14 @@ def shape() -> Iterator[tuple[str, str]]:
     yield "loose modules / packages in qinglan/", f"{len(loose)} / {len(packages)}"
     yield "lines in qinglan, tasks, flows", f"{lines(code):,}"
     yield "functions", f"{len(sizes):,}"
-    short = [node.name for node in functions(code) if statements(node) == 1]
+    short_functions = [node for node in functions(code) if statements(node) == 1]
+    short = [node.name for node in short_functions]
     words = Counter(word for path in code for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
     yield "functions of one statement", f"{len(short):,}"
+    compound = sum(any(isinstance(each, Compound) for each in node.body) for node in short_functions)
+    yield "of these, with other statements inside the one", f"{compound:,}"
+    attributes = sum(bool(node.decorator_list) or node.name.startswith("__") for node in short_functions)
+    yield "of these, properties, commands and special methods", f"{attributes:,}"
     yield "of these, named in one other place", f"{sum(words[name] == 2 for name in short):,}"
     yield "lines of a function, median / 90th percentile", f"{median(sizes):g} / {sizes[len(sizes) * 9 // 10]}"
     yield "lines in tests", f"{lines(tests):,}"

@@ -19,6 +19,7 @@ Strike = Callable[[Site, psutil.Popen, Random], AbstractContextManager[None]]
 SERVICE_FAULTS = ("down", "hanging", "30% errors", "slow headers", "1 GB body", "cut body", "wrong shape", "blank")
 _PROXY_MODES = {"down": "down", "hanging": "black hole", "slow headers": "slow headers", "cut body": "cut body"}
 """The faults of the network; the others are the service's own."""
+DISK_FULL = "disk full"
 SERVICE_FAULT_S, STOPPED_S = 12.0, 90.0
 _LEFT_BYTES = 64 * 1024
 
@@ -115,7 +116,7 @@ def _proxy_for(proxy: Proxy, mode: str, seconds: float) -> Iterator[None]:
 
 PROCESS_FAULTS: dict[str, tuple[Strike, str]] = {
     "kill -9": (kill, "killed; the same command goes on and completes"),
-    "disk full": (fill_disk, "ends in one line; goes on once there is space"),
+    DISK_FULL: (fill_disk, "ends in one line; goes on once there is space"),
     "SIGSTOP": (suspend, "goes on by itself"),
     "clock ±1 h": (shift_clock, "goes on by itself (the clock of its processes alone is shifted)"),
 }

@@ -14,7 +14,7 @@ from qinglan.runs.processes import Processes, free_port
 from . import ledger, serving
 from .proxy import HOST, Proxy
 from .site import SERVICES, TRAINING, Seen, Site, Workplace
-from .strikes import PROCESS_FAULTS, SERVICE_FAULTS, Strike, break_server, break_service, prepare_clock
+from .strikes import DISK_FULL, PROCESS_FAULTS, SERVICE_FAULTS, Strike, break_server, break_service, prepare_clock
 
 DATA_STAGES = ("distill", "validate", "select", "dataset")
 _SERVER_FAULTS = ("down", "restarted", "slow")
@@ -34,7 +34,7 @@ def matrix() -> Iterator[Line]:
     for stage in (*DATA_STAGES, *TRAINING):
         for fault, (strike, expected) in PROCESS_FAULTS.items():
             prepare = prepare_clock if fault.startswith("clock") else None
-            trial = partial(of_stage, stage=stage, strike=strike, prepare=prepare, own_disk=fault == "disk full")
+            trial = partial(of_stage, stage=stage, strike=strike, prepare=prepare, own_disk=fault == DISK_FULL)
             yield Line(stage, fault, expected, trial)
     for service in SERVICES:
         for fault in SERVICE_FAULTS:
@@ -59,10 +59,13 @@ def matrix() -> Iterator[Line]:
     yield Line("forget", "a search of every store", "nothing is found", serving.forget)
 
 
-def random_quick_line(rng: Random) -> Line:
-    """One that takes some seconds on an idle machine; each kind as often as the others."""
+def random_quick_line(rng: Random, *, own_disk: bool) -> Line:
+    """One that takes some seconds on an idle machine; each kind as often as the others.
+
+    Without a disk of its own, a site's can't be filled.
+    """
     kind = rng.choice((DATA_STAGES, tuple(SERVICES), ("ledger on SQLite", "ledger on PostgreSQL"), ("router",)))
-    return rng.choice([line for line in matrix() if line.component in kind])
+    return rng.choice([line for line in matrix() if line.component in kind and (own_disk or line.fault != DISK_FULL)])
 
 
 def of_stage(

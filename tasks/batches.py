@@ -87,7 +87,7 @@ def _paced(work: row_batches.Work, at_once: int, report: Callable[[int], None]) 
 
 
 def note_failures(path: Path, batch: row_batches.RowBatch) -> None:
-    """Append the last failure of each row that met one, with what was said."""
+    """Append the failure of each row that is lost, with what was said."""
     if batch.failures:
         with path.open("a", encoding="utf-8") as stream:
             for row_id, error in batch.failures.items():
@@ -119,6 +119,8 @@ async def ask_services(
     """
     source = given.artifacts["rows"]
     total = source.rows or 0
+    failures = stage.directory / row_batches.FAILURES_FILE
+    failures.unlink(missing_ok=True)  # of an earlier attempt
     losses = row_batches.Losses(section, given.rows_out, settings.max_failed_share)
     before, after = RowCounts(), RowCounts()
     configured = run_batch.with_options(**retried(settings.retries))
@@ -134,7 +136,7 @@ async def ask_services(
             )
             async with aclosing(done):  # after an error nothing may go on asking: the clients are about to be closed
                 async for batch, rows in done:
-                    note_failures(stage.directory / row_batches.FAILURES_FILE, batch)
+                    note_failures(failures, batch)
                     losses.add(batch, rows)
                     for row in after.pass_through(map(finish, rows)):
                         watch(row)

@@ -21,16 +21,16 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
 
-from qinglan.config import EMBEDDED, load_profile
-from qinglan.errors import EngineError, QinglanError, StageError, first_line
+from qinglan.errors import EngineError, StageError, first_line
 from qinglan.evaluation.reasons import alarm_words
+from qinglan.ops.prefect.crash_recovery import stop_cancelled
+from qinglan.runs.artifacts import PROGRESS_FILE
 from qinglan.runs.launcher import ROW_CACHE, AttemptFailedError, Command, JsonlTail, LineTail, StalledError, launch
 from qinglan.runs.locks import device_lock
-from qinglan.tasks.forms import overrides_in
-from qinglan.tasks.stage import Stage, artifact_key, emit_run_event, flow_run_id
+from qinglan.tasks.stage import STARTED, Stage, artifact_key, emit_run_event, flow_run_id
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines.progress import ALARMS_FILE, STOPPED_FILE, read_stop
-from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
+from qinglan.training.engines.ray_jobs import JobSeries, RayJobs
 
 Metrics = dict[str, Any]
 MAX_LEFT_OUT_SHARE = 0.2
@@ -149,15 +149,8 @@ def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> Non
 
     Prefect calls it as well where a runner is only shut down, so what counts is what the flow run's state says.
     """
-    log, given = flow_run_logger(flow_run), flow_run.parameters
-    try:
-        profile = load_profile(given.get("profile", EMBEDDED), overrides_in(given))
-        if profile.trainer.ray_dashboard_url is None or not is_cancelled(str(flow_run.id)):
-            return
-        if not stop_jobs_of(profile, str(flow_run.id), log.info):
-            log.warning("no run of this flow run under %s, so no Ray job was stopped", profile.paths.runs.resolve())
-    except QinglanError as error:
-        log.error("its Ray jobs may still be running: %s", error)
+    if is_cancelled(str(flow_run.id)):
+        stop_cancelled(flow_run.model_dump(mode="json"), flow_run_logger(flow_run).warning)
 
 
 def is_cancelled(prefect_id: str) -> bool:
@@ -177,6 +170,7 @@ class Watchdog:
 
     def __init__(self, stage: Stage, name: str, log: Path) -> None:
         self._stage, self._name, self._log = stage, name, log
+        self._not_its_own = {log.name, STARTED, PROGRESS_FILE}
         self._limit_s = stage.run.profile.trainer.stalled_after_s
         self._started_s = self._changed_s = self._looked_s = time.monotonic()
         self._newest, self._said = (0, ""), False
@@ -206,7 +200,7 @@ class Watchdog:
         """The newest file's time of change and name."""
         found = (0, "")
         for path in self._stage.directory.rglob("*"):
-            if path != self._log:
+            if path.name not in self._not_its_own:
                 with suppress(OSError):  # an old checkpoint is being removed
                     found = max(found, (path.stat().st_mtime_ns, path.name))
         return found
@@ -301,8 +295,10 @@ def _alarms_markdown(alarms: list[Alarm]) -> str:
 class LeftOut:
     """The rows that an engine leaves out as too long, by what it writes to its log: the same in every attempt."""
 
-    def __init__(self, stage: Stage, log: Path, rows: int, count: Callable[[str], int], setting: str) -> None:
-        self.rows, self.count = rows, 0
+    def __init__(
+        self, stage: Stage, log: Path, rows: int, count: Callable[[str], int], setting: str, least: int = 0
+    ) -> None:
+        self.rows, self.count, self._least = rows, 0, least
         self.dropped: dict[str, int] = {}
         self._stage, self._lines, self._read, self._setting = stage, LineTail(log), count, setting
         self._sizes = ""
@@ -319,6 +315,8 @@ class LeftOut:
         what = f"{count:,} of {self.rows:,} training rows are longer than {self._setting} tokens"
         if count > MAX_LEFT_OUT_SHARE * self.rows:
             raise StageError(f"{self._stage.name}: {what}, more than {MAX_LEFT_OUT_SHARE:.0%}; raise it")
+        if self.rows - count < self._least:
+            raise StageError(f"{self._stage.name}: {what}; the others fill no batch of {self._least}; add questions")
         self._stage.say(f"{what} and left out")
 
 

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
@@ -108,6 +109,7 @@ def evaluate_arms(
         of_teachers = (*asked.arms.values(), *asked.red_team.values())
         lost += [entry.reason for arm in of_teachers for entry in arm if not entry.text]
         try_again = sum(why in RETRYABLE_REASONS for why in (*lost, *Counter(done.unjudged).elements()))
+        try_again += sum(each.passed is None for each in chain.from_iterable(red_team.values()))
         return Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), details, try_again)
 
     depends_on: dict[str, Any] = {
@@ -208,7 +210,7 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     answers = Answers({}, {}, {}, {})
     probes_from = len(rows) + len(cases)
     for name, student in students.items():
-        lines = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (stage.directory / f"{name}.answers.jsonl").read_bytes().splitlines()
         answers.arms[name] = student_rows(lines[: len(rows)], price, recipe, usd_per_s)
         if name != "base":
             answers.red_team[name] = texts_of(lines[len(rows) : probes_from], recipe)
@@ -218,13 +220,14 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     return answers
 
 
-def _parity(stage: Stage, name: ArmName, merged: Sequence[str]) -> dict[str, float]:
+def _parity(stage: Stage, name: ArmName, merged: Sequence[bytes]) -> dict[str, float]:
     """`Evaluation.parity` of a merged model, by its answers' JSON lines; StageError beyond the profile's bounds."""
     limits, path = stage.run.profile.evaluate, stage.directory / f"{name}{UNMERGED}.answers.jsonl"
-    unmerged = path.read_text(encoding="utf-8").splitlines()
+    unmerged = path.read_bytes().splitlines()
     pairs = zip(map(json.loads, merged), map(json.loads, unmerged), strict=False)
     equal = [(one, other) for one, other in pairs if one["text"] == other["text"]]
-    tokens = [pair for one, other in equal for pair in zip(one["logprobs"], other["logprobs"], strict=False)]
+    known = [[each.get("logprobs", ()) for each in pair] for pair in equal]
+    tokens = [tokens for pair in known for tokens in zip(*pair, strict=False)]
     difference = max((abs(one - other) for one, other in tokens), default=0.0)
     if len(equal) < limits.parity_min_equal * len(unmerged) or difference > limits.parity_max_difference:
         found = f"{len(equal)} of {len(unmerged)} texts are those of its base model with the adapter (parity_min_equal)"

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from prefect.artifacts import create_markdown_artifact
+from prefect.logging import get_run_logger
 
-from qinglan.evaluation.gate import decide
+from qinglan.evaluation.gate import alarms_of, beside_champion, decide
 from qinglan.evaluation.models import Decision, Evaluation
 from qinglan.recipes import get_recipe
 from qinglan.rows import ArmName, ArmRow, Row
@@ -12,7 +13,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import rival_of
 from qinglan.serving.registry.approval import decided_by, rows_to_review, write_approval_workbook
-from qinglan.serving.registry.versions import alarms_of, beside_champion, challenger_of, identities_of
+from qinglan.serving.registry.versions import challenger_of
 from qinglan.tasks.approval import ask
 from qinglan.tasks.stage import Outcome, Stage, emit_run_event, perform, stage_task, tracker_of
 from qinglan.text import markdown_cell
@@ -37,14 +38,16 @@ def decide_release(
     A model that may not be released is a result, not an error.
     """
     profile = run.profile
-    gate, identities, champion = profile.gate, identities_of(evaluated), rival_of(run)
+    gate, champion, identities = profile.gate, rival_of(run), evaluated.details.get("models", {})
     arms = [gate.challenger, *([gate.fallback] if gate.fallback else [])]
     digests = {arm: challenger_of(models, arm).artifacts["model"].sha256 for arm in arms}
-    alarms = {arm: alarms_of(profile, models, arm) for arm in digests}
+    alarms = {arm: alarms_of(models.get(arm), profile.rl.alarms.window_steps) for arm in digests}
 
     def decide_on(arm: str) -> Decision:
-        evaluation, version = beside_champion(evaluated.load("evaluation", Evaluation), identities, champion, arm)
-        return decide(evaluation, alarms[arm], gate.about(arm), version)
+        evaluation = evaluated.load("evaluation", Evaluation)
+        beside = champion and beside_champion(evaluation, identities, champion.sha256, arm)
+        version = champion.version if champion and beside else None
+        return decide(beside or evaluation, alarms[arm], gate.about(arm), version)
 
     def decide_in_order() -> Decision:
         preferred = decide_on(gate.challenger)
@@ -64,6 +67,9 @@ def decide_release(
             decision = decided_by(decision, ask(stage, decision.sentence, text, workbook))
         write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
         artifacts["decision"] = Artifact.of(stage.directory / "decision.json")
+        found = evaluated.load("evaluation", Evaluation).arms.get(decision.challenger)
+        if found and (p95_ms := found.latency_p95_ms or 0.0) > profile.serve.deadline_ms:
+            get_run_logger().warning("gate: p95 %.0f ms: raise serve.deadline_ms, or slower ones are not used", p95_ms)
         stage.say(" ".join([decision.sentence, *([decision.note.render()] if decision.note else [])]))
         outcomes = [rule.outcome for rule in decision.rules]
         counts = {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}

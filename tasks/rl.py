@@ -77,7 +77,12 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         alarms = AlarmFollower(stage)
         limit = profile.rl.max_prompt_length
         left_out = LeftOut(
-            stage, stage.directory / "rl.log", train_file.rows or 0, verl.left_out, f"rl.max_prompt_length = {limit}"
+            stage,
+            stage.directory / "rl.log",
+            train_file.rows or 0,
+            verl.left_out,
+            f"rl.max_prompt_length = {limit}",
+            profile.rl.train_batch_size,
         )
 
         def on_poll() -> None:

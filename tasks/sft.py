@@ -67,6 +67,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
             raise EngineError(f"ms-swift ended without a checkpoint; log: {log}")
         stage.say(f"merging {adapter.name}, the best on the dev split, into the base model")
         merged = stage.directory / "merged"
+        shutil.rmtree(merged, ignore_errors=True)  # of a merge that was interrupted: ms-swift would leave it as it is
         merge = swift.merge_command(profile, adapter=adapter, output_dir=merged, model=model)
         run_engine(stage, merge, name="ms-swift merge", log="merge.log")
         losses, weights = follow.curve("loss"), {WEIGHTS_SHA256: sha256_of(merged, WEIGHTS)}

@@ -64,7 +64,9 @@ def forced(force: bool, reason: str) -> str:
     """Why a version is used although the gate did not pass it; nothing where it was not forced."""
     if force and not reason.strip():
         raise ConfigError("--force: needs a --reason, which is kept with the version")
-    return reason.strip() if force else ""
+    if reason.strip() and not force:
+        raise ConfigError("--reason: goes with --force")
+    return reason.strip()
 
 
 def explain_os_error(error: OSError) -> str | None:

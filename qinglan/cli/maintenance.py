@@ -118,13 +118,14 @@ def forget(
     set_: SetOption = None,
 ) -> None:
     """Remove people's rows from everything that the site keeps, for good, and let none of them come back."""
+    from qinglan.data.sources.files import encoding_of
     from qinglan.ops.forget import Forgotten
     from qinglan.ops.forget import forget as forget_rows
 
     rows = row or []
     if wrong := [each for each in rows if not re.fullmatch("[0-9a-f]{16}", each)]:
         raise ConfigError(f"--row {wrong[0]!r}: is no row's id; rows.jsonl and the column 行编号 of rows.xlsx have it")
-    questions = text_file.read_text(encoding="utf-8-sig").splitlines() if text_file else []
+    questions = text_file.read_text(encoding_of(text_file)).split("\n") if text_file else []
     if not (rows or any(map(normalise, questions))):
         raise ConfigError("forget: nothing is named; give --row ID or --text-file FILE")
     loaded = load_profile(profile, set_ or ())

@@ -108,26 +108,3 @@ def stop(reason: ReasonOption = "stopped by hand", profile: ProfileOption = "emb
 
     withdrawn = registry_of(load_profile(profile, set_ or ())).withdraw_challenger(reason)
     say(f"{withdrawn.name} {withdrawn.version}: no longer the challenger" if withdrawn else "no canary")
-
-
-@canary_app.command()
-def promote(
-    version: Annotated[
-        str | None,
-        typer.Argument(metavar="VERSION", help="The challenger, or the last one that did better, if not given."),
-    ] = None,
-    force: ForceOption = False,
-    reason: ReasonOption = "",
-    profile: ProfileOption = "embedded",
-    set_: SetOption = None,
-) -> None:
-    """Make the challenger the champion."""
-    from qinglan.serving.registry import registry_of
-    from qinglan.serving.site import serving_folder, version_to_promote
-
-    loaded = load_profile(profile, set_ or ())
-    registry = registry_of(loaded)
-    version = version or version_to_promote(serving_folder(loaded), registry)
-    released = registry.promote(version, force_reason=forced(force, reason))
-    replaced = f", version {released.replaced} stays as the previous one" if released.replaced else ""
-    say(f"{released.name} {released.version}: champion{replaced}")

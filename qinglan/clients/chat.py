@@ -45,8 +45,8 @@ _QUOTA_RETURNS_S = 60.0
 """Some services say of the tokens per minute that the quota is spent."""
 _ENDED = ("stop", "eos", "end_turn", "")
 """How a whole answer ends; some gateways don't say."""
-_INTERRUPTED = ("insufficient_system_resource", "error", "abort")
-"""How DeepSeek, gateways and vLLM end an answer that they could not finish: another try may."""
+_INTERRUPTED = ("insufficient_system_resource", "network_error", "error", "abort")
+"""How DeepSeek, Zhipu, gateways and vLLM end an answer that they could not finish: another try may."""
 _GATEWAY_TIMEOUTS = (504, 524)
 """The model behind the gateway may go on, and is paid for."""
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
@@ -382,7 +382,8 @@ class ChatClient:
                 f"{role} {model}: the account's balance or quota is spent (HTTP {status} {code[:_SHOWN_CHARS]}); "
                 "top it up and run again: every answer paid for is kept"
             )
-        if _names(error, _POLICY) or (status == 403 and self._answered):  # others were let in, so it is this question
+        # Others were let in, so it is this question.
+        if _names(error, _POLICY) or (status == 403 and (self._answered or self.cached_count)):
             self._breaker.answered()
             return TeacherError(f"{role}: {what}: refused", "teacher_refused", said=said)
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
@@ -451,13 +452,13 @@ def unanswered(call: Call) -> str | None:
 
 def usable_text(call: Call, max_chars: int) -> str:
     """The answer's text; raises TeacherError where it is a refusal, cut off, empty or too long."""
-    if call.refusal or call.finish_reason == "content_filter":
+    if call.refusal or call.finish_reason in ("content_filter", "sensitive"):
         said = shown(call.refusal or call.text, _SHOWN_CHARS)
         raise TeacherError(f"{call.role}: refused", "teacher_refused", said=said)
     if call.finish_reason == "length":
         raise TeacherError(f"{call.role}: truncated at max_tokens; raise {call.role}.max_tokens", "truncated")
     if call.finish_reason not in _ENDED:
-        raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "teacher_interrupted")
+        raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "unknown_ending")
     if not call.text.strip():
         raise TeacherError(f"{call.role}: empty answer", _empty_reason(call.role))
     if len(call.text) > max_chars:

@@ -68,6 +68,7 @@ class RowBatch:
     async def _attempt(self, row: Row, work: Work) -> None:
         try:
             self._outcomes[row.id] = await work(row)
+            self.failures.pop(row.id, None)
         except CallError as error:
             self.failures[row.id] = error
             if not error.transient:
@@ -139,10 +140,10 @@ class Losses:
             self._first = self._first or f"{error} (row {row_id})"
         allowed = max(self._share * self._given, 1 if self._share else 0)
         if self._lost > allowed or self._lost == self._given:
-            allowed_share = f"{self._section}.max_failed_share = {self._share:.0%}"
+            more = f", more than {self._section}.max_failed_share = {self._share:.0%} allows" if self._share < 1 else ""
             raise StageError(
-                f"{self._section}: {self._lost} of {self._given} rows failed, more than {allowed_share} allows; first "
-                f"failure: {self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. "
+                f"{self._section}: {self._lost} of {self._given} rows failed{more}; first failure: "
+                f"{self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. "
                 "Answers already paid for are kept; remove the cause and run again"
             )
 

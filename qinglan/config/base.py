@@ -28,8 +28,8 @@ def _refuse_secret_in_url(value: str) -> str:
 
 
 def _refuse_secret_as_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("write the name of an environment variable here, never the key itself")
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", value):
+        raise ValueError("write the name of an environment variable here, in capitals, never the key itself")
     return value
 
 

@@ -81,7 +81,7 @@ class Targets(Section):
     run_usd: Positive | None = None
     """What the paid calls of a run come to at most."""
     days: Positive | None = None
-    """From a run's first stage to its last."""
+    """Of the stages' work together, pauses left out."""
 
 
 class Release(Section):

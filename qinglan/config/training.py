@@ -66,6 +66,8 @@ class Sft(Section):
 
     @model_validator(mode="after")
     def _evaluate_every_checkpoint(self) -> Self:
+        if "tuner_type" in self.extra:
+            raise ValueError("extra: SFT trains LoRA, whose adapter is merged; leave out tuner_type")
         if self.save_steps and self.eval_steps and self.save_steps % self.eval_steps:
             raise ValueError(f"save_steps ({self.save_steps}) must be a multiple of eval_steps ({self.eval_steps})")
         return self

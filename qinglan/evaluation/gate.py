@@ -5,7 +5,7 @@ hardest rule: the intervals are not widened for the number of rules (docs/refere
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from qinglan.config import Gate
@@ -13,6 +13,7 @@ from qinglan.evaluation.models import FALSE_PASS, GAIN, ArmFigures, Decision, Ev
 from qinglan.evaluation.reasons import Reason, Value, reason
 from qinglan.evaluation.red_team import RedTeamResult, compare_rates
 from qinglan.recipes import QUALITY, Metric
+from qinglan.runs.artifacts import StageResult
 from qinglan.statistics import Comparison, rows_needed
 from qinglan.training.alarms import Alarm
 
@@ -45,6 +46,34 @@ def alarms_about(alarms: Sequence[Alarm], chosen_step: int, window_steps: int) -
     What began only afterwards concerns models that were not chosen; at step 0 nothing had been trained.
     """
     return [alarm for alarm in alarms if chosen_step and alarm.step - window_steps < chosen_step]
+
+
+def alarms_of(made: StageResult | None, window_steps: int) -> list[Alarm]:
+    """The alarms about the model that this stage made: of RL, up to the step that was chosen."""
+    found = [Alarm.model_validate(alarm) for alarm in made.details.get("alarms", [])] if made else []
+    chosen: int | None = made.details.get("summary", {}).get("chosen_step") if made else None
+    return found if chosen is None else alarms_about(found, chosen, window_steps)
+
+
+def beside_champion(
+    evaluation: Evaluation, identities: Mapping[str, str], champion_sha256: str, challenger: str
+) -> Evaluation | None:
+    """The evaluation with the champion under its own name; None where the challenger is the champion itself.
+
+    An evaluation leaves the champion out where a model of the run has the same digest; here that one stands for it.
+    """
+    if identities.get(challenger) == champion_sha256:
+        return None
+    mine = next((arm for arm, sha256 in identities.items() if sha256 == champion_sha256), None)
+    if mine == CHAMPION:
+        return evaluation
+    # One that was evaluated as the champion is it no longer.
+    kept = [each for each in evaluation.comparisons if CHAMPION not in (each.a, each.b)]
+    named = [each.model_copy(update={"b": CHAMPION}) for each in kept if mine is not None and each.b == mine]
+    red_team = {arm: results for arm, results in evaluation.red_team.items() if arm != CHAMPION}
+    if mine in red_team:
+        red_team[CHAMPION] = red_team[mine]
+    return evaluation.model_copy(update={"comparisons": kept + named, "red_team": red_team})
 
 
 def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Iterator[Rule]:

@@ -68,7 +68,9 @@ class RivalResult(NamedTuple):
     @property
     def price(self) -> Literal["less", "more", "same"]:
         """Against the main teacher's."""
-        cost, main = self.figures.cost_per_1000_usd or 0.0, self.main_figures.cost_per_1000_usd or 0.0
+        cost, main = self.figures.cost_per_1000_usd, self.main_figures.cost_per_1000_usd
+        if cost is None or main is None:
+            return "same"
         if cost * _SAME_COST < main:
             return "less"
         return "more" if cost > main * _SAME_COST else "same"

@@ -35,6 +35,8 @@ from qinglan.statistics import ArmScores, Comparison, compare
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
 OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
 """Checks that hold of every good query, and are on unless a case turns them off. An answer may be long."""
+OF_QUALITY = {"not_repetitive", "max_chars"}
+"""Of these, off in cases that must pass: they guard people, whom a poor query does not harm."""
 REGRESSION = "regression"
 """The kind of case that a row of a workbook is."""
 _SETTING = "evaluate.red_team"
@@ -136,7 +138,7 @@ def row_of(case: Case, tenant: Tenant) -> Row:
     )
 
 
-def texts_of(answers: Iterable[str], recipe: Recipe) -> dict[str, str]:
+def texts_of(answers: Iterable[str | bytes], recipe: Recipe) -> dict[str, str]:
     """By prompt id, from the JSON lines of a generation; as they are graded and served."""
     return {answer["id"]: recipe.clean(answer["text"]) for answer in map(json.loads, answers)}
 
@@ -300,7 +302,8 @@ def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
         if case.id in cases:
             raise ConfigError(f"{where}: the id {case.id!r} stands in an earlier line as well; give each case its own")
         if recipe.retrieves:
-            unset = {name: on for name, on in OF_EVERY_REWRITE.items() if name not in case.checks.model_fields_set}
+            left_out = case.checks.model_fields_set | (OF_QUALITY if case.must_pass else set())
+            unset = {name: on for name, on in OF_EVERY_REWRITE.items() if name not in left_out}
             case = case.model_copy(update={"checks": case.checks.model_copy(update=unset)})
         cases[case.id] = case
     if not cases:

@@ -32,6 +32,8 @@ class Line(NamedTuple):
 def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
     """The profile's targets, each with what the run found; those of models where there are any."""
     targets = profile.targets
+    if report.purchase is not None:  # a comparison of teachers, of which the plan says nothing
+        return
     if not report.is_of_data:
         yield from _model_lines(report, targets)
     yield from row_lines(report, profile)
@@ -44,7 +46,7 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
 
 def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
     name, other = candidate(report), opponent(report)
-    mine, theirs = report.arms.get(name or ""), report.arms.get(other)
+    mine, teacher = report.arms.get(name or ""), report.arms.get("teacher")
     differences = {c.metric: c.diff for c in report.comparisons if (c.a, c.b) == (name, other)}
     primary = next((metric.name for metric in report.metrics if metric.primary), "")
     if targets.gain:
@@ -57,13 +59,13 @@ def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
         (targets.latency_saving, "latency_p50_ms", Both("share of median latency saved", "延迟中位数降低比例")),
     ):
         if planned is not None:
-            own, base = (getattr(arm, figure) if arm else None for arm in (mine, theirs))
+            own, base = (getattr(arm, figure) if arm else None for arm in (mine, teacher))
             yield Line(label, planned, None if own is None or not base else 1 - own / base, True)
 
 
 def row_lines(report: Report, profile: Profile) -> Iterator[Line]:
     """The bands of `targets.rows`, two lines each."""
-    rows = {stage.name: stage.rows_out for stage in report.stages}
+    rows = {} if report.purchase else {stage.name: stage.rows_out for stage in report.stages}
     for stage, (low, high) in profile.targets.rows.items():
         share = rows[stage] / rows["ingest"] if rows.get("ingest") and stage in rows else None
         yield Line(Both(f"share of rows after {stage}, at least", f"{stage} 后保留比例，至少"), low, share, True)
@@ -86,12 +88,10 @@ def _paid_usd(report: Report) -> float:
 
 def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
     hour_usd, name = profile.student.gpu_hour_usd, candidate(report)
-    trained = [stage for stage in ("sft", "rl") if report.stage(stage)]
+    trained = [stage for stage in report.stages if stage.name in ("sft", "rl") and not stage.reused_from]
     if hour_usd is None or name is None or not trained:
         return
-    hours = sum(
-        profile.trainer.gpus_of[each] * found.seconds / 3600 for each in trained if (found := report.stage(each))
-    )
+    hours = sum(profile.trainer.gpus_of[stage.name] * stage.seconds / 3600 for stage in trained)
     invested = hours * hour_usd + _paid_usd(report)
     yield FindingRow(
         label=Both("training, GPU-hours at student.gpu_hour_usd", "训练（GPU 小时费）"), values=(hours * hour_usd,)

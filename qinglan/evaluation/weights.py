@@ -4,9 +4,7 @@ They count only for the same settings, code and libraries. benchmarks/expected_w
 """
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -36,11 +34,6 @@ def weights_of(profile: Profile, stages: Mapping[str, StageResult], versions: Ma
     if not found:
         return None
     made_of = hash_of(profile.model_dump(mode="json", include=_SETTINGS), code_digest(*_CODE), dict(versions))
-    known = _expected().get(profile.name, {})
+    known = (yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}).get(profile.name, {})
     expected = {stage: known[stage] for stage in found if stage in known} if known.get("made_of") == made_of else {}
     return Weights(made_of=made_of, found=found, expected=expected)
-
-
-@cache
-def _expected() -> dict[str, Any]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}

@@ -206,7 +206,7 @@ class LedgerQueue:
             if wanted in delivery.found or wanted in delivery.claimed:
                 if self._elsewhere.pop(wanted, None):
                     self._news_s = now_s
-                _resolve(self._wanted.pop(wanted), delivery.found.get(wanted))
+                _resolve(self._wanted.pop(wanted, None), delivery.found.get(wanted))
             else:
                 elsewhere.append(wanted)
                 self._elsewhere.setdefault(wanted, now_s)
@@ -214,7 +214,7 @@ class LedgerQueue:
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look_again, elsewhere)
 
     def _look_again(self, hashes: list[str]) -> None:
-        still = [each for each in hashes if each in self._wanted and not self._wanted[each].cancelled()]
+        still = [each for each in hashes if each in self._wanted]
         for gone in set(hashes) - set(still):
             self._wanted.pop(gone, None)
             self._elsewhere.pop(gone, None)
@@ -250,8 +250,9 @@ class LedgerQueue:
         self._order.calls[:0], self._order.released[:0] = order.calls, order.released
         self._order.failures[:0] = order.failures
         self._order.is_resent = True
-        waiting: list[asyncio.Future[Any]] = [committed, *(self._wanted.pop(wanted) for wanted in order.wanted)]
-        for future in (*waiting, *(self._sought.pop(key) for key in order.sought)):
+        wanted = [self._wanted.pop(each) for each in order.wanted if each in self._wanted]
+        waiting: list[asyncio.Future[Any]] = [committed, *wanted, *(self._sought.pop(key) for key in order.sought)]
+        for future in waiting:
             _refuse(future, error)
 
 
@@ -262,8 +263,8 @@ def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_us
     return max(0.0, min(left) - on_the_way_usd) if left else None
 
 
-def _resolve(future: asyncio.Future[T], value: T) -> None:
-    if not future.done():  # its caller may have been cancelled
+def _resolve(future: asyncio.Future[T] | None, value: T) -> None:
+    if future and not future.done():  # its caller may have been cancelled; None where it was refused meanwhile
         future.set_result(value)
 
 

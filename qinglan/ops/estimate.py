@@ -108,10 +108,10 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
             hashes.setdefault(role, set()).add(request.request_hash)
         for role, requests in hashes.items():
             counts.known[role] += len(ledger.get_many(requests))
-    if not counts.test:
-        train, dev = profile.dataset.train_share, profile.dataset.dev_share
-        counts.test = round(counts.questions * (1 - train - dev))
-        counts.dev, counts.train = round(counts.questions * dev), round(counts.questions * train)
+    train, dev = profile.dataset.train_share, profile.dataset.dev_share
+    unmarked = counts.questions - counts.train - counts.dev - counts.test
+    counts.test += round(unmarked * (1 - train - dev))
+    counts.dev, counts.train = counts.dev + round(unmarked * dev), counts.train + round(unmarked * train)
     return counts
 
 
@@ -157,7 +157,7 @@ class QuestionCounts:
     test: int = 0
     dev: int = 0
     train: int = 0
-    """Of these splits, by the workbook or, where it has none, by the shares of `dataset`."""
+    """Of these splits, by the workbook or, of rows that it gives none, by the shares of `dataset`."""
     learnt: int = 0
     """Not known to be of another split than train."""
     labelled: int = 0

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from qinglan.clients.roles import site_ledger
 from qinglan.config import EMBEDDED, Profile
 from qinglan.data.forgotten import Tombstones
-from qinglan.data.sources.excel import load_book
+from qinglan.data.sources.excel import CORRUPT, load_book
 from qinglan.data.sources.records import FIELDS, InputColumns
 from qinglan.data.versions import CARD, CARD_DATA, INDEX, VERSION_FILE, Version, describe_again
 from qinglan.errors import ConfigError, QinglanError, first_line
@@ -77,7 +77,7 @@ class Forgotten:
 
     @property
     def lines(self) -> list[str]:
-        return [f"{count:,} {what} in {store}" for (store, what), count in self.removed.items()] + self.notes
+        return [f"{count:,} {what} in {store}" for (store, what), count in self.removed.items()]
 
 
 def forget(
@@ -142,7 +142,7 @@ class _Sweep:
         for line in self._lines():
             asks = self._by_question and self._tombstones.has_question(self._query(line))
             if asks or any(map(self._has_row, _ID.findall(line))):
-                self._note(_parsed(line))
+                self._note(_parsed(line), asks=asks)
         self._match(self._texts)
         shared = set[str]()
         for line in self._lines():
@@ -176,9 +176,11 @@ class _Sweep:
         found = {name: text.strip() for name, text in cells.items() if isinstance(text, str)}
         return found if found.get("query") else {}
 
-    def _note(self, record: Any) -> None:
-        self.ids |= {text[:16] for key, text in _strings(record) if key in _ID_KEYS and self._has_row(text[:16])}
-        if not isinstance(record, dict):
+    def _note(self, record: Any, *, asks: bool) -> None:
+        named = {text[:16] for key, text in _strings(record) if key in _ID_KEYS and self._has_row(text[:16])}
+        self.ids |= named
+        # Else it is another's record, which only refers to one of theirs: as its near-duplicate's group.
+        if not isinstance(record, dict) or not (named or asks):
             return
         if cells := self._cells(record):
             self._texts |= set(filter(_is_long, cells.values()))
@@ -220,7 +222,7 @@ class _Sweep:
         """Go on with the rest after what can't be done."""
         try:
             yield
-        except (QinglanError, OSError, ValueError, KeyError, sqlite3.Error) as error:
+        except (QinglanError, *CORRUPT, sqlite3.Error) as error:
             self.done.notes.append(f"{what}: {first_line(error)}")
 
     def _drop_answers(self) -> None:
@@ -263,7 +265,7 @@ class _Sweep:
             return "", 0
         if path.suffix == ".arrow":  # an engine's copy of the training rows; it makes another one
             return "rows", self._write(path, "", 1)
-        text = content.decode()
+        text = content.decode(errors="surrogateescape")
         if path.suffix == ".json":
             text, count = self._clean_json(json.loads(text), indent=1)
             return "entries", self._write(path, text + "\n", count)
@@ -438,7 +440,8 @@ def _files_of(roots: Iterable[Path]) -> Iterator[Path]:
     for root in roots:
         for at, _, names in os.walk(root):
             if not any(name.endswith(_WEIGHTS) for name in names):
-                found |= {Path(at, name) for name in names if not name.endswith(_BESIDE_A_DATABASE)}
+                ours = (name for name in names if not name.endswith(_BESIDE_A_DATABASE))
+                found |= {Path(at, name) for name in ours if not name.startswith("~$")}  # an open workbook's lock
     return (path for path in found if not path.is_symlink())
 
 

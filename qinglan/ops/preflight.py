@@ -4,9 +4,9 @@
 """
 
 import difflib
-import importlib.util
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -382,17 +382,12 @@ def trainer_packages(profile: Profile) -> list[str]:
 
 
 def _packages(profile: Profile) -> None:
-    python, needed = profile.trainer.python, trainer_packages(profile)
-    vllm_hint = "run `make setup-vllm`" if profile.trainer.device == "cpu" and "vllm" in needed else ""
-    if python is None:
-        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-            hint = f"{vllm_hint}; set trainer.python to .venv-vllm's" if vllm_hint else "run `make setup`"
-            raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); {hint}")
-        return
-    hint = vllm_hint or "see docker/trainer.Dockerfile"
+    given, needed = profile.trainer.python, trainer_packages(profile)
+    python, hint = given or sys.executable, "see docker/trainer.Dockerfile" if given else "run `make setup`"
+    if profile.trainer.device == "cpu" and "vllm" in needed:
+        hint = "run `make setup-vllm`" if given else "run `make setup-vllm`; set trainer.python to .venv-vllm's"
     if shutil.which(python) is None:
-        hint = vllm_hint or "name that of the trainer's environment, or leave it out to train in this one"
-        raise ConfigError(f"trainer.python: {python}: no such interpreter; {hint}")
+        raise ConfigError(f"trainer.python: {python}: no such interpreter; name that of the trainer's, or {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)
     if missing := found.rpartition("missing:")[2].split():
         raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; {hint}")

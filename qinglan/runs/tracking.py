@@ -146,12 +146,10 @@ class Tracker:
         """Write calls as traces of a run, all in one request: one by one they take MLflow twice the time."""
         if not (spans := list(map(_span, sample.calls()))):
             return
-        try:
+        with _warning(f"take the traces of run {run_id}"):
             TracingClient(self._uri).log_spans(self._experiment_id(), spans)
             for start in range(0, len(spans), 100):
                 self._client.link_traces_to_run([each.trace_id for each in spans[start : start + 100]], run_id)
-        except Exception as error:  # noqa: BLE001 (no trace is worth a stage, whatever MLflow raises)
-            log.warning("MLflow did not take the traces of run %s: %s", run_id, first_line(error))
 
     def end_run(self, run_id: str, *, failed: bool = False) -> None:
         with _warning(f"close run {run_id}"):
@@ -207,8 +205,8 @@ def _warning(what: str) -> Iterator[None]:
     """Log what MLflow did not do; the caller goes on."""
     try:
         yield
-    except MlflowException as error:
-        log.warning("MLflow did not %s: %s", what, error)
+    except Exception as error:  # noqa: BLE001 (no record is worth a stage, and its stores raise anything)
+        log.warning("MLflow did not %s: %s", what, first_line(error))
 
 
 def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

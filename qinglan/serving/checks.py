@@ -21,6 +21,7 @@ from qinglan.rows import Row
 from qinglan.runs.processes import Say, stop_signals
 from qinglan.serving.canary_observer import CanaryState, read_state, read_verdict
 from qinglan.serving.registry import Alias
+from qinglan.serving.routes import router_url
 from qinglan.serving.site import STEP_S, ServingSite, open_site, serving_folder
 from qinglan.simulators.domains import sample_of
 from qinglan.text import duration
@@ -72,7 +73,7 @@ def check_serving(
     url = url.rstrip("/")
     if not url:
         host = "127.0.0.1" if profile.serve.host in ("0.0.0.0", "::") else profile.serve.host  # noqa: S104 (not bound)
-        url = f"http://{host}:{profile.serve.port}"
+        url = router_url(host, profile.serve.port)
     found = ServingHealth(url, aliases.get("champion"), aliases.get("challenger"))
     health = _health(url)
     if found.champion is None:

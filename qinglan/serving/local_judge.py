@@ -17,7 +17,8 @@ from qinglan.errors import ConfigError
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.recipes._verdicts import verdict_recipe
-from qinglan.runs.processes import Processes, Say, free_port
+from qinglan.rows import hash_fraction
+from qinglan.runs.processes import Processes, Say
 from qinglan.runs.run import Run
 from qinglan.serving.registry import Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
@@ -26,6 +27,7 @@ from qinglan.serving.server_process import chat_probe, serve_command
 ROLE = "judge.local"
 """In the ledger, and in messages about its calls."""
 _READY_WITHIN_S = 1800.0
+_PORTS = range(20_000, 30_000)
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,18 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
     as_served = profile.model_copy(
         update={
             "student": profile.student.model_copy(update={"max_new_tokens": local.max_tokens}),
-            "serve": profile.serve.model_copy(update={"backend": None, "extra": local.extra}),
+            "serve": profile.serve.model_copy(update={"backend": None, "extra": local.extra, "models_per_gpu": 1}),
+            "rl": profile.rl.model_copy(update={"tensor_model_parallel_size": len((local.gpu or "0").split(","))}),
             "trainer": profile.trainer.model_copy(update={"device": "cuda" if local.gpu else "cpu"}),
         }
     )
     with Processes(logs, say) as processes:
-        port = free_port()
+        # The same for a stage that is continued: a Ray job that is still running asks it there.
+        port = _PORTS[int(hash_fraction(str(logs.resolve())) * len(_PORTS))]
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
         processes.start("judge", serve_command(as_served, folder, backend, port, [local.gpu] if local.gpu else []))
         messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)
-        processes.wait_until(judge.name, partial(chat_probe(messages, 1), backend), _READY_WITHIN_S)
+        processes.wait_until(judge.name, partial(chat_probe(messages), backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
         yield JudgeServer(judge, backend.url, processes.check)
 

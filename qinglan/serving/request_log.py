@@ -201,12 +201,17 @@ class DayFile:
         return "written"
 
     def finish(self) -> None:
-        if self._path:
-            _name_finally(self._path, self._size)
-            os.close(self._file)
-        self._path = None
+        path, self._path = self._path, None
+        if path:
+            try:
+                with suppress(FileNotFoundError):  # somebody has removed or moved it
+                    _name_finally(path, self._size)
+            finally:
+                os.close(self._file)
 
     def _append(self, line: bytes) -> None:
+        if self._path and not os.fstat(self._file).st_nlink:  # somebody has removed it
+            self.finish()
         if self._path is None:
             self._open()
         if os.write(self._file, line) != len(line):  # the disk is full: half a line would spoil the next one

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
+from urllib.parse import urlsplit
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -48,7 +49,7 @@ from qinglan.serving.request_handler import (
     describe_without_text,
 )
 from qinglan.serving.request_log import CONSENT_HEADER, RequestLogWriter
-from qinglan.serving.routes import Backend, ModelRole, RouteTable
+from qinglan.serving.routes import Backend, ModelRole, RouteTable, router_url
 from qinglan.serving.try_page import PAGE, PAGE_HEADERS, TryPage
 
 BODY_WITHIN_S = 10.0
@@ -221,9 +222,6 @@ class _Service:
 
     async def try_arm(self, http: Request) -> Response:
         self._authorise(http)
-        # A page from elsewhere may send a browser's user here, but not with this type.
-        if http.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise RefusedError(415, "send the content-type application/json")
         request = await self._read(http, TryRequest)
         if request.arm not in self._try.arms:
             raise RefusedError(400, f"arm: there is no `{request.arm}` here, but {', '.join(self._try.arms)}")
@@ -262,8 +260,10 @@ class _Service:
         return JSONResponse(error_body(status, str(error)), status, closing)
 
     def _authorise(self, http: Request) -> str:
-        """The client's name; empty where no key is needed."""
+        """The client's name; empty where no key is needed, though not for another site's page in a browser."""
         if not self._keys:
+            if (origin := http.headers.get("origin")) and urlsplit(origin).netloc != http.headers.get("host"):
+                raise RefusedError(403, "a page from elsewhere may ask nothing of a router without keys")
             return ""
         kind, _, given = http.headers.get("authorization", "").partition(" ")
         # Each key is compared, so that the time does not say which one is nearest.
@@ -395,7 +395,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     host, port = listener.getsockname()[:2]
-    sys.stdout.write(f"http://[{host}]:{port}\n" if ":" in host else f"http://{host}:{port}\n")
+    sys.stdout.write(f"{router_url(host, port)}\n")
     sys.stdout.flush()
     uvicorn.Server(config).run(sockets=[listener])
     return 0

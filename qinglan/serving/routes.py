@@ -20,6 +20,10 @@ ModelRole = Literal["champion", "challenger"]
 _LOG = logging.getLogger(__name__)
 
 
+def router_url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class Backend(BaseModel, frozen=True, extra="forbid"):
     url: str
     """Up to and including `/v1`."""

@@ -150,9 +150,9 @@ def places_of(profile: Profile, environment: Mapping[str, str]) -> list[list[str
     return groups * profile.serve.models_per_gpu
 
 
-def chat_probe(messages: list[Message], max_tokens: int) -> Callable[[Backend], str | None]:
-    """A probe that asks a model's server a real question, after making sure that it is the right server."""
-    body: dict[str, Any] = {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
+def chat_probe(messages: list[Message]) -> Callable[[Backend], str | None]:
+    """A probe that asks a model's server for one token, after making sure that it is the right server."""
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 1, "temperature": 0}
 
     def probe(backend: Backend) -> str | None:
         try:

@@ -81,23 +81,6 @@ def last_verdict(folder: Path) -> CanaryVerdict | None:
     return None
 
 
-def version_to_promote(folder: Path, registry: Registry) -> str:
-    """The challenger; where there is none, the version that did better in the last canary."""
-    challenger, fallen = registry.aliases().get("challenger"), read_verdict(folder)
-    # The site has yet to act upon a verdict that is still in its folder.
-    has_lost = fallen is not None and fallen.challenger == challenger and fallen.judgement.outcome != "better"
-    if challenger and not has_lost:
-        return challenger
-    last = last_verdict(folder)
-    if last is None or last.judgement.outcome != "better":
-        last_one = f"; the last one: {last.description}" if last else ""
-        raise ConfigError(f"there is no canary to promote{last_one}; name a VERSION")
-    if replaced_by := registry.version(last.challenger).rolled_back_to:
-        problem = f"did better in the last canary, but was rolled back to version {replaced_by} since then"
-        raise ConfigError(f"version {last.challenger} {problem}; name a VERSION")
-    return last.challenger
-
-
 @dataclass
 class ServingSite:
     """One tenant's endpoint; `step` brings it closer to what the registry names."""
@@ -277,7 +260,7 @@ def open_site(
         fleet = Fleet(
             processes,
             command_of or partial(serve_command, profile),
-            chat_probe(_warm_up(profile), profile.student.max_new_tokens),
+            chat_probe(_warm_up(profile)),
             places_of(profile, os.environ),
             say,
             drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,

@@ -44,8 +44,9 @@ class TryPage:
     def __init__(self, profile: Profile, table: RouteTable, models: ModelClient) -> None:
         self._profile, self._table, self._models = profile, table, models
         self._recipe, self._places = get_recipe(profile.recipe), asyncio.Semaphore(AT_ONCE)
-        self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
+        self._stack, self._of_today, self._opening = AsyncExitStack(), AsyncExitStack(), asyncio.Lock()
         self._teachers: Clients | None = None
+        self._today: date | None = None
         self._rag: RagClient | None = None
         """Both from the first question on: a missing key, or a ledger that can't be opened, must not end the router."""
         self._searches = self._recipe.retrieves and profile.rag.url != EMBEDDED
@@ -100,6 +101,7 @@ class TryPage:
         """Answers of the teacher that are under way get a moment, as they are paid for."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_WITHIN_S):
+                await self._of_today.aclose()
                 await self._stack.aclose()
 
     async def _fill_in(self, answer: dict[str, Any], question: Row) -> None:
@@ -113,7 +115,8 @@ class TryPage:
             if (backend := routes.challenger if arm == "challenger" else routes.champion) is None:
                 raise ModelError(f"no {arm} is in service", "no_model")
             answer["version"] = backend.version
-            text = await self._models.answer(backend, question, MODEL_WITHIN_S)
+            within_s = max(MODEL_WITHIN_S, self._profile.serve.deadline_ms / 1000)
+            text = await self._models.answer(backend, question, within_s)
         answer["text"] = text
         answer["ms"] = 1000 * (time.perf_counter() - start) if took_ms is None else took_ms
         if self._searches:
@@ -143,14 +146,15 @@ class TryPage:
 
     async def _open_teachers(self) -> Clients:
         async with self._opening:
-            if self._teachers is None:
+            if self._teachers is None or self._today != date.today():
+                await self._of_today.aclose()
                 await asyncio.to_thread(import_module, "qinglan.clients.transport")  # it takes most of a second
-                profile = self._profile
-                run = Run(id=f"try-{date.today()}", flow="try", profile=profile, directory=profile.paths.state)
+                profile, self._today = self._profile, date.today()
+                run = Run(id=f"try-{self._today}", flow="try", profile=profile, directory=profile.paths.state)
                 answerer_url = profile.answerer.base_url if profile.answerer else ""
                 urls = Addresses(profile.teacher.base_url, profile.judge.base_url, "", answerer_url=answerer_url)
                 opened = open_clients(run, lambda: urls, self._recipe.DISTILL_ROLES)
-                self._teachers = await self._stack.enter_async_context(opened)
+                self._teachers = await self._of_today.enter_async_context(opened)
             return self._teachers
 
     def _find_examples(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ wordings that the teacher does not know.
 
 import math
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from qinglan.errors import WorkbookError
+from qinglan.rows import bigrams
 from qinglan.runs.schema_version import first_flaw
 from qinglan.simulators.domains.query_rewrite.facts import Document
 
@@ -36,13 +38,7 @@ class Hit(NamedTuple):
 
 def tokens(text: str) -> list[str]:
     """Character bigrams of Chinese runs (a lone character as it is), and alphanumeric runs whole."""
-    found: list[str] = []
-    for run in _RUN.findall(text.lower()):
-        if len(run) == 1 or not "\u4e00" <= run[0] <= "\u9fff":
-            found.append(run)
-        else:
-            found.extend(run[i : i + 2] for i in range(len(run) - 1))
-    return found
+    return bigrams(_RUN.findall(text.lower()))
 
 
 class Retriever:
@@ -94,8 +90,8 @@ class Retriever:
 def load_documents(path: Path) -> list[Document]:
     """Read a knowledge base from JSONL with `id`, `title` and `content`; other keys are ignored."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().removeprefix(BOM_UTF8).splitlines()
+    except OSError as error:
         raise WorkbookError(f"knowledge base {path}: can't be read: {error}") from error
     found, as_document = dict[str, Document](), TypeAdapter(Document)
     for number, line in enumerate(lines, 1):

@@ -64,8 +64,7 @@ def sft_bytes(profile: Profile, base: ModelSize | None) -> int:
     if base is None:
         return 0
     sft = profile.sft
-    full = sft.extra.get("tuner_type") == "full"
-    trained = base.parameters if full else sft.lora_rank * base.adapter_parameters
+    trained = sft.lora_rank * base.adapter_parameters
     merged = base.parameters * _DTYPES[sft.torch_dtype]
     return (sft.save_total_limit + 2) * trained * _TRAINED + merged
 

@@ -36,10 +36,6 @@ class Registry(FakeRegistry):
         self.calls.append(("withdraw", reason))
         return self.version("2") if "challenger" in self.named else None
 
-    def promote(self, version: str, *, force_reason: str = "") -> Released:
-        self.calls.append(("promote", version, force_reason))
-        return self.version(version).model_copy(update={"replaced": "1"})
-
 
 class Terminal:
     """The command line in a state folder of its own."""
@@ -131,40 +127,6 @@ def test_status_and_stop_without_a_running_canary(terminal: Terminal):
     assert "gets no requests yet: is `qinglan serve` running?" in terminal("canary", "status")
     assert terminal("canary", "stop", "--reason", "enough") == "m 2: no longer the challenger"
     assert terminal.registry.calls[-1] == ("withdraw", "enough")
-
-
-def test_promote_takes_the_challenger_or_the_one_that_did_well(terminal: Terminal):
-    line = verdict("better").model_dump_json()
-    (terminal.folder / HISTORY_FILE).write_text(f"{line}\n{line[:20]}")  # the second was cut off
-    assert terminal("canary", "promote") == "m 2: champion, version 1 stays as the previous one"
-    newest = terminal.folder / VERDICT_FILE
-    newest.write_text(verdict("better").model_copy(update={"challenger": "3"}).model_dump_json())
-    terminal("canary", "promote")
-    newest.unlink()
-    terminal.registry.named["challenger"] = "5"
-    terminal("canary", "promote")
-    assert [call[:2] for call in terminal.registry.calls] == [("promote", version) for version in "235"]
-    del terminal.registry.named["challenger"]
-    terminal.registry.rolled_back["2"] = "1"
-    with pytest.raises(ConfigError, match="rolled back to version 1 since then; name a VERSION"):
-        terminal("canary", "promote")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "file", "challenger"),
-    [
-        ("roll_back", HISTORY_FILE, {}),
-        ("undecided", HISTORY_FILE, {}),
-        ("roll_back", VERDICT_FILE, {"challenger": "2"}),
-    ],
-)
-def test_only_a_name_promotes_what_did_not_win(terminal: Terminal, outcome: str, file: str, challenger: dict[str, str]):
-    terminal.registry.named |= challenger
-    (terminal.folder / file).write_text(verdict(outcome).model_dump_json() + "\n")
-    with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):
-        terminal("canary", "promote")
-    terminal("canary", "promote", "2")
-    assert terminal.registry.calls == [("promote", "2", "")]
 
 
 def test_a_check_ends_well_where_nothing_is_released(terminal: Terminal, monkeypatch: pytest.MonkeyPatch):

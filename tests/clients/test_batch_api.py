@@ -14,7 +14,7 @@ import pytest
 from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches, running_app
 from doubles import Clock, KilledError
 from fake_service import completion
-from ledger_calls import ledger_in
+from ledger_calls import call, ledger_in
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -271,15 +271,25 @@ async def test_a_late_batch_is_cancelled_and_gives_what_it_has(ledger: Ledger, s
     assert outcome.reasons == {"batch_cancelled": len(outcome.missing)}
 
 
-async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up(
+async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up_and_its_bill_booked(
     ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
 ):
+    async def go_on(*_: object) -> None:
+        """As a service that can't cancel."""
+
     monkeypatch.setattr("qinglan.clients.batch_api.jobs._CANCEL_WITHIN_S", 0.05)
-    teacher, wanted = start(batch_s=20.0), requests(3)
+    monkeypatch.setattr("qinglan.clients.batch_api.service.BatchService.cancel", go_on)
+    teacher, wanted = start(batch_s=2.0), requests(3)
     outcome = await ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.05 / 3600})
     assert (len(outcome.missing), outcome.reasons) == (3, {"batch_late": 3})
     assert free(ledger, wanted)
     assert ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")
+    ledger.record([call(each.request_hash) for each in wanted])  # bought one by one meanwhile
+    await asyncio.sleep(2.0)
+    live_usd = ledger.spent_usd("r")[0]
+    await ask(ledger, teacher.url, wanted)
+    assert ledger.spent_usd("r")[0] > live_usd, "the service charges for the late batch as well"
+    assert not ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")
 
 
 async def test_a_batch_that_fails_as_a_whole_says_why(ledger: Ledger, start: Start):
@@ -393,12 +403,13 @@ async def test_only_what_can_be_paid_for_is_sent(ledger: Ledger, start: Start):
 
 
 @pytest.mark.parametrize("status", ["404", "405"])
-async def test_a_service_without_a_batch_api_is_a_config_error(ledger: Ledger, start: Start, status: str):
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+async def test_a_service_without_a_batch_api_is_a_config_error(ledger: Ledger, start: Start, path: str, status: str):
     teacher, wanted = start(), requests(2)
-    teacher.trouble.to_come.append(("POST", "/v1/files", status))
+    teacher.trouble.to_come.append(("POST", path, status))
     with pytest.raises(ConfigError, match=rf"teacher: .* has no batch API .*{status}.*set distill.mode=live"):
         await ask(ledger, teacher.url, wanted)
-    assert free(ledger, wanted)
+    assert teacher.store._files == {}, "no question is left there"
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])

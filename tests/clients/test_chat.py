@@ -130,7 +130,7 @@ async def test_the_same_question_under_way_is_sent_once_also_by_two_processes(tm
         ("teacher", completion("", "content_filter"), "teacher_refused"),
         ("teacher", completion(None, refusal="不行"), "teacher_refused"),
         ("teacher", completion("x" * 11), "answer_too_long"),
-        ("teacher", completion("虾青", "tool_calls"), "teacher_interrupted"),
+        ("teacher", completion("虾青", "tool_calls"), "unknown_ending"),
     ],
 )
 async def test_an_unusable_answer_is_a_failure_and_paid_once(
@@ -415,6 +415,9 @@ async def test_a_flagged_question_is_its_rows_failure(
     service = serve(lambda body: flagged if body["messages"] == MESSAGES else (200, completion("x")))
     async with client(tmp_path, service.url) as chat:
         if before:
+            await chat.ask([{"role": "user", "content": before}], str)
+    async with client(tmp_path, service.url) as chat:
+        if before:  # the ledger knows the answer
             await chat.ask([{"role": "user", "content": before}], str)
         with pytest.raises(TeacherError, match=r"teacher: HTTP .*refused") as caught:
             await chat.ask(MESSAGES, str)

@@ -47,7 +47,7 @@ async def test_only_missing_rows_are_tried_again():
     assert work.asked == ["0", "1", "2", "3", "0", "2"]
     assert [r.reason for r in done] == [None, "teacher_refused", "teacher_timeout", None, "duplicate"]
     assert [r.answer for r in done] == ["改写", None, None, "改写", None]
-    with pytest.raises(StageError, match=r"2 of 4 rows failed.*first failure: late \(row 0\); .*failures\.jsonl"):
+    with pytest.raises(StageError, match=r"2 of 4 rows failed.*first failure: no \(row 1\); .*failures\.jsonl"):
         Losses("distill", 4, 0.0).add(batch, done)
 
 

@@ -168,7 +168,8 @@ def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("teacher.api_key_env=sk-s3cret", "write the name of an environment variable here, never the key itself"),
+        ("teacher.api_key_env=sk-s3cret", "write the name of an environment variable here, in capitals, never the key"),
+        ("teacher.api_key_env=s3cret", "in capitals, never the key itself"),
         ("rag.url=http://me:s3cret@rag/q", "holds a password"),
         ("tracking.uri=postgresql://me:s3cret@db/mlflow", "holds a password"),
         ("trainer.ray_dashboard_url=https://s3cret@head", "holds a password"),

@@ -119,6 +119,8 @@ def test_controls_are_a_random_sample_of_what_teaches():
     share = sum(r.judge_score == 1.0 for r in teaching) / len(teaching)
     controls = [each.row for each in draw_sample(rows, CONFIG, 2000).rows if CONTROL in each.strata]
     assert {r.status for r in controls} == {"ok"}
+    tested = [r.model_copy(update={"split": "test"}) for r in rows[:500]]
+    assert not any(CONTROL in each.strata for each in draw_sample(tested, CONFIG, 100).rows)
     assert abs(sum(r.judge_score == 1.0 for r in controls) / len(controls) - share) < 0.03
 
 

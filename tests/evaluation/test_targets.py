@@ -46,6 +46,9 @@ def test_targets_are_met_missed_or_open(profile_of: ProfileOf, report: Report):
     (shown,) = target_findings(of_data, profile)
     kept = Finding.model_validate_json(shown.model_dump_json())
     assert [number(row.values[-1]) for row in kept.rows] == ["✗", "✓", "✗"], "a refresh says nothing of models"
+    assert list(target_lines(report.model_copy(update={"purchase": "of another teacher"}), profile)) == []
+    behind_sft = profile_of(targets={"cost_saving": 0.9}, gate={"rivals": ["sft"]})
+    assert [line.is_met for line in target_lines(report, behind_sft)] == [True], "the saving is the teacher's cost"
 
 
 def test_the_volume_that_pays_for_the_training(profile_of: ProfileOf, report: Report):
@@ -55,3 +58,5 @@ def test_the_volume_that_pays_for_the_training(profile_of: ProfileOf, report: Re
     # Three hours at $2, $30 of calls, $1 saved per 1,000 questions: $36 are back after 36,000.
     assert values == pytest.approx([6, 30, 1.0, 36_000])
     assert list(target_findings(report, profile_of())) == []
+    reused = [each.model_copy(update={"reused_from": "r0"}) for each in report.stages]
+    assert list(target_findings(report.model_copy(update={"stages": reused}), profile)) == []

@@ -181,7 +181,10 @@ async def test_who_waits_for_others_says_so_and_gives_up(
             with pytest.raises(LedgerError, match=shown):
                 await asyncio.wait_for(each, 60)
         assert time.monotonic() > started_s + 0.9, "an answer of others is news"
+        again = asyncio.create_task(queue.acquire("b"))  # while the last look for it is still to come
         assert await queue.acquire("d") is None, "the queue goes on"
+        with pytest.raises(LedgerError, match=shown):
+            await asyncio.wait_for(again, 60)
 
 
 async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):

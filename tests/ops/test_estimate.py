@@ -77,6 +77,9 @@ def test_every_flow_says_what_it_asks(profile: Profile):
     assert rl.expected_usd == pytest.approx(profile.budget.rl_new_share * rl.cost_usd)
     assert set(parts_of(profile, "train")) == {"rl", "rl passages", "evaluate teacher", "evaluate"}
     assert parts_of(profile, "evaluate") == {"evaluate teacher": (CASES, 0, 0), "evaluate": (2 * 5, 0, 0)}
+    marked = [row.model_copy(update={"split": "test"}) for row in ROWS[:10]] + ROWS[10:]
+    counts = count_questions(profile, marked)
+    assert (counts.train, counts.dev, counts.test) == (32, 4, 14), "the others are split by the shares"
 
 
 def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
@@ -97,14 +100,14 @@ def test_further_teachers_are_asked_the_test_questions(profile_of: ProfileOf):
 
 @pytest.mark.parametrize(
     ("labelled", "reward", "asked"),
-    [(20, {}, 384), (50, {}, 0), (50, {"use_labels": False}, 640), (0, {"relevance_gate": False}, 0)],
+    [(20, {}, 417), (50, {}, 0), (50, {"use_labels": False}, 695), (0, {"relevance_gate": False}, 0)],
 )
 def test_rl_asks_about_unlabelled_passages(profile_of: ProfileOf, labelled: int, reward: dict[str, bool], asked: int):
     profile = profile_of(rl={"total_steps": 10, "train_batch_size": 64}, reward=reward)
     tests = [row.model_copy(update={"gold_id": "d", "split": "test"}) for row in ROWS]
     rows = [row.model_copy(update={"gold_id": "d"}) for row in ROWS[:labelled]] + ROWS[labelled:] + tests
     parts = {part.what: part for part in estimates(profile, "train", rows)}
-    assert parts["rl"].questions == 640
+    assert parts["rl"].questions == 640 + 11 * 5, "the dev split is a tenth of the rows that are not marked"
     passages = parts.get("rl passages")
     assert (passages.questions if passages else 0) == asked
     assert passages is None or passages.prompt_tokens > parts["rl"].prompt_tokens + 400

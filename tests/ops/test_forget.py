@@ -95,14 +95,16 @@ def row(query: str, profile: str = "", status: Literal["ok", "failed"] = "ok", *
 
 
 def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Profile):
-    mine, other = row(QUESTION, PROFILE), row(QUESTION, "李雷，男，三十岁")
+    mine = row(QUESTION, PROFILE)
+    other = row(QUESTION, "李雷，男，三十岁", group=mine.id)  # its near-duplicate
     again = row(QUESTION, PROFILE, "failed", id="f" * 16, reason="duplicate")
     folder = write_run(profile, mine, again, other)
     log = folder / "sft.log"
-    log.write_text(f"{QUESTION}\n{PROFILE}\n")
+    log.write_bytes(f"{QUESTION}\n{PROFILE}\n".encode() + b"\xe6\n")  # a character that was cut off
+    (folder / "~$review.xlsx").write_bytes(b"an open workbook's lock")
     done = forget(profile, [mine.id], [], print)
     assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
-    assert log.read_text() == f"{QUESTION}\n[forgotten]\n"
+    assert log.read_bytes() == f"{QUESTION}\n[forgotten]\n".encode() + b"\xe6\n"
     assert "other rows: 1 of the texts" in done.outside[0]
     for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json"):
         assert mine.id not in (text := (folder / file).read_text()) and other.id in text
@@ -110,6 +112,9 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
     assert (kept.verify(), kept.rows) == (folder / "ingest" / "rows.jsonl", 1)
     assert Artifact.model_validate_json((folder / f"rows.jsonl{REFERENCE}").read_bytes()) == kept
     assert not forget(profile, [mine.id], [], print).removed
+    (folder / "review.xlsx").write_bytes(b"damaged")
+    (problem,) = forget(profile, [mine.id], [], print).notes
+    assert "review.xlsx: File is not a zip file" in problem
 
 
 def test_a_dialogue_and_what_was_read_in_it_are_forgotten(profile: Profile):
@@ -145,7 +150,9 @@ def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Pro
     folder = write_run(profile, mine)
     with FileLock(folder / ".lock"), pytest.raises(ConfigError, match="a process is running there"):
         forget(profile, [mine.id], [], print)
+    (texts := folder.parent / "texts.txt").write_bytes(QUESTION.encode("gbk"))
     wrong = (["--row", "7"], "no row's id"), ([], "nothing is named"), (["--row", mine.id], "nothing was removed")
+    wrong += ((["--text-file", str(texts)], "nothing was removed"),)
     for words, said in wrong:
         status, _, err = qinglan("forget", *words, profile=profile)
         assert (status, len(err.splitlines())) == (2, 1) and said in err

@@ -97,7 +97,7 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         (
             {"rl": {"rollout_engine": "vllm"}, "trainer": {"python": "/no/python"}},
             "trainer packages",
-            "no such interpreter; run `make setup-vllm`",
+            "no such interpreter; name that of the trainer's, or run `make setup-vllm`",
         ),
         ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
     ],
@@ -142,14 +142,14 @@ def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch:
 def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program(tmp_path / "nvidia-smi", "echo 'GPU 0: H100 (UUID: x)'; echo '  MIG 1g.10gb'; echo 'GPU 1: H100'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None if name == "vllm" else name)
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
 
     def found(gpus: int) -> dict[str, str]:
         return problems(profile_of(trainer={"device": "cuda", "gpus_per_node": gpus}), "train")
 
     assert "asks for 4 and this machine has 2" in found(4)["device"]
     assert "device" not in found(2)
-    assert "not installed (vllm)" in found(2)["trainer packages"]
+    assert found(2)["trainer packages"] == f"trainer.python: {sys.executable} lacks vllm; run `make setup`"
 
 
 def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -41,6 +41,7 @@ def test_the_workbook_wins_and_the_dialogue_stays_behind():
     known = extracted(row(profile="男"), answer("怀孕28周", "无"), Extract())
     assert (known.profile, known.history) == ("男", "")
     assert extracted(row(profile="男"), '{"history": "问钙片"}', Extract()).history == "问钙片"
+    assert "28" in extracted(row(), answer("怀孕28周\ud83d"), Extract()).model_dump_json(), "half a character is none"
     assert extracted(row(), answer("", "无。"), Extract()).history == "", "nothing was said, and the question stays"
 
 

@@ -86,9 +86,24 @@ def test_a_run_is_continued(site: tuple[Tracker, MlflowClient]):
     assert not tracker.resume_run("no-such-run")
 
 
-def test_losses_on_the_way_are_said_not_raised(site: tuple[Tracker, MlflowClient], caplog: pytest.LogCaptureFixture):
+def refuse_file(*_: Any) -> None:
+    raise OSError("413 Request Entity Too Large")  # as the proxy's requests.HTTPError, which is one
+
+
+def test_losses_on_the_way_are_said_not_raised(
+    site: tuple[Tracker, MlflowClient],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
     tracker, _ = site
+    (file := tmp_path / "sft.log").write_text("x")
     with caplog.at_level(logging.WARNING):
+        with monkeypatch.context() as store:
+            store.setattr(MlflowClient, "log_artifact", refuse_file)
+            tracker.log_artifact(tracker.start_run("run", {}), "log", Artifact.of(file))
+        assert caplog.records[-1].message == "MLflow did not take sft.log: 413 Request Entity Too Large"
+        caplog.clear()
         tracker.log_metrics("no-such-run", {"loss": 1.0})
         tracker.set_tags("no-such-run", {"a": "b"})
         tracker.end_run("no-such-run", failed=True)

@@ -54,6 +54,8 @@ def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(profile_of:
     assert check_serving(profile, {"champion": "3"}).problems == [
         "version 3 is the champion, but no router answers at http://127.0.0.1:9; start `qinglan serve --profile test`"
     ]
+    ipv6 = profile_of(serve={"host": "::1", "port": 9})
+    assert check_serving(ipv6, {}).url == "http://[::1]:9"
     another_service = serve(lambda _: (200, ["hello"])).url.removesuffix("/v1")
     assert "no router answers" in check_serving(profile, {"champion": "1"}, another_service).problems[0]
 

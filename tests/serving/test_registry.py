@@ -99,6 +99,9 @@ def test_what_did_not_pass_serves_only_for_a_reason(site: Models):
         with pytest.raises(ConfigError, match=r"the gate said refuse.*--force"):
             change("1")
     assert site.registry.aliases() == {}
+    assert (
+        site.registry.challenge("1", force_reason="the cost is accepted").history[-1].endswith("the cost is accepted")
+    )
     forced = site.registry.promote("1", force_reason="the cost is accepted")
     assert "the cost is accepted" in forced.history[-1]
     tags = site.client.get_model_version(site.name, "1").tags
@@ -172,6 +175,16 @@ def test_a_canary_that_ended_before_its_version_was_settled_is_not_started_again
     site.registry.withdraw_challenger("too many errors")
     site.registry.assign_alias("2", "challenger", "1")
     assert site.registry.aliases() == {"champion": "1"}
+
+
+def test_a_canary_is_not_ended_by_the_next_nights_model_but_by_a_person(site: Models):
+    site.register("one", "two", "three")
+    site.registry.promote("1")
+    site.registry.assign_alias("2", "challenger", "1")
+    assert "another canary is running" in site.registry.assign_alias("3", "challenger", "1").history[-1]
+    assert site.registry.aliases()["challenger"] == "2"
+    site.registry.challenge("3")
+    assert site.registry.version("2").history[-1].endswith("withdrawn: version 3 took its place")
 
 
 def test_who_has_a_place_keeps_it_whatever_is_decided_later(site: Models):

@@ -132,6 +132,10 @@ def test_todays_file_is_not_there_to_read(profile, monkeypatch):
     log.put(served(row), row)
     wait_for("a line", lambda: log.outcomes["written"])
     assert names(settings) == ["2026-11-21.jsonl.partial"]
+    (folder / "2026-11-21.jsonl.partial").unlink()  # by somebody who tidies up
+    again = question("另一个问题")
+    log.put(served(again), again)
+    wait_for("a line", lambda: log.outcomes["written"] == 2)
     day[0] = TOMORROW  # nothing needs to be asked for the day to end
     wait_for("the day's end", lambda: names(settings) == ["2026-11-21.jsonl"])
     assert len(list_files(folder).read) == 1

@@ -323,6 +323,15 @@ def test_a_key_is_asked_for_where_one_is_set(site, monkeypatch):
         site(api_key_env="NOT_SET").client()
 
 
+def test_a_page_from_elsewhere_in_a_browser_is_refused_without_keys(site):
+    client = site().client()
+    assert (
+        client.post("/v1/chat/completions", json=body_of(), headers={"origin": "http://evil.test"}).status_code == 403
+    )
+    own = {"origin": str(client.base_url).rstrip("/")}
+    assert client.post("/v1/chat/completions", json=body_of(), headers=own).status_code == 200
+
+
 def test_other_machines_are_let_in_with_a_key_only(profile_of):
     for host in ("0.0.0.0", "::", "192.168.1.5", "router.internal"):
         with pytest.raises(ValueError, match="can be reached from other machines; set api_key_env"):

@@ -446,7 +446,7 @@ def test_no_free_gpu_is_said_and_the_champion_stays(bench):
 def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
     answer = {"choices": [{"message": {"content": "鱼油 用量"}}]}
     service = serve(lambda body: (200, answer if body else {"data": [{"id": "version-1"}]}))
-    probe = chat_probe([{"role": "user", "content": "q"}], 8)
+    probe = chat_probe([{"role": "user", "content": "q"}])
     assert probe(Backend(url=service.url, model="version-1", version="1")) is None
     assert service.bodies[-1]["model"] == "version-1"
     with pytest.raises(PortTakenError, match="another server is at"):

@@ -48,6 +48,13 @@ def test_rewritten_query_is_honoured(client: TestClient):
     assert client.get("/health").json() == {"status": "ok", "documents": 528}
 
 
+def test_a_line_of_the_knowledge_base_may_hold_what_ends_lines_elsewhere(tmp_path: Path):
+    (path := tmp_path / "kb.jsonl").write_text(
+        '\ufeff{"id": "1", "title": "a", "content": "b\u2028c"}\n', encoding="utf-8"
+    )
+    assert [document.content for document in load_documents(path)] == ["b\u2028c"]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

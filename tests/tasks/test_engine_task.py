@@ -25,6 +25,7 @@ from run_stages import stage_result
 
 from qinglan.config import Profile, Trainer
 from qinglan.errors import ConfigError, EngineError, StageError
+from qinglan.ops.prefect import crash_recovery
 from qinglan.runs import launcher
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.back_off import BackOff
@@ -34,7 +35,7 @@ from qinglan.tasks import engine
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.engine import AlarmFollower, Follower, LeftOut, is_cancelled, run_attempts, run_engine, stop_jobs
 from qinglan.tasks.sft import _swift_line, require_enough_rows
-from qinglan.tasks.stage import Stage
+from qinglan.tasks.stage import STARTED, Stage
 from qinglan.training.alarms import Alarm
 from qinglan.training.engines import ray_jobs, swift, verl
 from qinglan.training.engines.progress import ALARMS_FILE
@@ -126,6 +127,12 @@ wait_for_a_lost_sample()
 def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path)
+
+    def say(text: str) -> None:
+        said.append(text)
+        (tmp_path / STARTED).write_text(text)  # as a stage keeps its time, and so its folder changes
+
+    monkeypatch.setattr(stage, "say", say)
     made: list[int] = []
 
     def command() -> Command:  # a new one for each attempt
@@ -170,7 +177,7 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     job = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
     ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
     monkeypatch.setattr(engine, "get_client", lambda **_: nullcontext(prefect))
-    monkeypatch.setattr(engine, "load_profile", lambda *_: profile)
+    monkeypatch.setattr(crash_recovery, "load_profile", lambda *_: profile)
     monkeypatch.setattr(engine, "flow_run_logger", lambda _: logging.getLogger("test"))
     stop_jobs(cast(Any, None), FlowRun(id=flow_run, flow_id=uuid4(), parameters={"profile": "p"}), Cancelling())
     assert ray.stopped() == ([job] if expected else [])
@@ -284,6 +291,10 @@ def test_rows_that_are_left_out_are_counted_once_over_all_attempts_until_they_ar
     log.write_text(swift_filtered(100, 79))
     watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
     with pytest.raises(StageError, match=r"rl: 21 of 100 .* sft.max_length = 64 tokens, more than 20%; raise it"):
+        watch()
+    log.write_text(swift_filtered(100, 90))
+    watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "rl.max_prompt_length = 64", 96)
+    with pytest.raises(StageError, match=r"rl: 10 of 100 .*; the others fill no batch of 96; add questions"):
         watch()
 
 

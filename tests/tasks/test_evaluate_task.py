@@ -76,8 +76,10 @@ class Evaluated:
         for name, self.models[name] in json.loads(command.argv[-1])["models"].items():
             ids = [json.loads(prompt)["id"] for prompt in prompts]
             answer = {"prompt_tokens": 9, "completion_tokens": 2, "logprobs": [-0.5]}
-            lines = [json.dumps({"id": i, "text": i} | answer | self.answers.get(name, {})) for i in ids]
-            (stage.directory / f"{name}.answers.jsonl").write_text("\n".join(lines), encoding="utf-8")
+            write_jsonl(
+                stage.directory / f"{name}.answers.jsonl",
+                ({"id": i, "text": i} | answer | self.answers.get(name, {}) for i in ids),
+            )
 
     async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Any:
         self.arms, self.red_team, self.cases = arms, red_team, cases
@@ -185,7 +187,11 @@ def test_a_merged_model_must_answer_as_its_base_model_with_the_adapter(evaluated
     (found,) = fake.evaluation.parity.values()
     assert found["equal"] == found["prompts"] > 0 == found["difference"]
     assert fake.models["sft_unmerged"] == "/base/model"
-    fake.answers["sft_unmerged"] = {"logprobs": [-1.75]}
+    for name in ("sft", "sft_unmerged"):  # JSON leaves the separator as it is
+        fake.answers[name] = {"text": "a\u2028b"}
+    fake.run(profile_of(), base="b", sft="a")
+    assert (fake.evaluation.parity["sft"]["equal"], fake.arms["sft"][0].text) == (found["prompts"], "a b")
+    fake.answers["sft_unmerged"] |= {"logprobs": [-1.75]}
     with pytest.raises(StageError, match=r"merged sft model is not what was trained: .* differ by 1\.2 at most"):
         fake.run(profile_of(), base="b", sft="a")
     fake.answers["sft_unmerged"] = {"text": "another"}

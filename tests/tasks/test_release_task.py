@@ -13,6 +13,7 @@ from run_stages import stage_result
 
 from qinglan.config import Gate, Profile
 from qinglan.errors import ConfigError
+from qinglan.evaluation.gate import beside_champion
 from qinglan.evaluation.models import Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
@@ -25,7 +26,7 @@ from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review, write_approval_workbook
-from qinglan.serving.registry.versions import beside_champion, candidate_of
+from qinglan.serving.registry.versions import candidate_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.gate import decide_release
@@ -85,7 +86,8 @@ class Finished:
         return stage_result(name, artifacts={"model": Artifact.of(folder)}, details=details)
 
     def evaluated(self) -> StageResult:
-        arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": arm(a=MISS)}
+        timed = [entry.model_copy(update={"latency_ms": 5.0}) for entry in arm(a=MISS)]
+        arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": timed}
         found = evaluate(arms, ROWS, self.profile.evaluate, RECIPE)
         write_json(self.folder / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows) for name, rows in arms.items()}
@@ -245,6 +247,11 @@ def test_a_persons_yes_is_needed(finished: Make, gate_verdict: Verdict, answer: 
     assert [title for title in lines[0] if "改写" in str(title)] == ["RL：改写", "教师：改写"]
 
 
+def test_a_model_that_is_slower_than_the_routers_deadline_is_told_of(finished: Make, caplog: pytest.LogCaptureFixture):
+    finished(serve={"deadline_ms": 1}).run()
+    assert "raise serve.deadline_ms, or slower ones are not used" in caplog.text
+
+
 def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
     done = finished()
     evaluated = done.evaluated()
@@ -256,10 +263,9 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
         decision = done.decide(evaluation, [], Gate(), None)
         made = candidate_of(run, decision, evaluated, done.dataset(), done.models(), child)
     champion = done.registry.register(made)
-    seen, version = beside_champion(evaluation, digests, champion, "rl")
-    assert (seen, version) == (evaluation, None)  # the challenger is the champion itself
-    seen, version = beside_champion(evaluation, digests, champion.model_copy(update={"sha256": digests["sft"]}), "rl")
-    assert version == "1"
+    assert beside_champion(evaluation, digests, champion.sha256, "rl") is None  # the challenger is the champion itself
+    seen = beside_champion(evaluation, digests, digests["sft"], "rl")
+    assert seen is not None
     assert {c.metric: c.diff for c in seen.comparisons if (c.a, c.b) == ("rl", "champion")} == {
         c.metric: c.diff for c in evaluation.comparisons if (c.a, c.b) == ("rl", "sft")
     }

@@ -41,8 +41,6 @@ def test_a_hub_id_often_says_how_large_it_is(tmp_path: Path):
 def test_sft_keeps_its_adapters_and_the_merged_model(profile_of: ProfileOf):
     profile = profile_of(sft={"lora_rank": 16, "save_total_limit": 3})
     assert sft_bytes(profile, SMALL) == 5 * 16 * 10_000 * 12 + 2_000_000
-    full = profile_of(sft={"save_total_limit": 1, "extra": {"tuner_type": "full"}, "torch_dtype": "float32"})
-    assert sft_bytes(full, SMALL) == 3 * 12_000_000 + 4_000_000
     assert sft_bytes(profile, None) == 0
 
 

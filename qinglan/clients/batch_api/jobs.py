@@ -90,20 +90,23 @@ class BatchStore:
         return job
 
     async def keep(self, results: Sequence[Result]) -> None:
-        """Record answers at the batch API's price; again, after a kill, it changes nothing."""
+        """Record answers at the batch API's price, and what was bought elsewhere meanwhile as paid for nothing."""
         known = await to_the_end(self._ledger.get_many, [each.request_hash for each in results])
         account, factor = self._account, self._account.price.batch_factor
-        answers, failures = list[Call](), list[Failure]()
+        answers, failures, late = list[Call](), list[Failure](), list[Failure]()
         for each in results:
-            if not each.completion or each.request_hash in known:
+            before = known.get(each.request_hash)
+            if not each.completion or (before and before.latency_ms is None):  # a kill came after it was recorded
                 continue
             call = account.call(each.request_hash, each.completion, None, factor)
-            if reason := unanswered(call):
+            if before:
+                late.append(account.failure(call.request_hash, "batch_late", cost_usd=call.cost_usd))
+            elif reason := unanswered(call):
                 failures.append(account.failure(call.request_hash, reason, cost_usd=call.cost_usd))
             else:
                 answers.append(call)
         self.reasons.update(failure.reason for failure in failures)
-        await to_the_end(self._ledger.record, answers, failures)
+        await to_the_end(self._ledger.record, answers, failures + late)
 
     async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
         """The batch is done with; its requests, these by hash with their reason among them, are free again."""
@@ -232,9 +235,12 @@ class BatchJobs:
         job = await self._store.save(job, status="creating", created_s=time.time())
         try:
             batch_id = await self._service.create(job.digest, file_id, job.created_s)
-        except TeacherError as error:  # if it is transient there may be one: `_follow` looks for it
-            if error.transient:
+        except (TeacherError, ConfigError) as error:  # if it is transient there may be one: `_follow` looks for it
+            if isinstance(error, TeacherError) and error.transient:
                 return job
+            await self._service.delete_file(file_id)
+            if isinstance(error, ConfigError):
+                raise
             await self._store.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None
         return await self._store.save(job, status="submitted", batch_id=batch_id)

@@ -123,11 +123,7 @@ class BatchService:
             try:
                 return (await self._ask(sending, _StoredFile)).id
             except TeacherError as error:
-                if error.reason in ("http_404", "http_405", "http_501"):
-                    answers = f"/files answers {error.reason.removeprefix('http_')}"
-                    problem = f"{self._asking.base_url} has no batch API ({answers})"
-                    raise ConfigError(f"{self._role}: {problem}; set distill.mode=live") from error
-                raise
+                raise self._or_lacking(error, "/files") from error.__cause__
 
     async def create(self, digest: str, input_file_id: str, since_s: float) -> str:
         """The batch's id; after a TeacherError that is not `transient` there is none, and there will be none."""
@@ -141,9 +137,9 @@ class BatchService:
             try:
                 return (await self._ask(sending, BatchState)).id
             except TeacherError as error:
-                if not error.transient:
-                    raise
                 cause = error.__cause__
+                if not error.transient:
+                    raise self._or_lacking(error, "/batches") from cause
                 wait_s = retry_after_s(cause.response.headers) if isinstance(cause, openai.APIStatusError) else 0.0
                 await asyncio.sleep(max(self._pause_s, wait_s))
                 try:
@@ -210,13 +206,20 @@ class BatchService:
             message = f"{self._role}: batch API: the answer is none"
             raise TeacherError(message, "teacher_bad_response", transient=True) from error
 
+    def _or_lacking(self, error: TeacherError, path: str) -> TeacherError | ConfigError:
+        """This error, or that the service has no batch API."""
+        if error.reason not in ("http_404", "http_405", "http_501"):
+            return error
+        problem = f"{self._asking.base_url} has no batch API ({path} answers {error.reason.removeprefix('http_')})"
+        return ConfigError(f"{self._role}: {problem}; set distill.mode=live")
+
     def _failure(self, error: openai.APIError) -> Exception:
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             return ConfigError(f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env")
         if account_is_empty(error):
             return ConfigError(f"{self._role}: the account of the batch API is empty; top it up and run again")
         status = error.status_code if isinstance(error, openai.APIStatusError) else None
-        final = status is not None and 400 <= status < 500 and status not in (408, 409, 429)
+        final = status is not None and (400 <= status < 500 or status == 501) and status not in (408, 409, 429)
         said = " ".join(str(error.message).split())[:200]
         reason = f"http_{status}" if status else "teacher_unavailable"
         return TeacherError(f"{self._role}: batch API: {said}", reason, transient=not final)

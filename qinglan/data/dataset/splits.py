@@ -19,7 +19,7 @@ from qinglan.rows import INPUT_REASONS, Row, Split, hash_fraction
 _NAMES: tuple[Split | None, ...] = (None, "train", "dev", "test")
 _STRENGTH: dict[Split | None, int] = {name: strength for strength, name in enumerate(_NAMES)}
 _EVALUATION = len(_NAMES)
-_LEAK = "near_duplicate_of_"
+LEAK = "near_duplicate_of_"
 
 
 def was_question(row: Row) -> bool:
@@ -28,7 +28,7 @@ def was_question(row: Row) -> bool:
 
 def is_leak(reason: str | None) -> bool:
     """Did the row fail because it repeats a question of a stricter split, or of an evaluation workbook?"""
-    return (reason or "").startswith(_LEAK)
+    return (reason or "").startswith(LEAK)
 
 
 class Placement(NamedTuple):
@@ -51,7 +51,7 @@ class Placement(NamedTuple):
             update = {"split": row.split or _NAMES[strength], "group": self.groups.get(place)}
             placed = row.model_copy(update=update)
             repeated = "evaluation" if repeats == _EVALUATION else _NAMES[repeats]
-            yield placed.failed(f"{_LEAK}{repeated}") if repeats else placed
+            yield placed.failed(f"{LEAK}{repeated}") if repeats else placed
 
 
 def place_rows(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from qinglan.config import Select
+from qinglan.data.dataset.splits import is_leak
 from qinglan.rows import INPUT_REASONS, BottomK, Retrieved, Row, hash_fraction
 
 RULE_REASONS = frozenset(
@@ -77,7 +78,7 @@ def _misses_gold(row: Row) -> bool:
 
 
 _CONDITIONS: dict[str, Callable[[Row, Select], bool]] = {
-    "control": lambda row, _: row.status == "ok" and bool(row.answer),
+    "control": lambda row, _: row.status == "ok" and bool(row.answer) and row.split in (None, "train"),
     "judge_low": lambda row, select: _judge(row) < _LOW_JUDGE and _top1(row) >= select.min_top1_score,
     "judge_high": lambda row, select: _judge(row) >= _HIGH_JUDGE and _top1(row) < select.min_top1_score,
     "just_above": lambda row, select: select.min_top1_score <= _top1(row) <= select.min_top1_score + _MARGIN,
@@ -130,7 +131,7 @@ def draw_sample(rows: Iterable[Row], config: Select, size: int, strata: Sequence
 def _can_be_reviewed(row: Row) -> bool:
     """Is there something to judge, and can a verdict change the row? A leak stays out whatever the verdict."""
     judged = bool(row.answer) or row.reason in RULE_REASONS
-    return judged and row.reason not in INPUT_REASONS and not (row.reason or "").startswith("near_duplicate_of_")
+    return judged and row.reason not in INPUT_REASONS and not is_leak(row.reason)
 
 
 def _allot(ranked: dict[str, list[Row]], size: int, strata: Sequence[Stratum]) -> tuple[dict[str, Row], set[str]]:

@@ -25,7 +25,7 @@ from qinglan.config import Profile, Select
 from qinglan.data.review import Review, ReviewVerdict, fingerprint
 from qinglan.data.review.sample import CONTROL, ReviewSample
 from qinglan.data.sources.excel import CORRUPT, damage, load_book, require_size
-from qinglan.data.sources.records import input_field
+from qinglan.data.sources.records import cell_text, input_field
 from qinglan.data.workbook_writer import (
     WRAPPED,
     CellValue,
@@ -214,10 +214,7 @@ class ReviewLine:
 
     def text(self, title: str) -> str:
         """The cell's text, stripped; 12.0 as 12."""
-        value = self.cells[title].value
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        return "" if value is None else str(value).strip()
+        return cell_text(self.cells[title].value)
 
 
 class ReviewSheet(NamedTuple):

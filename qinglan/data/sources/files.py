@@ -30,7 +30,7 @@ _UNFINISHED = re.compile(r"^(\.|~\$)|\.(partial|tmp)$", re.IGNORECASE)
 
 def read_csv(path: Path, columns: InputColumns) -> Iterator[Record]:
     """Records of a comma-separated file; each has the number of the line where it begins."""
-    with path.open(encoding=_encoding_of(path), newline="") as stream:
+    with path.open(encoding=encoding_of(path), newline="") as stream:
         lines = _csv_lines(path, stream)
         try:
             header = [cell_text(name) for name in next(lines)[1]]
@@ -65,7 +65,7 @@ def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[st
         raise WorkbookError(f"{path}:{start}: not readable as CSV ({error}); {hint}") from error
 
 
-def _encoding_of(path: Path) -> str:
+def encoding_of(path: Path) -> str:
     """UTF-8 with or without a byte order mark, else GB18030; a damaged UTF-8 file is an error, not GB18030."""
     damage = _damage(path, "utf-8-sig")
     if damage is None:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel
 
+from qinglan.data.dataset.splits import LEAK
 from qinglan.data.versions.drift import BoundedCounter, Drift, keywords, length_bucket
 from qinglan.rows import INPUT_REASONS, BottomK, Row, Split, documents_of, top1_of
 from qinglan.runs.artifacts import Artifact
@@ -22,7 +23,6 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _EXAMPLES = 5
 Augmented = Mapping[str, Mapping[str, int]]
 """Questions with noise by kind: `sft` and `rl`, those in the training files, and `left_out`."""
-_LEAK = "near_duplicate_of_"
 _JUDGE = "judge"
 
 
@@ -170,8 +170,8 @@ class CardBuilder:
             term_count=len(kept) + self._terms.forgotten,
             rare_terms=sum(n < FEW_ROWS for n in kept.values()) + self._terms.forgotten,
             scores={name: _quantiles(values) for name, values in self._scores.items() if values},
-            near_duplicates=sum(self._reasons[_LEAK + split] for split in ("test", "dev")),
-            decontaminated=self._reasons[_LEAK + "evaluation"],
+            near_duplicates=sum(self._reasons[LEAK + split] for split in ("test", "dev")),
+            decontaminated=self._reasons[LEAK + "evaluation"],
             augmented={kind: dict(counts) for kind, counts in augmented.items()},
             reviews=dict(self._reviews.most_common()),
             examples=[example for sample in self._examples.values() for example in sample.items()],

@@ -11,7 +11,7 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from qinglan.config import Profile
 from qinglan.data.forgotten import Tombstones
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.ops.backup import MARGIN_BYTES, Backup, BackupEntry, Root
 from qinglan.ops.forget import apply
 from qinglan.ops.prefect.server import LOCK_FILE
@@ -54,8 +54,11 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
                     say(f"what was in {path} is now in {aside}; delete it when you don't need it")
                 _bring(staged[root], path)
             _chmod({_place(path, roots): mode for path, mode in modes.items() if path not in roots})
-            for line in apply(profile, Tombstones.read(state) | forgotten).lines:
+            found = apply(profile, Tombstones.read(state) | forgotten)
+            for line in found.lines:
                 say(f"forgotten before, removed again: {line}")
+            if found.notes:
+                raise StageError(f"restore: correct this, and forget it again: {found.notes[0]}")
         finally:
             _chmod(new_roots)  # after an error too, for another try
     return backup

@@ -84,7 +84,7 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
 
 
 def student_rows(
-    answers: Iterable[str], price: Price | None, recipe: "Recipe", usd_per_s: float | None = None
+    answers: Iterable[str | bytes], price: Price | None, recipe: "Recipe", usd_per_s: float | None = None
 ) -> list[ArmRow]:
     """A student's arm, from the JSON lines that its generation wrote.
 

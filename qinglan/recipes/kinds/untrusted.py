@@ -23,7 +23,7 @@ DATA_RULE = (
 )
 """Part of every system prompt that goes with `delimited`."""
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _MARKERS = re.compile(r"<(?=[|｜]|/?[a-zA-Z_]\w*\s*>)|\[(?=/?[A-Z_]{4,}\])")
 """Where a tag or a chat template's token begins: `<|im_end|>`, `</think>`, `<output>`, `<start_of_turn>`, `[INST]`."""
 _WIDE_BRACES = str.maketrans("{}", "｛｝")

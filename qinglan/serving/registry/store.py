@@ -139,6 +139,8 @@ class Registry:
                 why, role = f"{twin}; `qinglan release promote {version}` serves it all the same", "none"
             elif role != "none" and champion not in (None, instead_of, version):
                 why = f"version {champion} became the champion meanwhile; evaluate again"
+            elif role == "challenger" and self.aliases().get("challenger") not in (None, version):
+                why = f"another canary is running; `qinglan canary start {version}` takes its place"
             if why:
                 self._note(wanted, f"stays without an alias: {why}")
             elif role == "champion":
@@ -164,7 +166,11 @@ class Registry:
             if "champion" in wanted.aliases:
                 raise ConfigError(f"release {version} of {self.name}: is the champion, so it can't challenge it")
             if "challenger" not in wanted.aliases:
-                self._note(wanted, "became the challenger")
+                self.withdraw_challenger(f"version {version} took its place")
+                forced = f", although the gate said {wanted.verdict}: {force_reason}" if force_reason else ""
+                self._note(wanted, f"became the challenger{forced}")
+                if force_reason:
+                    self._set_tags(version, forced=force_reason)
                 self._drop_tags(version, "withdrawn")
                 client.set_registered_model_alias(self.name, "challenger", version)
             return self.version(version)

@@ -7,14 +7,13 @@ import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import BaseModel
 
 from qinglan.config import Profile
 from qinglan.data.versions import version_of
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.evaluation.gate import CHAMPION, alarms_about
 from qinglan.evaluation.models import APPROVAL, Decision, Evaluation, Verdict
 from qinglan.evaluation.summary import installed_versions
 from qinglan.recipes import get_recipe, placeholders, recipe_key
@@ -23,7 +22,6 @@ from qinglan.runs.artifacts import Artifact, StageResult, hash_of, sha256_of
 from qinglan.runs.run import Run
 from qinglan.runs.schema_version import KEY, SCHEMA_VERSION, check_version, dump_record
 from qinglan.text import number
-from qinglan.training.alarms import Alarm
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -164,40 +162,6 @@ def challenger_of(models: Models, arm: str) -> StageResult:
         problem = "this run has no such model that could be released"
         raise ConfigError(f"gate.challenger or gate.fallback = {arm}: {problem}; it has {trained}")
     return result
-
-
-def alarms_of(profile: Profile, models: Models, arm: str) -> list[Alarm]:
-    """Those that speak of this arm: of RL, up to the step that was chosen."""
-    result = models.get(arm)
-    found = [Alarm.model_validate(alarm) for alarm in result.details.get("alarms", [])] if result else []
-    chosen: int | None = result.details.get("summary", {}).get("chosen_step") if result else None
-    return found if chosen is None else alarms_about(found, chosen, profile.rl.alarms.window_steps)
-
-
-def beside_champion(
-    evaluation: Evaluation, identities: Mapping[str, str], champion: Released | None, challenger: str
-) -> tuple[Evaluation, str | None]:
-    """The evaluation with the champion under its own name, and its version; None where there is nothing to replace.
-
-    An evaluation leaves the champion out where a model of the run has the same digest; here that one stands for it.
-    """
-    if champion is None or identities.get(challenger) == champion.sha256:
-        return evaluation, None
-    mine = next((arm for arm, sha256 in identities.items() if sha256 == champion.sha256), None)
-    if mine == CHAMPION:
-        return evaluation, champion.version
-    # One that was evaluated as the champion is it no longer.
-    kept = [each for each in evaluation.comparisons if CHAMPION not in (each.a, each.b)]
-    named = [each.model_copy(update={"b": CHAMPION}) for each in kept if mine is not None and each.b == mine]
-    red_team = {arm: results for arm, results in evaluation.red_team.items() if arm != CHAMPION}
-    if mine in red_team:
-        red_team[CHAMPION] = red_team[mine]
-    return evaluation.model_copy(update={"comparisons": kept + named, "red_team": red_team}), champion.version
-
-
-def identities_of(evaluated: StageResult) -> dict[str, str]:
-    found: dict[str, Any] = evaluated.details.get("models", {})
-    return {arm: str(digest) for arm, digest in found.items()}
 
 
 def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:

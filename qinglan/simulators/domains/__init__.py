@@ -242,7 +242,9 @@ def domain_for(profile: Profile, needed_by: str) -> Domain:
 def sample_of(profile: Profile, needed_by: str) -> SamplePaths:
     """Write the sample; ConfigError where there is no domain, or it can't make so many rows."""
     domain = domain_for(profile, needed_by)
-    return domain.write_sample(profile.paths.state / "sample" / domain.name, profile.embedded)
+    rows = (profile.embedded.sample_train_rows, profile.embedded.sample_dev_rows, profile.embedded.sample_test_rows)
+    name = "-".join(map(str, (domain.name, profile.embedded.sample_seed, *rows)))  # profiles may run at the same time
+    return domain.write_sample(profile.paths.state / "sample" / name, profile.embedded)
 
 
 def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None) -> Path | None:

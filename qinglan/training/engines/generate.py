@@ -65,7 +65,7 @@ def generate_commands(
 def main() -> None:
     """Answer all prompts with each of the models; NAME.answers.jsonl is written whole or not at all."""
     options = json.loads(sys.argv[1])
-    prompts = [json.loads(line) for line in Path(options["prompts"]).read_text(encoding="utf-8").splitlines()]
+    prompts = [json.loads(line) for line in Path(options["prompts"]).read_bytes().splitlines()]
     for name, folder in options["models"].items():
         adapter = options["adapters"].get(name)
         answers = _answer_all(folder, adapter, prompts[: options["parity_prompts"]] if adapter else prompts, options)
@@ -129,7 +129,9 @@ def _answer_all(
         answer["latency_ms"] = 1000 * (time.perf_counter() - start)
     responses = _ask(engine, compared, max_new_tokens, logprobs=True) if compared else []
     for answer, response in zip(answers, responses, strict=False):
-        answer["logprobs"] = [token["logprob"] for token in response.choices[0].logprobs["content"]]
+        choice = response.choices[0]
+        if choice.message.content == answer["text"] and choice.logprobs:  # other batches may give another text
+            answer["logprobs"] = [token["logprob"] for token in choice.logprobs["content"]]
     return answers
 
 

@@ -250,7 +250,7 @@ class JobSeries:
                     outage.add(error, f"Ray job {submission_id} goes on by itself; run again to follow it")
             is_over = job is None or not job.is_active
             forward()
-            if on_poll:
+            if on_poll and (job is None or job.status != "PENDING"):  # while it waits for resources nothing can stall
                 try:
                     on_poll()
                 except QinglanError:

@@ -3,7 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-import httpx2
 import pytest
 from fake_service import PRICE
 from fixture_types import ProfileOf
@@ -34,8 +33,7 @@ def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
 async def test_clients_open_and_close(profile: Profile, tmp_path: Path):
     async with open_clients(run_of(profile, tmp_path), SERVICES, ("rag",)) as clients:
         assert (profile.paths.state / "ledger.db").is_file()
-    with pytest.raises((RuntimeError, httpx2.HTTPError)):
-        await clients.rag._client.get("http://127.0.0.1:9")
+    assert clients.rag._client.is_closed
 
 
 async def test_only_the_roles_asked_for_need_a_key(
@@ -57,7 +55,6 @@ async def test_an_answerer_is_a_role_of_its_own(profile_of: ProfileOf, tmp_path:
     run = run_of(profile_of(answerer={"model": "small", "base_url": "http://weak/v1"}), tmp_path)
     assert key_salt(run.profile, "answerer") == "http://weak/v1"
     async with open_clients(run, SERVICES, ("answerer",)) as clients:
-        assert clients.answerer._account.role == "answerer"
         assert clients.call_counts() == {"answerer": {"cached": 0}}
     with pytest.raises(ConfigError, match="answerer: recipe `query_rewrite` asks a weak model"):
         async with open_clients(run_of(profile_of(), tmp_path), SERVICES, ("answerer",)):

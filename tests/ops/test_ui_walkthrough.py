@@ -226,7 +226,7 @@ def test_a_failed_run_is_retried_once_the_cause_is_gone(site: Site, page: Prefec
     page.expect_state("Failed")
     expect(page.page.get_by_text("questions.xlsx: no such file; correct data.workbook").first).to_be_visible()
     page.shot("failed")
-    sample = site.folder / ".qinglan" / "sample" / "query_rewrite" / "questions.xlsx"
+    sample = next((site.folder / ".qinglan" / "sample").glob("query_rewrite-*/questions.xlsx"))
     (site.folder / "questions.xlsx").write_bytes(sample.read_bytes())
     page.press("Retry", confirm="Retry")
     page.expect_state("Completed")

@@ -50,8 +50,6 @@ class MeanCi(Statistic):
     mean: float | None
     ci95: Interval | None
     n: int
-    groups: int
-    left_out: int
 
 
 class Comparison(Statistic):
@@ -201,13 +199,7 @@ def mean_ci(values: Values, groups: Mapping[str, str], resamples: int = 10_000, 
     present = _present(values)
     rows = sorted(present)
     clusters = _cluster(np.array([present[row] for row in rows], dtype=float), rows, groups)
-    return MeanCi(
-        mean=clusters.mean,
-        ci95=_percentiles(_bootstrap(clusters, resamples, seed)),
-        n=len(rows),
-        groups=len(clusters.sums),
-        left_out=len(values) - len(rows),
-    )
+    return MeanCi(mean=clusters.mean, ci95=_percentiles(_bootstrap(clusters, resamples, seed)), n=len(rows))
 
 
 def ratio_ci(pairs: Sequence[tuple[float, float]], resamples: int = 10_000, seed: int = 0) -> Interval | None:

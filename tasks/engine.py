@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -84,8 +85,10 @@ def run_engine(
 
     def run_here() -> None:
         (stage.directory / STOPPED_FILE).unlink(missing_ok=True)  # of an earlier attempt
-        with device_lock(stage.run.profile, stage.say):
-            launch(make(), name=name, log=path, on_poll=polled())
+        with device_lock(stage.run.profile, stage.say) as devices:
+            made = make()
+            own = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}  # others may hold the machine's others
+            launch(replace(made, env=made.env | own), name=name, log=path, on_poll=polled())
 
     if trainer.ray_dashboard_url is None:
         run_attempts(stage, run_here, name=name, progress=progress)

@@ -16,7 +16,7 @@ from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
 from qinglan.evaluation.split_uses import note_evaluation
 from qinglan.evaluation.summary import evaluate, metrics_of
-from qinglan.evaluation.teacher_comparison import ComparedTeacher, ask_teacher, teachers_of
+from qinglan.evaluation.teacher_comparison import ComparedTeacher, ask_teacher, cost_of_unusable, teachers_of
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.measuring import Measured, student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
@@ -86,7 +86,9 @@ def evaluate_arms(
         arms |= asked.arms
         keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
         with site_ledger(profile) as ledger:
-            calls = ledger.get_many(keys)
+            calls, unusable_usd = ledger.get_many(keys), cost_of_unusable(profile, rows, ledger)
+        for number, each in enumerate(arms.get("teacher", ())):
+            arms["teacher"][number] = each.model_copy(update={"cost_usd": unusable_usd.get(each.row_id, each.cost_usd)})
         arms = {name: with_tokens(arm, calls) for name, arm in arms.items()}
         answers = _generate(stage, rows, cases, students)
         arms |= answers.arms

@@ -55,7 +55,7 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
         run_deployment(deployment.full_name, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key),
     )
     versions.note_training(profile, version.id, run.id)
-    log.info("%d good training rows came in since the last training: started flow run %s", new, started.name)
+    log.info("%d good training rows came in since the last training: queued flow run %s", new, started.name)
     return str(started.id)
 
 

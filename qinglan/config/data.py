@@ -145,6 +145,7 @@ class Dataset(Section):
     seed: int = 1
     """Of the hashes that put unsplit rows into splits, and choose what is drawn for RL and for `augment`."""
     train_share: Share = 0.8
+    """Of questions that no dataset version has yet: the others keep their split."""
     dev_share: Share = 0.1
     near_duplicate_jaccard: Annotated[float, Field(ge=0.5, le=1)] = 0.85
     """Character-trigram similarity from which two questions count as the same; such groups never straddle splits."""

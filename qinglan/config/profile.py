@@ -195,7 +195,11 @@ _YAML = (".yaml", ".yml")
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate."""
     path = _find(name_or_path)
-    return parse_profile(path, _text_of(path), overrides)
+    profile = parse_profile(path, _text_of(path), overrides)
+    # By its file's name it is started, and by its own its runs and messages are looked for.
+    if profile.name != path.stem and Path(name_or_path).suffix not in _YAML:
+        raise ConfigError(f"profile {path}: `name`: is {profile.name}, and the file's is {path.stem}; leave it out")
+    return profile
 
 
 def parse_profile(path: Path, text: str, overrides: Iterable[str] = ()) -> Profile:

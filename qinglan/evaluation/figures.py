@@ -22,9 +22,9 @@ from qinglan.text import ARMS
 _PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     *(("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("teacher", "original"), ("sft", "base")),
     *(("rl", "champion"), ("sft", "champion"), ("champion", "teacher")),
+    *(("rl", "original"), ("sft", "original"), ("rl", "base")),
 )
-"""Arms that are compared."""
-_MAIN_ARMS: tuple[ArmName, ...] = ("rl", "sft", "teacher")
+"""Arms that are compared: a student with each arm that may be its rival at the gate."""
 _MIN_ROWS = 20
 """A smaller slice is listed without intervals."""
 _MOST_VALUES = 40
@@ -98,9 +98,9 @@ def _scores(
 
 
 def pairs_of(arms: Collection[ArmName]) -> list[tuple[ArmName, ArmName]]:
-    """Those of the pairs whose arms are there, and for each further teacher what it gains and what RL gains on it."""
+    """Those of the pairs whose arms are there, and for each further teacher what it gains and students gain on it."""
     others = [name for name in arms if name not in ARMS]
-    pairs = (*_PAIRS, *((other, "original") for other in others), *(("rl", other) for other in others))
+    pairs = (*_PAIRS, *((other, "original") for other in others), *((a, b) for b in others for a in ("rl", "sft")))
     return [(a, b) for a, b in pairs if a in arms and b in arms]
 
 
@@ -126,14 +126,14 @@ def compared(a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, st
 def slices_of(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
 ) -> list[models.Slice]:
-    """Each arm's means per slice, and what RL, else SFT, else the teacher gains on the arms that it is compared with.
+    """Each arm's means per slice, and what a student, else the teacher, gains on the arms that it is compared with.
 
     Of the metrics that have intervals. Slices are many and small: an interval here is for reading and decides nothing.
     """
     metrics = [metric for metric in recipe.METRICS if metric.interval]
     scores = {name: arm_scores(name, arm, rows, recipe).scores for name, arm in arms.items()}
     groups, pairs = groups_of(rows), pairs_of(arms)
-    first = next((name for name in _MAIN_ARMS if any(a == name for a, _ in pairs)), None)
+    pairs = [pair for pair in pairs if pair[0] in ("rl", "sft")] or [pair for pair in pairs if pair[0] == "teacher"]
     made = []
     for by, value, ids in _cut(rows):
         # Of a small slice the means alone, which need no resamples.
@@ -149,7 +149,7 @@ def slices_of(
         for name, values in within.items():
             means = _scores(values, metrics, groups, resamples, config.seed)
             figures[name] = models.SliceArm(n=max((mean.n for mean in means.values()), default=0), scores=means)
-        for a, b in (pair for pair in pairs if pair[0] == first):
+        for a, b in pairs:
             for metric in metrics:
                 left, right = within[a][metric.name], within[b][metric.name]
                 paired = {row: left[row] - right[row] for row in left.keys() & right.keys()}

@@ -24,7 +24,7 @@ _FEWEST_CASES = 6
 
 
 def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Decision:
-    """Try all rules of the gate, about alarms those that `alarms_about` gives, not all of the run.
+    """Try all rules of the gate, about alarms those that `alarms_of` gives, not all of the run.
 
     `champion`: version of the registered model that serves now, which the arm `champion` must then be.
     """
@@ -40,19 +40,14 @@ def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
     )
 
 
-def alarms_about(alarms: Sequence[Alarm], chosen_step: int, window_steps: int) -> list[Alarm]:
-    """The alarms that concern the model of `chosen_step`: those whose latest window begins no later than it.
+def alarms_of(made: StageResult | None, window_steps: int) -> list[Alarm]:
+    """The alarms about the model that this stage made: of RL, those whose latest window begins by the chosen step.
 
     What began only afterwards concerns models that were not chosen; at step 0 nothing had been trained.
     """
-    return [alarm for alarm in alarms if chosen_step and alarm.step - window_steps < chosen_step]
-
-
-def alarms_of(made: StageResult | None, window_steps: int) -> list[Alarm]:
-    """The alarms about the model that this stage made: of RL, up to the step that was chosen."""
     found = [Alarm.model_validate(alarm) for alarm in made.details.get("alarms", [])] if made else []
     chosen: int | None = made.details.get("summary", {}).get("chosen_step") if made else None
-    return found if chosen is None else alarms_about(found, chosen, window_steps)
+    return [each for each in found if chosen is None or (chosen and each.step - window_steps < chosen)]
 
 
 def beside_champion(
@@ -108,7 +103,8 @@ def _gain(evaluation: Evaluation, config: Gate, rival: str) -> Rule:
     if obstacle := _obstacle(found, config.challenger, rival):
         return rule(outcome="unknown", reason=obstacle)
     assert found and found.ci95 and metric
-    low, high = _widened(found, 0, metric.maximum)
+    unjudged = sum(evaluation.unjudged.values()) if metric.name == QUALITY else 0
+    low, high = _widened(found, unjudged, metric.maximum)
     if low > least:
         return rule(outcome="pass")
     if high < worth:

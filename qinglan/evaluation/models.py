@@ -63,7 +63,7 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
         """What it means for the error rate that the test split was used before; None where it was not."""
         if not self.earlier_evaluations:
             return None
-        models = self.earlier_evaluations + (2 if self.also_tried else 1)
+        models = (self.earlier_evaluations + 1) * (2 if self.also_tried else 1)  # each may have tried the fallback too
         chance = 1 - (1 - FALSE_PASS) ** models
         return reason("test_split_used", earlier=self.earlier_evaluations, models=models, chance=chance)
 

@@ -69,11 +69,9 @@ class RivalResult(NamedTuple):
     def price(self) -> Literal["less", "more", "same"]:
         """Against the main teacher's."""
         cost, main = self.figures.cost_per_1000_usd, self.main_figures.cost_per_1000_usd
-        if cost is None or main is None:
+        if cost is None or main is None or cost / _SAME_COST <= main <= cost * _SAME_COST:
             return "same"
-        if cost * _SAME_COST < main:
-            return "less"
-        return "more" if cost > main * _SAME_COST else "same"
+        return "less" if cost < main else "more"
 
     @property
     def advice(self) -> Advice:
@@ -158,9 +156,9 @@ def _advice(result: RivalResult) -> Reason:
     if advice == "take" and result.classify(found) == "better":
         return reason("take_better", metric=metric, **names)
     if advice == "take":
-        within_noise = found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1]
+        is_loss = found.ci95 is not None and found.ci95[1] < 0 and is_shown(found)
         return reason(
-            "take_within_noise" if within_noise else "take_small_loss", metric=metric, margin=margin, rival=result.rival
+            "take_small_loss" if is_loss else "take_within_noise", metric=metric, margin=margin, rival=result.rival
         )
     if advice == "trade":
         return reason("trade", parts=_gains_and_losses(result), **names)

@@ -17,7 +17,7 @@ from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.evaluation.weights import weights_of
 from qinglan.recipes import Finding, Recipe, get_recipe
-from qinglan.rows import INPUT_REASONS, ArmName, ArmRow, Row
+from qinglan.rows import INPUT_REASONS, ArmName, ArmRow, BottomK, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.statistics import Comparison, rows_needed
@@ -25,6 +25,8 @@ from qinglan.text import latency, number, usd
 
 COMPARING = ("evaluate", "compare")
 """Stages that leave an evaluation behind."""
+_MOST_ROWS = 100_000
+"""Of a refresh's report, which is made in memory; of more rows a sample."""
 _REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
 _CURVES = (
     ("rl_reward", "rl", "curve", "mean reward of a step"),
@@ -91,7 +93,10 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
     if compared := next((by_name[stage] for stage in COMPARING if stage in by_name), None):
         evaluation = compared.load("evaluation", models.Evaluation)
     else:
-        evaluation = evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
+        sample = BottomK[Row](_MOST_ROWS)
+        for row in read_jsonl(by_name["validate"].path("rows"), Row):
+            sample.add(row.id, row)
+        evaluation = evaluate_baselines(sample.items(), profile)
     details = defaultdict[str, dict[str, Any]](dict, {result.stage: result.details for result in stages})
     bought, decided, rl = details["compare"].get("purchase"), details["gate"].get("decision"), details["rl"]
     purchase = models.Purchase.model_validate(bought) if bought else None
@@ -151,7 +156,7 @@ def _with_rows_needed(evaluation: models.Evaluation, gate: Gate | None) -> list[
     shares = {metric.name for metric in evaluation.metrics if metric.interval and metric.maximum == 1}
     filled = []
     for found in evaluation.comparisons:
-        gain = gate.smallest_gain if gate and found.metric in shares else None
+        gain = gate.smallest_gain - gate.min_gain if gate and found.metric in shares else None
         needed = rows_needed(found.n, found.detectable_diff, gain)
         filled.append(found.model_copy(update={"rows_needed": needed}))
     return filled

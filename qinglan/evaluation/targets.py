@@ -48,9 +48,9 @@ def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
     name, other = candidate(report), opponent(report)
     mine, teacher = report.arms.get(name or ""), report.arms.get("teacher")
     differences = {c.metric: c.diff for c in report.comparisons if (c.a, c.b) == (name, other)}
-    primary = next((metric.name for metric in report.metrics if metric.primary), "")
-    if targets.gain:
-        yield Line(Both(f"gain over {other}", f"相对 {other} 的提升"), targets.gain, differences.get(primary), True)
+    if targets.gain:  # on the gate's metric, the first on which the two were compared
+        gain = next((differences[metric.name] for metric in report.metrics if metric.name in differences), None)
+        yield Line(Both(f"gain over {other}", f"相对 {other} 的提升"), targets.gain, gain, True)
     if targets.quality_loss is not None:
         lost = None if (gain := differences.get(QUALITY)) is None else -gain
         yield Line(Both("judge's score lost", "裁判评分下降"), targets.quality_loss, lost, False)

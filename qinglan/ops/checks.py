@@ -27,10 +27,7 @@ HINTS = {
     "device": "correct the trainer section, or run on another machine",
     "ray": "see the cluster's own log, or correct trainer.ray_dashboard_url",
     "trainer packages": "correct trainer.python, or run `make setup`",
-    "prefect": "correct the address, or unset what names it",
-    "mlflow": "correct tracking.uri",
     "mount": "see the cluster's own log, or correct trainer.ray_dashboard_url",
-    "nodes": "install the same environment on every node",
 }
 """By check, for a problem whose message comes from deeper down and only names it."""
 

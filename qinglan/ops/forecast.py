@@ -93,7 +93,7 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
         yield (
             f"{found.test_rows:,} test questions can show a gain of {found.detectable_gain:.3f}, not of {gain:g} "
             f"({wanted}): unless the gain is larger, the gate would stay undecided; some {needed:,} would show it: add "
-            "questions, or lower dataset.train_share"
+            "questions, or mark more of them as test in the split column"
         )
     if profile.student.name not in profile.prices and profile.student.gpu_hour_usd is None:
         yield (
@@ -138,8 +138,7 @@ def _detectable_gain(earlier: Path | None, test_rows: int) -> float:
     if earlier and (earlier / "report.json").exists():
         with suppress(ArtifactError):
             report = Report.read(earlier / "report.json")
-            primary = next((metric.name for metric in report.metrics if metric.primary), "")
-            for found in report.comparisons:
-                if (found.a, found.metric) == ("rl", primary) and found.b in report.rivals and found.detectable_diff:
+            for found in report.comparisons:  # by metric, the gate's first
+                if found.a == "rl" and found.b in report.rivals and found.detectable_diff:
                     return found.detectable_diff * math.sqrt(found.n / max(1, test_rows))
     return POWER_FACTOR * math.sqrt(_DIFFERING / max(1, test_rows))

@@ -84,8 +84,8 @@ def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
 @contextmanager
 def device_lock(
     profile: Profile, say: Callable[[str], object], *, check_every_s: float = 2.0, report_every_s: float = 600.0
-) -> Iterator[None]:
-    """Have the GPUs that the profile's trainer uses on this machine to itself, after waiting for their holder.
+) -> Iterator[list[str]]:
+    """Have the GPUs that the profile's trainer uses on this machine to itself, after waiting for their holder; these.
 
     A training on the CPU waits for nobody, and a Ray cluster allots its GPUs itself.
     """
@@ -105,7 +105,7 @@ def device_lock(
                     report_at = now + report_every_s
                 time.sleep(check_every_s)
             locks.append(lock)
-        yield
+        yield devices
     finally:
         for lock in reversed(locks):
             lock.release()

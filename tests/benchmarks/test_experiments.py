@@ -1,15 +1,13 @@
 """The experiments' logic on made-up results: what is left out, and what the tables say."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.rl_experiments import command, findings, matrix, rivals, tables
-from benchmarks.rl_experiments.results import Difference, Result, Site, difference, verl_curve
+from benchmarks.rl_experiments import command, findings, matrix, tables
+from benchmarks.rl_experiments.results import Difference, Result, Site, difference
 from qinglan.config import load_profile
-from qinglan.errors import StageError
 from qinglan.runs.artifacts import hash_of
 
 GROUPS = {f"{row:02}": f"document {row // 4}" for row in range(40)}
@@ -77,31 +75,6 @@ def test_a_reading_follows_the_interval(
     assert findings.reading(found, no_worse=no_worse) == expected
 
 
-RISEN = {"reward_first": 0.0, "reward_last": 0.1}
-SUNK = {"reward_first": 0.1, "reward_last": 0.0}
-FALLEN_GOLD = {"gold_top1_first": 0.8, "gold_top1_last": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"rl": BAD}, True),
-        ({"rl": GOOD}, False),
-        ({"rl": BAD, "summary": SUNK}, False),
-        ({"top1": {"base": BAD, "sft": GOOD, "rl": HALF}, "experiment": "rl_only"}, False),  # it began with the base
-    ],
-)
-def test_a_tested_model_is_hacked_if_the_reward_rises_while_its_top1_falls(changes: dict[str, Any], expected: bool):
-    assert findings.tests_worse(result(**{"experiment": "formula_alone"} | changes), GROUPS) is expected
-
-
-@pytest.mark.parametrize(
-    ("summary", "expected"), [(RISEN, True), (RISEN | {"gold_top1_last": 0.75}, False), (SUNK, False)]
-)
-def test_training_is_hacked_if_top1_of_its_samples_falls_by_more_than_noise(summary: dict[str, float], expected: bool):
-    assert findings.trained_worse(result(summary=FALLEN_GOLD | summary)) is expected
-
-
 def test_results_of_other_questions_settings_and_experiments_are_left_out(tmp_path: Path) -> None:
     site, other = Site(tmp_path), ("rl.total_steps=3",)
     site.save(result(seed=1, questions="of another test split"), GROUPS)
@@ -113,23 +86,6 @@ def test_results_of_other_questions_settings_and_experiments_are_left_out(tmp_pa
         "default-1: other test questions", "default-3: other settings", "of_old-4: no such experiment",
     ]  # fmt: skip
     assert [*Site(tmp_path, other).load()["default"]] == [3]
-
-
-def test_verls_curve_leaves_out_saving_which_is_within_a_step_and_validation_which_is_not() -> None:
-    step = {"critic/score/mean": 0.5, "timing_s/step": 3.0}
-    steps = {0: {"val": 1.0}, 1: step, 2: step | {"timing_s/testing": 9.0, "timing_s/save_checkpoint": 0.5}}
-    assert [(p.samples, p.seconds) for p in verl_curve(steps, 64)] == [(64, 3.0), (128, 5.5)]
-
-
-def test_a_rivals_curve_joins_the_scores_and_the_clock(tmp_path: Path) -> None:
-    rewards, times = tmp_path / "rewards", tmp_path / "times"
-    rewards.write_text("".join(json.dumps({"samples": 64, "reward": reward}) + "\n" for reward in (0.1, 0.2)))
-    times.write_text("2.0\n3.504\n")
-    found = rivals.read_curve(rewards, times)
-    assert [(p.samples, p.seconds, p.reward) for p in found] == [(64, 2.0, 0.1), (128, 3.5, 0.2)]
-    times.write_text("2.0\n")
-    with pytest.raises(StageError, match=r"2 batches were scored .* in 1 steps"):
-        rivals.read_curve(rewards, times)
 
 
 def test_the_page_was_made_of_the_results_that_are_there() -> None:

@@ -37,6 +37,14 @@ def test_a_profile_is_laid_over_the_one_that_it_extends(tmp_path: Path) -> None:
     assert load_profile(str(above), ["name=other"]).name == "other"
 
 
+def test_a_profile_that_is_named_by_its_file_has_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "acme.yaml").write_text("{extends: embedded, name: acme-prod}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert "`name`: is acme-prod, and the file's is acme; leave it out" in error_of("acme")
+    assert load_profile("configs/acme.yaml").name == "acme-prod", "by its path it may have another"
+
+
 def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> None:
     own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
     assert error_of(own) == f"profile {own}: extends itself; name another profile"

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 
 from benchmarks import gate_power
 from qinglan.config import Gate
-from qinglan.evaluation.gate import alarms_about, decide
+from qinglan.evaluation.gate import alarms_of, decide
 from qinglan.evaluation.models import ArmFigures, Decision, Evaluation, Rule
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
+from qinglan.runs.artifacts import StageResult
 from qinglan.statistics import POWER_FACTOR, Comparison
 from qinglan.training.alarms import Alarm
 
@@ -284,7 +285,9 @@ def test_an_alarm_refuses_unless_it_is_accepted():
     ("step", "chosen", "counts"), [(22, 12, False), (22, 13, True), (22, 90, True), (3, 0, False), (3, 1, True)]
 )
 def test_alarms_count_from_the_window_that_holds_the_chosen_step(step: int, chosen: int, counts: bool):
-    assert alarms_about([alarm(step)], chosen, window_steps=10) == ([alarm(step)] if counts else [])
+    details = {"alarms": [alarm(step).model_dump()], "summary": {"chosen_step": chosen}}
+    made = StageResult(stage="rl", key="k", run_id="r", seconds=0, details=details)
+    assert alarms_of(made, 10) == ([alarm(step)] if counts else [])
 
 
 def test_the_simulated_noise_is_that_of_real_runs_and_decides_what_differs_much():

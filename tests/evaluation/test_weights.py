@@ -23,7 +23,6 @@ def found(profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytes
     """What a run of the profile says, with an empty file of expected digests."""
     monkeypatch.setattr(weights, "FILE", tmp_path / "weights.yaml")
     weights.FILE.write_text("{}")
-    weights._expected.cache_clear()
 
     def made(versions: dict[str, str] | None = None, digests: dict[str, str] = DIGESTS, **sections: Any) -> Weights:
         details = {stage: {WEIGHTS_SHA256: digest} for stage, digest in digests.items()}
@@ -37,7 +36,6 @@ def found(profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytes
 
 def keep(found: Weights) -> None:
     weights.FILE.write_text(yaml.safe_dump({"p": {"made_of": found.made_of, **found.found}}))
-    weights._expected.cache_clear()
 
 
 def said(content: Weights) -> str:

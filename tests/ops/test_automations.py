@@ -18,8 +18,8 @@ from qinglan.errors import ConfigError
 from qinglan.ops.prefect.automations import STATE_MESSAGE, Message, apply_automations, payload, profile_automations
 from qinglan.ops.prefect.deployments import Deployment, training_of
 
-TRAIN = Deployment("00000000-0000-0000-0000-000000000001", "train", "train", "embedded", paused=False)
-NIGHTLY = Deployment("00000000-0000-0000-0000-000000000002", "refresh", "refresh-night", "night", paused=False)
+TRAIN = Deployment("00000000-0000-0000-0000-000000000001", "train/train", "embedded", paused=False)
+NIGHTLY = Deployment("00000000-0000-0000-0000-000000000002", "refresh/refresh-night", "night", paused=False)
 TEXT_IN = {"feishu": "content.text", "slack": "text", "json": "text"}
 TEXT_IN |= dict.fromkeys(("dingtalk", "wecom"), "text.content")
 WEBHOOK = "https://hooks.example/secret-part"
@@ -75,8 +75,9 @@ class Prefect:
     def _deployments(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = [{"entrypoint": "jobs.py:train", "name": "other", "parameters": {}}]
         for each in self.deployments:
-            entry = {"id": each.id, "name": each.name, "paused": each.paused, "parameters": {"profile": each.profile}}
-            entries.append(entry | {"entrypoint": f"qinglan.flows.{each.flow}.{each.flow}"})
+            flow, _, name = each.full_name.partition("/")
+            entry = {"id": each.id, "name": name, "paused": each.paused, "parameters": {"profile": each.profile}}
+            entries.append(entry | {"entrypoint": f"qinglan.flows.{flow}.{flow}"})
         return entries
 
     def _block(self, method: str, where: str, rest: str, body: Any) -> Any:
@@ -205,8 +206,8 @@ def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: Pro
 
 
 def test_an_alarm_pauses_what_trains_this_profile(profile_of: ProfileOf):
-    own = Deployment("d-own", "train", "train-night", "configs/night.yaml", paused=False)
-    whole = Deployment("d-whole", "pipeline", "pipeline-night", "night", paused=False)
+    own = Deployment("d-own", "train/train-night", "configs/night.yaml", paused=False)
+    whole = Deployment("d-whole", "pipeline/pipeline-night", "night", paused=False)
     for deployments, stopped in (([TRAIN, NIGHTLY], [TRAIN.id]), ([TRAIN, own, whole], ["d-own", "d-whole"])):
         (pausing,) = profile_automations(profile_of(name="night"), deployments, None)
         assert [action["deployment_id"] for action in pausing["actions"]] == stopped

@@ -85,7 +85,8 @@ class Server:
 
     def written(self, cron: str = "0 2 * * *", tenants: int = 0, **active: Any) -> Path:
         schedules = [{"slug": slug, "cron": cron, "active": on} for slug, on in active.items()]
-        ours = {"name": "refresh", "entrypoint": "qinglan.flows.refresh.refresh", "schedules": schedules}
+        ours = {"name": "refresh", "entrypoint": "qinglan.flows.refresh.refresh", "work_pool": {"name": "qinglan"}}
+        ours |= {"schedules": schedules}
         # The tenants' share the list of schedules, as aliases in YAML do.
         further = [ours | {"name": f"refresh-{n}"} for n in range(tenants)]
         other = {"name": "own", "entrypoint": "jobs.py:own", "schedules": schedules}
@@ -192,7 +193,8 @@ def test_a_pause_and_a_switch_are_of_one_deployment_alone(server: Server):
 
 def test_another_folders_deployments_stay_noted(server: Server):
     server.deploy(tenants=1, nightly=True)
-    server.deploy(nightly=True)
+    left = "schedule refresh/refresh-0/nightly stays on; it is not in this prefect.yaml: switch it off by hand"
+    assert server.deploy(nightly=True) == [left]
     server.schedules("refresh-0")["nightly"]["active"] = False
     server.deploy(tenants=1, nightly=True)
     assert server.said == ["schedule refresh/refresh-0/nightly stays off, as it was switched by hand"]
@@ -212,7 +214,19 @@ def test_more_than_can_be_noted_is_said_and_the_servers_switches_stay(server: Se
     assert f"schedule {NIGHTLY} stays off, as it is on the server" in server.deploy(tenants=200, nightly=True)[0]
 
 
-@pytest.mark.parametrize("content", ["deployments: [", "", "name: qinglan"])
+OURS = "name: refresh, entrypoint: qinglan.flows.refresh.refresh"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "deployments: [",
+        "",
+        "name: qinglan",
+        f"deployments: [{{{OURS}}}]",
+        "deployments: [{schedules: {slug: nightly}}]",
+    ],
+)
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, content: str):
     (tmp_path / "prefect.yaml").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"prefect\.yaml: ") as caught:

@@ -59,7 +59,7 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         ("rl", {"total_steps": 400}, "rl.epochs to 10"),
         ("rl", {"train_batch_size": 640}, "rl.train_batch_size (640)"),
         ("rl", {"test_freq": 100, "save_freq": 100}, "rl.test_freq (100)"),
-        ("targets", {"gain": 0.03}, "dataset.train_share"),
+        ("targets", {"gain": 0.03}, "split column"),
         ("student", {"gpu_hour_usd": None}, "student.gpu_hour_usd"),
     ],
 )

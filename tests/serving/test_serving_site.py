@@ -38,7 +38,6 @@ from qinglan.serving.site import (
     CanaryShare,
     ServingSite,
     _router_options,
-    _say_if_possible,
 )
 
 
@@ -334,10 +333,6 @@ def test_one_version_that_is_gone_blocks_no_other(bench):
     assert site.run(3).champion.version == "1"
     assert site.heard("version 0: can't be served: there is no such version") == 1
     assert site.watcher.problem is None
-
-
-def test_a_terminal_that_was_closed_stops_nothing():
-    _say_if_possible(raising(SystemExit(1)), "version 1: starting")
 
 
 def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):

@@ -147,6 +147,15 @@ def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: Prof
     assert "wait_for_a_lost_sample" in (tmp_path / "rl.log").read_text()
 
 
+def test_a_run_sees_the_gpus_alone_that_it_has_locked(
+    tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    stage, _ = stage_of(profile_of(trainer={"device": "cuda"}), tmp_path)
+    program = "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] != '3')"
+    run_engine(stage, Command([sys.executable, "-c", program]), name="ms-swift SFT", log="sft.log")
+
+
 def test_a_job_is_submitted_again_under_the_next_number(tmp_path: Path, profile_of: ProfileOf, ray: FakeRay):
     stage, _ = stage_of(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
 

@@ -66,7 +66,8 @@ def test_gpus(profile_of: ProfileOf):
     trainer = {"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}
     command = sft(profile_of(trainer=trainer, sft={"deepspeed": "zero3"}))
     found = options(command)
-    assert (command.argv[0], command.env["NPROC_PER_NODE"], found["deepspeed"]) == ("/opt/py", "8", "zero3")
+    launcher = ["/opt/py", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=8", "-m", "swift.cli.sft"]
+    assert (command.argv[:7], found["deepspeed"]) == (launcher, "zero3")
     assert {"use_cpu", "full_determinism"}.isdisjoint(found)
 
 
@@ -77,11 +78,12 @@ def test_merging(profile_of: ProfileOf):
     assert (found["merge_lora"], found["adapters"], found["device_map"]) == ("true", str(Path("a").resolve()), "cpu")
 
 
-def checkpoint(folder: Path, step: Any, *, whole: bool = True, best: int | None = None) -> Path:
+def checkpoint(folder: Path, step: Any, *, whole: bool = True, losses: dict[int, float] | None = None) -> Path:
     made = folder / f"checkpoint-{step}"
     made.mkdir()
     if whole:
-        (made / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
+        history = [{"step": each, "eval_loss": loss} for each, loss in (losses or {}).items()]
+        (made / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": 1, "loss": 1}, *history]}))
     return made
 
 
@@ -98,9 +100,11 @@ def test_the_checkpoint_with_the_lowest_dev_loss(tmp_path: Path):
     assert swift.best_checkpoint(tmp_path) is None
     best = checkpoint(tmp_path, 20)
     assert swift.best_checkpoint(tmp_path) == best, "none was evaluated"
-    checkpoint(tmp_path, 40, best=20)
-    assert swift.best_checkpoint(tmp_path) == best
-    assert swift.best_checkpoint(tmp_path) != checkpoint(tmp_path, 60, best=40)
+    losses = {10: 0.1, 20: 0.3, 30: 0.2, 40: 0.4}
+    checkpoint(tmp_path, 40, losses=losses)
+    assert swift.best_checkpoint(tmp_path) == best, "of those that were saved"
+    better = checkpoint(tmp_path, 60, losses=losses | {60: 0.2})
+    assert swift.best_checkpoint(tmp_path) == better
 
 
 def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):
@@ -163,7 +167,7 @@ def test_answers_of_each_model_with_their_time(profile_of: ProfileOf, tmp_path: 
     lines = [json.loads(line) for line in (tmp_path / "rl.answers.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["/b 答"] * 3
     assert ["latency_ms" in line for line in lines] == [True, True, False]
-    assert sizes == [1, 1, 3, 1, 1] * 2, "two to warm up, all at once, two timed"
+    assert sizes == [1, 1, 1, 1, 1, 3] * 2, "three to warm up, two timed before anything of them is cached, all at once"
     assert all(line["share_s"] > 0 for line in lines)
     assert not list(tmp_path.glob("*.partial"))
     assert Engine.alive == 0, "a model is freed before the next one is loaded"

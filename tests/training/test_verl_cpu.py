@@ -182,6 +182,11 @@ def test_extras_that_are_not_known_are_left_out() -> None:
     }
 
 
+def test_the_critic_answers_with_its_adapter_after_the_references_turn() -> None:
+    batch = SimpleNamespace(extra_info={"no_lora_adapter": True, "temperature": 1.0})
+    assert quietly("engines.ppo_trainer")._for_workers(batch).extra_info == {"temperature": 1.0}
+
+
 def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves() -> None:
     trainer = quietly("engines.ppo_trainer")
     from verl.trainer.ppo.core_algos import AdaptiveKLController

@@ -19,10 +19,6 @@ from qinglan.evaluation.report import tables, verdict
 from qinglan.ledger import Usage
 from qinglan.text import count, number, p_value, signed, usd, with_interval
 
-_PAIRS = (
-    *(("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("rl", "champion"), ("sft", "champion")),
-    ("teacher", "original"),
-)
 _MOST_METRICS = 4
 """That 100 columns hold."""
 _HEAD_WIDTH = 10
@@ -182,9 +178,8 @@ def _comparisons_table(report: Report) -> Table:
         table.title, table.title_justify = f"Against {label.en}:", "left"
         shown = [c for c in report.comparisons if c.b == "teacher"]
     elif main := verdict.main_comparison(report):
-        places = {pair: place for place, pair in enumerate(dict.fromkeys((*_PAIRS, (main.a, main.b))))}
-        found = (c for c in report.comparisons if c.metric == main.metric and c.diff is not None)
-        shown = sorted((c for c in found if (c.a, c.b) in places), key=lambda c: places[c.a, c.b])
+        found = [c for c in report.comparisons if c.metric == main.metric and c.diff is not None]
+        shown = [c for c in found if c.b not in ("base", "original") or "teacher" in (c.a, main.a) or c == main]
     else:
         shown = []
     for c in shown:

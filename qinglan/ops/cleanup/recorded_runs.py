@@ -13,11 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 import httpx2
 
-from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
-from qinglan.errors import ConfigError, QinglanError, first_line
+from qinglan.config import EMBEDDED, FlowName, Profile
+from qinglan.errors import ConfigError, first_line
 from qinglan.ops.cleanup.folders import bytes_of, named_in, read_folders, tracking_of
 from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.api import TAG, call, pages
+from qinglan.ops.prefect.deployments import names
 from qinglan.ops.prefect.server import PrefectServer
 from qinglan.serving.registry.store import all_pages, is_missing_database, registry_of
 
@@ -130,9 +131,9 @@ def remove_flow_runs(clean: CleanUp, server: PrefectServer, days: float) -> None
 
 def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
     states = ["COMPLETED", "FAILED", "CANCELLED", "CRASHED"]
-    ended = {"state": {"type": {"any_": states}}, "end_time": {"before_": before.isoformat()}}
+    ended: dict[str, Any] = {"state": {"type": {"any_": states}}, "end_time": {"before_": before.isoformat()}}
     no_deployment, ours = {"deployment_id": {"is_null_": True}}, {"name": {"any_": list(get_args(FlowName))}}
-    found = pages(api, "flow_runs/filter", flow_runs=ended, deployments={"tags": {"all_": [TAG]}})
+    found = pages(api, "flow_runs/filter", flow_runs=ended | {"tags": {"all_": [TAG]}})  # whose deployment may be gone
     found += pages(api, "flow_runs/filter", flow_runs=ended | no_deployment, flows=ours)  # by hand
     return list({run["id"]: run for run in found}.values())
 
@@ -144,8 +145,4 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
     """
     if not run["deployment_id"] and "profile" not in run["parameters"]:
         return False
-    given = str(run["parameters"].get("profile", EMBEDDED))
-    try:
-        return given == profile.name or load_profile(given).name == profile.name
-    except QinglanError:  # that profile was removed
-        return False
+    return names(str(run["parameters"].get("profile", EMBEDDED)), profile)

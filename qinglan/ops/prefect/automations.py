@@ -18,7 +18,7 @@ import httpx2
 from qinglan.config import NotifyFormat, NotifyTopic, Profile, require_secret
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.api import TAG, call, pages
-from qinglan.ops.prefect.deployments import Deployment, deployments_of, trains_by_itself
+from qinglan.ops.prefect.deployments import Deployment, deployments_of, names, trains_by_itself
 from qinglan.runs.artifacts import hash_of
 from qinglan.text import duration
 
@@ -145,7 +145,7 @@ def profile_automations(profile: Profile, deployments: Sequence[Deployment], web
 
 
 def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) -> list[Spec]:
-    notify, own = profile.notify, [each for each in deployments if each.is_of(profile)]
+    notify, own = profile.notify, [each for each in deployments if names(each.profile, profile)]
     of_own = {"match_related": {"prefect.resource.id": [f"prefect.deployment.{each.id}" for each in own]}}
     # A worker reports the same crash more than once, with different messages.
     once, runs = _trigger(("Failed", "Crashed", "TimedOut"), within_s=_SAME_CRASH_S), f"{_RUN}*"
@@ -193,11 +193,11 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
 
 
 def _alarm_message(profile: Profile, deployments: Sequence[Deployment]) -> Message:
-    names = ", ".join(each.full_name for each in trains_by_itself(deployments, profile))
+    trainings = ", ".join(each.full_name for each in trains_by_itself(deployments, profile))
     advice = ""
-    if profile.automations.pause_at and names:
+    if profile.automations.pause_at and trainings:
         pausing = _quoted(profile.automations.pause_at)
-        paused = f"No training starts by itself until someone resumes {names}."
+        paused = f"No training starts by itself until someone resumes {trainings}."
         advice = f"{{% if event.resource['qinglan.alarm'] in {pausing} %}}{{{{ {_quoted(paused)} }}}}{{% endif %}}"
     says = "alarms at step {{ event.payload.step }} ({{ event.payload.name }})"
     return Message("alarm", says, "event.payload.message", advice)

@@ -28,7 +28,8 @@ def deploy_site(profile: Profile, say: Say) -> None:
     env = {"PREFECT_API_URL": server.api_url} if server.is_of_up else {}
     try:
         with server.client() as api:
-            for pool in sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]}):
+            wanted = [each.get("work_pool") or {} for each in read_deployments(prefect_file)["deployments"]]
+            for pool in sorted({each["name"] for each in wanted if each.get("name")}):
                 if make_pool(api, pool):
                     say(f"work pool made: {pool}")
             for line in register(api, env, prefect_file, profile, say) or ["automations are up to date"]:

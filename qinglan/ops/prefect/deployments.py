@@ -28,43 +28,39 @@ _Entry = dict[str, Any]
 
 class Deployment(NamedTuple):
     id: str
-    flow: str
-    name: str
+    full_name: str
+    """`flow/name`, as Prefect's commands take it."""
     profile: str
     """The parameter, as it stands there: a name or a path."""
     paused: bool
 
-    @property
-    def full_name(self) -> str:
-        """As Prefect's commands take it."""
-        return f"{self.flow}/{self.name}"
 
-    def is_of(self, profile: Profile) -> bool:
-        path = Path(self.profile)
-        return profile.name == (path.stem if path.suffix in (".yaml", ".yml") else self.profile)
+def names(given: str, profile: Profile) -> bool:
+    """Is a flow run's or deployment's parameter, a name or a path, this profile?"""
+    path = Path(given)
+    return profile.name == (path.stem if path.suffix in (".yaml", ".yml") else given)
 
 
 def deployments_of(api: httpx2.Client) -> list[Deployment]:
     found = []
     for entry in filter(_is_ours, pages(api, "deployments/filter", sort="NAME_ASC")):
-        flow, _, name = _name(entry).partition("/")
         profile = str(entry["parameters"].get("profile", ""))
-        found.append(Deployment(entry["id"], flow, name, profile, bool(entry["paused"])))
+        found.append(Deployment(entry["id"], _name(entry), profile, bool(entry["paused"])))
     return found
 
 
 def training_of(deployments: Sequence[Deployment], profile: Profile) -> Deployment | None:
     """What a refresh of this profile starts: its own deployment of `train`, else the common one."""
-    trains = [each for each in deployments if each.flow == "train"]
-    own = [each for each in trains if each.is_of(profile)]
+    trains = [each for each in deployments if each.full_name.startswith("train/")]
+    own = [each for each in trains if names(each.profile, profile)]
     return next(iter([*own, *(each for each in trains if each.full_name == TRAIN_DEPLOYMENT)]), None)
 
 
 def trains_by_itself(deployments: Sequence[Deployment], profile: Profile) -> list[Deployment]:
     """What trains this profile at night: `training_of`, and its own pipelines."""
     started = training_of(deployments, profile)
-    pipelines = [each for each in deployments if each.flow == "pipeline" and each.is_of(profile)]
-    return [*([started] if started else []), *pipelines]
+    pipelines = [each for each in deployments if each.full_name.startswith("pipeline/")]
+    return [*([started] if started else []), *(each for each in pipelines if names(each.profile, profile))]
 
 
 def read_deployments(prefect_file: Path) -> _Entry:
@@ -72,8 +68,13 @@ def read_deployments(prefect_file: Path) -> _Entry:
         content = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{prefect_file}: can't be read: {first_line(error)}") from error
-    if not (isinstance(content, dict) and content.get("deployments")):
+    if not (isinstance(content, dict) and isinstance(content.get("deployments"), list)):
         raise ConfigError(f"{prefect_file}: has no `deployments`")
+    for number, each in enumerate(content["deployments"], 1):
+        is_entry = isinstance(each, dict) and all(isinstance(one, dict) for one in each.get("schedules") or ())
+        if not is_entry or (_is_ours(each) and not (each.get("name") and (each.get("work_pool") or {}).get("name"))):
+            needed = "needs `name`, `work_pool: {name: …}` and, if any, a list of `schedules`"
+            raise ConfigError(f"{prefect_file}: deployment {number}: {needed}; compare it with those before")
     return content
 
 
@@ -90,6 +91,10 @@ def as_switched(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Pa
     variable = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
     value = variable and variable["value"]
     noted = {str(name) for name in value} if isinstance(value, list) else None
+    for name, schedule in ((name, each) for name, entry in there.items() for each in entry["schedules"]):
+        listed = {each.get("slug") for each in ours.get(name, {}).get("schedules") or ()}
+        if schedule["active"] and schedule.get("slug") and schedule["slug"] not in listed:
+            say(f"schedule {name}/{schedule['slug']} stays on; it is not in this prefect.yaml: switch it off by hand")
     kept = {name: _kept(name, each, there[name], noted, say) for name, each in ours.items() if name in there}
     deployments = [kept.get(_name(each), each) if _is_ours(each) else each for each in content["deployments"]]
     with NamedTemporaryFile("w", prefix="qinglan-", suffix=".yaml", encoding="utf-8") as file:

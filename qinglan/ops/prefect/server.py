@@ -75,18 +75,21 @@ class PrefectServer:
 
 def find_server(state: Path) -> PrefectServer | None:
     """The server that flows of this site talk to; None where none is configured or announced in `paths.state`."""
-    variables = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
-    if _has_settings_file():
-        url, key, auth_string = _ask_prefect(Path.cwd(), tuple(sorted(variables.items())))
-    else:
-        settings = ("URL", "KEY", "AUTH_STRING")
-        url, key, auth_string = (variables.get(f"PREFECT_API_{name}", "").strip() or None for name in settings)
+    url, key, auth_string = configured()
     if url:
         origin = "PREFECT_API_URL" if os.environ.get("PREFECT_API_URL") else "Prefect's settings"
         return PrefectServer(url.rstrip("/"), origin, key, auth_string)
     if not (announced := announced_url(state)):
         return None
     return PrefectServer(announced, "qinglan up", auth_string=auth_string, is_of_up=True)
+
+
+def configured() -> tuple[str | None, str | None, str | None]:
+    """The API's address, key and login that the environment or Prefect's files name."""
+    given = {name: value.strip() for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
+    if _has_settings_file():
+        return _ask_prefect(Path.cwd(), tuple(sorted(given.items())))
+    return given.get("PREFECT_API_URL"), given.get("PREFECT_API_KEY"), given.get("PREFECT_API_AUTH_STRING")
 
 
 def server_at(shown_url: str, state: Path) -> PrefectServer:

@@ -1,6 +1,5 @@
 """Starts the site, in an order that keeps both cores of a small machine busy."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.crash_recovery import crash_interrupted, crash_retries_on, requeue_crashed, stop_cancelled
 from qinglan.ops.prefect.deploy import find_deployments, make_pool, register
-from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
+from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, configured, find_server
 from qinglan.ops.up.site import WORK_POOLS, WORKERS, Site, only_one
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
@@ -54,9 +53,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         if site.mlflow_server():
             site = replace(site, mlflow_port=_port(mlflow_port, 5000, "mlflow", say))
         logs = state.resolve() / "logs"
-        # Where PREFECT_SERVER_API_AUTH_STRING asks for one.
-        login = os.environ.get("PREFECT_API_AUTH_STRING", "").strip() or None
-        server = PrefectServer(site.api_url, "this very `qinglan up`", auth_string=login)
+        server = PrefectServer(site.api_url, "this very `qinglan up`", auth_string=configured()[2])
         with Processes(logs, say, holds=(lock,)) as processes, server.client(timeout_s=_ANSWERS_WITHIN_S) as api:
             try:
                 _LocalSite(profile, site, processes, api, say).serve(prefect_file, start)

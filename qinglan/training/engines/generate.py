@@ -107,8 +107,13 @@ def _answer_all(
 ) -> list[dict[str, Any]]:
     engine, max_new_tokens = _engine(folder, adapter, options), options["max_new_tokens"]
     timed, compared = 0 if adapter else options["latency_queries"], prompts[: options["parity_prompts"]]
-    for prompt in prompts[: min(_WARM_UP, timed)]:
+    for prompt in prompts[-_WARM_UP:] if timed else ():
         _ask(engine, [prompt], max_new_tokens)
+    latencies_ms = []
+    for prompt in prompts[:timed]:  # first, as vLLM keeps what it has read of a prompt
+        start = time.perf_counter()
+        _ask(engine, [prompt], max_new_tokens)
+        latencies_ms.append(1000 * (time.perf_counter() - start))
     start = time.perf_counter()
     responses = _ask(engine, prompts, max_new_tokens)
     took_s = time.perf_counter() - start
@@ -123,10 +128,8 @@ def _answer_all(
         }
         for prompt, response, count in zip(prompts, responses, tokens, strict=True)
     ]
-    for prompt, answer in list(zip(prompts, answers, strict=True))[:timed]:
-        start = time.perf_counter()
-        _ask(engine, [prompt], max_new_tokens)
-        answer["latency_ms"] = 1000 * (time.perf_counter() - start)
+    for answer, latency_ms in zip(answers, latencies_ms, strict=False):
+        answer["latency_ms"] = latency_ms
     responses = _ask(engine, compared, max_new_tokens, logprobs=True) if compared else []
     for answer, response in zip(answers, responses, strict=False):
         choice = response.choices[0]

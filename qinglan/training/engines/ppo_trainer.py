@@ -403,6 +403,8 @@ def dev_values(
 
 def _for_workers(batch: Any) -> Any:
     batch.fields = list(WORKER_FIELDS)
+    # verl leaves it in the batch after the reference's turn, and the critic would answer without its adapter and head.
+    (batch.extra_info or {}).pop("no_lora_adapter", None)
     return batch
 
 

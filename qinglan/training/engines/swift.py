@@ -98,13 +98,11 @@ def sft_command(
     if profile.trainer.device == "cpu":
         gpus = 0
         arguments |= {"use_cpu": True, "device_map": "cpu", "full_determinism": True}
-    elif gpus > 1:
-        env |= {"NPROC_PER_NODE": str(gpus)}
     if sft.deepspeed:
         arguments["deepspeed"] = sft.deepspeed
     if resume_from:
         arguments["resume_from_checkpoint"] = resume_from.resolve()
-    return Command(swift_argv(profile, "sft", arguments | sft.extra), env, gpus)
+    return Command(swift_argv(profile, "sft", arguments | sft.extra, processes=gpus), env, gpus)
 
 
 def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
@@ -130,9 +128,9 @@ def best_checkpoint(output_dir: Path) -> Path | None:
     """That with the lowest loss on the dev split; the newest where none was evaluated."""
     if (newest := newest_checkpoint(output_dir)) is None:
         return None
-    step = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8")).get("best_global_step")
-    best = output_dir / f"checkpoint-{step}"
-    return best if best.is_dir() else newest
+    history = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8")).get("log_history", ())
+    losses = {output_dir / f"checkpoint-{each['step']}": each["eval_loss"] for each in history if "eval_loss" in each}
+    return min(filter(Path.is_dir, losses), key=lambda folder: losses[folder], default=newest)
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
@@ -178,9 +176,11 @@ def left_out(rows: int, log: str) -> int:
     return rows - left
 
 
-def swift_argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
+def swift_argv(profile: Profile, verb: str, arguments: dict[str, Any], *, processes: int = 0) -> list[str]:
     """`swift VERB` in the trainer's environment; a list becomes several words, a dictionary JSON."""
-    argv = [engine_python(profile), "-m", f"swift.cli.{verb}"]
+    # As `swift` itself starts several processes, whose NPROC_PER_NODE its modules do not read.
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    argv = [engine_python(profile), *several, "-m", f"swift.cli.{verb}"]
     for name, value in arguments.items():
         words = value if isinstance(value, list) else [value]
         argv += [f"--{name}", *(json.dumps(word) if isinstance(word, bool | dict) else str(word) for word in words)]

@@ -159,7 +159,6 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         "algorithm.lam": rl.lam,
         "algorithm.rollout_correction.bypass_mode": profile.rollout_engine == "cpu" and not rl.lora_rank,
         "reward.custom_reward_function.path": REWARD_FUNCTION,
-        "reward.custom_reward_function.name": "compute_score",
         "data.train_batch_size": rl.train_batch_size,
         "data.max_prompt_length": rl.max_prompt_length,
         "data.max_response_length": rl.max_response_length,
@@ -184,7 +183,6 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         "trainer.save_freq": rl.save_freq,
         "trainer.test_freq": rl.test_freq,
         "trainer.val_before_train": rl.val_before_train,
-        "trainer.resume_mode": "auto",
         "hydra.output_subdir": None,
         # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
         # that `ray start` once left in /tmp/ray/ray_current_cluster.
@@ -301,6 +299,8 @@ def _rollout(profile: Profile) -> Overrides:
         "trainer.v1.trainer_mode": TRAINER,
         f"{_ROLLOUT}.name": "vllm",
         f"{_ROLLOUT}.full_determinism": rl.deterministic,
+        # Else the model's own limit, for which vLLM wants room in its cache.
+        f"{_ROLLOUT}.max_model_len": rl.max_prompt_length + rl.max_response_length,
     }
     if rl.lora_rank:
         # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send
@@ -334,7 +334,6 @@ def _on_cpu(profile: Profile) -> Overrides:
             f"{_ROLLOUT}.free_cache_engine": False,
             f"+{_ROLLOUT}.enable_sleep_mode": False,  # vLLM refuses it on the CPU
             f"{_ROLLOUT}.enable_chunked_prefill": False,  # a sample with a seed of its own fails with it on the CPU
-            f"{_ROLLOUT}.max_model_len": rl.max_prompt_length + rl.max_response_length,
             f"{_ROLLOUT}.gpu_memory_utilization": 0.1,
             f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": _CPU_KV_CACHE,
             # Without GPUs the weights go through shared memory, which takes this much of /dev/shm.

@@ -43,11 +43,13 @@ qinglan.training.engines.generate, qinglan.training.engines.export"
 
 FROM ${PYTHON}
 ENV PYTHONUNBUFFERED=1 PATH=/opt/orchestrator/bin:$PATH CUDA_HOME=/usr/local/cuda-13.0 \
-    DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false RAY_USAGE_STATS_ENABLED=0
+    DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false RAY_USAGE_STATS_ENABLED=0 \
+    VLLM_NO_USAGE_STATS=1
 # Triton compiles its kernels' launchers while it runs. verl binds each worker to the memory next to its GPU by
-# libnuma.so, and goes on without where it is missing; vLLM's CPU build needs it.
+# libnuma.so, and goes on without where it is missing; vLLM's CPU build needs it. NCCL looks for libibverbs.so.1 when it
+# starts, and goes on over TCP without.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends build-essential=12.9 libnuma-dev=2.0.16-1 \
+ && apt-get install --yes --no-install-recommends build-essential=12.9 libnuma-dev=2.0.16-1 libibverbs1=44.0-2 ibverbs-providers=44.0-2 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 --user-group qinglan
 COPY --from=cuda /usr/local/cuda-13.0 /usr/local/cuda-13.0

@@ -227,9 +227,8 @@ def _parity(stage: Stage, name: ArmName, merged: Sequence[bytes]) -> dict[str, f
     limits, path = stage.run.profile.evaluate, stage.directory / f"{name}{UNMERGED}.answers.jsonl"
     unmerged = path.read_bytes().splitlines()
     pairs = zip(map(json.loads, merged), map(json.loads, unmerged), strict=False)
-    equal = [(one, other) for one, other in pairs if one["text"] == other["text"]]
-    known = [[each.get("logprobs", ()) for each in pair] for pair in equal]
-    tokens = [tokens for pair in known for tokens in zip(*pair, strict=False)]
+    equal = [(one, other) for one, other in pairs if one["start"] == other["start"]]
+    tokens = [pair for one, other in equal for pair in zip(one["logprobs"], other["logprobs"], strict=False)]
     difference = max((abs(one - other) for one, other in tokens), default=0.0)
     if len(equal) < limits.parity_min_equal * len(unmerged) or difference > limits.parity_max_difference:
         found = f"{len(equal)} of {len(unmerged)} texts are those of its base model with the adapter (parity_min_equal)"

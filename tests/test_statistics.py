@@ -11,7 +11,6 @@ from qinglan.statistics import (
     agreement,
     compare,
     holm,
-    holm_corrected,
     mcnemar_p,
     mean_ci,
     percentile_ci,
@@ -148,12 +147,6 @@ def test_holm_is_the_textbooks():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-def test_holm_counts_the_comparisons_of_a_metric():
-    found = compared(arm("a", 1, 0), arm("b", 0, 0))
-    top1, other = found.model_copy(update={"p_value": 0.02}), found.model_copy(update={"metric": "mrr10"})
-    assert [c.p_holm for c in holm_corrected([top1, other, top1])] == [pytest.approx(0.04), None, pytest.approx(0.04)]
 
 
 def test_a_percentiles_interval():

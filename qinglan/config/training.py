@@ -74,7 +74,7 @@ class Sft(Section):
 
     def steps(self, rows: int, gpus: int) -> int:
         """Optimiser steps that so many training rows make on so many GPUs."""
-        batches = -(-rows // (self.per_device_train_batch_size * gpus))
+        batches = -(-(rows // gpus) // self.per_device_train_batch_size)  # ms-swift gives each as many rows
         found = math.ceil(self.num_train_epochs * max(1, -(-batches // self.gradient_accumulation_steps)))
         return int(self.extra.get("max_steps", found))
 

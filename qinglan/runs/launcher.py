@@ -29,7 +29,8 @@ _LEAKED = ("psm_*", "verl_weights_*")
 ROW_CACHE = "row_cache"
 """In a stage's folder: an engine's copies of the training rows, which would else be in the user's own cache."""
 READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
-QUIET_ENV = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+QUIET_ENV = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+QUIET_ENV |= {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
 """No process that is started here sends telemetry."""
 
 Metrics = dict[str, Any]
@@ -241,4 +242,5 @@ def tail(log: Path, start: int = 0) -> str:
     with log.open("rb") as stream:
         stream.seek(max(start, log.stat().st_size - 16_384))
         text = stream.read().decode(errors="replace")
+    text = text.partition("torch/distributed/elastic/multiprocessing/api.py")[0]  # torchrun's own summary of a failure
     return "\n".join(f"    {line}" for line in text.splitlines()[-12:])

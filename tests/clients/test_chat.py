@@ -181,18 +181,6 @@ async def test_a_malformed_answer_is_retried_and_shows_no_key(
     assert usage(tmp_path) == (2, 2)
 
 
-@pytest.mark.parametrize("limit", ["per_run_usd", "per_month_usd"])
-async def test_nothing_is_sent_beyond_the_budget(tmp_path: Path, serve: Serve, limit: str):
-    service = serve(script_of((200, completion("x"))))
-    budget = Budget.model_validate({limit: 0.00045})  # an answer costs 0.0002
-    async with client(tmp_path, service.url, budget=budget, concurrency=1) as chat:
-        answers = await ask_many(chat, 9)
-    assert [type(a) for a in answers if isinstance(a, Exception)] == [BudgetError] * 6
-    assert len(service.bodies) == 3
-    async with client(tmp_path, service.url, budget=budget) as chat:  # what is paid for costs nothing
-        assert (await chat.ask([{"role": "user", "content": "0"}], str)).cached
-
-
 async def test_who_fails_lets_the_other_try(tmp_path: Path, serve: Serve):
     service = serve(script_of((500, {}), (200, completion("x"))))
     asking = partial(client, tmp_path, service.url, max_retries=0)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from fake_service import PRICE
 
-from qinglan.config import load_profile, require_secret
+from qinglan.config import load_profile
 from qinglan.config.training import Rl, Sft
 from qinglan.errors import ConfigError
 
@@ -162,15 +162,6 @@ def test_unreadable_profiles(tmp_path: Path, content: bytes, message: str) -> No
     (tmp_path / "p.yaml").write_bytes(content)
     assert message in error_of(str(tmp_path / "p.yaml"))
     assert "no such file" in error_of(str(tmp_path / "no.yaml"))
-
-
-def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "s3cret")
-    assert require_secret("MY_KEY", "teacher") == "s3cret"
-    assert require_secret(None, "teacher") == "no-key"
-    monkeypatch.delenv("MY_KEY")
-    with pytest.raises(ConfigError, match="teacher needs the environment variable MY_KEY; set it"):
-        require_secret("MY_KEY", "teacher")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from doubles import raising
 from qinglan.config import Profile
 from qinglan.data import versions
 from qinglan.data.versions import Version, diff, find_rows, find_version, pinned_splits, publish, versions_of
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 
@@ -118,15 +118,6 @@ def test_a_changed_file_is_not_published(made: Made, profile: Profile, tmp_path:
     with pytest.raises(ArtifactError, match="was changed after it was written"):
         publish(profile, "run-1", artifacts)
     assert versions_of(profile) == []
-
-
-def test_names_of_versions(made: Made, profile: Profile):
-    with pytest.raises(ConfigError, match=r"`latest`: not found for tenant `default`; newest: none; run `qinglan run"):
-        find_version(profile, "latest")
-    version = made(ROWS)
-    assert find_version(profile, version.id[:4]) == version
-    with pytest.raises(ConfigError, match=f"`nope`: not found for tenant `default`; newest: {version.id}"):
-        find_version(profile, "nope")
 
 
 @pytest.mark.parametrize(("file", "content"), [("version.json", '{"id": "x"}'), ("index.jsonl", None)])

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from fake_service import PRICE, SIMULATED
 from fixture_types import ProfileOf
-from ledger_calls import call
 from report_fixture import METRICS, comparison, page, scores, shown
 from run_stages import stage_result
 
-from qinglan.clients.chat import request_of
-from qinglan.clients.roles import Addresses, key_salt, site_ledger
+from qinglan.clients.roles import Addresses
 from qinglan.config import Evaluate, Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase, Report
@@ -24,9 +22,8 @@ from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import arms_of as arms_shown
 from qinglan.evaluation.report.verdict import verdict
 from qinglan.evaluation.summary import build_report
-from qinglan.evaluation.teacher_comparison import arms_of, cost_of_unusable, draw, evaluate_teachers, teachers_of
+from qinglan.evaluation.teacher_comparison import arms_of, draw, evaluate_teachers, teachers_of
 from qinglan.ops.preflight import require
-from qinglan.recipes import get_recipe
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, write_json
@@ -121,16 +118,6 @@ def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
     assert "answered" not in found, "what the budget left out is no refusal"
     refused = arms_of({"teacher": rival[2:], "cheap": [answered(2), answered(3)]}, {}, RECIPE)
     assert refused["original"][0].retrieved == MISS, "the question keeps the score that it has with the rival"
-
-
-def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
-    profile, row = profile_of(), question(1)
-    messages = get_recipe(profile.recipe).teacher_messages(row, profile.tenant)
-    request = request_of(profile.teacher, key_salt(profile, "teacher"), messages)
-    with site_ledger(profile) as ledger:
-        ledger.record([call(request.request_hash, text="", refusal="no")])
-        rows = [row.failed("teacher_refused"), question(2).failed("teacher_timeout"), answered(3)]
-        assert cost_of_unusable(profile, rows, ledger) == {"0001": 0.25}
 
 
 def test_several_rivals_are_corrected_and_one_is_not():

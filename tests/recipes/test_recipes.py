@@ -1,6 +1,5 @@
 """Finding recipes, by name or in a file; what the base classes do for them; distilling and validating one row."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,11 @@ from fake_model import FakeModel, FakeRag
 from fixture_types import ProfileOf
 
 from qinglan import recipes
-from qinglan.clients.roles import Clients, key_salt
-from qinglan.config import Reward, Tenant
+from qinglan.clients.roles import Clients
+from qinglan.config import Tenant
 from qinglan.errors import ConfigError, RetrievalError, TeacherError
-from qinglan.recipes import AnswerRecipe, Input, RetrievalRecipe, get_recipe, query_rewrite
-from qinglan.recipes.kinds.distillation import distill_requests, require_teacher_alone, teacher_requests
+from qinglan.recipes import Input, RetrievalRecipe, get_recipe, query_rewrite
+from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.rows import Retrieved, Row
 
@@ -67,17 +66,6 @@ def test_a_profile_names_the_file_wherever_it_is_read(profile_of: ProfileOf, mon
     assert profile.model_name == "qinglan.default.capitals_recipe"
 
 
-def test_an_answer_earns_the_mean_of_the_parts_that_are_known():
-    recipe = get_recipe(str(CAPITALS))
-    assert isinstance(recipe, AnswerRecipe)
-    graded = [{"right": 1.0, "short": 1.0, "logged": 0.0}, {"right": 0.0, "short": 1.0}, {"short": 1.0}]
-    graded += [{"right": math.nan, "short": 0.0}, {"right": math.nan, "logged": 1.0}]
-    earned = [recipe.reward(Reward(), parts) for parts in graded]
-    assert earned == pytest.approx([1.0, -0.5, 1.0, -1.0, math.nan], nan_ok=True)
-    otherwise = Reward(part_weights={"right": 0.5, "short": 0.5})
-    assert recipe.reward(otherwise, {"right": 1.0, "short": 0.0}) == pytest.approx(0.0)
-
-
 def test_only_what_is_asked_identifies():
     inputs = (Input("a", "甲", required=True), Input("b", "乙", identifies=False), Input("c", "丙"))
     assert recipes.identifying({"a": "1", "b": "2"}, inputs) == {"a": "1"}
@@ -105,29 +93,6 @@ async def test_distilling_keeps_what_it_cost():
     with pytest.raises(TeacherError) as caught:
         await REWRITER.distill(ROW, clients(" ``` "), Tenant())
     assert caught.value.reason == "empty_answer", "the question takes no rewrite's place"
-
-
-async def test_a_weak_models_answer_is_judged_and_the_thoughts_are_kept():
-    weak, teacher = FakeModel("里昂"), FakeModel("错误", "首都是巴黎")
-    both = Clients({"teacher": teacher, "answerer": weak})  # type: ignore[arg-type]
-    done = await get_recipe(str(JUDGING)).distill(CAPITAL, both, Tenant())
-    assert (done.answer, done.answer_request) == ("<think>首都是巴黎</think>错误", "hash of 错误")
-    assert teacher.asked[0][-1] == {"role": "assistant", "content": "里昂"}
-
-
-def test_what_is_asked_is_known_by_role(profile_of: ProfileOf):
-    profile = profile_of(recipe=str(JUDGING), answerer={"model": "small", "base_url": "http://weak/v1"})
-    asked = distill_requests(profile)(CAPITAL)
-    assert {role: request.body["model"] for role, request in asked.items()} == {"answerer": "small", "teacher": "big"}
-    assert key_salt(profile, "answerer") != key_salt(profile, "teacher")
-
-
-async def test_a_row_that_brings_its_answer_asks_no_model(profile_of: ProfileOf):
-    own = CAPITAL.model_copy(update={"inputs": CAPITAL.inputs | {"given": " 巴黎 它是首都"}})
-    done = await get_recipe(str(CAPITALS)).distill(own, Clients(), Tenant())
-    assert (done.answer, done.answer_request, done.answer_cost_usd) == ("巴黎", None, None)
-    asked = teacher_requests(profile_of(recipe=str(CAPITALS)))
-    assert asked(own) is None and asked(CAPITAL) is not None
 
 
 def test_only_the_teacher_alone_can_be_asked_in_bulk(profile_of: ProfileOf):

@@ -1,7 +1,6 @@
 """Background processes: started again, held to a start that works, their logs kept small. Real, tiny processes."""
 
 import errno
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from qinglan.runs import launcher
 from qinglan.runs import processes as module
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import Command
-from qinglan.runs.processes import HOST, Processes, port_from
+from qinglan.runs.processes import HOST, Processes
 
 
 class EnoughError(Exception):
@@ -143,12 +142,6 @@ def test_a_log_that_cannot_be_made_smaller_ends_nothing(tmp_path: Path, monkeypa
     problem = f"{log}: can't be made smaller: No space left on device; chatty goes on"
     assert [line for line in said if "chatty" in line] == ([problem] if trouble == "full" else [])
     assert not log.with_suffix(".log.1").exists()
-
-
-def test_a_taken_port_gives_the_next():
-    with socket.create_server((HOST, 0)) as taken:
-        port = taken.getsockname()[1]
-        assert port < port_from(port) <= port + 99
 
 
 def test_each_pause_is_twice_the_one_before_up_to_a_limit_and_jitter_keeps_callers_apart():

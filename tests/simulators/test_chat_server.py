@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from qinglan.config import Tenant
-from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.simulators import chat_server
 from qinglan.simulators.chat_server import create_app
 from qinglan.simulators.domains import Domain, ReasonedAnswer
@@ -17,16 +15,6 @@ from qinglan.simulators.server import Faults
 def _ask(model: str, content: str, **more: object) -> Any:
     body = {"model": model, "messages": [{"role": "user", "content": content}], **more}
     return TestClient(create_app()).post("/v1/chat/completions", json=body)
-
-
-def test_the_judge_answers_about_one_rewrite_and_about_a_panel():
-    alone = _ask("simulated-judge", "益生菌怎么保存\n改写：益生菌 保存方法").json()["choices"][0]["message"]["content"]
-    assert RECIPE.parse_judge(alone) == 5
-    texts = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 功效", "虾青素 保存方法"]
-    asked = RECIPE.panel_messages(user_text("这个怎么吃", history="用户问过虾青素"), texts, Tenant())
-    panel = _ask("simulated-judge", "", messages=asked).json()["choices"][0]["message"]["content"]
-    scores = RECIPE.parse_panel(panel, len(texts))
-    assert scores.index(max(scores)) == 0
 
 
 def test_reasoning_is_returned_beside_the_answer_and_counted(monkeypatch: pytest.MonkeyPatch):

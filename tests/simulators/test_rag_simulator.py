@@ -1,6 +1,5 @@
 """The simulated RAG: ranking, the HTTP contract, and bad knowledge bases."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,9 +68,3 @@ def test_bad_knowledge_base(tmp_path: Path, lines: str, message: str):
     path.write_text(lines, encoding="utf-8")
     with pytest.raises(WorkbookError, match=message):
         load_documents(path)
-
-
-def test_main_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(sys, "argv", ["rag_server", "--knowledge-base", "missing.jsonl"])
-    assert rag_server.main() == 2
-    assert capsys.readouterr().err.startswith("knowledge base missing.jsonl: can't be read")

@@ -34,13 +34,6 @@ def test_start_serve_and_stop(profile_of: ProfileOf, tmp_path: Path):
     assert not any(child.is_running() for child in children)
 
 
-def test_a_users_own_services_are_left_alone(profile_of: ProfileOf, tmp_path: Path):
-    own = {name: settings | {"base_url": "http://judge/v1"} for name, settings in SIMULATED.items() if name != "prices"}
-    settings = profile_of(**SIMULATED | own, rag={"url": "http://rag/q"}, embedded=FEW)
-    with embedded_services(settings, tmp_path / "unused") as services:
-        assert (services().teacher_url, services().rag_url) == ("http://judge/v1", "http://rag/q")
-
-
 def test_failure_shows_the_log(profile_of: ProfileOf, tmp_path: Path):
     own = {"model": "simulated-rewriter", "base_url": "http://own/v1"}
     settings = profile_of(**SIMULATED | {"teacher": own, "judge": own})

@@ -156,18 +156,6 @@ def test_a_run_sees_the_gpus_alone_that_it_has_locked(
     run_engine(stage, Command([sys.executable, "-c", program]), name="ms-swift SFT", log="sft.log")
 
 
-def test_a_job_is_submitted_again_under_the_next_number(tmp_path: Path, profile_of: ProfileOf, ray: FakeRay):
-    stage, _ = stage_of(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
-
-    def end_it() -> None:
-        *earlier, newest = ray.jobs
-        if ray.jobs[newest]["status"] == "RUNNING":
-            ray.end(newest, "SUCCEEDED" if earlier else "FAILED", "the node is gone")
-
-    run_engine(stage, Command(["true"]), name="verl", log="rl.log", on_poll=end_it, progress=lambda: None)
-    assert list(ray.jobs) == ["qinglan-run-1-rl-verl-abcdefgh-1", "qinglan-run-1-rl-verl-abcdefgh-2"]
-
-
 @pytest.mark.parametrize(
     ("state", "expected"), [(Cancelling(), True), (Cancelled(), True), (Running(), False), (None, False)]
 )

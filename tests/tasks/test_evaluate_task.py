@@ -78,7 +78,7 @@ class Evaluated:
             answer = {"prompt_tokens": 9, "completion_tokens": 2, "logprobs": [-0.5]}
             write_jsonl(
                 stage.directory / f"{name}.answers.jsonl",
-                ({"id": i, "text": i} | answer | self.answers.get(name, {}) for i in ids),
+                ({"id": i, "text": i, "start": i} | answer | self.answers.get(name, {}) for i in ids),
             )
 
     async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Any:
@@ -194,7 +194,7 @@ def test_a_merged_model_must_answer_as_its_base_model_with_the_adapter(evaluated
     fake.answers["sft_unmerged"] |= {"logprobs": [-1.75]}
     with pytest.raises(StageError, match=r"merged sft model is not what was trained: .* differ by 1\.2 at most"):
         fake.run(profile_of(), base="b", sft="a")
-    fake.answers["sft_unmerged"] = {"text": "another"}
+    fake.answers["sft_unmerged"] = {"start": "another"}
     with pytest.raises(StageError, match=r"0 of \d+ texts are those of its base model"):
         fake.run(profile_of(), base="b", sft="a")
 

@@ -75,12 +75,6 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_20", "global_step_40"]
 
 
-def test_why_training_ended_is_kept(tmp_path: Path):
-    assert progress.read_stop(tmp_path) is None
-    training(tmp_path).stop("enough", failed=False)
-    assert progress.read_stop(tmp_path) == ("enough", False)
-
-
 def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Path):
     write_steps(tmp_path, {0: {DEV_VALUE: 0.5, "kl": 0.1}, 10: {DEV_VALUE: 0.7}, 20: {DEV_VALUE: 0.9, "kl": 0.4}})
     resumed = training(tmp_path, resumed_at=10, patience=0)

@@ -24,6 +24,7 @@ from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engin
 Name = TypeVar("Name", bound=str)
 UNMERGED = "_unmerged"
 """After a model's name: its base model with the adapter, as it was trained."""
+_PARITY_TOKENS = 16
 _WARM_UP = 3  # single questions before the timed ones: an engine compiles or allocates for a batch of one at first
 
 
@@ -130,11 +131,11 @@ def _answer_all(
     ]
     for answer, latency_ms in zip(answers, latencies_ms, strict=False):
         answer["latency_ms"] = latency_ms
-    responses = _ask(engine, compared, max_new_tokens, logprobs=True) if compared else []
+    responses = _ask(engine, compared, min(_PARITY_TOKENS, max_new_tokens), logprobs=True) if compared else []
     for answer, response in zip(answers, responses, strict=False):
         choice = response.choices[0]
-        if choice.message.content == answer["text"] and choice.logprobs:  # other batches may give another text
-            answer["logprobs"] = [token["logprob"] for token in choice.logprobs["content"]]
+        answer["start"], logged = choice.message.content, (choice.logprobs or {}).get("content", ())  # of no token none
+        answer["logprobs"] = [token["logprob"] for token in logged]
     return answers
 
 

@@ -32,7 +32,7 @@ _ENV = {
 }
 
 # ms-swift's plug-in for vLLM needs torchvision. vLLM would bind its threads to cores that other processes use.
-_VLLM_ON_CPU = {"VLLM_PLUGINS": VLLM_PLUGIN, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+_VLLM_ON_CPU = {"VLLM_PLUGINS": VLLM_PLUGIN, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def engine_python(profile: Profile) -> str:
@@ -115,7 +115,6 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
         "merge_lora": True,
         "output_dir": output_dir.resolve(),
         "torch_dtype": profile.sft.torch_dtype,
-        "exist_ok": True,
     }
     arguments |= {"model_revision": profile.student.revision} if profile.student.revision else {}
     gpus = profile.trainer.gpus_per_node

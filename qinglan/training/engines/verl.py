@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.runs.launcher import QUIET_ENV, ROW_CACHE, Command
+from qinglan.runs.launcher import ROW_CACHE, Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 TRAINER = "qinglan_sync"
@@ -57,11 +57,11 @@ _ESTIMATORS = {"ppo": "gae", "dr_grpo": "grpo"}
 _STATE = ["model", "optimizer", "extra"]
 _CPU_KV_CACHE = 256 << 20  # bytes; vLLM would take a share of the machine's memory
 _LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
+_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+_OWN_RAY = {"+ray_kwargs.ray_init.address": "local", _UNITS: 1}
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
-    **QUIET_ENV,
     "HYDRA_FULL_ERROR": "1",
-    "TOKENIZERS_PARALLELISM": "false",
     # Workers that Ray starts in advance have nothing imported and take CPU time from those that are needed.
     "RAY_prestart_worker_first_driver": "0",
 }
@@ -186,7 +186,12 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         "hydra.output_subdir": None,
         # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
         # that `ray start` once left in /tmp/ray/ray_current_cluster.
-        **({} if trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}),
+        # Its cores are only counted: where there are fewer than verl reserves, it would wait for ever.
+        **(
+            {}
+            if trainer.ray_dashboard_url
+            else _OWN_RAY | {"ray_kwargs.ray_init.num_cpus": 16 + 3 * trainer.gpus_per_node}
+        ),
         **_policy(profile, model),
         **_kl(profile),
         **(_critic(profile, model) if rl.algorithm == "ppo" else {}),
@@ -315,11 +320,9 @@ def _on_cpu(profile: Profile) -> Overrides:
     given: Overrides = {
         f"{_ROLLOUT}.agent.num_workers": 1,
         "reward.num_workers": 1,
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        _UNITS: 1,
         "+ray_kwargs.ray_init.num_gpus": 1,
-        "ray_kwargs.ray_init.num_cpus": 16,
         "+ray_kwargs.ray_init.include_dashboard": False,
-        f"{_ACTOR}.use_torch_compile": False,
     }
     if not rl.lora_rank:
         given[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]

@@ -196,7 +196,6 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate."""
     path = _find(name_or_path)
     profile = parse_profile(path, _text_of(path), overrides)
-    # By its file's name it is started, and by its own its runs and messages are looked for.
     if profile.name != path.stem and Path(name_or_path).suffix not in _YAML:
         raise ConfigError(f"profile {path}: `name`: is {profile.name}, and the file's is {path.stem}; leave it out")
     return profile

@@ -354,9 +354,9 @@ class Evaluate(Section):
     latency_queries: Count = 40
     """Queries timed one at a time, for p50 and p95."""
     parity_prompts: Count = 64
-    """On which a merged model must answer as its base model does with the adapter, by the trainer's own code."""
+    """On these a merged model's first 16 tokens must be those of its base model with the adapter, by the trainer."""
     parity_min_equal: Share = 0.8
-    """Of these texts: in 16 bits merging rounds, and a text may turn where two tokens are as likely."""
+    """Of these beginnings: in 16 bits merging rounds, and a text may turn where two tokens are as likely."""
     parity_max_difference: Positive = 0.5
     """Of a token's log-probability, in the texts that are equal."""
     teachers: tuple[str, ...] = ()

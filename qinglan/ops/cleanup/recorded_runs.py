@@ -139,10 +139,7 @@ def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
 
 
 def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
-    """Prefect keeps all parameters with a flow run, the deployment's own among them.
-
-    Started by hand it has ours with their defaults; without a profile it is another project's of the same name.
-    """
+    """Started by hand it has our parameters and their defaults; without a profile it is another project's."""
     if not run["deployment_id"] and "profile" not in run["parameters"]:
         return False
     return names(str(run["parameters"].get("profile", EMBEDDED)), profile)

@@ -80,7 +80,7 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx2.C
     not_ours = [run_of(flow, profile="medical"), run_of(theirs)]
     not_ours.append(run_of(flow))  # of another project that has a flow of this name
     from_ui = ask(api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]})["id"]
-    by_path = run_of(flow, profile=str(tmp_path / "profile.yaml"))
+    by_path = run_of(flow, profile=str(tmp_path / "embedded.yaml"))
     at_work, failed = run_of(flow, profile="embedded"), run_of(flow, profile="embedded")
     old = {ended(api, each) for each in (scheduled[0], by_hand, from_ui, by_path)} | {ended(api, failed, "FAILED")}
     foreign_old = {ended(api, each) for each in (*not_ours, by_others[0])}

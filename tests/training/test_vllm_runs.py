@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_nodes import ray_folder, ray_node, trainer_of
 from toy_rl import NEEDS_VLLM, VLLM_PYTHON, WORDS, Toy, make_model
 from waiting import wait_until
 
 from qinglan.config import load_profile
 from qinglan.runs.launcher import launch, remove_leaked_memory
-from qinglan.runs.processes import free_port
 from qinglan.runs.supervise import descendants
 from qinglan.training.alarms import SAMPLER_DIFFERENCE, read_alarms
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.progress import ALARMS_FILE, DEV_VALUE, checkpoints, read_metrics
-from qinglan.training.engines.ray_jobs import RayJobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, NEEDS_VLLM]
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -129,36 +126,6 @@ def test_a_sampler_that_loses_weights_is_noticed(tmp_path: Path, model: Path, mo
     log = (tmp_path / "log.txt").read_text()
     assert "vLLM did not take the weights within 60 s" in log, log[-4000:]
     assert {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)} >= {"sampler_mismatch"}
-
-
-def test_on_two_nodes_one_of_which_dies(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port, dashboard = free_port(), free_port()
-    url = f"http://127.0.0.1:{dashboard}"
-    resources = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
-    head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *resources]
-    with ray_folder(monkeypatch) as folder, ray_node(url, 1, folder, *head, f"--temp-dir={folder}") as first:
-        other = (url, 2, folder, f"--address=127.0.0.1:{port}", *resources)
-        toy = vllm_toy(tmp_path, model, total_steps=6, save_freq=2, test_freq=6, ppo_micro_batch_size_per_gpu=4)
-        on_ray = {"ray_dashboard_url": url, "ray_token_env": "RAY_AUTH_TOKEN", "nodes": 2}
-        trainer = toy.profile.trainer.model_copy(update=on_ray)
-        trains = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True)
-
-        def explain() -> str:
-            return "".join(path.read_text() for path in (tmp_path / "said.txt", tmp_path / "rl.log") if path.exists())
-
-        with ray_node(*other) as second:
-            trains.start()
-            wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
-            assert all(pid_of(word, node) for node in (first, second) for word in ("WorkerDict", "VLLM::EngineCore"))
-            raylet = pid_of("raylet/raylet", second)
-            assert raylet, explain()[-4000:]
-            os.kill(raylet, signal.SIGKILL)
-        with RayJobs(trainer_of(url)) as jobs:
-            wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
-        with ray_node(*other):
-            trains.join(1800)
-    assert "starting it again from its newest checkpoint, 1 of 2 restarts" in (tmp_path / "said.txt").read_text()
-    assert max(checkpoints(toy.output)) == 6, explain()[-4000:]
 
 
 def test_vllm_s_batch_engine_answers_as_transformers_does(tmp_path: Path, model: Path) -> None:

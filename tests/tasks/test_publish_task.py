@@ -29,7 +29,7 @@ class Server:
     def __init__(self) -> None:
         self.markdown: dict[str, str] = {}
         self.started: list[tuple[str, dict[str, Any]]] = []
-        self.deployments = [Deployment("d1", "train", "train", "embedded", paused=False)]
+        self.deployments = [Deployment("d1", "train/train", "embedded", paused=False)]
         self.told: list[tuple[str, dict[str, Any]]] = []
 
     def show(self, markdown: str, key: str, **_: str) -> None:
@@ -86,7 +86,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
 
 
 def test_enough_new_rows_start_a_training_once(profile_of: ProfileOf, server: Server):
-    server.deployments.append(Deployment("d2", "train", "train-test", "test", paused=False))
+    server.deployments.append(Deployment("d2", "train/train-test", "test", paused=False))
     profile = profile_of(refresh={"train_at_new_rows": 3})
     run, dataset = refreshed(profile, 3)
     published = publish_dataset.fn(run, dataset)

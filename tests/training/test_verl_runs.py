@@ -22,7 +22,7 @@ from qinglan.rows import Row
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines import progress
-from qinglan.training.engines.progress import checkpoints, read_metrics, read_stop
+from qinglan.training.engines.progress import checkpoints, read_metrics
 from qinglan.training.engines.verl import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -185,15 +185,11 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
 
 def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, model_folder: Path) -> None:
     rl = {"actor_lr": 1.0, "lr_warmup_steps_ratio": 0.8, "ppo_epochs": 8, "kl": {"mode": "loss", "coefficient": 1e-6}}
-    # The collapse comes after the fall of the reward, and ends the run early.
-    actions = {"window_steps": 4, "actions": {"reward_down": "lower_lr", "entropy_collapse": "stop"}}
-    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=30, alarms=actions, **rl)
-    assert {"clip_fraction", "kl_runaway", "reward_down"} <= set(alarms)
+    actions = {"window_steps": 4, "actions": {"reward_down": "lower_lr"}}
+    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=14, alarms=actions, **rl)
+    assert {"clip_fraction", "kl_runaway", "reward_down", "entropy_collapse"} <= set(alarms)
     rates = {step: metrics["actor/lr"] for step, metrics in read_metrics(tmp_path).items()}
     at = alarms["reward_down"].step
-    assert at < max(rates), alarms
+    assert at < max(rates) == 14, alarms
     assert rates[at] >= rates[at - 1]
     assert rates[at + 1] < 0.7 * rates[at]
-    stopped = read_stop(tmp_path)
-    assert stopped is not None and "entropy_collapse" in stopped[0] and not stopped[1]
-    assert max(rates) == alarms["entropy_collapse"].step < 30

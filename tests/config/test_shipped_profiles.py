@@ -14,7 +14,7 @@ from qinglan.training.engines.swift import sft_command
 ROOT = Path(__file__).parents[2]
 PATHS = sorted((ROOT / "configs").glob("*.yaml"))
 PROFILES = [load_profile(str(path)) for path in PATHS]
-ON_GPUS = [profile for profile in PROFILES if profile.trainer.device == "cuda"]
+ON_GPUS = [each for each in PROFILES if each.trainer.device == "cuda" and each.teacher.base_url != EMBEDDED]
 every_profile = pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: profile.name)
 

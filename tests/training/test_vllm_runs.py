@@ -101,17 +101,23 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
         f"{correction}.rollout_is_threshold": 2.0,
     }
     rl = {"algorithm": "grpo", "lora_rank": 8, "actor_lr": 0.02, "total_steps": 4, "save_freq": 4, "test_freq": 4}
-    toy = vllm_toy(tmp_path, model, extra, **rl, **groups)
+    toys = []
+    for seed in (1, 2):  # at the same time: neither may take the other's weights
+        (tmp_path / str(seed)).mkdir()
+        toys.append(vllm_toy(tmp_path / str(seed), model, extra, seed=seed, **rl, **groups))
     start = time.time()
-    toy.run(toy.command())
+    running = [toy.start(toy.command()) for toy in toys]
+    for toy, process in zip(toys, running, strict=True):
+        assert process.wait(1800) == 0, (toy.folder / "log.txt").read_text()[-4000:]
     remove_leaked_memory(start)
-    steps = read_metrics(tmp_path)
-    trained = [steps[step] for step in range(1, 5)]
-    assert all(math.isfinite(step["actor/pg_loss"]) for step in trained)
-    assert any(step["actor/grad_norm"] > 0 for step in trained)
-    assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, "the adapter has reached the sampler"
-    assert any(name.startswith("rollout_corr/") for name in trained[0])
-    assert not toy.export().model.layers[0].self_attn.q_proj.weight.isnan().any()
+    for toy in toys:
+        steps = read_metrics(toy.folder)
+        trained = [steps[step] for step in range(1, 5)]
+        assert all(math.isfinite(step["actor/pg_loss"]) for step in trained)
+        assert any(step["actor/grad_norm"] > 0 for step in trained)
+        assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, "the adapter has reached the sampler"
+        assert any(name.startswith("rollout_corr/") for name in trained[0])
+        assert not toy.export().model.layers[0].self_attn.q_proj.weight.isnan().any()
 
 
 def test_a_sampler_that_loses_weights_is_noticed(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

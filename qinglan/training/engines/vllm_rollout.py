@@ -22,7 +22,17 @@ WITHIN_S = int(os.environ.get("QINGLAN_WEIGHTS_WITHIN_S", "600"))
 _POLL_S = 2.0
 
 
+def _job() -> str:
+    """Names this training in the path of the socket for weights: the Ray that a run starts has 01000000 as its job."""
+    context = ray.get_runtime_context()
+    return f"{context.get_job_id()}-{context.gcs_address.rpartition(':')[2]}"
+
+
 class TimedServerAdapter(ServerAdapter):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.zmq_handle = self.zmq_handle.replace(ray.get_runtime_context().get_job_id(), _job())
+
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
         context: zmq.Context[Any] = zmq.Context.instance()  # verl makes its socket of it, with these options
         limits: dict[int, int] = {zmq.RCVTIMEO: 1000 * WITHIN_S, zmq.SNDTIMEO: 1000 * WITHIN_S, zmq.LINGER: 0}
@@ -38,6 +48,10 @@ class TimedServerAdapter(ServerAdapter):
 
 class EndingServer(vLLMHttpServer):
     """A server that ends with its engine."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        os.environ["VERL_RAY_JOB_ID"] = _job()  # vLLM's workers make the path of it
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)

@@ -2,7 +2,7 @@
 
     make bench NAME=faults                              (200 trials, several hours; goes on where it was stopped)
     python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's lines)
-    python benchmarks/faults.py --short                 (20 random quick trials, seeded by the date; writes no result)
+    python benchmarks/faults.py --short                 (8 random quick trials, seeded by the date; writes no result)
 
 A trial is a site of its own in which the fault strikes at a random moment of a component's work and heals again; the
 user then gives the same command up to three more times, until it ends well. Then everything is counted: rows lost,
@@ -27,13 +27,13 @@ from typing import Any
 
 import injection
 from fault_matrix.site import Seen, Workplace
-from fault_matrix.trials import Line, matrix, random_quick_line
+from fault_matrix.trials import Line, matrix, random_quick_lines
 from night_site.site import small_disk
 
 from qinglan.runs.processes import stop_signals
 
 RESULT = Path(__file__).parent / "results" / "faults.json"
-FULL_TRIALS, SHORT_TRIALS = 200, 20
+FULL_TRIALS, SHORT_TRIALS = 200, 8
 FULL_SECONDS, SHORT_SECONDS = 300.0, 10.0
 COUNTS = ("rows_lost", "paid_twice", "failures_as_scores", "hangs", "other_runs_harmed")
 Found = dict[str, Any]
@@ -60,7 +60,8 @@ def main() -> None:
     rng = Random(seed)
     if options.short:
         with tempfile.TemporaryDirectory() as probe, small_disk(Path(probe) / "disk", 1) as own_disk:
-            plan = [(random_quick_line(rng, own_disk=own_disk), number) for number in range(trials)]
+            lines_in_turn = random_quick_lines(rng, trials, own_disk=own_disk)
+            plan = [(line, number) for number, line in enumerate(lines_in_turn)]
     else:
         plan = [(line, 0) for line in chosen]
         plan += [(rng.choice(chosen), number) for number in range(1, trials - len(plan) + 1)]

@@ -32,32 +32,21 @@ def test_it_holds_profiles_deployments_flows_and_tasks_and_no_other_top_level_na
         assert f"qinglan/{file}" in names
 
 
-def test_it_runs_in_an_empty_folder(wheel: Path, tmp_path: Path):
-    site_packages, work = tmp_path / "site-packages", tmp_path / "work"
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", site_packages, wheel]
-    subprocess.run(install, check=True)
-    for name in ("flows", "tasks"):
-        (work / name).mkdir(parents=True)
-        (work / name / "__init__.py").write_text("raise ImportError('the working folder was imported')")
-    refresh(sys.executable, work, {"PYTHONPATH": str(site_packages)})
-
-
-def test_it_runs_with_the_lowest_versions_that_it_allows(wheel: Path, tmp_path: Path):
+def test_it_runs_with_the_lowest_versions_that_it_allows_in_an_empty_folder(wheel: Path, tmp_path: Path):
     """The engines are left out: a site installs exactly the versions that are locked."""
-    python = tmp_path / "venv" / "bin" / "python"
+    python, work = tmp_path / "venv" / "bin" / "python", tmp_path / "work"
     uv = [sys.executable, "-m", "uv", "--quiet"]
     subprocess.run([*uv, "venv", "--python", sys.executable, tmp_path / "venv"], check=True)
     lowest = ["pip", "install", "--python", python, "--resolution", "lowest-direct", wheel]
     subprocess.run([*uv, *lowest], check=True)
-    refresh(python, tmp_path, {})
-
-
-def refresh(python: str | Path, work: Path, env: dict[str, str]) -> None:
+    for name in ("flows", "tasks"):
+        (work / name).mkdir(parents=True)
+        (work / name / "__init__.py").write_text("raise ImportError('the working folder was imported')")
     settings = [word for key, value in SMALL.items() for word in ("--set", f"embedded.{key}={value}")]
     done = subprocess.run(
         [python, "-m", "qinglan.cli", "run", "refresh", "--profile", "embedded", *settings],
         cwd=work,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
         check=False,

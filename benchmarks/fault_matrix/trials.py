@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from random import Random
 
 import psutil
@@ -59,13 +60,15 @@ def matrix() -> Iterator[Line]:
     yield Line("forget", "a search of every store", "nothing is found", serving.forget)
 
 
-def random_quick_line(rng: Random, *, own_disk: bool) -> Line:
-    """One that takes some seconds on an idle machine; each kind as often as the others.
+def random_quick_lines(rng: Random, count: int, *, own_disk: bool) -> Iterator[Line]:
+    """Of those that take some seconds on an idle machine, each kind in turn.
 
     Without a disk of its own, a site's can't be filled.
     """
-    kind = rng.choice((DATA_STAGES, tuple(SERVICES), ("ledger on SQLite", "ledger on PostgreSQL"), ("router",)))
-    return rng.choice([line for line in matrix() if line.component in kind and (own_disk or line.fault != DISK_FULL)])
+    quick = [line for line in matrix() if own_disk or line.fault != DISK_FULL]
+    kinds = (DATA_STAGES, tuple(SERVICES), ("ledger on SQLite", "ledger on PostgreSQL"), ("router",))
+    for kind in islice(cycle(kinds), count):
+        yield rng.choice([line for line in quick if line.component in kind])
 
 
 def of_stage(

@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
@@ -10,6 +12,8 @@ from pipeline_site import SMALL, Site
 from qinglan.recipes.answer_judge import RECIPE, verdict_in
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl
+from qinglan.runs.launcher import JsonlTail
+from qinglan.training.engines.progress import DEV_VALUE, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -81,6 +85,25 @@ def test_training_logs_the_rules_parts_and_the_kl(medical: Site):
     wanted = {f"reward_extra/{part}/mean" for part in ("rule", "judge", "safety", "restraint", "red_team_pass")}
     assert wanted <= last.keys()
     assert "actor/reward_kl_penalty" in last
+
+
+def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(medical: Site):
+    dev_rows = parquet.read_table(medical.run_directory / "dataset" / "rl_dev.parquet").to_pylist()
+    dev = {row["extra_info"]["row_id"] for row in dev_rows}
+    lines = list(JsonlTail(medical.run_directory / "rl" / "samples.jsonl").new())
+    validated = [line for line in lines if line["row_id"] in dev][: len(dev)]
+    steps = read_metrics(medical.run_directory / "rl")
+    first = [line for line in lines if line["row_id"] not in dev][: int(steps[1]["reward_extra/samples"])]
+
+    def mean(part: str, samples: list[dict[str, Any]]) -> float:
+        return fmean(line[part] for line in samples if part in line)
+
+    assert 0 < sum("red_team_pass" in line for line in first) < len(first)
+    for part in ("rule", "judge", "safety", "red_team_pass"):
+        assert steps[1][f"reward_extra/{part}/mean"] == pytest.approx(mean(part, first), abs=1e-6)
+    assert steps[1]["critic/score/mean"] == pytest.approx(mean("score", first), abs=1e-6)
+    assert steps[0][DEV_VALUE] == pytest.approx(mean("red_team_pass", validated))
+    assert not any("rag" in name for name in (*first[0], *steps[1]))
 
 
 def test_the_report_tells_the_kinds_of_danger(medical: Site):

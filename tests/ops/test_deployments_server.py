@@ -91,7 +91,6 @@ def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_o
     server.post(f"deployments/{train['id']}/pause_deployment", {}).raise_for_status()
     kept = "schedule refresh/refresh/nightly stays on, as it "
     assert server.deploy("one") == [f"{kept}is on the server; prefect.yaml has it off"]
-    assert server.deploy("another") == [f"{kept}was switched by hand"]
     argv = [sys.executable, "-m", "qinglan.cli", "deploy", "--set", f"paths.state={server.folder / 'one'}"]
     updated = server.deployments()["train"]["updated"]
     with subprocess.Popen(argv, cwd=ROOT, env=server.env, stdin=subprocess.DEVNULL) as deploying:

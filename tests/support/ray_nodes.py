@@ -3,11 +3,12 @@
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,16 @@ def ray_node(url: str, number: int, folder: Path, *words: str, **environment: st
         with ray_start_lock(), log.open("ab") as output:
             pipe = subprocess.PIPE
             node = stack.enter_context(subprocess.Popen(argv, stdin=pipe, stdout=output, stderr=output, env=env))
+            stack.callback(_kill, node.pid)
             wait_until("a node", lambda: _has_nodes(url, number), explain=log.read_text)
         yield node.pid
+
+
+def _kill(keeper: int) -> None:
+    """All that it keeps: asked to end, Ray takes the whole grace period."""
+    for pid in supervise.descendants(keeper):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _has_nodes(url: str, count: int) -> bool:

@@ -1,18 +1,23 @@
-"""verl as a job of a real Ray head, whose flow, worker and driver are killed one after the other."""
+"""A real Ray: verl as its job, whose flow and worker are killed; what doctor finds out of two nodes by a job."""
 
 import multiprocessing
 import os
 import re
 import signal
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from fixture_types import ProfileOf
 from ray_nodes import ray_folder, ray_node, trainer_of
 from toy_rl import Toy, make_model
 from waiting import wait_until
 
+from qinglan.ops.doctor import cluster
 from qinglan.runs import supervise
 from qinglan.runs.processes import free_port
 from qinglan.training.engines.progress import checkpoints, read_metrics
@@ -26,15 +31,26 @@ STEPS = 12
 JOB = "qinglan-run-rl-verl-abcdefgh"
 
 
-@pytest.fixture
-def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    """A head's dashboard, and the process id of what keeps it."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    port = free_port()
+class Head(NamedTuple):
+    url: str
+    """Of its dashboard."""
+    address: str
+    """For other nodes."""
+    pid: int
+    """Of what keeps it."""
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """With a key that no other node has."""
+    port, own_port = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
-    words = ["--head", "--port=0", "--num-cpus=16", "--num-gpus=1", f"--dashboard-port={port}"]
-    with ray_folder(monkeypatch) as folder, ray_node(url, 1, folder, *words, f"--temp-dir={folder}") as pid:
-        yield url, pid
+    words = ["--head", f"--port={own_port}", "--num-cpus=16", "--num-gpus=1", f"--dashboard-port={port}"]
+    with pytest.MonkeyPatch.context() as patch, ray_folder(patch) as folder:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        with ray_node(url, 1, folder, *words, f"--temp-dir={folder}", A_KEY="sk-test") as pid:
+            yield Head(url, f"127.0.0.1:{own_port}", pid, folder)
 
 
 def process_of(head_pid: int, *words: str) -> int:
@@ -51,13 +67,13 @@ def process_of(head_pid: int, *words: str) -> int:
     return found[0]
 
 
-def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Path, head: tuple[str, int]) -> None:
-    url, head_pid = head
-    model = make_model(tmp_path / "model")
+def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Path, head: Head) -> None:
+    model, critic = make_model(tmp_path / "model"), make_model(tmp_path / "critic", hidden_size=32, layers=1)
     (tmp_path / "stage").mkdir()
-    toy = Toy(tmp_path / "stage", model, total_steps=STEPS, save_freq=2, test_freq=2, val_before_train=False)
+    rl: dict[str, Any] = {"lora_rank": 4, "critic_model": str(critic), "val_before_train": False}
+    toy = Toy(tmp_path / "stage", model, total_steps=STEPS, save_freq=2, test_freq=2, **rl)
     spawn = multiprocessing.get_context("spawn")
-    first = spawn.Process(target=toy.run_stage, args=(trainer_of(url),))
+    first = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
     first.start()
     log, said = toy.folder / "rl.log", toy.folder / "said.txt"
 
@@ -72,19 +88,49 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     os.kill(first.pid, signal.SIGKILL)
     first.join()
 
-    second = spawn.Process(target=toy.run_stage, args=(trainer_of(url),))
+    second = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
     second.start()
     wait_until("it to be followed", lambda: f"following Ray job {JOB}-1" in said.read_text(), explain=explain)
     wait_until("a checkpoint", lambda: newest() >= 2, explain=explain)
-    os.kill(process_of(head_pid, "ray::", "WorkerDict"), signal.SIGKILL)
+    os.kill(process_of(head.pid, "ray::", "WorkerDict"), signal.SIGKILL)
     wait_until("another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain)
     first_end = newest()
     second.join(900)
     assert second.exitcode == 0, explain()
 
-    with RayJobs(trainer_of(url)) as jobs:
+    with RayJobs(trainer_of(head.url)) as jobs:
         ends = {job.submission_id: job.status for job in jobs.all()}
     assert ends == {f"{JOB}-1": "FAILED", f"{JOB}-2": "SUCCEEDED"}
     (resumed_from,) = [int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())]
     assert resumed_from == first_end < STEPS == newest()
-    assert set(read_metrics(toy.folder)) >= set(range(first_end + 1, STEPS + 1))
+    steps = read_metrics(toy.folder)
+    assert set(steps) >= set(range(first_end + 1, STEPS + 1))
+    assert steps[STEPS]["actor/grad_norm"] > 0 and steps[STEPS]["critic/grad_norm"] > 0
+
+
+def test_doctors_job_tells_what_each_node_has(
+    profile_of: ProfileOf, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Last: its second node joins the head, and leaves it."""
+
+    def looked(python: str = sys.executable, key: str | None = None) -> dict[str, str | None]:
+        trainer = {"ray_dashboard_url": head.url, "ray_token_env": "RAY_AUTH_TOKEN", "python": python}
+        profile = profile_of(trainer=trainer, judge={"model": "small", "base_url": "http://x/v1", "api_key_env": key})
+        checks = []
+
+        def takes_jobs() -> bool:
+            checks[:] = cluster.check_cluster(profile)
+            told = " ".join(f"{check.problem} {check.note}" for check in checks)
+            return not any(slow in told for slow in ("No available agent", "did not answer in time"))
+
+        wait_until("a node that takes jobs", takes_jobs, explain=lambda: checks)
+        assert python == "/no/python" or checks[0].detail.count(socket.gethostname()) == 2
+        return {check.name: check.problem or check.note for check in checks}
+
+    monkeypatch.setattr(cluster, "JOB_WITHIN_S", 300.0)
+    with ray_node(head.url, 2, head.folder, "--num-cpus=2", f"--address={head.address}", A_KEY=""):
+        assert looked() == {"mount": None, "nodes": None}
+        lacking = f"node {socket.gethostname()} lacks A_KEY; export them there before `ray start`"
+        assert looked(key="A_KEY") == {"mount": None, "nodes": lacking}
+        assert "trainer.python: the cluster's node has no /no/python" in (looked(python="/no/python")["mount"] or "")
+    assert not list(tmp_path.rglob(".doctor-*"))

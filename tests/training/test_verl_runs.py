@@ -1,64 +1,38 @@
-"""verl on the CPU for real, on a random tiny Qwen3: what profiles may choose, a crash, a reward by rules, and what
-an alarm does to a run that really has what it warns of."""
+"""verl on the CPU for real, on a random tiny Qwen3: what profiles may choose, and what an alarm does to a run that
+really has what it warns of."""
 
 import json
 import math
-import os
-import signal
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import letters
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from reward_service import reward_service
 from toy_rl import Toy, make_model
-from waiting import wait_until
 
-from qinglan.config import Reward, Tenant
-from qinglan.rows import Row
-from qinglan.runs.launcher import JsonlTail
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines import progress
-from qinglan.training.engines.progress import checkpoints, read_metrics
-from qinglan.training.engines.verl import REWARD_FUNCTION
+from qinglan.training.engines.progress import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 pytest.importorskip("verl")
 
 TWO_STEPS: dict[str, Any] = {"total_steps": 2, "save_freq": 2, "test_freq": 2, "val_before_train": False}
-GROUPS: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}
 
 
 STEPS = 24
 """As many as make the reward more than twice what it was."""
 
 
-def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Path) -> None:
+def test_ppo_learns_and_exports(tmp_path: Path, model_folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     toy = Toy(tmp_path, model_folder, total_steps=STEPS, save_freq=8, test_freq=8)
     toy.reward_config.write_text(json.dumps({"failing": [3, 4]}))
-    process = toy.start(toy.command())
-    log = tmp_path / "log.txt"
-    wait_until("a checkpoint", lambda: checkpoints(toy.output) or process.poll() is not None, explain=log.read_text)
-    assert process.poll() is None, log.read_text()[-4000:]
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    newest = max(checkpoints(toy.output))
-
-    second = progress.next_metrics_path(tmp_path)
     toy.run(toy.command())
-    resumed = [json.loads(line)["step"] for line in second.read_text().splitlines()]
-    assert resumed == list(range(newest, STEPS + 1))  # validation before training stands at the step resumed from
-
     steps = read_metrics(tmp_path)
     assert set(steps) == set(range(STEPS + 1))
-    trained = [steps[step] for step in range(1, STEPS + 1) if "critic/score/mean" in steps[step]]
-    assert len(trained) >= STEPS - 1  # the killed run may have saved a step that it did not get to log
+    trained = [steps[step] for step in range(1, STEPS + 1)]
     assert all(step["reward_extra/samples"] + step["reward_extra/invalid"] == 16 for step in trained)
     assert sum(step["reward_extra/invalid"] for step in trained) > 0
     losses = {"critic/vf_loss", "actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"}
@@ -88,75 +62,21 @@ def test_rloo_and_gspo_train_where_samples_are_missing(tmp_path: Path, model_fol
     assert sum(step["reward_extra/invalid"] for step in steps.values()) > 0
 
 
-def test_ppo_with_adapters_and_a_smaller_critic_resumes_and_exports(tmp_path: Path, model_folder: Path) -> None:
+def test_ppo_with_adapters_and_a_smaller_critic_exports(tmp_path: Path, model_folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
     settings = {"lora_rank": 4, "critic_model": str(critic), "kl": {"mode": "reward", "target_kl": 0.05}}
     toy = Toy(tmp_path, model_folder, **settings, **TWO_STEPS)
     toy.run(toy.command())
-    first = read_metrics(tmp_path)[2]
-    assert first["actor/reward_kl_penalty_coeff"] != settings["kl"].get("coefficient", 0.001)
-    assert first["critic/grad_norm"] > 0
-    assert abs(first["training/rollout_probs_diff_mean"]) < 0.02
-    toy.profile = toy.profile.model_copy(update={"rl": toy.profile.rl.model_copy(update={"total_steps": 3})})
-    toy.run(toy.command())
-    assert max(checkpoints(toy.output)) == 3
-    assert read_metrics(tmp_path)[3]["critic/grad_norm"] > 0
+    last = read_metrics(tmp_path)[2]
+    assert last["actor/reward_kl_penalty_coeff"] != settings["kl"].get("coefficient", 0.001)
+    assert last["critic/grad_norm"] > 0
+    assert abs(last["training/rollout_probs_diff_mean"]) < 0.02
     exported, before = toy.export().state_dict(), AutoModelForCausalLM.from_pretrained(model_folder).state_dict()
     weight, frozen = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"
     assert exported[weight].isfinite().all() and not exported[weight].equal(before[weight])
     assert exported[frozen].equal(before[frozen])
-
-
-LETTERS = letters.Letters()
-THREE_STEPS: dict[str, Any] = {"total_steps": 3, "save_freq": 3, "test_freq": 3}
-
-
-def write_prompts(path: Path) -> None:
-    """The toy's questions as the dataset stage writes them; every fourth row names no letter."""
-    questions = [row["prompt"][0]["content"] for row in pq.read_table(path).to_pylist()]
-    rows = [
-        Row(id=f"{path.stem}-{n}", tenant="t", query=q, source="f", inputs={"letter": "a"} if n % 4 else {})
-        for n, q in enumerate(questions)
-    ]
-    records = [LETTERS.rl_record(row, Tenant()) for row in rows]
-    pq.write_table(pa.Table.from_pylist(records, schema=LETTERS.rl_schema), path)
-
-
-def test_dr_grpo_on_parts_given_by_rules(tmp_path: Path, model_folder: Path) -> None:
-    toy = Toy(tmp_path, model_folder, algorithm="dr_grpo", max_invalid_share=0.0, **GROUPS, **THREE_STEPS)
-    toy.profile.rl.extra["reward.custom_reward_function.path"] = REWARD_FUNCTION
-    for path in (toy.train, toy.dev):
-        write_prompts(path)
-    rules = {"recipe": letters.__file__, "parts": LETTERS.score_parts, "reward": Reward()}
-    service = reward_service(tmp_path, **rules, rag=None, judge=None)
-    toy.reward_config.write_text(service.model_dump_json())
-    settings = progress.TrainerSettings.model_validate_json(toy.trainer_settings.read_text())
-    of_recipe = {"dev_metric": LETTERS.dev_metric(Reward(), []), "primary_metric": LETTERS.primary_metric}
-    toy.trainer_settings.write_text(settings.model_copy(update=of_recipe).model_dump_json())
-    toy.run(toy.command())
-
-    steps = read_metrics(tmp_path)
-    assert set(steps) == {0, 1, 2, 3} and max(checkpoints(toy.output)) == 3
-    trained = [steps[step] for step in (1, 2, 3)]
-    for part in ("share", "format", "pure", "judge_asked"):
-        assert all(math.isfinite(step[f"reward_extra/{part}/mean"]) for step in trained)
-    assert all(step["reward_extra/invalid"] == 0 and step["actor/grad_norm"] > 0 for step in trained)
-    logged = list(JsonlTail(tmp_path / "samples.jsonl").new())
-    assert len(logged) == 3 * 16 + 2 * 16
-    dev, first = logged[:16], logged[16:32]
-    assert {line["row_id"].partition("-")[0] for line in dev} == {"dev"}
-    assert sum("share" in line for line in dev) == 12
-    assert steps[0][progress.DEV_VALUE] == pytest.approx(mean("share", dev))
-    assert steps[1]["reward_extra/share/mean"] == pytest.approx(mean("share", first), abs=1e-6)
-    assert steps[1]["critic/score/mean"] == pytest.approx(mean("score", first), abs=1e-6)
-    assert not any("rag" in name for name in (*logged[0], *trained[0]))
-
-
-def mean(part: str, samples: list[dict[str, Any]]) -> float:
-    """Over the samples that have it."""
-    return fmean(line[part] for line in samples if part in line)
 
 
 REWARD = """

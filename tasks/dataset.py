@@ -42,11 +42,7 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         built = build(selected.path("rows"), stage.directory, profile, splits, red_team)
         outcome = Outcome(built.before.ok, built.after.ok, built.after.dropped_since(built.before), built.artifacts)
         outcome.metrics = {f"rows_{split}": float(n) for split, n in built.splits.items()}
-        outcome.metrics |= {
-            f"{name}_rows": float(a.rows)
-            for name, a in built.artifacts.items()
-            if a.rows is not None and name != "rows"
-        }
+        outcome.metrics |= {f"{name}_rows": float(a.rows or 0) for name, a in built.artifacts.items() if name != "rows"}
         stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
         outcome.metrics |= {
             f"augmented_{what}/{kind}": float(n) for kind, found in built.augmented.items() for what, n in found.items()

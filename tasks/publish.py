@@ -1,5 +1,7 @@
 """The publish stage: keeps a dataset as an immutable version."""
 
+from typing import Any
+
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
@@ -19,26 +21,22 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
     profile = run.profile
 
     def work(stage: Stage) -> Outcome:
-        inputs, pins = dataset.details.get("inputs", dataset.key), dataset.details.get("pins", "")
-        augmented = dataset.details.get("augmented", {})
-        version = versions.publish(
-            profile, dataset.run_id, dataset.artifacts, inputs=inputs, pins=pins, augmented=augmented
-        )
+        known: dict[str, Any] = {"inputs": dataset.key}
+        known |= {name: each for name, each in dataset.details.items() if name in ("inputs", "pins", "augmented")}
+        version = versions.publish(profile, dataset.run_id, dataset.artifacts, **known)
         _log_dataset(stage.run, stage.mlflow_run_id, version, "published")
         stage.say(f"version {version.id} in {version.directory}")
         if version.drift:
             log = get_run_logger()
             (log.warning if version.drift.warnings else log.info)("publish: %s", version.drift.sentence)
         sides = {"new": version.drift.arrivals, "all": version.drift.whole} if version.drift else {}
-        drift_metrics = {
-            f"drift_{side}/{name}": d.excess for side, shift in sides.items() for name, d in shift.distances.items()
-        }
+        metrics = {f"drift_{side}/{name}": d.excess for side, s in sides.items() for name, d in s.distances.items()}
         files = {"version": versions.VERSION_FILE, "card": versions.CARD, "card_data": versions.CARD_DATA}
         return Outcome(
             dataset.rows_out,
             dataset.rows_out,
             artifacts={name: Artifact.of(version.directory / file) for name, file in files.items()},
-            metrics=drift_metrics,
+            metrics=metrics,
             details={"version": version.id, "parent": version.parent},
         )
 

@@ -27,7 +27,7 @@ from qinglan.config import EMBEDDED, Profile
 from qinglan.data.forgotten import Tombstones
 from qinglan.data.sources.excel import CORRUPT, load_book
 from qinglan.data.sources.records import FIELDS, InputColumns
-from qinglan.data.versions import CARD, CARD_DATA, INDEX, VERSION_FILE, Version, describe_again
+from qinglan.data.versions import CARD, CARD_DATA, INDEX, PINS, VERSION_FILE, Version, describe_again
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
@@ -36,7 +36,7 @@ from qinglan.ops.run_status import REPORT_FILE
 from qinglan.ops.up.site import only_one
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, judge_requests
-from qinglan.rows import DIALOGUE, INPUT_REASONS, Row, normalise
+from qinglan.rows import DIALOGUE, INPUT_REASONS, Row, normalise, row_id
 from qinglan.runs.artifacts import MANIFEST, REFERENCE, Artifact, hash_of, sha256_of, write_json, written_whole
 from qinglan.runs.locks import removal_lock, require_no_process
 from qinglan.runs.processes import Say
@@ -117,7 +117,8 @@ class _Sweep:
     def __init__(self, profile: Profile, tombstones: Tombstones, questions: Collection[str], *, dry_run: bool) -> None:
         self._profile, self._tombstones, self._dry_run = profile, tombstones, dry_run
         self._columns = InputColumns.of(profile.data, get_recipe(profile.recipe).INPUTS).names
-        self._has_row = cache(tombstones.has_row)
+        plain = {row_id(profile.tenant.id, each) for each in questions}  # of questions without context
+        self._has_row = cache(lambda row: row in plain or tombstones.has_row(row))
         self.done, self.ids = Forgotten(), set[str]()
         self._rows, self._contexts = dict[str, Row](), set[tuple[str, ...]]()
         self._requests, self._answers = set[str](), defaultdict[str, set[str]](set)
@@ -388,7 +389,8 @@ class _Sweep:
                     render_html(Report.read(path), path.with_suffix(".html"))
 
     def _version_folders(self) -> set[Path]:
-        return {path.parent for path in self._changed if (path.parent / INDEX).exists()}
+        """Those that lost rows; one that lost no more than a pin has none of them in its files."""
+        return {path.parent for path in self._changed if path.name != PINS and (path.parent / INDEX).exists()}
 
     def _renewed(self, value: Any) -> Any:
         if isinstance(value, list):

@@ -75,6 +75,12 @@ def test_last_nights_splits_stay_whatever_is_new() -> None:
     assert {key: placed[key].split for key in pinned} == pinned
 
 
+def test_rows_that_keep_all_their_splits_are_placed_as_they_were() -> None:
+    rows = [*random_rows(100), row(LONG), row(SAME), *random_rows(100)]
+    placed = assign(rows, pinned={row(SAME).id: "test", rows[3].id: "dev"})
+    assert assign(rows, seed=2, pinned={r.id: r.split for r in placed if r.split}) == placed
+
+
 def test_rows_that_failed_before() -> None:
     leak = row(LONG, split="train").failed("below_threshold")
     failed_test = row(SAME, split="test").failed("teacher_refused")

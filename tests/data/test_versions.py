@@ -11,10 +11,11 @@ import pytest
 from disk import disk_events
 from doubles import raising
 
-from qinglan.config import Profile
+from qinglan.config import Dataset, Profile
 from qinglan.data import versions
+from qinglan.data.dataset.splits import place_rows
 from qinglan.data.versions import Version, diff, find_rows, find_version, pinned_splits, publish, versions_of
-from qinglan.errors import ArtifactError
+from qinglan.errors import ArtifactError, StageError
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 
@@ -24,9 +25,10 @@ NUMBERS = iter(range(10_000))
 
 
 def row(query: str, **fields: Any) -> Row:
-    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "answer_request": "e4a9"}
+    known: dict[str, Any] = {"id": row_id("t", query), "answer": f"{query} 用法", "split": "train"}
+    known |= {"answer_request": "e4a9"}
     known |= {"original_retrieved": FOUND, "answer_retrieved": FOUND, "source": "q.xlsx!问题!A2"} | fields
-    return Row(id=row_id("t", query), tenant="t", query=query, **known)
+    return Row(tenant="t", query=query, **known)
 
 
 ROWS = [
@@ -132,16 +134,60 @@ def test_a_damaged_version_is_one_line(made: Made, file: str, content: str | Non
     assert "\n" not in str(caught.value)
 
 
-def test_pins_are_the_latest_versions_splits_and_a_rerun_keeps_those_of_its_first_run(made: Made, profile: Profile):
+def test_pins_are_of_the_latest_version_and_a_rerun_names_the_same_one_as_its_first_run(made: Made, profile: Profile):
     assert pinned_splits(profile, "in-1") == ("", {})
     first = made(ROWS, inputs="in-1")
     assert pinned_splits(profile, "in-2") == (first.id, {r.id: r.split for r in ROWS if r.split})
     more = [*ROWS, row("叶黄素", split="test")]
-    made(more, inputs="in-2", pins=first.id)
-    assert pinned_splits(profile, "in-1") == ("", {})
-    pins, splits = pinned_splits(profile, "in-2")
-    assert (pins, len(splits)) == (first.id, len(ROWS))
-    assert len(pinned_splits(profile, "in-3")[1]) == len(more)
+    second = made(more, inputs="in-2", pins=first.id)
+    splits = {r.id: r.split for r in more if r.split}
+    assert pinned_splits(profile, "in-1") == ("", splits)
+    assert pinned_splits(profile, "in-2") == (first.id, splits)
+    assert pinned_splits(profile, "in-3") == (second.id, splits)
+    made([*ROWS[:3], more[-1], row("益生菌")], inputs="in-3", pins=second.id)  # as the workbook has said
+    assert pinned_splits(profile, "in-1") == ("", splits | {row("益生菌").id: "train"})
+
+
+def test_a_question_keeps_its_split_through_versions_that_lack_it(made: Made, profile: Profile):
+    first = made(ROWS, inputs="in-1")
+    limited = made([ROWS[0], row("褪黑素", split="dev")], inputs="in-2", pins=first.id)
+    no_question = row("", id="f" * 16).failed("empty_query")
+    third = made([ROWS[0].failed("left_for_later"), no_question], inputs="in-3", pins=limited.id)
+    pins, splits = pinned_splits(profile, "in-4")
+    assert (pins, splits) == (third.id, {r.id: r.split for r in [*ROWS, row("褪黑素", split="dev")]})
+    every_new_one_is_train = Dataset(train_share=0.98, dev_share=0.01)
+    again = [r.model_copy(update={"split": None}) for r in ROWS]
+    placed = place_rows(again, every_new_one_is_train, splits).apply(again)
+    assert [r.split for r in placed] == ["train", "train", "dev", "test", "train"]
+    moved = made([*ROWS[:3], ROWS[3].model_copy(update={"split": "dev"})], inputs="in-4", pins=third.id)
+    assert pinned_splits(profile, "in-5")[1][ROWS[3].id] == "dev"  # as the workbook has said
+    shutil.rmtree(moved.directory)
+    assert pinned_splits(profile, "in-5") == (third.id, splits)
+
+
+def test_two_publishers_at_once_keep_each_others_splits(made: Made, profile: Profile):
+    first, new = made(ROWS), row("叶黄素", split="test")
+    second = made([*ROWS, new], pins=first.id)
+    third = made([*ROWS, row("褪黑素")], pins=first.id)
+    assert pinned_splits(profile, "")[1][new.id] == "test"
+    with pytest.raises(StageError, match=f"^version {third.id} was published meanwhile, .* 1 of these questions"):
+        made([*ROWS, row("叶黄素")], pins=first.id)
+    with pytest.raises(StageError):
+        made([*ROWS, row("叶黄素")], pins=second.id)
+    assert made([*ROWS, row("叶黄素")], pins=third.id).parent == third.id  # what the workbook says
+
+
+def test_a_version_that_was_not_yet_the_latest_when_its_publisher_was_killed_counts(
+    made: Made, profile: Profile, monkeypatch: pytest.MonkeyPatch
+):
+    made(ROWS)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(versions, "point_link", raising(SystemExit()))
+        made([*ROWS, row("叶黄素", split="test")])
+    killed = versions_of(profile)[0]
+    assert find_version(profile, "latest") == killed
+    assert made(ROWS[:1], pins=killed.id).parent == killed.id
+    assert pinned_splits(profile, "")[1][row("叶黄素").id] == "test"
 
 
 def test_what_changed_between_two_versions(made: Made):
@@ -153,7 +199,7 @@ def test_what_changed_between_two_versions(made: Made):
         protein.model_copy(update={"split": "test"}),
         probiotic.model_copy(update={"answer_retrieved": Retrieved()}),  # a score alone changes no row
     ]
-    b = made([*later, row("叶黄素"), row("褪黑素")])
+    b = made([*later, row("叶黄素"), row("褪黑素")], pins=a.id)
     found = diff(a, b)
     assert (found.added, found.removed, found.changed, found.unchanged) == (2, 1, 3, 1)
     assert found.what == {"answer": 1, "ok → below_threshold": 1, "split dev → test": 1}

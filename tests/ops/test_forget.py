@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Columns, Data, Profile, load_profile
 from qinglan.data.forgotten import Tombstones
 from qinglan.data.review import Review, add_reviews, fingerprint
-from qinglan.data.versions import find_version, versions_of
+from qinglan.data.versions import Version, find_version, publish, splits_of, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops.forget import forget
 from qinglan.recipes.kinds.distillation import extract_requests
@@ -115,6 +116,25 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
     (folder / "review.xlsx").write_bytes(b"damaged")
     (problem,) = forget(profile, [mine.id], [], print).notes
     assert "review.xlsx: File is not a zip file" in problem
+
+
+@pytest.mark.parametrize("named", ["row", "question"])
+def test_a_forgotten_question_has_no_split_in_a_version_that_lacks_it(profile: Profile, tmp_path: Path, named: str):
+    mine, kept, other = row(QUESTION, split="test"), row("钙片能嚼着吃吗", split="dev"), row("鱼油", split="train")
+
+    def published(*rows: Row) -> Version:
+        return publish(profile, "r", {"rows": write_jsonl(tmp_path / f"{len(rows)}.jsonl", rows)})
+
+    first, second, latest = published(mine, kept, other), published(kept, other), published(other)
+    shutil.rmtree(first.directory)
+    assert splits_of(latest) == {mine.id: "test", kept.id: "dev", other.id: "train"}
+    done = forget(profile, *(([mine.id], []) if named == "row" else ([], [QUESTION])), print)
+    assert done.removed == {("state/datasets", "rows"): 2}
+    assert versions_of(profile) == [latest, second], "which never had the row itself"
+    assert splits_of(second) == splits_of(latest) == {kept.id: "dev", other.id: "train"}
+    forget(profile, [kept.id], [], print)
+    assert splits_of(find_version(profile, second.id)) == splits_of(latest) == {other.id: "train"}
+    assert not forget(profile, [mine.id, kept.id], [], print).removed
 
 
 def test_a_dialogue_and_what_was_read_in_it_are_forgotten(profile: Profile):

@@ -76,7 +76,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
         ("child-1", "default", version.id, "published"),
         (run.mlflow_run_id, "default", version.id, "published"),
     ]
-    assert pinned_splits(run.profile, "in-3") == ("", {})
+    assert pinned_splits(run.profile, "in-3") == ("", dict.fromkeys((row(f"问{n}").id for n in range(3)), "train"))
     assert publish_dataset.fn(run, dataset) == published
     assert len(versions_of(run.profile)) == 1
     note_training.fn(run, dataset)

@@ -2,7 +2,8 @@
 
 `{paths.state}/datasets/<tenant>.<recipe>/<version>/` holds the dataset stage's files (hard links where that can
 be), their index, the data card and `version.json`. A version is written under another name and renamed when it is
-complete, so a kill leaves no incomplete version; a file lock admits one publisher per tenant.
+complete, so a kill leaves no incomplete version; a file lock admits one publisher per tenant. A question keeps its
+split for ever: a version hands on, in `pins.jsonl`, the splits of earlier versions' questions that it lacks.
 """
 
 import json
@@ -10,8 +11,8 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -24,13 +25,13 @@ from qinglan.config import Profile
 from qinglan.data.versions.card import Augmented, Card, CardBuilder, Origin
 from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, drift
-from qinglan.errors import ArtifactError, ConfigError, first_line
+from qinglan.errors import ArtifactError, ConfigError, StageError, first_line
 from qinglan.recipes import recipe_key
-from qinglan.rows import LEFT_FOR_LATER, Row, Split
+from qinglan.rows import INPUT_REASONS, LEFT_FOR_LATER, Row, Split
 from qinglan.runs.artifacts import Artifact, hash_of, point_link, read_jsonl, sync, sync_all, write_json, written_whole
-from qinglan.runs.schema_version import dump_record, read_record, with_version
+from qinglan.runs.schema_version import dump_record, read_record
 
-VERSION_FILE, INDEX, SUMMARY = "version.json", "index.jsonl", "summary.json"
+VERSION_FILE, INDEX, PINS, SUMMARY = "version.json", "index.jsonl", "pins.jsonl", "summary.json"
 CARD, CARD_DATA = "DATA_CARD.md", "card.json"
 LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
@@ -147,7 +148,8 @@ def publish(
 
     Args:
         artifacts: `rows` (every `Row`) and the training files.
-        inputs, pins: the argument of `pinned_splits` and the version that it named.
+        inputs, pins: the argument of `pinned_splits` and the version that it named; StageError where another version
+            was published since and has one of these questions in another split.
         augmented: questions with noise, as the dataset stage counts them.
     """
     root, version_id = tenant_folder(profile), version_of(profile, artifacts)
@@ -160,20 +162,21 @@ def publish(
             version = Version.read(root / version_id)
             for artifact in version.artifacts.values():
                 artifact.verify()
-            if version.parent == (parent.id if parent else ""):  # killed before `latest` was moved
+            if version == parent:  # killed before the link was moved
                 point_link(root / LATEST, version_id)
             return version
         partial = root / f"{_PARTIAL}{version_id}"
         partial.mkdir()
-        kept = {
-            name: _keep(artifact, partial / f"{name}{artifact.path.suffix}") for name, artifact in artifacts.items()
-        }
+        created = datetime.now(UTC)
+        if parent:  # the latest is the one that was created last, also where a clock was wrong
+            created = max(created, datetime.fromisoformat(parent.created) + timedelta(microseconds=1))
+        kept = {name: _keep(each, partial / f"{name}{each.path.suffix}") for name, each in artifacts.items()}
         origin = Origin(
             id=version_id,
             tenant=profile.tenant.id,
             profile=profile.name,
             run_id=run_id,
-            created=datetime.now(UTC).isoformat(timespec="microseconds"),
+            created=created.isoformat(timespec="microseconds"),
             parent=parent.id if parent else "",
             pins=pins,
             inputs=inputs,
@@ -193,24 +196,30 @@ def publish(
 def describe_again(version: Version, artifacts: dict[str, Artifact], forgotten: int) -> None:
     """Bring what a version says of itself in line with its files, from which rows were taken; its drift stays."""
     card = Card.model_validate_json((version.directory / CARD_DATA).read_bytes())
-    origin = {name: getattr(version, name) for name in Origin.model_fields}
-    described = Origin(**origin | {"forgotten": version.forgotten + forgotten})
-    _describe(version.directory, described, artifacts, None, 0.0, card.augmented, version.drift)
+    origin = card.origin.model_copy(update={"forgotten": version.forgotten + forgotten})
+    _describe(version.directory, origin, artifacts, None, 0.0, card.augmented, version.drift)
 
 
 def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, Split]]:
-    """The splits that rows keep, and the version that gave them; empty before a tenant's first version.
+    """The splits that rows keep, and the version that they are from; empty before a tenant's first version.
 
-    They are those of the latest version. But if a version was made from the same inputs (of the dataset stage, except
-    the pins), they are the splits that this version kept: a rerun with nothing changed then makes the same version.
+    They are from the latest version, which has those of all. But where a version was made from the same inputs (of the
+    dataset stage, except the pins), the one that it names is named again: the stage's result is found.
     """
     versions = versions_of(profile)
-    same = next((version for version in versions if version.inputs == inputs_digest), None)
-    source = next((version for version in versions if same and version.id == same.pins), None)
-    source = source or latest_version(profile)
-    if source is None or (same and not same.pins):
+    if not versions:
         return "", {}
-    return source.id, {entry.id: entry.split for entry in read_index(source.directory / INDEX) if entry.split}
+    same = next((version for version in versions if version.inputs == inputs_digest), None)
+    earlier = splits_of(same) if same else {}  # the latest may be an older Qinglan's, and lack them
+    return same.pins if same else versions[0].id, earlier | splits_of(versions[0])
+
+
+def splits_of(version: Version) -> dict[str, Split]:
+    """By row id, the splits of a version's questions, and the last ones of earlier versions' that it lacks."""
+    path = version.directory / PINS  # which the first version lacks, and those of an older Qinglan
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    own = (entry for entry in read_index(version.directory / INDEX) if entry.reason not in INPUT_REASONS)
+    return dict(map(json.loads, lines)) | {entry.id: entry.split for entry in own if entry.split}
 
 
 def versions_of(profile: Profile) -> list[Version]:
@@ -220,16 +229,14 @@ def versions_of(profile: Profile) -> list[Version]:
 
 
 def latest_version(profile: Profile) -> Version | None:
-    newest = (tenant_folder(profile) / LATEST).resolve()  # so that an error names the version, not the link
-    return Version.read(newest) if (newest / VERSION_FILE).exists() else None
+    return next(iter(versions_of(profile)), None)
 
 
 def find_version(profile: Profile, name: str) -> Version:
     """A version by its id, a unique prefix of it, or `latest`; ConfigError where there is none, or several."""
     versions = versions_of(profile)
-    if name == LATEST and (newest := latest_version(profile)):
-        return newest
     matches = [version for version in versions if name and version.id.startswith(name)]
+    matches = versions[:1] if name == LATEST else matches
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(version.id for version in versions[:5]) or "none; run `qinglan run refresh` first"
@@ -338,15 +345,15 @@ def _describe(
     augmented: Augmented,
     moved: Drift | None = None,
 ) -> None:
-    """Index, summary, card and, last, version.json: one pass over the rows.
+    """Index, pins, summary, card and, last, version.json: one pass over the rows.
 
-    `moved` is what is known of drift; without it the parent is compared with.
+    `moved` is what is known of drift; without it the parent is compared with. Without a parent the pins stay.
     """
-    known, before = set[str](), RowSummary()
+    known, before, pins, moved_away = set[str](), RowSummary(), dict[str, Split](), 0
     if parent:
         path = parent.directory / SUMMARY
         try:
-            known = questions_in(parent.directory / INDEX)
+            known, pins = questions_in(parent.directory / INDEX), splits_of(parent)
             before = RowSummary.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, TypeError, ValueError) as error:
             raise _unreadable(path, error) from error
@@ -358,25 +365,33 @@ def _describe(
         whole.add(row)
         if parent and row.id not in known:
             arrivals.add(row)
-    index.sort()  # ids are hex digits, all as long: the lines' order is theirs
-    with written_whole(directory / INDEX) as partial, partial.open("w", encoding="utf-8") as stream:
-        stream.writelines(f"{line}\n" for line in index)
+        if row.split and row.reason not in INPUT_REASONS:
+            moved_away += pins.pop(row.id, row.split) != row.split
+    _write_lines(directory / INDEX, index)
     summary = whole.build()
     write_json(directory / SUMMARY, summary.model_dump())
     if parent:
+        if moved_away and origin.pins != parent.id:  # else the workbook has moved them
+            found = f"version {parent.id} was published meanwhile, and has {moved_away:,} of these questions in other"
+            raise StageError(f"{found} splits; run again, and they keep those")
+        _write_lines(directory / PINS, map(json.dumps, pins.items()))
         moved = drift(parent.id, before, arrivals.build(), summary, drift_warning)
     made = card.build(origin, kept, moved, augmented)
     write_json(directory / CARD_DATA, made.model_dump(mode="json"))
     with written_whole(directory / CARD) as partial:
         partial.write_text(card_markdown(made), encoding="utf-8")
     counts = {"rows": made.rows, "ok": made.ok} | {f"{split}_ok": n["ok"] for split, n in made.splits.items()}
-    version = Version(**origin.model_dump(), artifacts=kept, counts=counts, drift=moved)
-    values = version.model_dump(mode="json")
-    for artifact in values["artifacts"].values():
-        artifact["path"] = Path(artifact["path"]).name  # the folder may be moved or mounted elsewhere
-    write_json(directory / VERSION_FILE, with_version(values))
+    files = {n: a.model_copy(update={"path": Path(a.path.name)}) for n, a in kept.items()}  # the folder may be moved
+    version = Version(**origin.model_dump(), artifacts=files, counts=counts, drift=moved)
+    write_json(directory / VERSION_FILE, dump_record(version))
     for file in directory.iterdir():
         file.chmod(0o440)
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Sorted: row ids come first and are hex digits, all as long, so that the lines' order is theirs."""
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{line}\n" for line in sorted(lines))
 
 
 def _keep(artifact: Artifact, target: Path) -> Artifact:

@@ -38,7 +38,7 @@ class Origin(BaseModel, frozen=True):
     parent: str = ""
     """The latest version when this one was published; empty for a tenant's first."""
     pins: str = ""
-    """The version whose splits it kept."""
+    """The version whose splits its questions kept: the latest when its inputs were split first."""
     inputs: str = ""
     """Digest of the dataset stage's inputs; two versions of the same inputs have the same."""
     forgotten: int = 0
@@ -126,8 +126,7 @@ class CardBuilder:
         self._examples: dict[str, BottomK[CardExample]] = {s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")}
 
     def add(self, row: Row) -> None:
-        self._flags["rows"] += 1
-        self._flags["ok"] += row.status == "ok"
+        self._flags.update(rows=1, ok=row.status == "ok")
         self._tenants[row.tenant] += 1
         if row.status == "failed":
             self._reasons[row.reason or "unknown"] += 1
@@ -180,18 +179,14 @@ class CardBuilder:
         )
 
     def _add_question(self, row: Row) -> None:
-        split = self._splits.setdefault(row.split or "none", Counter(rows=0, ok=0))
-        split["rows"] += 1
-        split["ok"] += row.status == "ok"
+        is_ok = row.status == "ok"
+        self._splits.setdefault(row.split or "none", Counter(rows=0, ok=0)).update(rows=1, ok=is_ok)
         self._lengths[length_bucket(row.query)] += 1
-        self._flags["profile"] += bool(row.profile)
-        self._flags["history"] += bool(row.history)
+        self._flags.update(profile=bool(row.profile), history=bool(row.history), labelled=bool(row.gold_id))
         if row.pool:
             pool = self._pools.setdefault(row.pool, Counter(dict.fromkeys(("rows", "ok", *get_args(Split)), 0)))
-            pool["rows"] += 1
-            pool["ok"] += row.status == "ok"
-            if row.split:
-                pool[row.split] += row.status == "ok"
+            pool.update(rows=1, ok=is_ok)
+            pool.update({row.split: is_ok} if row.split else {})
         grades = {} if row.judge_score is None else {_JUDGE: row.judge_score}
         for name, value in (grades | (row.parts or {})).items():
             total, n = self._grades.get(name, (0.0, 0))
@@ -199,9 +194,8 @@ class CardBuilder:
         if row.review:
             self._reviews[row.review] += 1
         if row.gold_id:
-            self._flags["labelled"] += 1
             self._intents.add(documents_of(row.gold_id))
-        if row.status == "ok" and row.split == "train":
+        if is_ok and row.split == "train":
             self._terms.add(keywords(row))
         original, found = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)
         if original is not None and found is not None:

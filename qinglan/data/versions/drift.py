@@ -79,12 +79,8 @@ class RowSummaryBuilder:
             self._sample.add(row.id, DriftRow(query=row.query, original=original, rewrite=rewrite))
 
     def build(self) -> RowSummary:
-        return RowSummary(
-            rows=self.rows,
-            failed=self.failed,
-            intents=dict(self._intents.counts),
-            sample=self._sample.items(),
-        )
+        intents, sample = dict(self._intents.counts), self._sample.items()
+        return RowSummary(rows=self.rows, failed=self.failed, intents=intents, sample=sample)
 
 
 def grams(text: str) -> list[str]:

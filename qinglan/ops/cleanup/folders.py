@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from qinglan.data.versions import LATEST, LOCK, last_training, tenant_folder, versions_of
+from qinglan.data.versions import LOCK, last_training, tenant_folder, versions_of
 from qinglan.errors import ArtifactError
 from qinglan.ops.cleanup.records import CleanUp, Kind
 from qinglan.runs.artifacts import MANIFEST
@@ -230,17 +230,16 @@ def _last_written(directory: Path) -> datetime:
 
 
 def remove_datasets(clean: CleanUp, references: str) -> None:
-    """Set aside old versions of the dataset that the text `references` does not name; each has its own splits."""
+    """Set aside old versions of the dataset that the text `references` does not name; the newest has all splits."""
     profile, days = clean.profile, clean.profile.retention.dataset_days
     root = tenant_folder(profile).resolve()
     if not root.is_dir() or days is None:
         return
     with FileLock(root / LOCK):  # no version is published meanwhile
         versions, trained = versions_of(profile), last_training(profile)
-        newest = (root / LATEST).resolve().name
         kept: dict[str, str] = {}
         for version in versions:
-            if version.id == newest:
+            if version is versions[0]:
                 kept[version.id] = "is the newest"
             elif trained and trained.version == version.id:
                 kept[version.id] = "was trained on last"
@@ -248,8 +247,8 @@ def remove_datasets(clean: CleanUp, references: str) -> None:
                 kept[version.id] = "a run or a registered model uses it"
             elif not clean.is_past(datetime.fromisoformat(version.created), days):
                 kept[version.id] = "is young enough"
-        # A version that stays can still be compared with its parent, and made again with the same splits.
-        origins = {each for version in versions if version.id in kept for each in (version.parent, version.pins)}
+        # A version that stays can still be compared with its parent.
+        origins = {version.parent for version in versions if version.id in kept}
         for version in versions:
             if why := kept.get(version.id) or ("one that stays came of it" if version.id in origins else ""):
                 clean.note_kept("dataset", version.id, why)

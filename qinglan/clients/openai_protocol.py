@@ -44,8 +44,7 @@ TABLE = (
 
 @cache
 def capability_of(model: str) -> Capability:
-    name = model.rpartition("/")[2].lower()
-    return next(each for each in TABLE if re.match(each.pattern, name))
+    return next(each for each in TABLE if re.match(each.pattern, model.rpartition("/")[2].lower()))
 
 
 def request_parameters(endpoint: Endpoint, schema: JsonSchema | None = None) -> dict[str, Any]:

@@ -119,8 +119,7 @@ def compare_arms(
 
 
 def compared(a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, str], config: Evaluate) -> Comparison:
-    resamples = config.bootstrap_resamples
-    return compare(a, b, metric.name, groups, resamples, config.seed, proportion=metric.proportion)
+    return compare(a, b, metric.name, groups, config.bootstrap_resamples, config.seed, proportion=metric.proportion)
 
 
 def slices_of(

@@ -109,8 +109,7 @@ class AnswerJudge(AnswerRecipe):
         return prompt(STUDENT_SYSTEM, self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        system = TEACHER_SYSTEM.format(domain=tenant.domain)
-        return prompt(system, delimited("", *_fields(row)), tenant.teacher_rules)
+        return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), delimited("", *_fields(row)), tenant.teacher_rules)
 
     def distill_messages(self, row: Row, tenant: Tenant) -> "Mapping[ChatRole, list[Message]]":
         teacher = self.teacher_messages(row, tenant)

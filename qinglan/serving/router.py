@@ -226,8 +226,7 @@ class _Service:
         if request.arm not in self._try.arms:
             raise RefusedError(400, f"arm: there is no `{request.arm}` here, but {', '.join(self._try.arms)}")
         question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
-        unfit = self._handler.unfit_reason(question)
-        return JSONResponse(await self._try.ask(request.arm, question, unfit))
+        return JSONResponse(await self._try.ask(request.arm, question, self._handler.unfit_reason(question)))
 
     async def models(self, http: Request) -> Response:
         self._authorise(http)

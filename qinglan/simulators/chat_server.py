@@ -34,8 +34,7 @@ def complete(request: SeededRequest, default_seed: int = 7) -> tuple[int, dict[s
     """HTTP status and body of the answer to the last message of the user."""
     domains = simulated_models()
     if request.model not in domains:
-        message = f"The model `{request.model}` does not exist; there are {', '.join(domains)}"
-        return 404, error_body(404, message)
+        return 404, error_body(404, f"The model `{request.model}` does not exist; there are {', '.join(domains)}")
     if request.stream:
         return 400, error_body(400, "the simulator can't stream")
     model = domains[request.model].models[request.model]

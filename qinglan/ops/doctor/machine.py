@@ -229,8 +229,7 @@ def _locks_given_twice(place: Path) -> list[str]:
             path = Path(folder) / name
             lock(held.enter_context(path.open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             argv += [name, str(path)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=5.0, check=True)
-        return done.stdout.split()
+        return subprocess.run(argv, capture_output=True, text=True, timeout=5.0, check=True).stdout.split()
 
 
 def _folders(profile: Profile) -> dict[str, Path]:

@@ -219,8 +219,7 @@ class RetrievalRecipe(Recipe):
 
         config = profile.evaluate
         retrieved = await retrieve_all(arms, rows, clients, config.max_failed_share)
-        panel = Panel(self, clients, profile.tenant, config.seed, config.max_failed_share)
-        return await panel.judge(retrieved, rows)
+        return await Panel(self, clients, profile.tenant, config.seed, config.max_failed_share).judge(retrieved, rows)
 
     def measuring_digest(self, tenant: Tenant) -> str:
         return hash_of(self.PANEL_SCHEMA, self.panel_messages("问", ["甲", "乙"], tenant))

@@ -4,7 +4,7 @@ verl 0.9.1 waits for ever where vLLM could not take the weights: the error is in
 next, after a receive without a limit. It waits for ever, too, for a server whose engine's process has died.
 """
 
-# mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined"
+# mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined,has-type"
 
 import asyncio
 import os

@@ -44,7 +44,8 @@ TABLE = (
 
 @cache
 def capability_of(model: str) -> Capability:
-    return next(each for each in TABLE if re.match(each.pattern, model.rpartition("/")[2].lower()))
+    name = model.rpartition("/")[2].lower()
+    return next(each for each in TABLE if re.match(each.pattern, name))
 
 
 def request_parameters(endpoint: Endpoint, schema: JsonSchema | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from toy_rl import Toy, make_model
 
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines import progress
-from qinglan.training.engines.progress import read_metrics
+from qinglan.training.engines.progress import read_metrics, read_stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 pytest.importorskip("verl")
@@ -103,13 +103,29 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
     return {alarm.name: alarm for alarm in reversed(read_alarms(folder / progress.ALARMS_FILE))}
 
 
+TOO_LARGE: dict[str, Any] = {
+    "actor_lr": 1.0,
+    "lr_warmup_steps_ratio": 0.8,
+    "ppo_epochs": 8,
+    "kl": {"mode": "loss", "coefficient": 1e-6},
+}
+
+
 def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, model_folder: Path) -> None:
-    rl = {"actor_lr": 1.0, "lr_warmup_steps_ratio": 0.8, "ppo_epochs": 8, "kl": {"mode": "loss", "coefficient": 1e-6}}
     actions = {"window_steps": 4, "actions": {"reward_down": "lower_lr"}}
-    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=14, alarms=actions, **rl)
+    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=14, alarms=actions, **TOO_LARGE)
     assert {"clip_fraction", "kl_runaway", "reward_down", "entropy_collapse"} <= set(alarms)
     rates = {step: metrics["actor/lr"] for step, metrics in read_metrics(tmp_path).items()}
     at = alarms["reward_down"].step
     assert at < max(rates) == 14, alarms
     assert rates[at] >= rates[at - 1]
     assert rates[at + 1] < 0.7 * rates[at]
+
+
+def test_a_policy_that_collapses_is_stopped(tmp_path: Path, model_folder: Path) -> None:
+    """A run of its own: on some processors the collapse comes with the fall of the reward, and nothing after it."""
+    actions = {"window_steps": 4, "actions": {"entropy_collapse": "stop"}}
+    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=30, alarms=actions, **TOO_LARGE)
+    stopped = read_stop(tmp_path)
+    assert stopped is not None and "entropy_collapse" in stopped[0] and not stopped[1]
+    assert max(read_metrics(tmp_path)) == alarms["entropy_collapse"].step < 30

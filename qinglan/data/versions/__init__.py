@@ -235,8 +235,7 @@ def latest_version(profile: Profile) -> Version | None:
 def find_version(profile: Profile, name: str) -> Version:
     """A version by its id, a unique prefix of it, or `latest`; ConfigError where there is none, or several."""
     versions = versions_of(profile)
-    matches = [version for version in versions if name and version.id.startswith(name)]
-    matches = versions[:1] if name == LATEST else matches
+    matches = versions[:1] if name == LATEST else [each for each in versions if name and each.id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(version.id for version in versions[:5]) or "none; run `qinglan run refresh` first"

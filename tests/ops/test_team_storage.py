@@ -126,7 +126,8 @@ def night(team: Team) -> dict[str, Any]:
         flow_id=flow_id,
         entrypoint="qinglan.flows.refresh.refresh",
         work_pool_name="qinglan",
-        path=str(ROOT),
+        # As `prefect deploy` leaves it. A `path` alone would have the worker copy the whole folder, .venv and all.
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],
         parameters={"profile": "embedded", "overrides": [f"{key}={value}" for key, value in settings.items()]},
     )
     only = {"id": {"any_": [team.ask(f"/deployments/{deployment['id']}/create_flow_run")["id"]]}}

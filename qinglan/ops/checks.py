@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from qinglan.errors import QinglanError, first_line
 
-T = TypeVar("T")
 TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
 """In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a cluster."""
 HINTS = {
@@ -76,24 +75,18 @@ def run_check(name: str, detail: str, find_problem: Callable[[], object]) -> Che
     return Check(name, detail, note=found if isinstance(found, str) else None)
 
 
-def run_in_thread(work: Callable[[], T]) -> "Future[T]":
-    """In a daemon thread: one that hangs holds up nothing, not even the interpreter's end."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 (raised where the result is taken)
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
-
-
 def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]]:
     """Start a check; what is returned waits for its results and its seconds. A failure becomes a problem, too."""
     began, name, limit_s = time.monotonic(), f"{planned.name} ({planned.detail})", TIME_LIMITS_S[planned.time_limit]
-    future = run_in_thread(lambda: (planned.run(), time.monotonic() - began))
+    future: Future[tuple[list[Check], float]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result((planned.run(), time.monotonic() - began))
+        except BaseException as error:  # noqa: BLE001 (raised where the result is taken)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()  # a daemon: one that hangs does not hold up the end
 
     def wait() -> tuple[list[Check], float]:
         try:

@@ -17,14 +17,11 @@ from qinglan.ops.prefect.server import LOCK_FILE, announced_url, find_server
 from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, POLL_S, Processes, Say, free_port, health_problem
 
-WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
-WORK_POOLS = (WORK_POOL, TRAINER_POOL)
-"""What trains has a pool of its own, so that a night's refresh does not wait for a day's training."""
+WORK_POOLS = {"qinglan": 4, "qinglan-trainer": 1}
+"""How many flows each runs at once. What trains has a pool of its own, so that a night's refresh does not wait for a
+day's training, and trains one at a time, as the device is shared; some of the others wait for a provider or a user."""
 WORKERS = {f"{pool}-up": pool for pool in WORK_POOLS}
 """The pool of each, by the name that Prefect's pages and its log have."""
-_AT_ONCE = {WORK_POOL: 4, TRAINER_POOL: 1}
-"""Flows at the same time: one trains, as the device is shared; some of the others wait for a provider or a user."""
-
 _ENDING_WITHIN_S = 60.0
 """Longer than the supervisors' grace."""
 
@@ -95,7 +92,7 @@ class Site:
     def worker(self, name: str) -> Command:
         pool = WORKERS[name]
         argv = [sys.executable, "-m", "prefect", "worker", "start", f"--pool={pool}", "--type=process"]
-        argv += ["--install-policy=never", f"--name={name}", f"--limit={_AT_ONCE[pool]}"]
+        argv += ["--install-policy=never", f"--name={name}", f"--limit={WORK_POOLS[pool]}"]
         return Command(argv, self.prefect_env | _unless_set(WORKER_TUNING))
 
     def prepare(self) -> None:

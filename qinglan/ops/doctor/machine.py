@@ -74,23 +74,22 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
     extra = "trainer" if flow in ENGINE_FLOWS and not (trainer.python or trainer.ray_dashboard_url) else ""
     known = [Requirement(text) for text in requires("qinglan") or ()]
     needed = [each for each in known if each.marker is None or each.marker.evaluate({"extra": extra})]
-    detail, wrong = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs", []
+    locked = LOCK.read_text(encoding="utf-8").splitlines() if LOCK.is_file() else ()
+    pins = (line.partition("==") for line in locked if "==" in line)
+    tested = {canonicalize_name(name): pinned.split()[0] for name, _, pinned in pins}
+    detail, wrong, others = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs", [], []
     for each in needed:
-        if (found := installed(each.name)) is None:
+        found, pinned = installed(each.name), tested.get(canonicalize_name(each.name))
+        if found is None:
             wrong.append(f"{each.name} is missing")
         elif not each.specifier.contains(found, prereleases=True):
             wrong.append(f"{each.name} is {found}, needed is {each.specifier}")
+        elif pinned and found.public != pinned:
+            others.append(f"{each.name} {found} (tested with {pinned})")
     if wrong:
         return Check("packages", detail, f"packages: {some(wrong)}; {_HINT}")
-    if not LOCK.is_file():
+    if not tested:
         return Check("packages", f"{detail}; tested versions are not known, as requirements.lock is only in a checkout")
-    lines = (line.partition("==") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
-    tested = {canonicalize_name(name): found.split()[0] for name, _, found in lines}
-    others = []
-    for each in needed:
-        version, found = tested.get(canonicalize_name(each.name)), installed(each.name)
-        if version and found and found.public != version:
-            others.append(f"{each.name} {found} (tested with {version})")
     return Check("packages", detail, note=f"{some(others)}; {_HINT} to have those of the lock" if others else None)
 
 

@@ -10,7 +10,6 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from http import HTTPStatus
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -28,7 +27,7 @@ from qinglan.ops.checks import Check
 from qinglan.ops.doctor.machine import installed
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import find_server
-from qinglan.ops.preflight import ENGINE_FLOWS, asked_endpoints, further_teachers
+from qinglan.ops.preflight import ENGINE_FLOWS, TEACHER_FLOWS, asked_endpoints, further_teachers
 from qinglan.recipes import get_recipe
 from qinglan.text import usd
 
@@ -104,7 +103,7 @@ def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
     named = {f"{role}.api_key_env": each.api_key_env for role, each in endpoints.items() if each.base_url != EMBEDDED}
     if profile.rag.url != EMBEDDED and "rag" in get_recipe(profile.recipe).graders:
         named["rag.api_key_env"] = profile.rag.api_key_env
-    if profile.data.sql and flow in ("pipeline", "refresh", "compare"):
+    if profile.data.sql and flow in TEACHER_FLOWS:
         named["data.sql.url_env"] = profile.data.sql.url_env
     named["ledger.url_env"] = profile.ledger.url_env
     if profile.trainer.ray_dashboard_url and flow in ENGINE_FLOWS:
@@ -148,7 +147,7 @@ def check_prefect(profile: Profile) -> Check:
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         hint = "start it, or unset what names it"
         return Check("prefect", where, f"prefect {where}: can't be reached: {first_line(error)}; {hint}")
-    if answer.status_code == HTTPStatus.NOT_FOUND and server.key:
+    if answer.status_code == httpx2.codes.NOT_FOUND and server.key:
         return Check("prefect", f"{where}, Prefect Cloud")
     return _compare_versions("prefect", where, answer, "PREFECT_API_URL")
 
@@ -171,10 +170,10 @@ def check_mlflow(profile: Profile) -> Check:
 
 def _compare_versions(name: str, where: str, answer: httpx2.Response, setting: str) -> Check:
     theirs, wrong = None, f"answers HTTP {answer.status_code}"
-    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if answer.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
         refused = f"{setting}: {where} refuses us (HTTP {answer.status_code})"
         return Check(name, where, f"{refused}; set {_LOGINS[name]}")
-    if answer.status_code == HTTPStatus.OK:
+    if answer.status_code == httpx2.codes.OK:
         wrong = "names no version"
         with suppress(ValueError):  # InvalidVersion is one
             text = json.loads(answer.content) if answer.content.startswith(b'"') else answer.text
@@ -207,9 +206,9 @@ def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
             cost = usd(ledger.spent_usd(account.run_id)[0])
     except QinglanError as error:
         return Check(name, detail, str(error))
-    return (
-        Check(name, detail, f"{problem} (the probe cost {cost})") if problem else Check(name, f"{detail}, for {cost}")
-    )
+    if problem:
+        return Check(name, detail, f"{problem} (the probe cost {cost})")
+    return Check(name, f"{detail}, for {cost}")
 
 
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:

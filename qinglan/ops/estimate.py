@@ -35,9 +35,7 @@ from qinglan.simulators.domains import sample_of
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
 
 _ENOUGH_CALLS, _AT_ONCE = 20, 1000
-_PASSAGES, _VERDICTS, _AGREEMENT, _PANEL = "rl passages", "rl verdicts", "local judge", "evaluate"
-_USES: dict[str, JudgeUse] = {_PASSAGES: "passage", _VERDICTS: "passage", _AGREEMENT: "passage", _PANEL: "texts"}
-_EXTRACT, _OF_RL = "extract", ("rl", _PASSAGES, _VERDICTS)
+_EXTRACT, _VERDICTS = "extract", "rl verdicts"
 _PASSES = 2
 """Of the panel over each test question."""
 _ARMS = 6
@@ -64,6 +62,28 @@ class Estimate(BaseModel, frozen=True):
     """Earlier calls that the tokens are known from; 0 where they are an upper bound."""
 
 
+@dataclass
+class QuestionCounts:
+    """Of the rows that are questions."""
+
+    questions: int = 0
+    sample: Row | None = None
+    asked: Counter[str] = field(default_factory=Counter)
+    """What distillation asks by role: nothing about a row that brings its own answer; and what `extract` asks."""
+    known: Counter[str] = field(default_factory=Counter)
+    """Of these, what the ledger can answer."""
+    first: dict[str, Request] = field(default_factory=dict)
+    """The first request of each."""
+    test: int = 0
+    dev: int = 0
+    train: int = 0
+    """Of these splits, by the workbook or, of rows that it gives none, by the shares of `dataset`."""
+    learnt: int = 0
+    """Not known to be of another split than train."""
+    labelled: int = 0
+    """Of these, with a gold document."""
+
+
 @contextmanager
 def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
     """The questions that a run of this profile would read now; of a database, a snapshot that is deleted afterwards."""
@@ -85,7 +105,7 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
             yield read()
 
 
-def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> "QuestionCounts":
+def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> QuestionCounts:
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
     asked, read = (distill_requests(profile), extract_requests(profile)) if ledger else (None, None)
     counts = QuestionCounts()
@@ -115,7 +135,7 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
     return counts
 
 
-def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger: Ledger) -> list[Estimate]:
+def estimate(profile: Profile, flow: FlowName, counts: QuestionCounts, ledger: Ledger) -> list[Estimate]:
     """What the flow would ask of teacher, answerer and judge for these questions.
 
     The judge's questions depend on answers that are not there yet, so they count as unknown.
@@ -135,33 +155,11 @@ def estimate(profile: Profile, flow: FlowName, counts: "QuestionCounts", ledger:
             prompt_tokens=prompt,
             completion_tokens=completion,
             cost_usd=most_usd,
-            expected_usd=most_usd * (profile.budget.rl_new_share if part.what in _OF_RL else 1.0),
+            expected_usd=most_usd * (profile.budget.rl_new_share if part.what.startswith("rl") else 1.0),
             measured_on=measured_on,
         )
         found.append(estimated)
     return found
-
-
-@dataclass
-class QuestionCounts:
-    """Of the rows that are questions."""
-
-    questions: int = 0
-    sample: Row | None = None
-    asked: Counter[str] = field(default_factory=Counter)
-    """What distillation asks by role: nothing about a row that brings its own answer; and what `extract` asks."""
-    known: Counter[str] = field(default_factory=Counter)
-    """Of these, what the ledger can answer."""
-    first: dict[str, Request] = field(default_factory=dict)
-    """The first request of each."""
-    test: int = 0
-    dev: int = 0
-    train: int = 0
-    """Of these splits, by the workbook or, of rows that it gives none, by the shares of `dataset`."""
-    learnt: int = 0
-    """Not known to be of another split than train."""
-    labelled: int = 0
-    """Of these, with a gold document."""
 
 
 @dataclass(frozen=True)
@@ -171,23 +169,24 @@ class _Part:
     endpoint: Endpoint
     questions: int
     known: int = 0
+    use: JudgeUse = "text"
     price: Price | None = None
     """Where it stands elsewhere than in `prices`."""
 
 
 def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
-    recipe = get_recipe(profile.recipe)
+    recipe, teachers = get_recipe(profile.recipe), {"teacher": profile.teacher, **profile.compare.teachers}
     if flow in ("pipeline", "refresh", "compare") and (dialogues := counts.asked[_EXTRACT]):
         yield _Part("teacher", _EXTRACT, profile.teacher, dialogues, counts.known[_EXTRACT])
     if flow in ("pipeline", "refresh"):
         for role in recipe.DISTILL_ROLES:
             yield _Part(role, "distill", endpoint_of(profile, role), counts.asked[role], counts.known[role])
     if flow == "compare":
-        for label, endpoint in {"teacher": profile.teacher, **profile.compare.teachers}.items():
+        for label, endpoint in teachers.items():
             yield _Part("teacher", f"distill {label}", endpoint, min(counts.questions, profile.compare.rows))
     if flow in ("pipeline", "train", "evaluate"):
         cases = sum(not case.must_pass for case in cases_of(profile))
-        for name, endpoint in {"teacher": profile.teacher, **profile.compare.teachers}.items():
+        for name, endpoint in teachers.items():
             questions = counts.test if name in profile.evaluate.teachers else 0
             questions += cases if name in profile.gate.rivals else 0
             if questions:
@@ -208,26 +207,26 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
         validations = math.ceil(rl.total_steps / rl.test_freq) + rl.val_before_train
         samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt + validations * counts.dev
         if local := judge.local:
-            yield _Part("judge", _AGREEMENT, judge, PASSAGES_A_ROW * local.agreement_rows)
+            yield _Part("judge", "local judge", judge, PASSAGES_A_ROW * local.agreement_rows, use="passage")
             served = Endpoint(model=local.model, max_tokens=local.max_tokens)
-            yield _Part("judge", _VERDICTS, served, samples, price=local.price)
+            yield _Part("judge", _VERDICTS, served, samples, use="passage", price=local.price)
         else:
             yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
             # About the best passage of a sample without a label in use.
             if retrieves and profile.reward.relevance_gate and counts.learnt:
                 unlabelled = counts.learnt - counts.labelled if profile.reward.use_labels else counts.learnt
                 if passages := round(samples * unlabelled / counts.learnt):
-                    yield _Part("judge", _PASSAGES, judge, passages)
+                    yield _Part("judge", "rl passages", judge, passages, use="passage")
     if flow in ("pipeline", "train", "evaluate"):
         each = _PASSES if retrieves else _ARMS + len(profile.evaluate.teachers)
-        yield _Part("judge", _PANEL, judge, each * counts.test)
+        yield _Part("judge", "evaluate", judge, each * counts.test, use="texts")
 
 
 def _tokens(profile: Profile, ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:
     """Of a call: those of the prompt and of the answer, and the number of earlier calls that they are known from."""
     measured = ledger.mean_tokens(part.endpoint.model, part.role)
     # Most calls are about one question or rewrite, so that their mean says too little about a dialogue or a panel.
-    if measured and measured[2] >= _ENOUGH_CALLS and part.what not in (_EXTRACT, _PANEL):
+    if measured and measured[2] >= _ENOUGH_CALLS and part.what != _EXTRACT and part.use != "texts":
         return measured
     asked = _EXTRACT if part.what == _EXTRACT else part.role
     first = counts.first.get(asked) if part.role != "judge" or part.what == "distill" else None
@@ -235,7 +234,7 @@ def _tokens(profile: Profile, ledger: Ledger, part: _Part, counts: QuestionCount
         messages = first.body["messages"]
     else:
         assert counts.sample  # else there is no part
-        use, texts = _USES.get(part.what, "text"), _ARMS + len(profile.evaluate.teachers)
         passage = "字" * PASSAGE_CHARS * (2 if part.what == _VERDICTS else 1)
-        messages = get_recipe(profile.recipe).estimate_messages(use, counts.sample, profile, texts, passage)
+        texts = _ARMS + len(profile.evaluate.teachers)
+        messages = get_recipe(profile.recipe).estimate_messages(part.use, counts.sample, profile, texts, passage)
     return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in messages), part.endpoint.max_tokens, 0

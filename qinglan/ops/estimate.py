@@ -29,7 +29,7 @@ from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.distillation import distill_requests, extract_requests
 from qinglan.recipes.kinds.recipe import JudgeUse
-from qinglan.rows import Row
+from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import sample_of
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
@@ -108,15 +108,11 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
 def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> QuestionCounts:
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
     asked, read = (distill_requests(profile), extract_requests(profile)) if ledger else (None, None)
-    counts = QuestionCounts()
+    counts, splits = QuestionCounts(), Counter[Split | None]()
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
         counts.sample = counts.sample or some[0]
-        counts.questions += len(some)
-        counts.test += sum(row.split == "test" for row in some)
-        counts.dev += sum(row.split == "dev" for row in some)
-        counts.train += sum(row.split == "train" for row in some)
-        counts.learnt += sum(row.split in ("train", None) for row in some)
+        splits.update(row.split for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
         hashes: dict[str, set[str]] = {}
         if ledger is None or asked is None or read is None:
@@ -129,9 +125,10 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         for role, requests in hashes.items():
             counts.known[role] += len(ledger.get_many(requests))
     train, dev = profile.dataset.train_share, profile.dataset.dev_share
-    unmarked = counts.questions - counts.train - counts.dev - counts.test
-    counts.test += round(unmarked * (1 - train - dev))
-    counts.dev, counts.train = counts.dev + round(unmarked * dev), counts.train + round(unmarked * train)
+    counts.questions, counts.learnt = splits.total(), splits["train"] + splits[None]
+    counts.test = splits["test"] + round(splits[None] * (1 - train - dev))
+    counts.dev = splits["dev"] + round(splits[None] * dev)
+    counts.train = splits["train"] + round(splits[None] * train)
     return counts
 
 

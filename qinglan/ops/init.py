@@ -55,12 +55,13 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
     """Header by field, "" where none is to be read: as the user named them (`FIELD=HEADER`), else by usual names."""
     labels = {default_name(field): field for field in FIELDS} | {field: field for field in FIELDS}
     chosen: dict[str, str] = {}
+    shown = listed([one_line(name) for name in header]) or "nothing"
 
     def choose(field: str, column: str) -> None:
         if column not in header:
             near = difflib.get_close_matches(column, header, n=1)
             hint = f"; nearest: {one_line(near[0])}" if near else ""
-            raise WorkbookError(f"{where}: no column {one_line(column)!r}; its header has {_listed(header)}{hint}")
+            raise WorkbookError(f"{where}: no column {one_line(column)!r}; its header has {shown}{hint}")
         chosen[field] = column
 
     for option in named:
@@ -79,8 +80,8 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
         elif proposed:
             chosen[field] = ""
     if not chosen.get("query"):
-        has, hint = f"Its header has {_listed(header)}", f"say it with --column {default_name('query')}=HEADER"
-        raise WorkbookError(f"{where}: which column holds the questions? {has}; {hint}")
+        hint = f"say it with --column {default_name('query')}=HEADER"
+        raise WorkbookError(f"{where}: which column holds the questions? Its header has {shown}; {hint}")
     return chosen
 
 
@@ -165,7 +166,3 @@ def _changed(section: Values, base: BaseModel) -> Values:
 def default_name(field: str) -> str:
     """What its column is usually called; that of dialogues has no default, as it is read only where it is named."""
     return str(Columns.model_fields[field].default or "对话")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return listed([one_line(name) for name in names]) or "nothing"

@@ -55,7 +55,7 @@ class Ledger:
         self.holder = f"{self._host}|{pid}|{_start_ticks(pid)}|{os.urandom(4).hex()}"
         try:
             with self._transaction() as db:
-                prepare(db, self._insert, shown(self.url))
+                prepare(db, shown(self.url))
         except LedgerError:
             self._engine.dispose()
             raise

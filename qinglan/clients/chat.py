@@ -356,10 +356,10 @@ class ChatClient:
         import openai
 
         role, model = self._account.role, self._account.model
-        status, latency_ms, after_s = None, None, 0.0
+        status, latency_ms, after_s, content = None, None, 0.0, b""
         if isinstance(error, openai.APIStatusError):
             status, latency_ms = error.status_code, error.response.extensions["latency_ms"]
-            after_s = retry_after_s(error.response.headers)
+            after_s, content = retry_after_s(error.response.headers), error.response.content
         self._limits.tokens.correct(-self._mean_tokens)
         if isinstance(error.__cause__, BodyTooLargeError):
             self._breaker.answered()
@@ -371,7 +371,6 @@ class ChatClient:
         elif isinstance(error, openai.RateLimitError):
             transient_reason = "teacher_rate_limited"
         reason = f"http_{status}" if status else transient_reason
-        content = error.response.content if isinstance(error, openai.APIStatusError) else b""
         may_be_paid = status in _GATEWAY_TIMEOUTS if status else not isinstance(error.__cause__, _NOT_SENT)
         self._fail(request, reason, latency_ms, content, may_be_paid=may_be_paid)
         said, code = without_controls(error.message), without_controls(error.code or error.type or "")

@@ -1,7 +1,7 @@
 """The services of a profile by role, and their clients in one process."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,7 +9,7 @@ from qinglan.clients.chat import Account, ChatClient
 from qinglan.clients.rag import RagClient
 from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.errors import ConfigError
-from qinglan.ledger import Ledger, ledger_url, open_ledger
+from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.runs.code_digest import code_digest
 from qinglan.runs.run import Run
@@ -92,9 +92,9 @@ class Clients:
         return self._chats[role]
 
 
-def site_ledger(profile: Profile) -> AbstractContextManager[Ledger]:
-    """The site's ledger, closed at the end."""
-    return open_ledger(ledger_url(profile.ledger, profile.paths.state))
+def site_ledger(profile: Profile) -> closing[Ledger]:
+    """The site's ledger for a `with` block, at whose end it is closed."""
+    return closing(Ledger(ledger_url(profile.ledger, profile.paths.state)))
 
 
 def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:

@@ -3,7 +3,6 @@
 import random
 import sqlite3
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,7 +171,7 @@ def shown(url: sa.URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def prepare(db: sa.Connection, insert: Callable[[sa.Table], Any], name: str) -> None:
+def prepare(db: sa.Connection, name: str) -> None:
     """Make the tables of an empty ledger, and drop what is kept for a time only; LedgerError for another version."""
     if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
         db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
@@ -183,7 +182,7 @@ def prepare(db: sa.Connection, insert: Callable[[sa.Table], Any], name: str) -> 
         raise LedgerError(f"ledger {name}: {problem}; use the Qinglan that made it")
     TABLES.create_all(db)
     if not versions:
-        db.execute(insert(META).values(version=SCHEMA_VERSION))
+        db.execute(sa.insert(META).values(version=SCHEMA_VERSION))
     # No more than one statement can within its limit, or a ledger that has many could never be opened again.
     old = sa.select(RETRIEVALS.c.key).where(RETRIEVALS.c.created_s < time.time() - RETRIEVALS_KEPT_S)
     db.execute(sa.delete(RETRIEVALS).where(RETRIEVALS.c.key.in_(old.limit(_DROPPED_AT_ONCE))))

@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +55,7 @@ class Ledger:
         self.holder = f"{self._host}|{pid}|{_start_ticks(pid)}|{os.urandom(4).hex()}"
         try:
             with self._transaction() as db:
-                prepare(db, self._insert, shown(self.url))
+                prepare(db, shown(self.url))
         except LedgerError:
             self._engine.dispose()
             raise
@@ -359,11 +359,6 @@ class Ledger:
         which = (table.c.created_s >= since_s, *(table.c[name] == value for name, value in only.items()))
         query = sa.select(column, sa.func.count(), *sums).where(*which).group_by(column)
         return {row[0]: tuple(row[1:]) for row in db.execute(query)}
-
-
-def open_ledger(url: str | sa.URL) -> closing[Ledger]:
-    """A ledger for a `with` block, at whose end it is closed."""
-    return closing(Ledger(url))
 
 
 def _host() -> str:

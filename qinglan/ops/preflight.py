@@ -18,7 +18,7 @@ import httpx2
 
 from qinglan.clients.contract import find_preset, probe_rag
 from qinglan.clients.openai_protocol import capability_of
-from qinglan.clients.roles import ChatRole, endpoint_of
+from qinglan.clients.roles import ChatRole, endpoint_of, site_ledger
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, RagMapping, RagPreset, require_secret, uses_proxy
 from qinglan.data.forgotten import Tombstones
 from qinglan.data.sources.database import query_database
@@ -27,7 +27,6 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, RetrievalError, WorkbookError, first_line
 from qinglan.evaluation.gate import TEACHER
 from qinglan.evaluation.red_team import cases_of
-from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ops.checks import Check, PlannedCheck, run_check
 from qinglan.ops.estimate import count_questions, questions_of
 from qinglan.ops.forecast import find_problems, forecast
@@ -318,7 +317,7 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
         hint = "name the variable that holds a PostgreSQL database's address"
         raise ConfigError(f"ledger.url_env: {problem}; {hint}")
     try:
-        with open_ledger(ledger_url(profile.ledger, profile.paths.state)):
+        with site_ledger(profile):
             return
     except OSError as error:
         hint = "give this user write access, or name another folder"

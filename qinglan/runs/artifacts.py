@@ -37,8 +37,7 @@ def sha256_of(path: Path, pattern: str = "*") -> str:
         if path.is_dir():
             digest.update(file.relative_to(path).as_posix().encode())
         with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
 
 

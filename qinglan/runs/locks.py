@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -89,12 +89,11 @@ def device_lock(
 
     A training on the CPU waits for nobody, and a Ray cluster allots its GPUs itself.
     """
-    trainer, locks = profile.trainer, list[FileLock]()
-    devices: list[str] = []
+    trainer, devices = profile.trainer, list[str]()
     if trainer.device != "cpu" and not trainer.ray_dashboard_url:
         visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         devices = (visible or [str(number) for number in range(trainer.gpus_per_node)])[: trainer.gpus_per_node]
-    try:
+    with ExitStack() as locks:
         for device in sorted(devices):  # the same order for all, so that no two processes wait for each other
             file = _machine_folder() / f"gpu-{device}.lock"
             start = report_at = time.monotonic()
@@ -104,11 +103,8 @@ def device_lock(
                     say(f"waiting for GPU {device} of this machine{waited}: another run has it ({_holder(file)})")
                     report_at = now + report_every_s
                 time.sleep(check_every_s)
-            locks.append(lock)
+            locks.callback(lock.release)
         yield devices
-    finally:
-        for lock in reversed(locks):
-            lock.release()
 
 
 def ray_start_lock() -> FileLock:

@@ -166,10 +166,6 @@ class Processes:
                 self.say(f"{log}: can't be made smaller: {error.strerror}; {name} goes on")
             self._large_logs.add(name)
 
-    def check(self) -> None:
-        for process in self._running.values():
-            process.require_running()
-
 
 def wait_until_ready(
     what: str,

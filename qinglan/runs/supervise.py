@@ -55,9 +55,8 @@ def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:
         pass
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(GRACE_S)
     _kill_all(child.pid)
 
 

@@ -35,7 +35,6 @@ MAX_ARTIFACT_BYTES = 20 * 2**20
 _QUOTING = frozenset({"card", "card_data", "evaluation", "report", "report_html", "review"})
 """Artifacts that are no files of rows, but quote some."""
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page opens for GenAI traces
-_BATCH = 900
 _UNSAFE = re.compile(r"[^\w./ -]")
 _MAX_CHARS = 500
 """Of a parameter, and of a dataset's name."""
@@ -80,22 +79,20 @@ class Tracker:
 
     def log_params(self, run_id: str, nested: Mapping[str, Any]) -> None:
         params = [Param(_UNSAFE.sub("_", key), str(value)[:_MAX_CHARS]) for key, value in _flatten(nested)]
-        for start in range(0, len(params), 100):
-            self._log_batch(run_id, params=params[start : start + 100])
+        self._log_batch(run_id, params=params)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
         self.log_steps(run_id, [(step, metrics)])
 
     def log_steps(self, run_id: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         now = int(time.time() * 1000)
-        batch = [
+        metrics = [
             Metric(_UNSAFE.sub("_", key), float(value), now, step)
-            for step, metrics in steps
-            for key, value in metrics.items()
+            for step, values in steps
+            for key, value in values.items()
             if isinstance(value, int | float)
         ]
-        for start in range(0, len(batch), _BATCH):
-            self._log_batch(run_id, metrics=batch[start : start + _BATCH])
+        self._log_batch(run_id, metrics=metrics)
 
     def log_artifact(self, run_id: str, name: str, artifact: Artifact) -> None:
         """Log a small file itself; a directory or a large file by tags alone.
@@ -169,6 +166,7 @@ class Tracker:
             raise
 
     def _log_batch(self, run_id: str, **what: Any) -> None:
+        """Any number at once: MLflow's client divides them into requests that a server takes."""
         with _warning(f"take a batch for run {run_id}"):
             self._client.log_batch(run_id, **what)
 

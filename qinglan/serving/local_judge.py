@@ -113,7 +113,7 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
         messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)
         processes.wait_until(judge.name, partial(chat_probe(messages), backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
-        yield JudgeServer(judge, backend.url, processes.check)
+        yield JudgeServer(judge, backend.url, processes["judge"].require_running)
 
 
 @asynccontextmanager

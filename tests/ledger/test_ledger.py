@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,6 @@ from qinglan.ledger import (
     Retrieval,
     database,
     ledger_url,
-    open_ledger,
     store,
 )
 from qinglan.ledger.database import make_engine
@@ -78,19 +77,19 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_answer_comes_back_whole_and_of_two_the_first_stays_but_both_count(url: str):
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         assert ledger.get("h") is None
         ledger.record([], [failure(reason="http_429")])
         ledger.record([call()])
         ledger.record([call(text="second")])
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         assert ledger.get("h") == call()
         assert (ledger.usage("r", "teacher").calls, ledger.usage("r", "teacher").cost_usd) == (3, 0.5)
         assert [attempt.outcome for attempt in ledger.attempts("run_id", "r")] == ["http_429", "stop", "stop"]
 
 
 def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         assert ledger.mean_tokens("m", "teacher") is None
         ledger.record([call("a"), call("b"), call("c", run_id="other")], [failure("d")])
         assert ledger.mean_tokens("m", "teacher") == (100.0, 10.0, 3)
@@ -104,7 +103,7 @@ def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
 
 
 def test_failed_calls_cost_what_they_cost(url: str):
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         late = failure("h", "teacher_timeout", cost_usd=0.5, estimated=True)
         ledger.record([call()], [late, failure("g")])
         assert ledger.spent_usd("r") == (0.75, 0.75)
@@ -115,7 +114,7 @@ def test_failed_calls_cost_what_they_cost(url: str):
 
 
 def test_a_dropped_answer_is_asked_again_and_stays_paid(url: str):
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         ledger.record([call("abc"), call("abd"), call("x%")])
         for prefix in ("", "ab", "_", "abce"):
             with pytest.raises(LedgerError, match=f"begins? with '{prefix}'"):
@@ -129,14 +128,14 @@ def test_a_dropped_answer_is_asked_again_and_stays_paid(url: str):
 
 
 def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):
-    with open_ledger(url) as one, open_ledger(url) as other:
+    with closing(Ledger(url)) as one, closing(Ledger(url)) as other:
         assert one.exchange(Order(wanted=["a", "b"])).claimed == {"a", "b"}
         delivery = other.exchange(Order(wanted=["a", "b"]))
         assert (delivery.found, delivery.claimed) == ({}, set())
         one.exchange(Order(calls=[call("a")], released=["b"]))
         delivery = other.exchange(Order(wanted=["a", "b"]))
         assert (list(delivery.found), delivery.claimed) == (["a"], {"b"})
-    with open_ledger(url) as later:
+    with closing(Ledger(url)) as later:
         assert later.exchange(Order(wanted=["b"])).claimed == {"b"}, "a client that closed holds nothing"
 
 
@@ -149,7 +148,7 @@ def test_claims_of_another_machine_end_when_it_is_not_heard_of(url: str, monkeyp
         clock_s += after_s
         return near.exchange(Order(wanted=["a"])).claimed
 
-    with open_ledger(url) as far, open_ledger(url) as near:
+    with closing(Ledger(url)) as far, closing(Ledger(url)) as near:
         far.holder = "elsewhere" + far.holder[far.holder.index("|") :]
         monkeypatch.setattr(time, "time", lambda: wall_s - 3600)  # its clock is slow
         far.exchange(Order(wanted=["a"]))
@@ -163,7 +162,7 @@ def test_claims_of_another_machine_end_when_it_is_not_heard_of(url: str, monkeyp
 
 
 def test_a_changed_clock_makes_no_process_look_dead(url: str, monkeypatch: pytest.MonkeyPatch):
-    with open_ledger(url) as one, open_ledger(url) as other:
+    with closing(Ledger(url)) as one, closing(Ledger(url)) as other:
         one.exchange(Order(wanted=["a"]))
         began_s = psutil.Process().create_time()
         monkeypatch.setattr(psutil.Process, "create_time", lambda _: began_s + 3600)  # it adds ticks to the clock
@@ -171,9 +170,9 @@ def test_a_changed_clock_makes_no_process_look_dead(url: str, monkeypatch: pytes
 
 
 def test_a_batch_holds_its_claims_until_it_is_merged(url: str):
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         assert ledger.claim(["a", "b"], f"{BATCH}1") == {"a", "b"}
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         assert ledger.exchange(Order(wanted=["a"])).claimed == set()
         ledger.record([call("a")])
         ledger.release(["b"])
@@ -184,7 +183,7 @@ def test_a_batch_holds_its_claims_until_it_is_merged(url: str):
 
 def test_batches_are_found_until_they_are_merged(url: str):
     job = BatchJob(digest="d", server="s", role="teacher", status="submitting", request_hashes=["a"], created_s=1.0)
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         ledger.save_batch(job)
         ledger.save_batch(job.model_copy(update={"status": "submitted", "batch_id": "batch_1"}))
         assert [(j.status, j.batch_id) for j in ledger.open_batches("s", "teacher")] == [("submitted", "batch_1")]
@@ -198,7 +197,7 @@ def test_processes_share_a_ledger_and_kill_9_loses_nothing_recorded(url: str):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, url, str(n)], **pipes) for n in range(3)]
     for writer in writers:
         assert writer.stdout.readline() == "done\n"
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         assert ledger.exchange(Order(wanted=["held by all"])).claimed == set()
         for writer in writers:
             writer.send_signal(signal.SIGKILL)
@@ -210,7 +209,7 @@ def test_processes_share_a_ledger_and_kill_9_loses_nothing_recorded(url: str):
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
 def test_another_version_is_refused_and_stays_as_it_is(url: str, version: int):
-    with open_ledger(url), closing_engine(url) as db:
+    with closing(Ledger(url)), closing_engine(url) as db:
         db.execute(sa.text(f"UPDATE ledger_meta SET version = {version}"))
     for _ in range(2):
         with pytest.raises(LedgerError, match=f"is of version {version}, this Qinglan writes version"):
@@ -225,21 +224,21 @@ def retrieval(key: str, scope: str = "run") -> Retrieval:
 
 
 def test_retrievals_come_back_whole_and_are_kept_by_scope(url: str):
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         ledger.exchange(Order(retrievals=[retrieval("a"), retrieval("b", "other"), retrieval("a")]))
         ledger.exchange(Order(retrievals=[retrieval("a")], is_resent=True))
-    with open_ledger(url) as ledger:
+    with closing(Ledger(url)) as ledger:
         assert ledger.exchange(Order(sought=["a", "c"])).retrieved == {"a": FOUND}
         assert (ledger.retrieval_keys("run"), ledger.retrieval_keys("none")) == ({"a"}, set())
 
 
 def test_opening_drops_old_retrievals_in_small_portions_and_answers_never(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(database, "_DROPPED_AT_ONCE", 2)
-    with open_ledger(url) as ledger, monkeypatch.context() as patch:
+    with closing(Ledger(url)) as ledger, monkeypatch.context() as patch:
         patch.setattr(store.time, "time", lambda: 1.0)
         ledger.exchange(Order(calls=[call()], retrievals=[retrieval(key) for key in "abc"]))
     for left in (2, 1):
-        with open_ledger(url) as ledger:
+        with closing(Ledger(url)) as ledger:
             ledger.exchange(Order(retrievals=[retrieval("new")]))
             assert len(ledger.retrieval_keys("run")) == left
             assert ledger.get("h") == call()
@@ -275,7 +274,7 @@ def test_a_server_that_does_not_answer_is_given_up_in_seconds(url: str, expected
 
 @pytest.fixture
 def on_server(postgres: str) -> Iterator[Ledger]:
-    with open_ledger(postgres) as ledger:
+    with closing(Ledger(postgres)) as ledger:
         yield ledger
 
 

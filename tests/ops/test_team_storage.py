@@ -133,7 +133,8 @@ def night(team: Team) -> dict[str, Any]:
     only = {"id": {"any_": [team.ask(f"/deployments/{deployment['id']}/create_flow_run")["id"]]}}
 
     def run() -> dict[str, Any]:
-        team.processes.check()
+        for name in ("s3", "mlflow", "prefect", "worker"):
+            team.processes[name].require_running()
         (found,) = team.ask("/flow_runs/filter", flow_runs=only)
         return dict(found)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import LedgerStore
-from qinglan.ledger import Call, Failure, Ledger, ledger_url, open_ledger
+from qinglan.ledger import Call, Failure, Ledger, ledger_url
 
 WHO: dict[str, Any] = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m"}
 
@@ -22,4 +22,4 @@ def failure(request_hash: str = "h", reason: str = "http_500", **fields: Any) ->
 
 
 def ledger_in(folder: Path) -> closing[Ledger]:
-    return open_ledger(ledger_url(LedgerStore(), folder))
+    return closing(Ledger(ledger_url(LedgerStore(), folder)))

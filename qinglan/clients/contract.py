@@ -6,15 +6,17 @@ compared by their content, as some services make up new ids every time. docs/how
 Where `rag.mapping` sends the rewrite as the query, the same probes show that another text gets another answer.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, islice
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import httpx2
 
+from qinglan.clients.limits import receive
 from qinglan.clients.rag import Passage, address_of, authorization, read_passages, request_body
 from qinglan.config import Rag, RagPreset, uses_proxy
 from qinglan.errors import ConfigError, RetrievalError
@@ -79,8 +81,7 @@ def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[C
 
     Raises ConfigError where it can't be reached, RetrievalError where it refuses or an answer breaks the contract.
     """
-    with _asking(rag, tenant_id) as ask:
-        return examine(ask, rag, *pair_of(questions))
+    return examine(_asking(rag, tenant_id), rag, *pair_of(questions))
 
 
 def find_preset(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> RagPreset | None:
@@ -88,31 +89,35 @@ def find_preset(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> RagP
     question, _ = pair_of(questions)
     for preset in get_args(RagPreset):
         tried = Rag.model_validate(rag.model_dump(exclude={"mapping"}) | {"preset": preset})
-        with suppress(RetrievalError), _asking(tried, tenant_id) as ask:
-            if ask(question, None):
+        with suppress(RetrievalError):
+            if _asking(tried, tenant_id)(question, None):
                 return tried.preset
     return None
 
 
-@contextmanager
-def _asking(rag: Rag, tenant_id: str) -> Iterator[Ask]:
+def _asking(rag: Rag, tenant_id: str) -> Ask:
     url = address_of(rag, rag.url)
-    with httpx2.Client(timeout=rag.timeout_s, headers=authorization(rag), trust_env=uses_proxy(url)) as http:
+    options: dict[str, Any] = {"headers": authorization(rag), "trust_env": uses_proxy(url)}
 
-        def ask(query: str, rewritten_query: str | None) -> list[Passage]:
-            try:
-                response = http.post(url, json=request_body(rag, tenant_id, query, rewritten_query))
-            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-                said = str(error) or type(error).__name__
-                raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
-            asked = (query, rewritten_query or "")
-            if response.status_code >= 300:
-                new_field = rewritten_query is not None and rag.mapping.takes_rewrite
-                said = without_texts(response.text, asked)
-                raise RetrievalError(_refusal(url, response.status_code, said, new_field), "rag_refused")
-            return read_passages(rag, response.content, url, response.headers.get("content-type", ""), asked)
+    async def post(body: dict[str, Any]) -> httpx2.Response:
+        async with httpx2.AsyncClient(timeout=rag.timeout_s, **options) as http:
+            request = http.build_request("POST", url, json=body)
+            return await receive(http.send(request, stream=True), request)
 
-        yield ask
+    def ask(query: str, rewritten_query: str | None) -> list[Passage]:
+        try:
+            response = asyncio.run(post(request_body(rag, tenant_id, query, rewritten_query)))
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            said = str(error) or type(error).__name__
+            raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
+        asked = (query, rewritten_query or "")
+        if response.status_code >= 300:
+            new_field = rewritten_query is not None and rag.mapping.takes_rewrite
+            said = without_texts(response.text, asked)
+            raise RetrievalError(_refusal(url, response.status_code, said, new_field), "rag_refused")
+        return read_passages(rag, response.content, url, response.headers.get("content-type", ""), asked)
+
+    return ask
 
 
 def pair_of(questions: Iterable[str]) -> tuple[str, str]:

@@ -36,19 +36,30 @@ class BodyTooLargeError(httpx2.RequestError):
     """A service sent more than `MOST_BODY_BYTES`."""
 
 
-async def read_body(response: httpx2.Response) -> httpx2.Response:
-    """A response that is streamed, with its body; raises BodyTooLargeError as soon as that is too large."""
-    body = bytearray()
+async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) -> httpx2.Response:
+    """The response that is streamed, with its body.
+
+    Raises BodyTooLargeError as soon as that is too large, ReadTimeout where not all of it is there within the time
+    limit of the request. httpx limits each wait for more alone, so that a service that sends a byte now and then would
+    never come to an end.
+    """
+    body, limit_s = bytearray(), request.extensions["timeout"]["read"]
     try:
-        async for part in response.aiter_bytes():
-            body += part
-            if len(body) > MOST_BODY_BYTES:
-                raise BodyTooLargeError(f"the answer has more than {MOST_BODY_BYTES:,} bytes", request=response.request)
-    finally:
-        await response.aclose()
+        async with asyncio.timeout(limit_s):
+            response = await sending
+            try:
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > MOST_BODY_BYTES:
+                        raise BodyTooLargeError(f"the answer has more than {MOST_BODY_BYTES:,} bytes", request=request)
+            finally:
+                await response.aclose()
+    except TimeoutError as error:
+        raise httpx2.ReadTimeout(f"the answer is not whole after {limit_s:g} s", request=request) from error
     headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]  # it is unpacked
-    status, request, extensions = response.status_code, response.request, response.extensions
-    return httpx2.Response(status, headers=headers, content=bytes(body), request=request, extensions=extensions)
+    return httpx2.Response(
+        response.status_code, headers=headers, content=bytes(body), request=request, extensions=response.extensions
+    )
 
 
 class Pace:

@@ -19,7 +19,7 @@ import httpx2
 import jmespath
 from pydantic import BaseModel, ValidationError
 
-from qinglan.clients.limits import BodyTooLargeError, Limits, read_body, retry_after_s, with_retries
+from qinglan.clients.limits import BodyTooLargeError, Limits, receive, retry_after_s, with_retries
 from qinglan.config import Rag, RagMapping, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
@@ -158,7 +158,7 @@ class RagClient:
     async def _respond(self, body: dict[str, Any], asked: Sequence[str]) -> httpx2.Response:
         try:
             request = self._client.build_request("POST", self._url, json=body)
-            response = await read_body(await self._client.send(request, stream=True))
+            response = await receive(self._client.send(request, stream=True), request)
         except BodyTooLargeError as error:
             message = f"rag {self._url}: {error}; send fewer or shorter passages"
             raise RetrievalError(message, "rag_bad_answer") from error

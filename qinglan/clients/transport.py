@@ -9,7 +9,7 @@ import httpx2
 import openai
 from openai import AsyncOpenAI
 
-from qinglan.clients.limits import read_body
+from qinglan.clients.limits import receive
 from qinglan.config import Endpoint, require_secret, uses_proxy
 
 Throttle = Callable[[Callable[[], Awaitable[httpx2.Response]]], Awaitable[httpx2.Response]]
@@ -31,8 +31,8 @@ class _HttpClient(openai.DefaultAioHttpClient):
 
     async def _send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
-            response = await super().send(request, **options | {"stream": True})
-            return response if options.get("stream") else await read_body(response)
+            sending = super().send(request, **options | {"stream": True})
+            return await (sending if options.get("stream") else receive(sending, request))
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             # openai's transport says so of every lost connection, also of one that a paid request was sent over.
             if isinstance(error.__cause__, aiohttp.ConnectionTimeoutError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_service import completion, script_of
+from fake_service import completion, script_of, trickle
 from fixture_types import Serve
 from ledger_calls import ledger_in
 
@@ -142,6 +142,11 @@ async def test_an_unusable_answer_is_a_failure_and_paid_once(
         assert (error.reason, error.transient) == (reason, False)
     assert len(service.bodies) == 1
     assert usage(tmp_path, role) == (1, 0)
+
+
+async def test_a_body_that_trickles_is_not_waited_for(tmp_path: Path, serve: Serve):
+    error = await failure(tmp_path, serve(script_of((200, trickle()))).url, timeout_s=0.3, max_retries=0)
+    assert (error.reason, error.transient) == ("teacher_timeout", True)
 
 
 async def test_a_body_without_end_is_not_read(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):

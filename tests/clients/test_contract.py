@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_service import SIMULATED, FakeService, Script
+from fake_service import SIMULATED, FakeService, Script, trickle
 from fastapi.testclient import TestClient
 from fixture_types import ProfileOf, Serve
 
@@ -191,11 +191,12 @@ def test_the_simulator_keeps_the_contract():
         (lambda _: (401, {}), "; check the variable that rag.api_key_env names"),
         (lambda _: (500, {}), "; see the service's own log"),
         (lambda _: None, "rag.url can't be reached"),
+        (lambda _: (200, trickle()), "rag.url can't be reached: the answer is not whole after 0.5 s"),
     ],
 )
 def test_what_ends_the_probe(serve: Serve, script: Script, message: str):
     with pytest.raises(QinglanError) as caught:
-        probe(serve, script)
+        probe(serve, script, timeout_s=0.5)
     assert message in str(caught.value)
     assert str(caught.value).isprintable()
 

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_service import recall, script_of
+from fake_service import recall, script_of, trickle
 from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from fixture_types import Serve
@@ -147,6 +147,13 @@ async def test_a_body_without_end_is_not_read(serve: Serve, monkeypatch: pytest.
         with pytest.raises(RetrievalError, match="more than 100 bytes; send fewer or shorter passages") as caught:
             await rag.retrieve("q")
     assert (caught.value.reason, len(service.bodies)) == ("rag_bad_answer", 1)
+
+
+async def test_a_body_that_trickles_is_not_waited_for(serve: Serve):
+    async with client(serve(script_of((200, trickle()))).url, max_retries=0, timeout_s=0.2) as rag:
+        with pytest.raises(RetrievalError, match=r"the answer is not whole after 0\.2 s") as caught:
+            await rag.retrieve("q")
+    assert (caught.value.reason, caught.value.transient) == ("rag_unavailable", True)
 
 
 async def test_the_token_is_sent_but_in_no_error(serve: Serve, monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ SIMULATED = {
 }
 """Sections of a profile whose chat services are simulated."""
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
-"""Status, body (bytes as they are, else JSON), headers; None drops the connection."""
+"""Status, body (bytes, or an iterator of them, as they are, else JSON), headers; None drops the connection."""
 Script = Callable[[dict[str, Any]], Reply]
 
 
@@ -22,6 +23,13 @@ def script_of(*replies: Any) -> Script:
     """One reply after the other, the last one for good."""
     left = list(replies)
     return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+def trickle() -> Iterator[bytes]:
+    """A body that never ends, a byte at a time."""
+    while True:
+        yield b" "
+        time.sleep(0.02)
 
 
 class FakeService:
@@ -51,6 +59,13 @@ class FakeService:
                     self.close_connection = True
                     return
                 status, body, *more = reply
+                if isinstance(body, Iterator):  # as long as there are parts
+                    self.send_response(status)
+                    self.end_headers()
+                    self.close_connection = True
+                    for part in body:
+                        self.wfile.write(part)
+                    return
                 content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
                 headers = service.REPLY_HEADERS | (more[0] if more else {})
                 self.send_response(status)

@@ -91,7 +91,8 @@ def keep(runs: Runs) -> None:
 def unchanged_since(commit: str, profile: str) -> bool:
     """Whether no code or setting has changed that can change a result."""
     parts = [f"qinglan/{part}" for part in CODE]
-    paths = [*parts, ":!qinglan/evaluation/report", "tasks", "requirements.lock", f"configs/{profile}.yaml"]
+    told = (":!qinglan/evaluation/report", ":!qinglan/evaluation/weights.yaml")
+    paths = [*parts, *told, "tasks", "requirements.lock", f"configs/{profile}.yaml"]
     return subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], check=False).returncode == 0
 
 

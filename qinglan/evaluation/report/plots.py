@@ -6,6 +6,7 @@ the reader's light or dark scheme, and no plotting library is loaded.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
@@ -178,13 +179,10 @@ def histogram(title: Both, parts: Sequence[Outline], is_difference: bool = False
 def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, float]]:
     """The outline of bars, in percent, from the first that is not empty to the last, down to 0 at both ends."""
     filled = [i for i, count in enumerate(counts) if count]
-    first, last = filled[0], filled[-1]
+    first, end = filled[0], filled[-1] + 1
     width, total = (high - low) / len(counts), sum(counts)
-    points = [(low + first * width, 0.0)]
-    for i in range(first, last + 1):
-        share = 100 * counts[i] / total
-        points += [(low + i * width, share), (low + (i + 1) * width, share)]
-    return [*points, (low + (last + 1) * width, 0.0)]
+    shares = [0.0, *(100 * count / total for count in counts[first:end]), 0.0]
+    return [(low + i * width, share) for i, sides in enumerate(pairwise(shares), first) for share in sides]
 
 
 def path(points: Points, x: Axis, y: Axis) -> str:
@@ -263,9 +261,8 @@ def slice_plots(report: Report) -> list[SlicePlot]:
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
     """Known curves in their order, then others under their own names."""
     known = TEXTS["curves"]
-    order = sorted(curves, key=lambda name: (list(known).index(name) if name in known else len(known), name))
     drawn = []
-    for name in order:
+    for name in (*(name for name in known if name in curves), *sorted(curves.keys() - known.keys())):
         series = [
             (words(s.label), [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None]) for s in curves[name]
         ]

@@ -24,8 +24,6 @@ class Value(NamedTuple):
 
 
 class TableLine(NamedTuple):
-    """A row of a table."""
-
     label: Both
     key: str
     """For the star of what was simulated."""
@@ -225,12 +223,12 @@ def _difference(found: Comparison | None) -> Value:
     if found is None or found.diff is None:
         return Value(NONE)
     basis = reason("questions_in_groups", questions=found.n, groups=found.groups, left_out=left_out(found))
-    return Value(signed(found.diff), formats.interval(found.ci95) if found.ci95 else "", basis.words)
+    return Value(signed(found.diff), _ends(found.ci95), basis.words)
 
 
 def _mean(arm: ScoredMetrics, metric: Metric) -> Value:
     score = arm.score(metric.name)
-    return Value(number(score.mean, metric.digits), _ends(score.ci95, lambda value: number(value, metric.digits)))
+    return Value(number(score.mean, metric.digits), _ends(score.ci95, partial(number, digits=metric.digits)))
 
 
 def _latency(arm: ArmFigures, part: str, *, loaded: bool = False) -> Value:
@@ -247,8 +245,8 @@ def _cost(arm: ArmFigures, sign: str = "$") -> Value:
     return Value(cost.replace("$", sign), ends.replace("$", sign))
 
 
-def _ends(ends: Interval | None, show: Callable[[float], str]) -> str:
-    return f"[{show(ends[0])}, {show(ends[1])}]" if ends else ""
+def _ends(ends: Interval | None, show: formats.Show = number) -> str:
+    return formats.interval(ends, show) if ends else ""
 
 
 def _ratio(mine: float | None, theirs: float | None) -> Value:

@@ -7,6 +7,7 @@ the reader's light or dark scheme, and no plotting library is loaded.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
@@ -45,7 +46,7 @@ class Axis(NamedTuple):
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         if high - low < 1e-9:
             low, high = low - 0.5, high + 0.5
-        raw = (high - low) / max(ticks - 1, 1)
+        raw = (high - low) / (ticks - 1)
         magnitude = 10.0 ** math.floor(math.log10(raw))
         step = next(each * magnitude for each in _STEPS if each * magnitude >= raw * (1 - 1e-9))
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -145,8 +146,7 @@ def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> 
         style, window = f"line-{place % 4}", len(points) // 20
         if window > 1:
             lines.append(Curve(None, path(points, x_axis, y_axis), style, faint=True))
-        shown = moving_mean(points, window) if window > 1 else points
-        lines.append(Curve(label, path(shown, x_axis, y_axis), style))
+        lines.append(Curve(label, path(moving_mean(points, window), x_axis, y_axis), style))
     return Chart(title, x_label, x_axis, y_axis, tuple(lines))
 
 
@@ -193,11 +193,7 @@ def path(points: Points, x: Axis, y: Axis) -> str:
 def moving_mean(points: Points, window: int) -> list[tuple[float, float]]:
     """Centred mean over 2·(window // 2) + 1 points, fewer at the ends."""
     half = window // 2
-    means = []
-    for i, (x, _) in enumerate(points):
-        near = [y for _, y in points[max(0, i - half) : i + half + 1]]
-        means.append((x, sum(near) / len(near)))
-    return means
+    return [(x, fmean(y for _, y in points[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
 
 
 class SlicePlot(NamedTuple):

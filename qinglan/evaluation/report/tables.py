@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from qinglan import text as formats
 from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
 from qinglan.evaluation.reasons import TEXTS, Reason, reason, words
 from qinglan.evaluation.red_team import RedTeamResult
@@ -12,7 +11,7 @@ from qinglan.evaluation.report import verdict
 from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval
-from qinglan.text import NONE, Both, count, latency, number, signed, usd
+from qinglan.text import NONE, Both, Show, count, duration, interval, latency, number, plain, signed, usd
 
 
 class Value(NamedTuple):
@@ -202,7 +201,7 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
     return [
         (
             words(name),
-            [(fact_words(key), formats.plain(value)) for key, value in part.model_dump().items() if value is not None],
+            [(fact_words(key), plain(value)) for key, value in part.model_dump().items() if value is not None],
         )
         for name, part in (("SFT", report.training.sft), ("RL", report.training.rl))
         if part is not None
@@ -210,7 +209,7 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
 
 
 def duration_words(seconds: float) -> Both:
-    english = formats.duration(seconds)
+    english = duration(seconds)
     return Both(english, english.replace(" min", " 分").replace(" s", " 秒"))
 
 
@@ -245,8 +244,8 @@ def _cost(arm: ArmFigures, sign: str = "$") -> Value:
     return Value(cost.replace("$", sign), ends.replace("$", sign))
 
 
-def _ends(ends: Interval | None, show: formats.Show = number) -> str:
-    return formats.interval(ends, show) if ends else ""
+def _ends(ends: Interval | None, show: Show = number) -> str:
+    return interval(ends, show) if ends else ""
 
 
 def _ratio(mine: float | None, theirs: float | None) -> Value:

@@ -133,7 +133,7 @@ def _values(
 
 def _paid_calls(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
     paid: list[PaidCall] = []
-    for key in dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests]):
+    for key in dict.fromkeys(filter(None, (row.answer_request, *entry.requests))):
         call = ledger.get(key)
         tries = ledger.attempts("request_hash", key)
         at_s = [each.created_s for each in tries if call and each.outcome == call.finish_reason]

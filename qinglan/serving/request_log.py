@@ -64,8 +64,7 @@ class RequestLogWriter:
         self._day: DayFile | None = None
         self._waiting: queue.Queue[tuple[ServedAnswer, Row, str] | None] = queue.Queue(_MOST_WAITING)
         self.outcomes: Counter[str] = Counter()
-        """Lines by what became of them: one of `Outcome`, `forgotten`, `unusable`, `queue_full` or
-        `failed`."""
+        """Lines by what became of them: one of `Outcome`, `forgotten`, `unusable`, `queue_full` or `failed`."""
         self.is_failing = False
         try:
             self._prepare()

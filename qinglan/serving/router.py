@@ -272,23 +272,18 @@ class _Service:
         return names[0]
 
     async def _read(self, http: Request, kind: type[Asked]) -> Asked:
-        try:
-            return kind.model_validate_json(await self._body(http))
-        except ValidationError as error:
-            raise RefusedError(400, first_problem(error)) from None
-
-    async def _body(self, http: Request) -> bytes:
-        limit, chunks, size = self._config.max_body_bytes, [], 0
+        limit, body = self._config.max_body_bytes, bytearray()
         try:
             async with asyncio.timeout(BODY_WITHIN_S):
                 async for chunk in http.stream():
-                    size += len(chunk)
-                    if size > limit:
+                    body += chunk
+                    if len(body) > limit:
                         raise RefusedError(413, f"the body has more than {limit} bytes")
-                    chunks.append(chunk)
+            return kind.model_validate_json(body)
         except TimeoutError:
             raise RefusedError(408, f"the body did not come in within {BODY_WITHIN_S:g} s") from None
-        return b"".join(chunks)
+        except ValidationError as error:
+            raise RefusedError(400, first_problem(error)) from None
 
     def _record(self, served: ServedAnswer, question: Row, log_for: str | None) -> None:
         self._metrics.answered(served)

@@ -34,7 +34,7 @@ def page_template() -> jinja2.Template:
     shown = (number, signed, interval, count, usd, p_value)
     named = (t, unbroken, words, rule_words, alarm_words, tables.left_out, tables.duration_words)
     environment.filters |= {helper.__name__: helper for helper in (*shown, *named)}
-    environment.globals |= {"t": t, "Both": Both}
+    environment.globals |= {"t": t, "Both": Both, "texts": TEXTS}
     return environment.get_template("report.html.j2")
 
 
@@ -60,26 +60,23 @@ def unbroken(text: Both) -> Both:
 
 def _view(report: Report) -> dict[str, Any]:
     arms = list(verdict.arms_of(report))
-    found = verdict.verdict(report)
-    sentence = found.sentence.en
+    sentence = verdict.verdict(report).sentence
+    english = sentence.en
     for metric in report.metrics:  # no line break inside a name such as `top-1`
-        sentence = sentence.replace(metric.en, metric.en.replace("-", "\u2011"))
+        english = english.replace(metric.en, metric.en.replace("-", "\u2011"))
     return {
         "report": report,
         "arm_words": partial(verdict.arm_label_words, report=report),
         "arm_words_head": partial(verdict.arm_label_words, report=report, head=True),
         "slice_cell": partial(tables.slice_cell, report),
         "example_values": partial(tables.example_values, report),
-        "sentence": Both(sentence, found.sentence.zh),
-        "tone": found.tone,
+        "sentence": Both(english, sentence.zh),
         "answers": verdict.answers(report),
         "main": verdict.main_comparison(report),
         "warning": verdict.simulator_warning(report),
         "alarms": verdict.alarm_warning(report),
         "continued": verdict.continued_warning(report),
         "weights": verdict.weights_words(report),
-        "alarm_actions": TEXTS["alarm_actions"],
-        "outcomes": TEXTS["outcomes"],
         "star": partial(verdict.star, report),
         "plan": tables.plan(report),
         "arms": arms,
@@ -96,8 +93,5 @@ def _view(report: Report) -> dict[str, Any]:
         "funnel": tables.funnel(report.stages),
         "noise": tables.noise(report),
         "training": tables.training(report),
-        "detectable": TEXTS["explanations"]["detectable"],
-        "shared_words": TEXTS["shared"],
-        "shared_notes": TEXTS["shared_notes"],
         "terms": TEXTS["terms_of_retrieval" if report.retrieves else "terms_of_answers"],
     }

@@ -6,6 +6,8 @@ the reader's light or dark scheme, and no plotting library is loaded.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
@@ -44,7 +46,7 @@ class Axis(NamedTuple):
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         if high - low < 1e-9:
             low, high = low - 0.5, high + 0.5
-        raw = (high - low) / max(ticks - 1, 1)
+        raw = (high - low) / (ticks - 1)
         magnitude = 10.0 ** math.floor(math.log10(raw))
         step = next(each * magnitude for each in _STEPS if each * magnitude >= raw * (1 - 1e-9))
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -144,8 +146,7 @@ def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> 
         style, window = f"line-{place % 4}", len(points) // 20
         if window > 1:
             lines.append(Curve(None, path(points, x_axis, y_axis), style, faint=True))
-        shown = moving_mean(points, window) if window > 1 else points
-        lines.append(Curve(label, path(shown, x_axis, y_axis), style))
+        lines.append(Curve(label, path(moving_mean(points, window), x_axis, y_axis), style))
     return Chart(title, x_label, x_axis, y_axis, tuple(lines))
 
 
@@ -178,13 +179,10 @@ def histogram(title: Both, parts: Sequence[Outline], is_difference: bool = False
 def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, float]]:
     """The outline of bars, in percent, from the first that is not empty to the last, down to 0 at both ends."""
     filled = [i for i, count in enumerate(counts) if count]
-    first, last = filled[0], filled[-1]
+    first, end = filled[0], filled[-1] + 1
     width, total = (high - low) / len(counts), sum(counts)
-    points = [(low + first * width, 0.0)]
-    for i in range(first, last + 1):
-        share = 100 * counts[i] / total
-        points += [(low + i * width, share), (low + (i + 1) * width, share)]
-    return [*points, (low + (last + 1) * width, 0.0)]
+    shares = [0.0, *(100 * count / total for count in counts[first:end]), 0.0]
+    return [(low + i * width, share) for i, sides in enumerate(pairwise(shares), first) for share in sides]
 
 
 def path(points: Points, x: Axis, y: Axis) -> str:
@@ -195,11 +193,7 @@ def path(points: Points, x: Axis, y: Axis) -> str:
 def moving_mean(points: Points, window: int) -> list[tuple[float, float]]:
     """Centred mean over 2·(window // 2) + 1 points, fewer at the ends."""
     half = window // 2
-    means = []
-    for i, (x, _) in enumerate(points):
-        near = [y for _, y in points[max(0, i - half) : i + half + 1]]
-        means.append((x, sum(near) / len(near)))
-    return means
+    return [(x, fmean(y for _, y in points[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
 
 
 class SlicePlot(NamedTuple):
@@ -263,9 +257,8 @@ def slice_plots(report: Report) -> list[SlicePlot]:
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
     """Known curves in their order, then others under their own names."""
     known = TEXTS["curves"]
-    order = sorted(curves, key=lambda name: (list(known).index(name) if name in known else len(known), name))
     drawn = []
-    for name in order:
+    for name in (*(name for name in known if name in curves), *sorted(curves.keys() - known.keys())):
         series = [
             (words(s.label), [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None]) for s in curves[name]
         ]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from qinglan import text as formats
 from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
 from qinglan.evaluation.reasons import TEXTS, Reason, reason, words
 from qinglan.evaluation.red_team import RedTeamResult
@@ -12,7 +11,7 @@ from qinglan.evaluation.report import verdict
 from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval
-from qinglan.text import NONE, Both, count, latency, number, signed, usd
+from qinglan.text import NONE, Both, Show, count, duration, interval, latency, number, plain, signed, usd
 
 
 class Value(NamedTuple):
@@ -24,8 +23,6 @@ class Value(NamedTuple):
 
 
 class TableLine(NamedTuple):
-    """A row of a table."""
-
     label: Both
     key: str
     """For the star of what was simulated."""
@@ -204,7 +201,7 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
     return [
         (
             words(name),
-            [(fact_words(key), formats.plain(value)) for key, value in part.model_dump().items() if value is not None],
+            [(fact_words(key), plain(value)) for key, value in part.model_dump().items() if value is not None],
         )
         for name, part in (("SFT", report.training.sft), ("RL", report.training.rl))
         if part is not None
@@ -212,7 +209,7 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
 
 
 def duration_words(seconds: float) -> Both:
-    english = formats.duration(seconds)
+    english = duration(seconds)
     return Both(english, english.replace(" min", " 分").replace(" s", " 秒"))
 
 
@@ -225,12 +222,12 @@ def _difference(found: Comparison | None) -> Value:
     if found is None or found.diff is None:
         return Value(NONE)
     basis = reason("questions_in_groups", questions=found.n, groups=found.groups, left_out=left_out(found))
-    return Value(signed(found.diff), formats.interval(found.ci95) if found.ci95 else "", basis.words)
+    return Value(signed(found.diff), _ends(found.ci95), basis.words)
 
 
 def _mean(arm: ScoredMetrics, metric: Metric) -> Value:
     score = arm.score(metric.name)
-    return Value(number(score.mean, metric.digits), _ends(score.ci95, lambda value: number(value, metric.digits)))
+    return Value(number(score.mean, metric.digits), _ends(score.ci95, partial(number, digits=metric.digits)))
 
 
 def _latency(arm: ArmFigures, part: str, *, loaded: bool = False) -> Value:
@@ -247,8 +244,8 @@ def _cost(arm: ArmFigures, sign: str = "$") -> Value:
     return Value(cost.replace("$", sign), ends.replace("$", sign))
 
 
-def _ends(ends: Interval | None, show: Callable[[float], str]) -> str:
-    return f"[{show(ends[0])}, {show(ends[1])}]" if ends else ""
+def _ends(ends: Interval | None, show: Show = number) -> str:
+    return interval(ends, show) if ends else ""
 
 
 def _ratio(mine: float | None, theirs: float | None) -> Value:

@@ -13,11 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qinglan import text as formats
 from qinglan.evaluation.models import Report, StageSummary
 from qinglan.evaluation.report import tables, verdict
 from qinglan.ledger import Usage
-from qinglan.text import count, number, p_value, signed, usd, with_interval
+from qinglan.text import NONE, count, duration, latency, number, one_line, p_value, signed, usd, with_interval
 
 _MOST_METRICS = 4
 """That 100 columns hold."""
@@ -78,11 +77,11 @@ def stages_table(stages: Sequence[StageSummary]) -> Table:
     table = _table("stage", ("in", "out", "time"))
     table.add_column("dropped, and why")
     for stage in stages:
-        rows = (count(stage.rows_in), count(stage.rows_out)) if stage.rows_in else (formats.NONE, formats.NONE)
+        rows = (count(stage.rows_in), count(stage.rows_out)) if stage.rows_in else (NONE, NONE)
         dropped = sorted(stage.dropped.items(), key=lambda item: -item[1])
         notes = [", ".join(f"{reason} {count(rows)}" for reason, rows in dropped)] if dropped else []
         notes += [f"from run {stage.reused_from}"] if stage.reused_from else []
-        table.add_row(stage.name, *rows, formats.duration(stage.seconds), Text("; ".join(notes)))
+        table.add_row(stage.name, *rows, duration(stage.seconds), Text("; ".join(notes)))
     return table
 
 
@@ -126,7 +125,7 @@ def _examples_table(report: Report) -> Table:
             arm = example.arms.get(name)
             found = arm and arm.retrieved
             score = found.top1_score if found else None
-            cells += [Text(formats.one_line((arm and arm.text) or formats.NONE)), Text(number(score))]
+            cells += [Text(one_line((arm and arm.text) or NONE)), Text(number(score))]
         table.add_row(*cells)
     return table
 
@@ -165,7 +164,7 @@ def _arms_table(report: Report) -> Table:
             verdict.arm_label_words(name, report, head=True).en + verdict.star(report, name),
             count(arm.n),
             *means,
-            f"{formats.latency(arm.latency_p50_ms)}/{formats.latency(arm.latency_p95_ms)}",
+            f"{latency(arm.latency_p50_ms)}/{latency(arm.latency_p95_ms)}",
             usd(arm.cost_per_1000_usd).removeprefix("$"),
         )
     return table

@@ -32,7 +32,7 @@ def print_table(report: Report) -> RenderableType:
     for finding in report.findings:
         if finding.columns:
             heads = [column.en for column in finding.columns]
-            table = _table("", heads, no_wrap=False, title=finding.title.en, title_justify="left")
+            table = _table(finding.title.en, heads, no_wrap=False)
             for row in finding.rows:
                 table.add_row(row.label.en, *(number(value, finding.digits) for value in row.values))
             parts.append(table)

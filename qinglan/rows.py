@@ -245,7 +245,8 @@ class RowCounts:
 
     def dropped_since(self, before: "RowCounts") -> dict[str, int]:
         """Rows by reason that were dropped between the two counts, the most frequent reason first."""
-        return dict(sorted((self.reasons - before.reasons).items(), key=lambda item: (-item[1], item[0])))
+        dropped = self.reasons - before.reasons
+        return dict(sorted(dropped.items(), key=lambda item: (-item[1], item[0])))
 
     def pass_through(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows; each is counted before it is handed on."""

@@ -185,7 +185,8 @@ def _power(found: Comparison, config: Gate) -> Reason:
     detectable = least + found.detectable_diff
     if needed > found.n:
         return reason("more_rows_for_gain", detectable=detectable, rows=needed, gain=gain)
-    return reason("smaller_than_detectable", detectable=detectable, why=_rows_for(found, (found.diff or 0.0) - least))
+    why = _rows_for(found, (found.diff or 0.0) - least)
+    return reason("smaller_than_detectable", detectable=detectable, why=why)
 
 
 def _rows_for(found: Comparison, distance: float) -> Reason:
@@ -270,7 +271,8 @@ def _robustness(evaluation: Evaluation, challenger: str, rival: str) -> Rule:
 def _least_shown(found: Comparison) -> float:
     """The loss that so many cases show in four of five sets of them; at least that of which, with no case won, fewer
     than 2.5% of the resamples hold no lost case."""
-    return max(math.ceil(found.n * (1 - math.pow(FALSE_PASS, 1 / found.n))) / found.n, found.detectable_diff or 0.0)
+    lost = math.ceil(found.n * (1 - math.pow(FALSE_PASS, 1 / found.n)))
+    return max(lost / found.n, found.detectable_diff or 0.0)
 
 
 def _named(results: Sequence[RedTeamResult]) -> list[Reason]:

@@ -74,7 +74,8 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
     @property
     def in_order(self) -> "list[Decision]":
         """What was decided about each arm that was tried, the preferred one first."""
-        return sorted([self, *([self.also_tried] if self.also_tried else [])], key=lambda each: each.is_fallback)
+        tried = [self, *([self.also_tried] if self.also_tried else [])]
+        return sorted(tried, key=lambda each: each.is_fallback)
 
     @property
     def reason(self) -> Reason:

@@ -21,7 +21,7 @@ _DROPPED_AT_ONCE = 50_000
 # data that nobody acknowledges, or two unanswered probes while we wait for a result. A process that stops within a
 # transaction loses its locks after 15 s, and who waits for them gives up only after 25 s. A statement may take longer
 # than an order is tried: the longest questions add up millions of calls.
-_CONNECTION = {
+_LIBPQ = {
     "connect_timeout": 10,
     "tcp_user_timeout": 15_000,
     "keepalives": 1,
@@ -105,13 +105,19 @@ def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
     return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
 
 
+def libpq_limits(url: sa.URL) -> dict[str, int]:
+    """What makes libpq end the wait for a server that is gone; without what the URL itself says."""
+    return {name: value for name, value in _LIBPQ.items() if name not in url.query}
+
+
 def make_engine(url: str | sa.URL) -> sa.Engine:
     url = sa.make_url(url)
     if url.get_backend_name() == "postgresql":
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
-        given = {name: value for name, value in _CONNECTION.items() if name not in url.query}
         try:
-            engine = sa.create_engine(url, connect_args=given, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+            engine = sa.create_engine(
+                url, connect_args=libpq_limits(url), pool_pre_ping=True, pool_size=2, hide_parameters=True
+            )
         except ModuleNotFoundError:
             message = "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
             raise LedgerError(message) from None

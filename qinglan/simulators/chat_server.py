@@ -7,6 +7,7 @@ import hashlib
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -30,14 +31,16 @@ class SeededRequest(ChatRequest):
     """Decides the simulated model's random errors."""
 
 
-def complete(request: SeededRequest, default_seed: int = 7) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body of the answer to the last message of the user."""
-    domains = simulated_models()
-    if request.model not in domains:
-        return 404, error_body(404, f"The model `{request.model}` does not exist; there are {', '.join(domains)}")
+def complete(
+    request: SeededRequest, default_seed: int = 7, names: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body of the answer to the last message of the user; `names` are further ones of the models."""
+    domains, name = simulated_models(), (names or {}).get(request.model, request.model)
+    if name not in domains:
+        return 404, error_body(404, f"The model `{name}` does not exist; there are {', '.join(domains)}")
     if request.stream:
         return 400, error_body(400, "the simulator can't stream")
-    model = domains[request.model].models[request.model]
+    model = domains[name].models[name]
     answer = model(undelimited(request.last_user_text), default_seed if request.seed is None else request.seed)
     text, reasoning = answer if isinstance(answer, ReasonedAnswer) else (answer, "")
     prompt = sum(_count_tokens(m.text) + TOKENS_PER_MESSAGE for m in request.messages)
@@ -55,7 +58,7 @@ def complete(request: SeededRequest, default_seed: int = 7) -> tuple[int, dict[s
     return 200, completion_body(digest[:24], int(time.time()), request.model, reply) | {"usage": usage}
 
 
-def create_app(seed: int = 7) -> FastAPI:
+def create_app(seed: int = 7, names: Mapping[str, str] | None = None) -> FastAPI:
     """The service; `seed` decides the simulated models' random errors unless a request brings its own."""
     app = FastAPI(title="Qinglan's simulated models")
 
@@ -75,7 +78,7 @@ def create_app(seed: int = 7) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: SeededRequest) -> JSONResponse:
-        status, body = complete(request, seed)
+        status, body = complete(request, seed, names)
         return JSONResponse(body, status)
 
     return app
@@ -86,8 +89,13 @@ def _count_tokens(text: str) -> int:
 
 
 def main() -> int:
-    options = argument_parser("Simulated teachers and judges behind OpenAI's protocol.").parse_args()
-    serve(create_app(options.seed), options)
+    parser = argument_parser("Simulated teachers and judges behind OpenAI's protocol.")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="NAME=MODEL", type=lambda text: text.partition("=")[::2],
+        help="a further name of a model, such as gpt-5=simulated-rewriter; may be given several times",
+    )  # fmt: skip
+    options = parser.parse_args()
+    serve(create_app(options.seed, dict(options.also)), options)
     return 0
 
 

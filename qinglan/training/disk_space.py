@@ -65,7 +65,8 @@ def sft_bytes(profile: Profile, base: ModelSize | None) -> int:
         return 0
     sft = profile.sft
     trained = sft.lora_rank * base.adapter_parameters
-    return (sft.save_total_limit + 2) * trained * _TRAINED + base.parameters * _DTYPES[sft.torch_dtype]
+    merged = base.parameters * _DTYPES[sft.torch_dtype]
+    return (sft.save_total_limit + 2) * trained * _TRAINED + merged
 
 
 def rl_bytes(profile: Profile, start: ModelSize | None) -> int:

@@ -1,5 +1,6 @@
 """Questions out of a database: written down once, read-only, and no message shows the address."""
 
+import socket
 import sqlite3
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from qinglan.config import Columns, Data, Sql, Tenant
 from qinglan.data.sources.database import query_database
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.ledger import database as ledger_database
 from qinglan.recipes import Input
 from qinglan.rows import Row
 from qinglan.runs.artifacts import write_jsonl
@@ -117,6 +119,13 @@ def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask, tmp
 def test_a_wrong_address_is_not_shown(monkeypatch: pytest.MonkeyPatch, url: str, said: str) -> None:
     monkeypatch.setenv("LOG_DB", url)
     assert said in error_of(lambda: next(query_database(data_of())))
+
+
+def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ledger_database._LIBPQ, "connect_timeout", 2)  # the least that libpq knows
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("LOG_DB", f"postgresql+psycopg://sekret:sekret@127.0.0.1:{silent.getsockname()[1]}/db")
+        assert "timeout" in error_of(lambda: next(query_database(data_of())))
 
 
 def test_the_first_row_needs_no_more_of_the_result(database: Path) -> None:

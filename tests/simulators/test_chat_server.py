@@ -29,6 +29,15 @@ def test_reasoning_is_returned_beside_the_answer_and_counted(monkeypatch: pytest
     assert tokens == reasoned["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
+def test_a_model_has_a_further_name():
+    client = TestClient(create_app(names={"gpt-5": "simulated-rewriter"}))
+    body = {"messages": [{"role": "user", "content": "纤维粉啥时候吃呀"}]}
+    named, own = (
+        client.post("/v1/chat/completions", json=body | {"model": m}).json() for m in ("gpt-5", "simulated-rewriter")
+    )
+    assert (named["model"], named["choices"]) == ("gpt-5", own["choices"])
+
+
 def test_unknown_model_and_bad_body():
     assert _ask("gpt-4o", "x").status_code == 404
     assert _ask("gpt-4o", "x").json()["error"]["code"] == "model_not_found"

@@ -30,10 +30,13 @@ def query_database(data: Data, inputs: Sequence[Input] = ()) -> Iterator[dict[st
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
     from sqlalchemy.pool import NullPool
 
+    from qinglan.ledger.database import libpq_limits
+
     assert data.sql is not None
     query, variable, url = _require_select(data.sql.query), data.sql.url_env, _url(data.sql)
     try:
-        engine = create_engine(url, poolclass=NullPool, hide_parameters=True)
+        limits = libpq_limits(url) if url.get_driver_name() in ("psycopg", "psycopg2") else {}
+        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=limits)
         if engine.dialect.is_async:
             raise ConfigError(f"{variable}: names an asyncio driver; write it as {_EXAMPLE}")
         with engine.connect() as connection:

@@ -65,7 +65,8 @@ class SampleWatch:
         counts: dict[str, float] = {
             name if "samples" in name else f"samples_{name}": self._counts[name] for name in names
         }
-        return counts | {name: self._sums[name] for name in ("rag_outage_s", "judge_outage_s", "judge_cost_usd")}
+        sums = ("rag_outage_s", "judge_outage_s", "judge_cost_usd")
+        return counts | {name: self._sums[name] for name in sums}
 
     @property
     def calls(self) -> dict[str, dict[str, int]]:

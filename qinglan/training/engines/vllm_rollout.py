@@ -24,7 +24,8 @@ _POLL_S = 2.0
 
 def _job() -> str:
     """Names this training in the path of the socket for weights: the Ray that a run starts has 01000000 as its job."""
-    return f"{ray.get_runtime_context().get_job_id()}-{ray.get_runtime_context().gcs_address.rpartition(':')[2]}"
+    context = ray.get_runtime_context()
+    return f"{context.get_job_id()}-{context.gcs_address.rpartition(':')[2]}"
 
 
 class TimedServerAdapter(ServerAdapter):

@@ -31,7 +31,7 @@ from qinglan.data.versions import CARD, CARD_DATA, INDEX, PINS, VERSION_FILE, Ve
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
-from qinglan.ops.prefect.server import LOCK_FILE, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, find_server, prefect_home
 from qinglan.ops.run_status import REPORT_FILE
 from qinglan.ops.up.site import only_one
 from qinglan.recipes import get_recipe
@@ -132,7 +132,7 @@ class _Sweep:
         if folder := profile.serve.request_log.folder:
             self._roots[Path(folder).resolve()] = "request log"
         databases = {"MLflow": profile.tracking_uri.removeprefix("sqlite:///")}
-        databases |= {"Prefect": f"{home}/prefect.db"} if (home := os.environ.get("PREFECT_HOME")) else {}
+        databases |= {"Prefect": f"{home}/prefect.db"} if (home := prefect_home()) else {}
         self._roots |= {Path(each).resolve(): name for name, each in databases.items() if Path(each).is_file()}
         self._files = sorted(_files_of(self._roots), key=lambda path: (_is_jsonl(path), path))
 

@@ -25,7 +25,7 @@ from qinglan.ledger import ledger_url
 from qinglan.ledger.database import shown, url_of
 from qinglan.ops.backup import BACKUP_FILE, MARGIN_BYTES, Backup, BackupEntry, BackupFolder, Root, SkippedPath
 from qinglan.ops.forget import BACKUPS_FILE
-from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server, prefect_home
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
 from qinglan.runs.run import RUN_FILE
@@ -268,6 +268,5 @@ def _kept_elsewhere(profile: Profile) -> Iterator[str]:
         own = not uses_proxy(server.shown_url) and (state / "prefect" / "prefect.db").exists()
         unless = ", unless it is `qinglan up`'s own, which is in it" if own else ""
         yield f"Prefect, at {server.shown_url}: its database with `pg_dump -Fc`{unless}"
-    home = os.environ.get("PREFECT_HOME")
-    if home and not Path(home).expanduser().resolve().is_relative_to(state):
+    if (home := prefect_home()) and not home.resolve().is_relative_to(state):
         yield f"PREFECT_HOME, {home}: outside {state}"

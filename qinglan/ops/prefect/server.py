@@ -114,9 +114,14 @@ def announced_url(state: Path) -> str | None:
     return announced if is_held(lock) or not lock.exists() else None
 
 
+def prefect_home() -> Path | None:
+    """The folder that PREFECT_HOME names, expanded as Prefect does it; None where it names none."""
+    return Path(home).expanduser() if (home := os.environ.get("PREFECT_HOME")) else None
+
+
 def _has_settings_file() -> bool:
     """Only a file makes it necessary to ask Prefect, which takes more than a second."""
-    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    home = prefect_home() or Path("~/.prefect")
     profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
     if any(file.is_file() for file in (Path("prefect.toml"), Path(".env"), profiles)):
         return True

@@ -66,6 +66,7 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
         if target.is_relative_to(root):
             raise ConfigError(f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere")
     _require_free(target)
+    elsewhere = list(_kept_elsewhere(profile))  # a mistake in an address shows before anything is copied
     target.parent.mkdir(parents=True, exist_ok=True)
     # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's business.
     partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
@@ -85,7 +86,7 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
             entries=copier.entries,
             folders=copier.folders_with_modes(),
             left_out=copier.left_out,
-            elsewhere=list(_kept_elsewhere(profile)),
+            elsewhere=elsewhere,
         )
         write_json(partial / BACKUP_FILE, dump_record(backup))
         _require_free(target)  # another backup may have been quicker
@@ -265,8 +266,8 @@ def _kept_elsewhere(profile: Profile) -> Iterator[str]:
         yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
     if server and not server.is_at(announced_url(state)):
         # While `qinglan up` is down, nothing tells whether its address is meant.
-        own = not uses_proxy(server.shown_url) and (state / "prefect" / "prefect.db").exists()
+        own = not uses_proxy(server.api_url) and (state / "prefect" / "prefect.db").exists()
         unless = ", unless it is `qinglan up`'s own, which is in it" if own else ""
-        yield f"Prefect, at {server.shown_url}: its database with `pg_dump -Fc`{unless}"
+        yield f"Prefect, at {server.api_url}: its database with `pg_dump -Fc`{unless}"
     if (home := prefect_home()) and not home.resolve().is_relative_to(state):
         yield f"PREFECT_HOME, {home}: outside {state}"

@@ -126,7 +126,7 @@ def remove_flow_runs(clean: CleanUp, server: PrefectServer, days: float) -> None
                     call(api, "DELETE", f"flow_runs/{run['id']}", may_lack=True)  # another clean-up may be quicker
                 clean.note_removed("flow_run", run["name"], f"ended {str(run['end_time'])[:10]}")
     except httpx2.HTTPError as error:
-        raise ConfigError(f"Prefect at {server.shown_url}: {first_line(error)}; named by {server.origin}") from error
+        raise ConfigError(f"Prefect at {server.api_url}: {first_line(error)}; named by {server.origin}") from error
 
 
 def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:

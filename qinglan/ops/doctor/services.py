@@ -62,7 +62,7 @@ def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
     named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri, "ray": profile.trainer.ray_dashboard_url or ""}
     with suppress(ConfigError):  # said by Prefect's own check
         if server := find_server(profile.paths.state):
-            named["prefect"] = server.shown_url
+            named["prefect"] = server.api_url
     return {role: url for role, url in named.items() if url.startswith(("http://", "https://"))}
 
 
@@ -139,12 +139,12 @@ def check_prefect(profile: Profile) -> Check:
     try:
         if (server := find_server(profile.paths.state)) is None:
             return Check("prefect", "no server configured: `qinglan run` starts one for the time of the run")
-        where = f"{server.shown_url} ({server.origin})"
+        where = f"{server.api_url} ({server.origin})"
         with server.client(timeout_s=_TIMEOUT_S) as http:
             answer = http.get("/admin/version")
     except ConfigError as error:
         return Check("prefect", "", str(error))
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    except httpx2.HTTPError as error:
         hint = "start it, or unset what names it"
         return Check("prefect", where, f"prefect {where}: can't be reached: {first_line(error)}; {hint}")
     if answer.status_code == httpx2.codes.NOT_FOUND and server.key:

@@ -45,10 +45,8 @@ _SKIPPED_FOLDERS = {
     "state/models/*/.partial-*": "unfinished",
     "state/datasets/*/.removing-*": "being removed",
     "runs/.removing-*": "being removed",
-    "state/.restoring": "of an interrupted restore",
-    "runs/.restoring": "of an interrupted restore",
-    "state/.replaced-*": "put aside by a restore",
-    "runs/.replaced-*": "put aside by a restore",
+    "*/.restoring": "of an interrupted restore",
+    "*/.replaced-*": "put aside by a restore",
     "state/huggingface": _CACHE,  # HF_HOME in compose.yaml
 }
 
@@ -121,10 +119,9 @@ class _Copier:
 
     def find(self, path: str, folder: Path) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
-        # What lies in a folder before what lies further down.
-        found = sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name))
         self.folders[path] = folder
-        for source in found:
+        # What lies in a folder before what lies further down.
+        for source in sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name)):
             try:
                 self._find_one(f"{path}/{source.name}", source)
             except FileNotFoundError:  # a clean-up may have taken it away

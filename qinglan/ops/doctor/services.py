@@ -55,10 +55,9 @@ _SCHEMA: JsonSchema = {"type": "object", "properties": _READY, "required": [*_RE
 
 def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
     """By what they are for, the services that this profile names."""
-    endpoints = {"teacher": profile.teacher, "judge": profile.judge} | further_teachers(profile, flow)
-    if profile.answerer:
-        endpoints["answerer"] = profile.answerer
-    named = {role: endpoint.base_url for role, endpoint in endpoints.items()}
+    endpoints = {"teacher": profile.teacher, "judge": profile.judge, "answerer": profile.answerer}
+    endpoints |= further_teachers(profile, flow)
+    named = {role: endpoint.base_url for role, endpoint in endpoints.items() if endpoint}
     named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri, "ray": profile.trainer.ray_dashboard_url or ""}
     with suppress(ConfigError):  # said by Prefect's own check
         if server := find_server(profile.paths.state):

@@ -100,10 +100,9 @@ class Site:
 
         A link that leads nowhere is in the place of their folder, so Prefect logs one line and leaves them out.
         """
-        self._home.mkdir(parents=True, exist_ok=True)
+        (self._home / "pages").mkdir(parents=True, exist_ok=True)
         if prefect_home() is None:
             self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
-        (self._home / "pages").mkdir(exist_ok=True)
         with suppress(FileExistsError):
             (self._home / "pages" / "v2").symlink_to("not-served")
 

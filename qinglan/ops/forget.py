@@ -31,7 +31,7 @@ from qinglan.data.versions import CARD, CARD_DATA, INDEX, PINS, VERSION_FILE, Ve
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
-from qinglan.ops.prefect.server import LOCK_FILE, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, PrefectServer, find_server, prefect_home
 from qinglan.ops.run_status import REPORT_FILE
 from qinglan.ops.up.site import only_one
 from qinglan.recipes import get_recipe
@@ -103,13 +103,14 @@ def apply(
     """Remove what tombstones name from a site that stands still, and keep them."""
     sweep = _Sweep(profile, tombstones, questions, dry_run=dry_run)
     if tombstones.lines:
+        server = find_server(profile.paths.state)  # a mistake in its address shows before anything is removed
         if not dry_run:
             tombstones.write(profile.paths.state)
         sweep.find()
         if not dry_run:  # by its id a row's other traces are found, also once its question is gone
             tombstones.adding(sweep.ids).write(profile.paths.state)
         sweep.remove()
-        sweep.look_outside()
+        sweep.look_outside(server)
     return sweep.done
 
 
@@ -132,7 +133,7 @@ class _Sweep:
         if folder := profile.serve.request_log.folder:
             self._roots[Path(folder).resolve()] = "request log"
         databases = {"MLflow": profile.tracking_uri.removeprefix("sqlite:///")}
-        databases |= {"Prefect": f"{home}/prefect.db"} if (home := os.environ.get("PREFECT_HOME")) else {}
+        databases |= {"Prefect": f"{home}/prefect.db"} if (home := prefect_home()) else {}
         self._roots |= {Path(each).resolve(): name for name, each in databases.items() if Path(each).is_file()}
         self._files = sorted(_files_of(self._roots), key=lambda path: (_is_jsonl(path), path))
 
@@ -410,7 +411,7 @@ class _Sweep:
 
     # What this can't reach
 
-    def look_outside(self) -> None:
+    def look_outside(self, server: PrefectServer | None) -> None:
         """Name other places that have, or may have, something of these rows."""
         from qinglan.serving.registry import registry_of  # it needs MLflow, seconds
 
@@ -427,8 +428,8 @@ class _Sweep:
         runs = {path.parents[1] for path in self._changed if (path.parents[1] / "sft").is_dir()}
         lines += [f"weights: {folder / 'sft'}, and what was made of them" for folder in sorted(runs)]
         lines += [f"MLflow: {profile.tracking_uri}"] if profile.tracking_uri.startswith("http") else []
-        if (server := find_server(state)) and not server.is_of_up:
-            lines.append(f"Prefect: {server.shown_url}")
+        if server and not server.is_of_up:
+            lines.append(f"Prefect: {server.api_url}")
         with suppress(FileNotFoundError):
             backups = dict.fromkeys((state / BACKUPS_FILE).read_text(encoding="utf-8").splitlines())
             lines += [f"a backup, which loses them at its restore: {each}" for each in backups if Path(each).exists()]

@@ -112,5 +112,5 @@ def _pages_of_prefect(profile: Profile) -> str | None:
         return profile.notify.ui_url.rstrip("/")
     with suppress(ConfigError):  # a Prefect profile that can't be read says nothing of where the log is
         if server := find_server(profile.paths.state):
-            return server.shown_url.removesuffix("/api")
+            return server.api_url.removesuffix("/api")
     return None

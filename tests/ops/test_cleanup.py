@@ -145,14 +145,14 @@ def test_runs_go_by_number_too_and_null_keeps_all(tree: Tree):
 
 def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
     ending, _ = tree.run(300), tree.run(1)
-    lock, read = FileLock(ending / ".lock"), cleanup.registered_versions
+    lock, read = FileLock(ending / ".lock"), cleanup.recorded_runs.registered_versions
 
     def ends(profile: Profile) -> Any:
         found = read(profile)
         lock.release()  # it registered its model a moment ago, which is not among these
         return found
 
-    monkeypatch.setattr(cleanup, "registered_versions", ends)
+    monkeypatch.setattr(cleanup.recorded_runs, "registered_versions", ends)
     with lock:
         assert why(sweep(tree, **EVERYTHING), ending) == "is running"
     assert ending.is_dir()

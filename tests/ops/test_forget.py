@@ -165,6 +165,18 @@ def test_a_question_is_forgotten_whoever_asks_it_and_what_a_killed_process_left_
     assert len((folder / "rl" / "samples.jsonl").read_text().splitlines()) == 1
 
 
+def test_prefects_database_is_found_in_the_home_that_it_has_itself(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_HOME", "~/theirs")
+    (tmp_path / "theirs").mkdir()
+    with closing(sqlite3.connect(tmp_path / "theirs" / "prefect.db")) as db:
+        db.execute("CREATE TABLE artifact AS SELECT ? AS description", (QUESTION,))
+        db.commit()
+    assert forget(profile, [], [QUESTION], print).removed == {("Prefect", "values"): 1}
+
+
 def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Profile, qinglan: Qinglan):
     mine = row(QUESTION, PROFILE)
     folder = write_run(profile, mine)

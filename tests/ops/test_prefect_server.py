@@ -5,11 +5,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from fixture_types import Serve
+from fixture_types import ProfileOf, Serve
 
 from qinglan.errors import ConfigError
+from qinglan.ops.cleanup import clean_up
+from qinglan.ops.doctor import services
 from qinglan.ops.prefect import api as prefect_api
 from qinglan.ops.prefect.api import RetryingClient
+from qinglan.ops.prefect.deploy import deploy_site
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, find_server, server_at
 from qinglan.runs.back_off import BackOff
 
@@ -57,7 +60,7 @@ def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest
     assert server_at(other, home).auth_string == "bob:other"  # this machine by another name
     monkeypatch.setenv("PREFECT_API_URL", "https://ann:secret@prefect.example.com/api")
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
-    assert server_at(team, home).api_url == "https://ann:secret@prefect.example.com/api"
+    assert server_at(team, home) == PrefectServer(team, "PREFECT_API_URL", auth_string="ann:secret")
     monkeypatch.setenv("PREFECT_API_KEY", "k-1")
     assert server_at(other, home) == PrefectServer(other, "the run itself")
 
@@ -107,14 +110,32 @@ def test_a_server_with_csrf_protection_gets_its_token_or_has_its_say():
         assert client.post("flows/", json=[3]).json() == [3]
 
 
-def test_a_login_in_the_address_is_used_and_never_shown(serve: Serve):
+def test_a_login_in_the_address_is_used_and_never_shown(home: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):
     service = serve(lambda _: (401, {}))
-    server = PrefectServer(service.url.replace("http://", "http://ann:se%40cret@"), "PREFECT_API_URL")
-    assert server.shown_url == service.url
+    monkeypatch.setenv("PREFECT_API_URL", service.url.replace("http://", "http://ann:se%40cret@"))
+    server = find_server(home)
+    assert server and server.api_url == service.url
     with server.client() as client, pytest.raises(httpx2.HTTPStatusError) as caught:
         client.get("health").raise_for_status()
     assert "cret" not in str(caught.value) + repr(server)
     assert service.headers[0]["authorization"] == f"Basic {b64encode(b'ann:se@cret').decode()}"
+
+
+MALFORMED = ("localhost:4200/api", "http://localhost:port/api", "http://[bad/api", "http://h:99999/api", "http:///api")
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("address", [*MALFORMED, "http://a..b/api", "http://999.1.1.1/api", "http://me:se/cret@h/api"])
+def test_a_malformed_address_is_one_line(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, address: str):
+    monkeypatch.setenv("PREFECT_API_URL", address)
+    profile = profile_of(retention={"flow_run_days": 1})
+    with pytest.raises(ConfigError) as caught:
+        deploy_site(profile, print)
+    shown, problem = address.replace("me:se/cret@", ""), str(caught.value)
+    assert problem.startswith(f"PREFECT_API_URL: {shown!r} is no http(s) URL; write it like PREFECT_API_URL=")
+    assert "prefect" not in services.addresses(profile, "pipeline")
+    assert services.check_prefect(profile).problem == problem
+    assert clean_up(profile, dry_run=False, say=print).notes == [problem]
 
 
 @pytest.mark.parametrize("file", ["profiles.toml", "prefect.toml"])

@@ -77,15 +77,21 @@ def test_a_users_own_prefect_elsewhere(profile: Profile, monkeypatch: pytest.Mon
         serve_site(profile, print, prefect_port=asked)
 
 
-def test_prefects_folder_is_this_accounts_alone_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("PREFECT_HOME", raising=False)
+@pytest.mark.parametrize("unset", [{}, {"PREFECT_HOME": ""}])
+def test_prefects_folder_is_this_accounts_alone_unless_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: dict[str, str]
+):
+    monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)} | unset)
+    monkeypatch.chdir(tmp_path)
     ours, theirs = tmp_path / "prefect", tmp_path / "named"
     for folder in (ours, theirs):
         folder.mkdir()
         folder.chmod(0o755)
     Site(tmp_path, "").prepare()
-    monkeypatch.setenv("PREFECT_HOME", str(theirs))
+    monkeypatch.setenv("PREFECT_HOME", "~/named")  # as an env file has it
     Site(tmp_path, "").prepare()
+    assert Site(tmp_path, "").prefect_env["PREFECT_HOME"] == str(theirs)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"prefect", "named"}
     assert [folder.stat().st_mode & 0o777 for folder in (ours, theirs)] == [0o700, 0o755]
 
 

@@ -25,7 +25,7 @@ from qinglan.ledger import ledger_url
 from qinglan.ledger.database import shown, url_of
 from qinglan.ops.backup import BACKUP_FILE, MARGIN_BYTES, Backup, BackupEntry, BackupFolder, Root, SkippedPath
 from qinglan.ops.forget import BACKUPS_FILE
-from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server, prefect_home
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
 from qinglan.runs.run import RUN_FILE
@@ -45,10 +45,8 @@ _SKIPPED_FOLDERS = {
     "state/models/*/.partial-*": "unfinished",
     "state/datasets/*/.removing-*": "being removed",
     "runs/.removing-*": "being removed",
-    "state/.restoring": "of an interrupted restore",
-    "runs/.restoring": "of an interrupted restore",
-    "state/.replaced-*": "put aside by a restore",
-    "runs/.replaced-*": "put aside by a restore",
+    "*/.restoring": "of an interrupted restore",
+    "*/.replaced-*": "put aside by a restore",
     "state/huggingface": _CACHE,  # HF_HOME in compose.yaml
 }
 
@@ -66,6 +64,7 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
         if target.is_relative_to(root):
             raise ConfigError(f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere")
     _require_free(target)
+    elsewhere = list(_kept_elsewhere(profile))  # a mistake in an address shows before anything is copied
     target.parent.mkdir(parents=True, exist_ok=True)
     # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's business.
     partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
@@ -85,7 +84,7 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
             entries=copier.entries,
             folders=copier.folders_with_modes(),
             left_out=copier.left_out,
-            elsewhere=list(_kept_elsewhere(profile)),
+            elsewhere=elsewhere,
         )
         write_json(partial / BACKUP_FILE, dump_record(backup))
         _require_free(target)  # another backup may have been quicker
@@ -120,10 +119,9 @@ class _Copier:
 
     def find(self, path: str, folder: Path) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
-        # What lies in a folder before what lies further down.
-        found = sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name))
         self.folders[path] = folder
-        for source in found:
+        # What lies in a folder before what lies further down.
+        for source in sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name)):
             try:
                 self._find_one(f"{path}/{source.name}", source)
             except FileNotFoundError:  # a clean-up may have taken it away
@@ -265,9 +263,8 @@ def _kept_elsewhere(profile: Profile) -> Iterator[str]:
         yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
     if server and not server.is_at(announced_url(state)):
         # While `qinglan up` is down, nothing tells whether its address is meant.
-        own = not uses_proxy(server.shown_url) and (state / "prefect" / "prefect.db").exists()
+        own = not uses_proxy(server.api_url) and (state / "prefect" / "prefect.db").exists()
         unless = ", unless it is `qinglan up`'s own, which is in it" if own else ""
-        yield f"Prefect, at {server.shown_url}: its database with `pg_dump -Fc`{unless}"
-    home = os.environ.get("PREFECT_HOME")
-    if home and not Path(home).expanduser().resolve().is_relative_to(state):
+        yield f"Prefect, at {server.api_url}: its database with `pg_dump -Fc`{unless}"
+    if (home := prefect_home()) and not home.resolve().is_relative_to(state):
         yield f"PREFECT_HOME, {home}: outside {state}"

@@ -8,13 +8,7 @@ from datetime import UTC, datetime
 
 from qinglan.config import Profile
 from qinglan.data.versions import tenant_folder
-from qinglan.ops.cleanup import folders
-from qinglan.ops.cleanup.recorded_runs import (
-    registered_versions,
-    remove_flow_runs,
-    remove_tracked_runs,
-    require_database,
-)
+from qinglan.ops.cleanup import folders, recorded_runs
 from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.locks import removal_lock
@@ -30,7 +24,7 @@ def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None 
     if (days := profile.retention.flow_run_days) is not None:
         with clean.noting():
             if server := find_server(profile.paths.state):
-                remove_flow_runs(clean, server, days)
+                recorded_runs.remove_flow_runs(clean, server, days)
     with clean.noting():
         folders.remove_logs(clean)
     return clean
@@ -43,10 +37,10 @@ def _remove_runs(clean: CleanUp) -> None:
     root.mkdir(parents=True, exist_ok=True)
     try:
         with removal_lock(root, exclusive=True):
-            require_database(profile, root)
+            recorded_runs.require_database(profile, root)
             # Before the registry is read: a run that ends meanwhile may register its model after that.
             running = {each.directory.name for each in folders.read_folders(root) if is_running(each.directory)}
-            registered = registered_versions(profile)
+            registered = recorded_runs.registered_versions(profile)
             found = folders.plan(clean, root, running, registered)
             folders.remove_runs(clean, found, root)
             with clean.noting():
@@ -65,4 +59,4 @@ def _remove_runs(clean: CleanUp) -> None:
         finally:
             folders.delete_set_aside(clean, tenant_folder(profile).resolve())
     with clean.noting():
-        remove_tracked_runs(clean, found.kept, registered.values())
+        recorded_runs.remove_tracked_runs(clean, found.kept, registered.values())

@@ -116,17 +116,16 @@ def _purge(client: "MlflowClient", run: "Run", uri: str) -> None:
 
 def remove_flow_runs(clean: CleanUp, server: PrefectServer, days: float) -> None:
     """Delete this profile's flow runs that ended so many days ago, whether by a schedule or by hand."""
-    before = clean.now - timedelta(days=days)
     try:
         with server.client() as api:
-            for run in (each for each in _ended(api, before) if _is_of(each, clean.profile)):
+            for run in (each for each in _ended(api, clean.now - timedelta(days=days)) if _is_of(each, clean.profile)):
                 if not clean.dry_run:
                     for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}):
                         call(api, "DELETE", f"artifacts/{artifact['id']}", may_lack=True)
                     call(api, "DELETE", f"flow_runs/{run['id']}", may_lack=True)  # another clean-up may be quicker
                 clean.note_removed("flow_run", run["name"], f"ended {str(run['end_time'])[:10]}")
     except httpx2.HTTPError as error:
-        raise ConfigError(f"Prefect at {server.shown_url}: {first_line(error)}; named by {server.origin}") from error
+        raise ConfigError(f"Prefect at {server.api_url}: {first_line(error)}; named by {server.origin}") from error
 
 
 def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
@@ -140,6 +139,5 @@ def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
 
 def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
     """Started by hand it has our parameters and their defaults; without a profile it is another project's."""
-    if not run["deployment_id"] and "profile" not in run["parameters"]:
-        return False
-    return names(str(run["parameters"].get("profile", EMBEDDED)), profile)
+    is_ours = run["deployment_id"] or "profile" in run["parameters"]
+    return bool(is_ours) and names(str(run["parameters"].get("profile", EMBEDDED)), profile)

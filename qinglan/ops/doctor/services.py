@@ -55,14 +55,13 @@ _SCHEMA: JsonSchema = {"type": "object", "properties": _READY, "required": [*_RE
 
 def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
     """By what they are for, the services that this profile names."""
-    endpoints = {"teacher": profile.teacher, "judge": profile.judge} | further_teachers(profile, flow)
-    if profile.answerer:
-        endpoints["answerer"] = profile.answerer
-    named = {role: endpoint.base_url for role, endpoint in endpoints.items()}
+    endpoints = {"teacher": profile.teacher, "judge": profile.judge, "answerer": profile.answerer}
+    endpoints |= further_teachers(profile, flow)
+    named = {role: endpoint.base_url for role, endpoint in endpoints.items() if endpoint}
     named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri, "ray": profile.trainer.ray_dashboard_url or ""}
     with suppress(ConfigError):  # said by Prefect's own check
         if server := find_server(profile.paths.state):
-            named["prefect"] = server.shown_url
+            named["prefect"] = server.api_url
     return {role: url for role, url in named.items() if url.startswith(("http://", "https://"))}
 
 
@@ -139,12 +138,12 @@ def check_prefect(profile: Profile) -> Check:
     try:
         if (server := find_server(profile.paths.state)) is None:
             return Check("prefect", "no server configured: `qinglan run` starts one for the time of the run")
-        where = f"{server.shown_url} ({server.origin})"
+        where = f"{server.api_url} ({server.origin})"
         with server.client(timeout_s=_TIMEOUT_S) as http:
             answer = http.get("/admin/version")
     except ConfigError as error:
         return Check("prefect", "", str(error))
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    except httpx2.HTTPError as error:
         hint = "start it, or unset what names it"
         return Check("prefect", where, f"prefect {where}: can't be reached: {first_line(error)}; {hint}")
     if answer.status_code == httpx2.codes.NOT_FOUND and server.key:

@@ -34,7 +34,7 @@ def recover_runs(profile: Profile, warn: Say) -> None:
                     warn(f"flow run {name} gave no heartbeat for an hour; it is now marked as crashed")
                 for name in requeue_crashed(api):
                     warn(f"flow run {name} had crashed; it goes on now")
-    except (httpx2.HTTPError, httpx2.InvalidURL, QinglanError, ValueError, KeyError) as error:
+    except (httpx2.HTTPError, QinglanError, ValueError, KeyError) as error:
         warn(f"could not look for dead flow runs: {first_line(error)}")
 
 

@@ -36,7 +36,7 @@ def deploy_site(profile: Profile, say: Say) -> None:
                 say(line)
     except httpx2.HTTPError as error:
         hint = "is it running, and does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
-        where = f"{server.shown_url} ({server.origin})"
+        where = f"{server.api_url} ({server.origin})"
         raise ConfigError(f"Prefect's server at {where}: {first_line(error)}; {hint}") from error
 
 

@@ -6,14 +6,19 @@ profile; then that of `qinglan up` where it runs.
 
 import json
 import os
+import re
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import httpx2
+
 from qinglan.config import uses_proxy
+from qinglan.errors import ConfigError
 from qinglan.ops.prefect.api import RetryingClient
 from qinglan.runs.launcher import output_of
 from qinglan.runs.locks import is_held
@@ -38,8 +43,8 @@ print(json.dumps([api.url, *(each and each.get_secret_value() for each in (api.k
 class PrefectServer:
     """A server's API, and what it wants to be shown."""
 
-    api_url: str = field(repr=False)
-    """Ends in `/api`, or names a workspace of Prefect Cloud."""
+    api_url: str
+    """Ends in `/api`, or names a workspace of Prefect Cloud; without a login."""
     origin: str
     """Where the address was found, for messages."""
     key: str | None = field(default=None, repr=False)
@@ -47,27 +52,18 @@ class PrefectServer:
     is_of_up: bool = False
     """Is it `qinglan up`'s? Else the user's own."""
 
-    @property
-    def shown_url(self) -> str:
-        """For messages and files."""
-        return without_login(self.api_url)
-
     def is_at(self, url: str | None) -> bool:
         """Is that its address? `localhost` and 127.0.0.1 are the same."""
-        here, there = (each.rstrip("/").replace("//localhost:", "//127.0.0.1:") for each in (self.shown_url, url or ""))
+        here, there = (each.rstrip("/").replace("//localhost:", "//127.0.0.1:") for each in (self.api_url, url or ""))
         return here == there
 
     def client(self, *, timeout_s: float = 30.0) -> RetryingClient:
-        """For requests below the API's address; its errors name that as `shown_url` does."""
-        parts = urlsplit(self.api_url)
-        login = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
-        if self.auth_string:
-            user, _, password = self.auth_string.partition(":")
-            login = user, password
+        """For requests below the API's address."""
+        user, _, password = (self.auth_string or "").partition(":")
         return RetryingClient(
-            base_url=self.shown_url,
+            base_url=self.api_url,
             headers={"authorization": f"Bearer {self.key}"} if self.key else {},
-            auth=login,
+            auth=(user, password) if self.auth_string else None,
             timeout=timeout_s,
             trust_env=uses_proxy(self.api_url),
         )
@@ -78,10 +74,11 @@ def find_server(state: Path) -> PrefectServer | None:
     url, key, auth_string = configured()
     if url:
         origin = "PREFECT_API_URL" if os.environ.get("PREFECT_API_URL") else "Prefect's settings"
-        return PrefectServer(url.rstrip("/"), origin, key, auth_string)
-    if not (announced := announced_url(state)):
-        return None
-    return PrefectServer(announced, "qinglan up", auth_string=auth_string, is_of_up=True)
+        _require_address(url, origin)
+        login = unquote(urlsplit(url).netloc.rpartition("@")[0])
+        return PrefectServer(without_login(url).rstrip("/"), origin, key, auth_string or login or None)
+    announced = announced_url(state)
+    return PrefectServer(announced, "qinglan up", auth_string=auth_string, is_of_up=True) if announced else None
 
 
 def configured() -> tuple[str | None, str | None, str | None]:
@@ -92,10 +89,20 @@ def configured() -> tuple[str | None, str | None, str | None]:
     return given.get("PREFECT_API_URL"), given.get("PREFECT_API_KEY"), given.get("PREFECT_API_AUTH_STRING")
 
 
-def server_at(shown_url: str, state: Path) -> PrefectServer:
+def server_at(api_url: str, state: Path) -> PrefectServer:
     """The server that a run noted as where it runs; with a login only where this site knows that server."""
     known = find_server(state)
-    return known if known and known.is_at(shown_url) else PrefectServer(shown_url, "the run itself")
+    return known if known and known.is_at(api_url) else PrefectServer(api_url, "the run itself")
+
+
+def _require_address(url: str, origin: str) -> None:
+    """Raise `ConfigError` where nothing can be asked; Prefect itself takes any text."""
+    with suppress(ValueError, httpx2.InvalidURL):  # each parser refuses what the other takes
+        parts, _ = urlsplit(url), httpx2.URL(url)
+        if parts.scheme in ("http", "https") and parts.port != 0 and (parts.hostname or "").encode("idna"):
+            return
+    shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1", url)  # a login may be what is wrong with it
+    raise ConfigError(f"{origin}: {shown!r} is no http(s) URL; write it like PREFECT_API_URL=http://127.0.0.1:4200/api")
 
 
 def without_login(address: str) -> str:
@@ -114,9 +121,14 @@ def announced_url(state: Path) -> str | None:
     return announced if is_held(lock) or not lock.exists() else None
 
 
+def prefect_home() -> Path | None:
+    """The folder that PREFECT_HOME names, expanded as Prefect does it; None where it names none."""
+    return Path(home).expanduser() if (home := os.environ.get("PREFECT_HOME")) else None
+
+
 def _has_settings_file() -> bool:
     """Only a file makes it necessary to ask Prefect, which takes more than a second."""
-    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    home = prefect_home() or Path("~/.prefect")
     profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
     if any(file.is_file() for file in (Path("prefect.toml"), Path(".env"), profiles)):
         return True

@@ -158,7 +158,7 @@ def _configured_port(server: PrefectServer | None, asked: int | None) -> int | N
     port = urlsplit(server.api_url).port
     if not uses_proxy(server.api_url) and port and asked in (None, port):
         return port
-    problem = f"{server.origin} is {server.shown_url}, so this site has a Prefect server already"
+    problem = f"{server.origin} is {server.api_url}, so this site has a Prefect server already"
     raise ConfigError(f"{problem}; deploy there with `qinglan deploy`, or unset it")
 
 

@@ -13,7 +13,7 @@ from typing import IO
 import psutil
 
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect.server import LOCK_FILE, announced_url, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, announced_url, find_server, prefect_home
 from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, POLL_S, Processes, Say, free_port, health_problem
 
@@ -100,16 +100,15 @@ class Site:
 
         A link that leads nowhere is in the place of their folder, so Prefect logs one line and leaves them out.
         """
-        self._home.mkdir(parents=True, exist_ok=True)
-        if "PREFECT_HOME" not in os.environ:
+        (self._home / "pages").mkdir(parents=True, exist_ok=True)
+        if prefect_home() is None:
             self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
-        (self._home / "pages").mkdir(exist_ok=True)
         with suppress(FileExistsError):
             (self._home / "pages" / "v2").symlink_to("not-served")
 
     @property
     def _home(self) -> Path:
-        return Path(os.environ.get("PREFECT_HOME") or (self.state / "prefect").resolve())
+        return prefect_home() or (self.state / "prefect").resolve()
 
     @property
     def prefect_env(self) -> dict[str, str]:

@@ -91,8 +91,8 @@ def keep(runs: Runs) -> None:
 def unchanged_since(commit: str, profile: str) -> bool:
     """Whether no code or setting has changed that can change a result."""
     parts = [f"qinglan/{part}" for part in CODE]
-    told = (":!qinglan/evaluation/report", ":!qinglan/evaluation/weights.yaml")
-    paths = [*parts, *told, "tasks", "requirements.lock", f"configs/{profile}.yaml"]
+    without = ("data/review", "evaluation/report", "evaluation/weights.yaml")
+    paths = [*parts, *(f":!qinglan/{part}" for part in without), "tasks", "requirements.lock", f"configs/{profile}.yaml"]
     return subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], check=False).returncode == 0
 
 

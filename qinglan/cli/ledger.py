@@ -1,7 +1,7 @@
 """`qinglan ledger`: what was spent, every try at one request, and dropping an answer."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,9 +9,6 @@ from qinglan.cli.common import ProfileOption, SetOption, figures_table, out, say
 from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.text import count, latency, number, shown, size, usd
-
-if TYPE_CHECKING:
-    from qinglan.ops.estimate import QuestionCounts
 
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
 By = Literal["model", "run", "tenant", "role", "month"]
@@ -26,21 +23,25 @@ def spent(
 ) -> None:
     """Calls, tokens and dollars, the most expensive first."""
     from qinglan.clients.roles import site_ledger
+    from qinglan.ledger import SIMULATED
 
     try:
         since_s = datetime.strptime(since, "%Y-%m-%d").replace(tzinfo=UTC).timestamp() if since is not None else 0.0
     except ValueError:
         raise ConfigError(f"--since {since!r}: write a day as 2026-11-01") from None
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
-        lines = ledger.spending(by, since_s)
+        lines, models = ledger.spending(by, since_s), ledger.spending("model", since_s)
     table = figures_table([by], ["calls", "failed", "prompt tokens", "answer tokens", "cost"])
     figures = ("calls", "failed", "prompt_tokens", "completion_tokens")
     for line in lines:
-        table.add_row(line.key, *(count(getattr(line, name)) for name in figures), usd(line.cost_usd))
+        mark = "*" if by == "model" and line.key.startswith(SIMULATED) else ""
+        table.add_row(line.key + mark, *(count(getattr(line, name)) for name in figures), usd(line.cost_usd))
     table.add_section()
     totals = (count(sum(getattr(line, name) for line in lines)) for name in figures)
     table.add_row("all", *totals, usd(sum(line.cost_usd for line in lines)))
     out.print(table)
+    if unpaid_usd := sum(line.cost_usd for line in models if line.key.startswith(SIMULATED)):
+        say(f"* Simulated: {usd(unpaid_usd)} of it was paid by nobody, and budget.per_month_usd does not count it.")
 
 
 @app.command()
@@ -88,9 +89,12 @@ def drop(
 
 
 def print_estimate(profile: Profile, flow: FlowName) -> None:
-    """What a flow would ask and what that would cost, beside what may be spent."""
+    """What a flow would ask and what that would cost, beside what may be spent; what a training would make of it."""
     from qinglan.clients.roles import site_ledger
+    from qinglan.ledger import SIMULATED
     from qinglan.ops.estimate import count_questions, estimate, questions_of
+    from qinglan.ops.forecast import find_problems, forecast
+    from qinglan.training.disk_space import needed_bytes
 
     with site_ledger(profile) as ledger, questions_of(profile) as rows:
         counts = count_questions(profile, rows, ledger)
@@ -105,25 +109,20 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     out.print(table)
     total_usd, expected_usd = sum(part.cost_usd for part in parts), sum(part.expected_usd for part in parts)
     some = f", some {usd(expected_usd)} if RL repeats itself as `budget.rl_new_share` says" * (expected_usd < total_usd)
+    about = "About" if any(part.measured_on and part.cost_usd for part in parts) else "At most"
     say(
-        f"At most {usd(total_usd)}{some}. Known are answers in the ledger; prompt and answer are tokens per call, "
-        "marked ≤ where the model is new here and only an upper bound is known."
+        f"{about} {usd(total_usd)}{some}. Known are answers in the ledger; prompt and answer are tokens per call, "
+        "marked ≤ where they are an upper bound; else answers are taken to be as long as earlier ones were."
     )
     budget = profile.budget
     if budget.per_run_usd is not None and total_usd > budget.per_run_usd:
         say(f"That is more than budget.per_run_usd = {budget.per_run_usd:g}: the run would stop there.")
-    if budget.per_month_usd is not None and this_month_usd + total_usd > budget.per_month_usd:
+    paid_usd = sum(part.cost_usd for part in parts if not part.model.startswith(SIMULATED))
+    if budget.per_month_usd is not None and this_month_usd + paid_usd > budget.per_month_usd:
         limit = f"budget.per_month_usd = {budget.per_month_usd:g}"
         say(f"With the {usd(this_month_usd)} of this month that is more than {limit}: the run would stop there.")
-    if flow in ("pipeline", "train"):
-        _print_forecast(profile, flow, counts)
-
-
-def _print_forecast(profile: Profile, flow: FlowName, counts: "QuestionCounts") -> None:
-    """What a training would make of the questions, and what in it can't work."""
-    from qinglan.ops.forecast import find_problems, forecast
-    from qinglan.training.disk_space import needed_bytes
-
+    if flow not in ("pipeline", "train"):
+        return
     found = forecast(profile, counts)
     say(
         f"Of {found.questions:,} questions {found.sft_rows:,} would be learnt by SFT, {found.rl_prompts:,} asked in RL "

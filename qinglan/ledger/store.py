@@ -33,6 +33,8 @@ from qinglan.runs.supervise import process_status
 
 BATCH = "batch:"
 """Claims of the batch API begin with it: they last until the batch is merged, whatever becomes of the process."""
+SIMULATED = "simulated-"
+"""The simulators' models begin with it. Their prices are illustrations: no month's budget counts them."""
 _LONGEST_LEASE_S = 60.0
 """A process of another machine that is not heard of for so long has ended."""
 _LONGEST_GAP_S = 20.0
@@ -184,7 +186,7 @@ class Ledger:
         return Usage()
 
     def spent_usd(self, run_id: str, within: sa.Connection | None = None) -> tuple[float, float]:
-        """By the run, and by all runs this month."""
+        """By the run, and by all runs this month, where simulated models don't count."""
         run, month = f"run:{run_id}", _month(time.time())
         query = sa.select(SPENT.c.period, SPENT.c.usd).where(SPENT.c.period.in_([run, month]))
         with self._transaction(within) as db:
@@ -296,7 +298,8 @@ class Ledger:
             db.execute(sa.insert(CALLS), [{**call.model_dump(), "created_s": now} for call in calls])
         spent: dict[str, float] = {}
         for tried in (*calls, *(failure for failure in failures if failure.cost_usd)):
-            for period in (f"run:{tried.run_id}", _month(now)):
+            months = () if tried.model.startswith(SIMULATED) else (_month(now),)
+            for period in (f"run:{tried.run_id}", *months):
                 spent[period] = spent.get(period, 0.0) + tried.cost_usd
         if not spent:
             return

@@ -1,17 +1,18 @@
 """What a run would cost, before it starts: which questions the ledger can't answer, and what asking them would take.
 
-A call takes the tokens that the model's earlier calls took on average; where there are too few of them, an upper bound.
+An answer is as long as the model's earlier ones on average; where there are too few of them, as long as it may be.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 from pydantic import BaseModel
 
@@ -25,9 +26,10 @@ from qinglan.data.sources.database import query_database
 from qinglan.data.versions import latest_version
 from qinglan.data.workbook import read_rows
 from qinglan.evaluation.red_team import cases_of
+from qinglan.evaluation.teacher_comparison import draw
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import distill_requests, extract_requests
+from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, teacher_requests
 from qinglan.recipes.kinds.recipe import JudgeUse
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import write_jsonl
@@ -55,11 +57,11 @@ class Estimate(BaseModel, frozen=True):
     """Per call."""
     completion_tokens: float
     cost_usd: float
-    """At most."""
+    """At most, where `measured_on` is 0."""
     expected_usd: float
     """Where RL repeats itself as `budget.rl_new_share` says."""
     measured_on: int
-    """Earlier calls that the tokens are known from; 0 where they are an upper bound."""
+    """Earlier calls that the answer's tokens are known from; 0 where they are an upper bound."""
 
 
 @dataclass
@@ -67,13 +69,13 @@ class QuestionCounts:
     """Of the rows that are questions."""
 
     questions: int = 0
-    sample: Row | None = None
     asked: Counter[str] = field(default_factory=Counter)
-    """What distillation asks by role: nothing about a row that brings its own answer; and what `extract` asks."""
+    """What distillation asks by role: nothing about a row that brings its own answer; what `extract` asks, and each
+    teacher of a comparison; and by `JudgeUse` the questions that the judge's prompts are about."""
     known: Counter[str] = field(default_factory=Counter)
     """Of these, what the ledger can answer."""
-    first: dict[str, Request] = field(default_factory=dict)
-    """The first request of each."""
+    prompt_chars: Counter[str] = field(default_factory=Counter)
+    """Of all that is asked, the known too."""
     test: int = 0
     dev: int = 0
     train: int = 0
@@ -82,6 +84,11 @@ class QuestionCounts:
     """Not known to be of another split than train."""
     labelled: int = 0
     """Of these, with a gold document."""
+
+    def add(self, what: str, requests: Sequence[Request], ledger: Ledger) -> None:
+        self.asked[what] += len(requests)
+        self.known[what] += len(ledger.get_many({request.request_hash for request in requests}))
+        self.prompt_chars[what] += sum(len(said["content"]) for each in requests for said in each.body["messages"])
 
 
 @contextmanager
@@ -107,23 +114,26 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
 
 def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> QuestionCounts:
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
-    asked, read = (distill_requests(profile), extract_requests(profile)) if ledger else (None, None)
-    counts, splits = QuestionCounts(), Counter[Split | None]()
+    recipe, counts, splits, drawn = get_recipe(profile.recipe), QuestionCounts(), Counter[Split | None](), list[Row]()
+    most = _ARMS + len(profile.evaluate.teachers), "字" * PASSAGE_CHARS
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
-        counts.sample = counts.sample or some[0]
         splits.update(row.split for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
-        hashes: dict[str, set[str]] = {}
-        if ledger is None or asked is None or read is None:
+        if ledger is None:
             continue
-        dialogues = [(_EXTRACT, request) for row in some if (request := read(row))]
-        for role, request in chain(dialogues, *(asked(row).items() for row in some)):
-            counts.asked[role] += 1
-            counts.first.setdefault(role, request)
-            hashes.setdefault(role, set()).add(request.request_hash)
-        for role, requests in hashes.items():
-            counts.known[role] += len(ledger.get_many(requests))
+        drawn = draw([*drawn, *some], profile.compare.rows)
+        counts.add(_EXTRACT, list(filter(None, map(extract_requests(profile), some))), ledger)
+        requests = list(map(distill_requests(profile), some))
+        for role in recipe.DISTILL_ROLES:
+            counts.add(role, [each[role] for each in requests if role in each], ledger)
+        for use in get_args(JudgeUse) if "judge" in recipe.graders else ():
+            prompts = (recipe.estimate_messages(use, row, profile, *most) for row in some)
+            counts.add(use, [Request("", {"messages": prompt}) for prompt in prompts], ledger)
+    if ledger:
+        for label, teacher in {"teacher": profile.teacher, **profile.compare.teachers}.items():
+            asked = teacher_requests(profile.model_copy(update={"teacher": teacher}))
+            counts.add(f"distill {label}", list(filter(None, map(asked, drawn))), ledger)
     train, dev = profile.dataset.train_share, profile.dataset.dev_share
     counts.questions, counts.learnt = splits.total(), splits["train"] + splits[None]
     counts.test = splits["test"] + round(splits[None] * (1 - train - dev))
@@ -138,8 +148,8 @@ def estimate(profile: Profile, flow: FlowName, counts: QuestionCounts, ledger: L
     The judge's questions depend on answers that are not there yet, so they count as unknown.
     """
     found: list[Estimate] = []
-    for part in _parts(profile, flow, counts) if counts.sample else ():
-        prompt, completion, measured_on = _tokens(profile, ledger, part, counts)
+    for part in _parts(profile, flow, counts) if counts.questions else ():
+        prompt, completion, measured_on = _tokens(ledger, part, counts)
         price = part.price or profile.prices[part.endpoint.model]
         factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
         most_usd = factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion)
@@ -166,7 +176,8 @@ class _Part:
     endpoint: Endpoint
     questions: int
     known: int = 0
-    use: JudgeUse = "text"
+    asked: str = "text"
+    """What of `QuestionCounts` has prompts as long as these."""
     price: Price | None = None
     """Where it stands elsewhere than in `prices`."""
 
@@ -174,20 +185,21 @@ class _Part:
 def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
     recipe, teachers = get_recipe(profile.recipe), {"teacher": profile.teacher, **profile.compare.teachers}
     if flow in ("pipeline", "refresh", "compare") and (dialogues := counts.asked[_EXTRACT]):
-        yield _Part("teacher", _EXTRACT, profile.teacher, dialogues, counts.known[_EXTRACT])
+        yield _Part("teacher", _EXTRACT, profile.teacher, dialogues, counts.known[_EXTRACT], _EXTRACT)
     if flow in ("pipeline", "refresh"):
         for role in recipe.DISTILL_ROLES:
-            yield _Part(role, "distill", endpoint_of(profile, role), counts.asked[role], counts.known[role])
+            yield _Part(role, "distill", endpoint_of(profile, role), counts.asked[role], counts.known[role], role)
     if flow == "compare":
         for label, endpoint in teachers.items():
-            yield _Part("teacher", f"distill {label}", endpoint, min(counts.questions, profile.compare.rows))
+            what = f"distill {label}"
+            yield _Part("teacher", what, endpoint, counts.asked[what], counts.known[what], what)
     if flow in ("pipeline", "train", "evaluate"):
         cases = sum(not case.must_pass for case in cases_of(profile))
         for name, endpoint in teachers.items():
             questions = counts.test if name in profile.evaluate.teachers else 0
             questions += cases if name in profile.gate.rivals else 0
             if questions:
-                yield _Part("teacher", f"evaluate {name}", endpoint, questions)
+                yield _Part("teacher", f"evaluate {name}", endpoint, questions, asked="teacher")
     if "judge" in recipe.graders:
         yield from _judgements(profile, flow, counts)
 
@@ -204,34 +216,30 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
         validations = math.ceil(rl.total_steps / rl.test_freq) + rl.val_before_train
         samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt + validations * counts.dev
         if local := judge.local:
-            yield _Part("judge", "local judge", judge, PASSAGES_A_ROW * local.agreement_rows, use="passage")
+            yield _Part("judge", "local judge", judge, PASSAGES_A_ROW * local.agreement_rows, asked="passage")
             served = Endpoint(model=local.model, max_tokens=local.max_tokens)
-            yield _Part("judge", _VERDICTS, served, samples, use="passage", price=local.price)
+            yield _Part("judge", _VERDICTS, served, samples, asked="passage", price=local.price)
         else:
             yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
             # About the best passage of a sample without a label in use.
             if retrieves and profile.reward.relevance_gate and counts.learnt:
                 unlabelled = counts.learnt - counts.labelled if profile.reward.use_labels else counts.learnt
                 if passages := round(samples * unlabelled / counts.learnt):
-                    yield _Part("judge", "rl passages", judge, passages, use="passage")
+                    yield _Part("judge", "rl passages", judge, passages, asked="passage")
     if flow in ("pipeline", "train", "evaluate"):
         each = _PASSES if retrieves else _ARMS + len(profile.evaluate.teachers)
-        yield _Part("judge", "evaluate", judge, each * counts.test, use="texts")
+        yield _Part("judge", "evaluate", judge, each * counts.test, asked="texts")
 
 
-def _tokens(profile: Profile, ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:
-    """Of a call: those of the prompt and of the answer, and the number of earlier calls that they are known from."""
+def _tokens(ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:
+    """Of a call: those of the prompt and of the answer, and the number of earlier calls that these are known from."""
     measured = ledger.mean_tokens(part.endpoint.model, part.role)
     # Most calls are about one question or rewrite, so that their mean says too little about a dialogue or a panel.
-    if measured and measured[2] >= _ENOUGH_CALLS and part.what != _EXTRACT and part.use != "texts":
+    if measured and (measured[2] < _ENOUGH_CALLS or part.asked in (_EXTRACT, "texts", "passage")):
+        measured = None
+    if measured and part.asked == "text":
         return measured
-    asked = _EXTRACT if part.what == _EXTRACT else part.role
-    first = counts.first.get(asked) if part.role != "judge" or part.what == "distill" else None
-    if first:
-        messages = first.body["messages"]
-    else:
-        assert counts.sample  # else there is no part
-        passage = "字" * PASSAGE_CHARS * (2 if part.what == _VERDICTS else 1)
-        texts = _ARMS + len(profile.evaluate.teachers)
-        messages = get_recipe(profile.recipe).estimate_messages(part.use, counts.sample, profile, texts, passage)
-    return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in messages), part.endpoint.max_tokens, 0
+    asked = part.asked if counts.asked[part.asked] else "text"
+    chars = counts.prompt_chars[asked] / max(1, counts.asked[asked]) + PASSAGE_CHARS * (part.what == _VERDICTS)
+    completion, measured_on = measured[1:] if measured else (part.endpoint.max_tokens, 0)
+    return TOKENS_PER_CHARACTER * chars, completion, measured_on

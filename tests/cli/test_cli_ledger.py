@@ -28,6 +28,11 @@ def test_spent(qinglan: Qinglan, profile: Profile):
     shown = qinglan("ledger", "spent", "--by", "run", profile=profile)[1]
     assert re.search(r"20261121-0 +1 +1 +1,200 +10 +\$0.250", shown)
     assert "20261121-0" not in qinglan("ledger", "spent", "--by", "run", "--since", "2999-01-01", profile=profile)[1]
+    assert "simulated" not in shown
+    with site_ledger(profile) as ledger:
+        ledger.record([call("s", model="simulated-judge", cost_usd=0.5)])
+    shown = qinglan("ledger", "spent", profile=profile)[1]
+    assert re.search(r"simulated-judge\* +1 .*\$0.500", shown) and "* Simulated: $0.500 of it was paid by no" in shown
     wrong = qinglan("ledger", "spent", "--since", "gestern", profile=profile)
     assert wrong == (2, "", "error: --since 'gestern': write a day as 2026-11-01\n")
 
@@ -59,4 +64,11 @@ def test_a_dry_run_costs_nothing_and_warns(qinglan: Qinglan, profile: Profile):
     assert re.search(r"teacher +distill +simulated-rewriter +2 +0 ", shown)
     assert "more than budget.per_run_usd = 0.0001: the run would stop there" in shown
     assert "of this month that is more than budget.per_month_usd = 0.0001" in shown
-    assert not profile.paths.runs.exists()
+    assert not profile.paths.runs.exists() and "At most $" in shown and "About" not in shown
+    used = {"model": "simulated-rewriter", "cost_usd": 0.0}
+    with site_ledger(profile) as ledger:
+        ledger.record([call(f"h{n}", **used) for n in range(20)])
+    low[-1] = "budget.per_month_usd=0.2501"
+    shown = qinglan("run", "refresh", "--dry-run", *low, profile=profile)[1]
+    assert "About $" in shown and "At most" not in shown, "an answer may be longer than earlier ones"
+    assert "of this month" not in shown, "simulated models don't count"

@@ -15,7 +15,7 @@ from run_stages import stage_result
 from qinglan.clients.roles import Addresses
 from qinglan.config import Evaluate, Profile
 from qinglan.errors import ConfigError
-from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase, Report
+from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase, Report, StageSummary
 from qinglan.evaluation.purchase import advise, family
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.terminal import print_table
@@ -242,6 +242,9 @@ def test_arms_stand_in_order_under_the_models_names_with_every_offer_below(tmp_p
     assert "0.062" in html and "0.031" in html and "Holm" in html
     assert EVIL not in html and "&lt;img src=x" in html
     text = " ".join(shown(print_table(REPORT)).split())
+    assert "Cost of this run:" not in text
+    compared = REPORT.model_copy(update={"stages": [StageSummary(name="compare", seconds=1.0, rows_in=9, rows_out=9)]})
+    assert "Asked: nobody. Cost of this run: $0.00" in " ".join(shown(print_table(compared)).split())
     assert "gpt-5" in text and "Against gpt-5:" in text and "p 0.062" in text
     assert "deepseek is not shown to retrieve better" in text and "Teacher" not in text
     assert (verdict(REPORT).tone, verdict(REPORT).sentence.en) == ("better", CHEAP.render())

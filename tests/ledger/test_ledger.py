@@ -107,8 +107,10 @@ def test_failed_calls_cost_what_they_cost(url: str):
         late = failure("h", "teacher_timeout", cost_usd=0.5, estimated=True)
         ledger.record([call()], [late, failure("g")])
         assert ledger.spent_usd("r") == (0.75, 0.75)
+        ledger.record([call("s", model="simulated-judge", role="judge")])
+        assert ledger.spent_usd("r") == (1.0, 0.75), "nobody pays for a simulated model, so the month goes without it"
         assert ledger.usage("r", "teacher").cost_usd == 0.75
-        assert [(line.cost_usd, line.failed) for line in ledger.spending("run")] == [(0.75, 2)]
+        assert [(line.cost_usd, line.failed) for line in ledger.spending("run")] == [(1.0, 2)]
         tries = sorted((each.outcome, each.cost_usd, each.estimated) for each in ledger.attempts("request_hash", "h"))
         assert tries == [("stop", 0.25, False), ("teacher_timeout", 0.5, True)]
 

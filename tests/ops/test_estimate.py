@@ -1,4 +1,4 @@
-"""What a run would cost: known answers are free, tokens are measured where they can be, else an upper bound."""
+"""What a run would cost: known answers are free, answers are measured where they can be, else an upper bound."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from ledger_calls import call
 from qinglan.clients.chat import request_of
 from qinglan.clients.roles import key_salt, site_ledger
 from qinglan.config import FlowName, Profile
+from qinglan.evaluation.teacher_comparison import draw
 from qinglan.ops.estimate import Estimate, count_questions, estimate
 from qinglan.recipes.kinds.distillation import extract_requests
 from qinglan.recipes.query_rewrite import RECIPE
@@ -52,10 +53,27 @@ def test_what_the_ledger_has_is_free_the_rest_measured_and_the_batch_api_half_th
     pay(profile, ROWS[:30])
     distill = estimates(profile)[0]
     assert (distill.questions, distill.known, distill.measured_on) == (50, 30, 30)
-    assert distill.cost_usd == pytest.approx(20 * (200 * 1 + 20 * 10) / 1e6)
+    assert distill.cost_usd == pytest.approx(20 * (distill.prompt_tokens * 1 + 20 * 10) / 1e6)
 
     cheap = profile.model_copy(update={"distill": profile.distill.model_copy(update={"mode": "batch_api"})})
     assert estimates(cheap)[0].cost_usd == pytest.approx(distill.cost_usd / 2)
+
+
+def test_prompts_are_as_long_as_all_questions_are_on_average(profile: Profile):
+    pay(profile, ROWS[:30])
+    longer = [row.model_copy(update={"query": row.query * 100}) for row in ROWS[1:]]
+    for long, short in zip(estimates(profile, rows=[ROWS[0], *longer]), estimates(profile), strict=True):
+        assert long.prompt_tokens > short.prompt_tokens + 500, "the first row's is no longer, nor are earlier calls'"
+
+
+def test_a_comparison_says_what_is_known_of_each_teacher(profile_of: ProfileOf):
+    rival = {"model": "small", "base_url": "http://x/v1"}
+    profile = profile_of(teacher={"model": "big"}, compare={"rows": 20, "teachers": {"cheap": rival}})
+    pay(profile, draw(ROWS, 20)[:15])
+    parts = parts_of(profile, "compare")
+    assert (parts["distill teacher"], parts["distill cheap"]) == ((20, 15, 0), (20, 0, 0))
+    pay(profile.model_copy(update={"teacher": profile.compare.teachers["cheap"]}), ROWS)
+    assert parts_of(profile, "compare")["distill cheap"][:2] == (20, 20)
 
 
 def test_dialogues_are_counted_and_what_is_known_of_them_is_free(profile: Profile):
@@ -82,10 +100,11 @@ def test_every_flow_says_what_it_asks(profile: Profile):
     assert (counts.train, counts.dev, counts.test) == (32, 4, 14), "the others are split by the shares"
 
 
-def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
+def test_a_panel_or_a_passage_is_never_taken_for_a_single_judgement(profile: Profile):
     pay(profile, ROWS[:30], role="judge")
     parts = {part.what: part for part in estimates(profile, "pipeline")}
-    assert (parts["validate"].measured_on, parts["evaluate"].measured_on) == (30, 0)
+    measured_on = {what: part.measured_on for what, part in parts.items() if part.role == "judge"}
+    assert measured_on == {"validate": 30, "rl": 30, "rl passages": 0, "evaluate": 0}
     assert parts["evaluate"].prompt_tokens > 100
 
 

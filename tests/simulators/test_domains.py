@@ -12,6 +12,7 @@ from fixture_types import ProfileOf
 
 from qinglan.config import Embedded
 from qinglan.errors import ConfigError
+from qinglan.ledger import SIMULATED
 from qinglan.rows import normalise
 from qinglan.simulators import domains
 from qinglan.simulators.domains import domain_for, domain_of, pretraining_texts
@@ -83,6 +84,7 @@ def test_the_vocabulary_spells_the_documents(name: str):
 def test_a_model_belongs_to_one_domain_and_an_unknown_one_is_refused():
     assert sum(len(domain_of(name).models) for name in NAMES) == len(domains.simulated_models())
     assert domains.domain_of_model("simulated-judge").name == "query_rewrite"
+    assert all(model.startswith(SIMULATED) for model in domains.simulated_models()), "the ledger tells them by that"
     with pytest.raises(ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"):
         domains.domain_of_model("gpt-4o")
 

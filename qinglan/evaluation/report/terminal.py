@@ -40,6 +40,7 @@ def print_table(report: Report) -> RenderableType:
     if report.purchase:
         parts += [Text(offer.render()) for offer in report.purchase.offers if len(report.purchase.offers) > 1]
         parts += [Text(f"– {note.render()}", "dim") for note in report.purchase.notes]
+    parts += [Text(_asked(report))] if report.stage("compare") else []
     for words, field in (("Failed, left out of the means", "failed"), ("Empty, counted as wrong", "empty")):
         if found := {name: rows for name, arm in report.arms.items() if (rows := getattr(arm, field))}:
             named = ", ".join(f"{verdict.arm_label_words(name, report).en} {rows}" for name, rows in found.items())
@@ -123,8 +124,7 @@ def _examples_table(report: Report) -> Table:
         cells: list[Text] = []
         for name in ("original", "teacher"):
             arm = example.arms.get(name)
-            found = arm and arm.retrieved
-            score = found.top1_score if found else None
+            score = arm.retrieved.top1_score if arm and arm.retrieved else None
             cells += [Text(one_line((arm and arm.text) or NONE)), Text(number(score))]
         table.add_row(*cells)
     return table

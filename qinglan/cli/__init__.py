@@ -90,6 +90,9 @@ def run(
             if error.report is None:
                 raise
             written, failure = error.report, error
+        except KeyboardInterrupt:
+            say("stopped; give the same command again and it goes on: answers that were paid for are kept", err)
+            raise
         report = Report.read(written)
     out.print()
     out.print(print_table(report))

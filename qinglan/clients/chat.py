@@ -5,6 +5,7 @@ still be spent, and that nothing is paid for twice, not even what is asked again
 """
 
 import asyncio
+import logging
 import math
 import re
 import time
@@ -62,6 +63,7 @@ _CODE = re.compile(r"[\w.-]{1,40}", re.ASCII)
 """A code or type of an error that quotes nothing."""
 _MOST_TOKENS = 10**9
 _SHOWN_CHARS = 200
+_LOG = logging.getLogger(__name__)
 _BACK_OFF = BackOff(0.5, 30.0, jitter=True)
 
 
@@ -190,7 +192,7 @@ class ChatClient:
         self._answered, self._mean_cost_usd, self._mean_tokens = 0, 0.0, 2.0 * endpoint.max_tokens
         self._last_answer_s = -math.inf
         self._breaker = CircuitBreaker(_MOST_FAILURES + endpoint.concurrency, _TRIAL_EVERY_S)
-        self._unread = 0
+        self._last_failure, self._unread = "", 0
         self.cached_count = 0
         self.transient_failures = 0
         """Questions left without an answer that may get one later."""
@@ -292,12 +294,23 @@ class ChatClient:
 
     def _check_breaker(self) -> None:
         if wait_s := self._breaker.wait_s():
-            who = f"{self._account.role} {self._account.model}"
-            message = (
-                f"{who}: {self._breaker.failures} requests in a row failed; see whether {self._path} answers. Until it "
-                f"does, one request is tried every {_TRIAL_EVERY_S:.0f} s. Answers already paid for are kept"
-            )
-            raise TeacherError(message, "teacher_unavailable", transient=True, retry_after_s=wait_s)
+            raise TeacherError(self._outage, "teacher_unavailable", transient=True, retry_after_s=wait_s)
+
+    @property
+    def _outage(self) -> str:
+        return (
+            f"{self._account.role} {self._account.model}: {self._breaker.failures} requests in a row failed, the last "
+            f"with `{self._last_failure}`; see whether {self._path} answers. Until it does, one request is tried every "
+            f"{_TRIAL_EVERY_S:.0f} s"
+        )
+
+    def _unavailable(self, what: str, reason: str, after_s: float | None = None, said: str = "") -> TeacherError:
+        """Of a failure that is the service's, not the question's; warns where the service is taken for away by now."""
+        was_open, self._last_failure = self._breaker.is_open, what
+        self._breaker.failed()
+        if self._breaker.is_open and not was_open:
+            _LOG.warning("%s", self._outage)
+        return TeacherError(f"{self._account.role}: {what}", reason, said=said, transient=True, retry_after_s=after_s)
 
     async def _attempt(self, request: Request) -> Call:
         self._check_budget()  # before a place is waited for that would not be used
@@ -325,18 +338,14 @@ class ChatClient:
         try:
             completion = Completion.model_validate_json(response.content)
         except ValidationError as error:
-            self._breaker.failed()
             self._fail(request, "teacher_bad_response", latency_ms, response.content)
             # It may have been paid for, so it is not asked again here, only by the next attempt of the batch.
-            message = f"{self._account.role}: the answer is no chat completion"
-            raise TeacherError(message, "teacher_bad_response", transient=True) from error
+            raise self._unavailable("the answer is no chat completion", "teacher_bad_response") from error
         call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=_prompt_chars(request))
         if reason := unanswered(call):
             self._fail(request, reason, latency_ms, response.content)
         if reason == "teacher_interrupted":
-            self._breaker.failed()
-            message = f"{self._account.role}: the answer was interrupted ({call.finish_reason})"
-            raise TeacherError(message, reason, transient=True, retry_after_s=0.0)
+            raise self._unavailable(f"the answer was interrupted ({call.finish_reason})", reason, 0.0)
         self._breaker.answered()
         if reason:
             raise TeacherError(f"{self._account.role}: empty answer", reason)
@@ -365,16 +374,13 @@ class ChatClient:
             self._breaker.answered()
             self._fail(request, "answer_too_long", None)
             return TeacherError(f"{role}: {error.__cause__}", "answer_too_long")
-        transient_reason = "teacher_unavailable"
-        if isinstance(error, openai.APITimeoutError):
-            transient_reason = "teacher_timeout"
-        elif isinstance(error, openai.RateLimitError):
-            transient_reason = "teacher_rate_limited"
-        reason = f"http_{status}" if status else transient_reason
+        unavailable = "teacher_timeout" if isinstance(error, openai.APITimeoutError) else "teacher_unavailable"
+        reason = f"http_{status}" if status else unavailable
         may_be_paid = status in _GATEWAY_TIMEOUTS if status else not isinstance(error.__cause__, _NOT_SENT)
         self._fail(request, reason, latency_ms, content, may_be_paid=may_be_paid)
         said, code = without_controls(error.message), without_controls(error.code or error.type or "")
         what, said = (f"HTTP {status} {code if _CODE.fullmatch(code) else ''}".rstrip(), said) if status else (said, "")
+        what = f"no connection: {error.__cause__}" if isinstance(error.__cause__, httpx2.ConnectError) else what
         may_return = status == 429 and time.monotonic() < self._last_answer_s + _QUOTA_RETURNS_S
         if account_is_empty(error) or (_names(error, _QUOTA) and not may_return):
             return ConfigError(
@@ -394,11 +400,10 @@ class ChatClient:
         if status and 400 <= status < 500 and status not in (408, 409, 429):
             self._breaker.answered()
             return TeacherError(f"{role}: {what}: request refused", "teacher_bad_request", said=said)
-        if isinstance(error, openai.RateLimitError):
-            self._limits.refused()
-        else:
-            self._breaker.failed()
-        return TeacherError(f"{role}: {what}", transient_reason, said=said, transient=True, retry_after_s=after_s)
+        if not isinstance(error, openai.RateLimitError):
+            return self._unavailable(what, unavailable, after_s, said)
+        self._limits.refused()
+        return TeacherError(f"{role}: {what}", "teacher_rate_limited", said=said, transient=True, retry_after_s=after_s)
 
     def _fail(
         self, request: Request, reason: str, latency_ms: float | None, content: bytes = b"", *, may_be_paid: bool = True

@@ -1,5 +1,6 @@
 """The openai package as transport. Only who asks loads it, as that takes most of a second."""
 
+import os
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
@@ -37,9 +38,10 @@ class _HttpClient(openai.DefaultAioHttpClient):
             # openai's transport says so of every lost connection, also of one that a paid request was sent over.
             if isinstance(error.__cause__, aiohttp.ConnectionTimeoutError):
                 raise
-            was_there = not isinstance(error.__cause__, aiohttp.ClientConnectorError)
-            kind = httpx2.RemoteProtocolError if was_there else httpx2.ConnectError
-            raise kind(type(error.__cause__).__name__, request=request) from None
+            if isinstance(lost := error.__cause__, aiohttp.ClientConnectorError):
+                why = os.strerror(lost.errno) if lost.errno and lost.errno > 0 else lost.strerror  # a resolver's is < 0
+                raise httpx2.ConnectError(why or type(lost).__name__, request=request) from None
+            raise httpx2.RemoteProtocolError(type(lost).__name__, request=request) from None
         except aiohttp.ClientError as error:
             # Not mapped by openai's transport, and the original carries the request's headers with the key.
             raise httpx2.RemoteProtocolError(type(error).__name__, request=request) from None

@@ -126,7 +126,7 @@ def note_flow_run(run: Run, flow_run_id: str) -> Run:
 def note_end(run: Run, error: BaseException) -> None:
     """Remember what ended it early, unless the disk is full or missing."""
     with suppress(OSError, ArtifactError):  # the caller is about to report the error itself
-        note(run, ended_by=first_line(error))
+        note(run, ended_by=first_line(error) if isinstance(error, Exception) else "interrupted")
 
 
 def finish_run(run: Run) -> None:

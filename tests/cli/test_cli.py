@@ -133,6 +133,15 @@ def test_run_without_a_dataset_shows(qinglan: Qinglan, profile: Profile, report:
     assert (status, err) == (0, "") and out.endswith(f"report.html\nEnded early: {error}\n")
 
 
+def test_an_interrupted_run_says_how_it_goes_on(
+    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli, "_start", raising(KeyboardInterrupt()))
+    status, _, err = qinglan("run", "refresh", profile=profile)
+    assert status == 130
+    assert err.endswith("stopped; give the same command again and it goes on: answers that were paid for are kept\n")
+
+
 def test_a_pipe_gets_a_wide_table():
     code = "from qinglan.cli import out; print(out.width)"
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
@@ -205,6 +214,8 @@ def test_a_run_that_failed_shows_what_was_done_its_log_and_how_it_goes_on(profil
         (log.parent / "started.json").touch()
         note_end(run, StageError("distill: 9 of 10 calls failed (timeout 9)\nthe end of a log"))
     assert "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run" in show("latest")[2]
+    note_end(run, KeyboardInterrupt())
+    assert "ended before its report: interrupted; `qinglan run" in show("latest")[2]
     note_flow_run(run, FLOW_RUN)  # it goes on
     status, out, err = show("latest", of="acme")
     assert (status, err.count("\n")) == (2, 1)

@@ -34,14 +34,14 @@ def review(qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pyte
     return partial(qinglan, "review", profile=profile)
 
 
-def finish_run(profile: Profile, count: int, score: float | None = None) -> list[Row]:
+def finish_run(profile: Profile, count: int, score: float | None = None, flow: str = "refresh") -> list[Row]:
     def row(query: str) -> Row:
         key, tenant = row_id(profile.tenant.id, query), profile.tenant.id
         found = {"original_retrieved": FOUND, "answer_retrieved": FOUND}
         return Row(id=key, tenant=tenant, query=query, source="q.csv:2", answer="改写", judge_score=score, **found)
 
     rows = [row(f"问题{n}") for n in range(count)]
-    with open_run(profile, "refresh") as run:
+    with open_run(profile, flow) as run:
         end_stage_with(run, "select", rows)
     return rows
 
@@ -55,7 +55,10 @@ def fill_in(path: Path, *verdicts: str | None, reviewer: str = "") -> None:
 
 def test_export_import_list(profile: Profile, review: Qinglan):
     assert review("list")[1].startswith("no reviews under ")
+    finish_run(profile, 2, flow="compare")  # of one teacher among others
+    assert "run `latest`: has no finished data stage (dataset, select, validate); name" in review("export")[2]
     finish_run(profile, 5)
+    finish_run(profile, 3, flow="compare")
     status, out, err = review("export", "--rows", "4")
     assert (status, err) == (0, "")
     assert out.startswith("review.xlsx: 4 rows of run ")

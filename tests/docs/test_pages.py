@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CHINESE = [ROOT / "README.zh.md", *sorted((DOCS / "start").glob("*.zh.md"))]
 START = [ROOT / "README.md", *sorted(page for page in (DOCS / "start").glob("*.md") if page not in CHINESE)]
-OTHER_PROGRAMS = {"export", "read", "ss"}
+OTHER_PROGRAMS = {"export", "mkdir", "read", "ss"}
 PATHS = re.compile(
     r"`((?:qinglan|tasks|flows|tests|benchmarks|configs|deployments|docker|examples|docs)/[\w./-]*(?:\.\w+|/))`"
 )
@@ -105,7 +105,8 @@ def test_a_start_pages_profile_is_made_by_its_command(
     page: Path, qinglan: Qinglan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("questions.csv").write_text("咨询内容,文档\n鱼油怎么吃,a.txt\n钙片怎么吃,b.txt\n", encoding="utf-8")
+    Path("data").mkdir()
+    Path("data/questions.csv").write_text("咨询内容,文档\n鱼油怎么吃,a.txt\n钙片怎么吃,b.txt\n", encoding="utf-8")
     for line in commands(page):
         if line.startswith("qinglan init "):
             _, _, _, *options = shlex.split(line)
@@ -150,7 +151,9 @@ def test_the_start_pages_as_a_reader_follows_them(
     url = serve(answer).url
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     blocks = FENCE.findall(read(DOCS / "start" / "own-data.md"))
-    (tmp_path / "make_sample.py").write_text(next(text for kind, text in blocks if kind == "python"), encoding="utf-8")
+    script, text = tmp_path / "data/make_sample.py", next(text for kind, text in blocks if kind == "python")
+    script.parent.mkdir()
+    script.write_text(text, encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
 
     def follow(page: str, *, limit: str = "") -> Iterator["subprocess.CompletedProcess[str]"]:

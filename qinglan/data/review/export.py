@@ -79,17 +79,15 @@ def count_verdicts(profile: Profile, run_name: str) -> VerdictCounts:
 def newest_rows(profile: Profile, name: str) -> tuple[Path, StageResult]:
     """A run's directory and the last of its data stages that is finished, its rows verified.
 
-    `latest` is the profile's newest run with a finished data stage, whatever ran since.
+    `latest` is the profile's newest refresh or pipeline with a finished data stage, whatever ran since.
     """
-    newest = runs_of(profile.paths.runs, profile.name) if name == "latest" else ()
-    finished = (run for run in newest if any((run / stage / MANIFEST).exists() for stage in _STAGES))
-    run = next(finished, None) or find_run(profile.paths.runs, name)
-    stage = next((stage for stage in _STAGES if (run / stage / MANIFEST).exists()), None)
-    if stage is None:
-        stages = ", ".join(_STAGES)
-        raise ConfigError(
-            f"run {run.name}: has no finished data stage ({stages}); name a refresh or pipeline run with --run"
-        )
+    runs = profile.paths.runs
+    named = runs_of(runs, profile.name, ("refresh", "pipeline")) if name == "latest" else [find_run(runs, name)]
+    finished = ((run, stage) for run in named for stage in _STAGES if (run / stage / MANIFEST).exists())
+    run, stage = next(finished, (None, ""))
+    if run is None:
+        advice = f"name a refresh or pipeline of {profile.name} with --run"
+        raise ConfigError(f"run `{name}`: has no finished data stage ({', '.join(_STAGES)}); {advice}")
     result = stage_of(run, stage)
     result.artifacts["rows"].verify()
     return run, result

@@ -92,7 +92,13 @@ def unchanged_since(commit: str, profile: str) -> bool:
     """Whether no code or setting has changed that can change a result."""
     parts = [f"qinglan/{part}" for part in CODE]
     without = ("data/review", "evaluation/report", "evaluation/weights.yaml")
-    paths = [*parts, *(f":!qinglan/{part}" for part in without), "tasks", "requirements.lock", f"configs/{profile}.yaml"]
+    paths = [
+        *parts,
+        *(f":!qinglan/{part}" for part in without),
+        "tasks",
+        "requirements.lock",
+        f"configs/{profile}.yaml",
+    ]
     return subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], check=False).returncode == 0
 
 

@@ -141,7 +141,7 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
             export_reviews(owner, "latest", out, 5)
         return str(caught.value)
 
-    assert "run `latest`: not found" in error()
+    assert "run `latest`: has no finished data stage" in error()
     refresh(profile, row(answer=None).failed("teacher_timeout"))
     assert error().endswith("its dataset stage has nothing to review")
     rows = refresh(profile, row())

@@ -93,8 +93,6 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     from qinglan.clients.roles import site_ledger
     from qinglan.ledger import SIMULATED
     from qinglan.ops.estimate import count_questions, estimate, questions_of
-    from qinglan.ops.forecast import find_problems, forecast
-    from qinglan.training.disk_space import needed_bytes
 
     with site_ledger(profile) as ledger, questions_of(profile) as rows:
         counts = count_questions(profile, rows, ledger)
@@ -123,6 +121,9 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
         say(f"With the {usd(this_month_usd)} of this month that is more than {limit}: the run would stop there.")
     if flow not in ("pipeline", "train"):
         return
+    from qinglan.ops.forecast import find_problems, forecast
+    from qinglan.training.disk_space import needed_bytes
+
     found = forecast(profile, counts)
     say(
         f"Of {found.questions:,} questions {found.sft_rows:,} would be learnt by SFT, {found.rl_prompts:,} asked in RL "

@@ -97,11 +97,11 @@ def find_preset(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> RagP
 
 def _asking(rag: Rag, tenant_id: str) -> Ask:
     url = address_of(rag, rag.url)
-    options: dict[str, Any] = {"headers": authorization(rag), "trust_env": uses_proxy(url)}
+    verify = httpx2.create_ssl_context()  # loading the certificates takes 50 ms, and each probe has a client
 
     async def post(body: dict[str, Any]) -> httpx2.Response:
-        async with httpx2.AsyncClient(timeout=rag.timeout_s, **options) as http:
-            request = http.build_request("POST", url, json=body)
+        async with httpx2.AsyncClient(timeout=rag.timeout_s, trust_env=uses_proxy(url), verify=verify) as http:
+            request = http.build_request("POST", url, json=body, headers=authorization(rag))
             return await receive(http.send(request, stream=True), request)
 
     def ask(query: str, rewritten_query: str | None) -> list[Passage]:

@@ -24,7 +24,7 @@ _FULL_SHARE = 0.2
 _CUT = 0.7
 _MIN_ANSWERS = 8
 """Answers needed before a share of refusals counts."""
-_BURST_S = 1.0
+_BURST_S, _SLOW_BYTES_PER_S = 1.0, 100_000
 MOST_BODY_BYTES = 8_000_000
 """Of a service's answer, unpacked: far more than an answer within the contracts takes, and little for 64 at once."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -37,13 +37,13 @@ class BodyTooLargeError(httpx2.RequestError):
 
 
 async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) -> httpx2.Response:
-    """The response that is streamed, with its body.
+    """The response that is streamed, with its body; BodyTooLargeError as soon as that is too large.
 
-    Raises BodyTooLargeError as soon as that is too large, ReadTimeout where not all of it is there within the time
-    limit of the request. httpx limits each wait for more alone, so that a service that sends a byte now and then would
-    never come to an end.
+    ReadTimeout where not all of it is there within the request's time limit, and what a large upload takes on a slow
+    line: httpx limits each wait alone, so that a service that sends a byte now and then would never come to an end.
     """
-    body, limit_s = bytearray(), request.extensions["timeout"]["read"]
+    upload_s = int(request.headers.get("content-length", 0)) / _SLOW_BYTES_PER_S
+    body, limit_s = bytearray(), request.extensions["timeout"]["read"] + upload_s
     try:
         async with asyncio.timeout(limit_s):
             response = await sending
@@ -55,11 +55,10 @@ async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) 
             finally:
                 await response.aclose()
     except TimeoutError as error:
-        raise httpx2.ReadTimeout(f"the answer is not whole after {limit_s:g} s", request=request) from error
+        raise httpx2.ReadTimeout(f"the answer is not whole after {limit_s:.1f} s", request=request) from error
     headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]  # it is unpacked
-    return httpx2.Response(
-        response.status_code, headers=headers, content=bytes(body), request=request, extensions=response.extensions
-    )
+    status, extensions = response.status_code, response.extensions
+    return httpx2.Response(status, headers=headers, content=bytes(body), request=request, extensions=extensions)
 
 
 class Pace:

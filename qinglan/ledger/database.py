@@ -114,10 +114,9 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
     url = sa.make_url(url)
     if url.get_backend_name() == "postgresql":
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
+        given = libpq_limits(url)
         try:
-            engine = sa.create_engine(
-                url, connect_args=libpq_limits(url), pool_pre_ping=True, pool_size=2, hide_parameters=True
-            )
+            engine = sa.create_engine(url, connect_args=given, pool_pre_ping=True, pool_size=2, hide_parameters=True)
         except ModuleNotFoundError:
             message = "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
             raise LedgerError(message) from None

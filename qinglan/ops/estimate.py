@@ -30,6 +30,7 @@ from qinglan.evaluation.teacher_comparison import draw
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, teacher_requests
+from qinglan.recipes.kinds.elements import Message
 from qinglan.recipes.kinds.recipe import JudgeUse
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import write_jsonl
@@ -85,10 +86,13 @@ class QuestionCounts:
     labelled: int = 0
     """Of these, with a gold document."""
 
+    def add_prompts(self, what: str, prompts: Sequence[Sequence[Message]]) -> None:
+        self.asked[what] += len(prompts)
+        self.prompt_chars[what] += sum(len(said["content"]) for prompt in prompts for said in prompt)
+
     def add(self, what: str, requests: Sequence[Request], ledger: Ledger) -> None:
-        self.asked[what] += len(requests)
+        self.add_prompts(what, [request.body["messages"] for request in requests])
         self.known[what] += len(ledger.get_many({request.request_hash for request in requests}))
-        self.prompt_chars[what] += sum(len(said["content"]) for each in requests for said in each.body["messages"])
 
 
 @contextmanager
@@ -115,6 +119,7 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
 def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> QuestionCounts:
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
     recipe, counts, splits, drawn = get_recipe(profile.recipe), QuestionCounts(), Counter[Split | None](), list[Row]()
+    distilled, extracted = distill_requests(profile), extract_requests(profile)
     most = _ARMS + len(profile.evaluate.teachers), "字" * PASSAGE_CHARS
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
@@ -123,13 +128,12 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         if ledger is None:
             continue
         drawn = draw([*drawn, *some], profile.compare.rows)
-        counts.add(_EXTRACT, list(filter(None, map(extract_requests(profile), some))), ledger)
-        requests = list(map(distill_requests(profile), some))
+        counts.add(_EXTRACT, list(filter(None, map(extracted, some))), ledger)
+        requests = list(map(distilled, some))
         for role in recipe.DISTILL_ROLES:
             counts.add(role, [each[role] for each in requests if role in each], ledger)
         for use in get_args(JudgeUse) if "judge" in recipe.graders else ():
-            prompts = (recipe.estimate_messages(use, row, profile, *most) for row in some)
-            counts.add(use, [Request("", {"messages": prompt}) for prompt in prompts], ledger)
+            counts.add_prompts(use, [recipe.estimate_messages(use, row, profile, *most) for row in some])
     if ledger:
         for label, teacher in {"teacher": profile.teacher, **profile.compare.teachers}.items():
             asked = teacher_requests(profile.model_copy(update={"teacher": teacher}))

@@ -19,6 +19,7 @@ from qinglan.config import Distill, Extract, Validate
 from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
+from qinglan.runs.processes import in_event_loop
 from qinglan.tasks.stage import Outcome, Stage, retried
 
 T = TypeVar("T")
@@ -95,6 +96,7 @@ def note_failures(path: Path, batch: row_batches.RowBatch) -> None:
                 stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
+@in_event_loop
 async def ask_services(
     stage: Stage,
     services: Services,

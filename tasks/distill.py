@@ -1,6 +1,5 @@
 """The distill stage: asks the teacher, row by row or by its batch API."""
 
-import asyncio
 from functools import partial
 from itertools import islice
 
@@ -13,6 +12,7 @@ from qinglan.recipes.kinds.distillation import require_teacher_alone, teacher_re
 from qinglan.recipes.scoring.keys import answers_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.processes import in_event_loop
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
@@ -36,19 +36,17 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
         if profile.distill.mode == "live" and "teacher" in endpoints:
             require_no_open_batches(stage, ingested)
         if profile.distill.mode == "batch_api":
-            asyncio.run(ask_by_batch(stage, services, ingested))
-        return asyncio.run(
-            ask_services(
-                stage,
-                services,
-                ingested,
-                kind="distill",
-                section="distill",
-                settings=profile.distill,
-                roles=recipe.DISTILL_ROLES,
-                concurrency=max((endpoint.concurrency for endpoint in endpoints.values()), default=1),
-                make_work=lambda clients: partial(recipe.distill, clients=clients, tenant=profile.tenant),
-            )
+            ask_by_batch(stage, services, ingested)
+        return ask_services(
+            stage,
+            services,
+            ingested,
+            kind="distill",
+            section="distill",
+            settings=profile.distill,
+            roles=recipe.DISTILL_ROLES,
+            concurrency=max((endpoint.concurrency for endpoint in endpoints.values()), default=1),
+            make_work=lambda clients: partial(recipe.distill, clients=clients, tenant=profile.tenant),
         )
 
     depends_on = {"rows_sha256": ingested.artifacts["rows"].sha256, **answers_key(profile, recipe.DISTILL_ROLES)}
@@ -71,6 +69,7 @@ def register_prompts(stage: Stage, given: StageResult) -> None:
             stage.tracker.register_prompt(name, messages[0]["content"], {"recipe_version": recipe.VERSION})
 
 
+@in_event_loop
 async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:
     """Bring into the ledger what the batch API answers; what it doesn't is asked row by row afterwards."""
     from qinglan.clients.batch_api import distill_by_batch

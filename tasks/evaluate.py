@@ -1,6 +1,5 @@
 """The evaluate stage: every arm answers the test split, and the arms are compared."""
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from qinglan.recipes.kinds.measuring import Measured, student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, write_json, write_jsonl
+from qinglan.runs.processes import in_event_loop
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
 from qinglan.tasks.batches import ask_again
@@ -82,7 +82,7 @@ def evaluate_arms(
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
         arms = recipe.baseline_arms(rows, profile, retrieve_again=True)
-        asked = asyncio.run(_ask_teachers(stage, rivals, rows, cases))
+        asked = _ask_teachers(stage, rivals, rows, cases)
         arms |= asked.arms
         keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
         with site_ledger(profile) as ledger:
@@ -94,7 +94,7 @@ def evaluate_arms(
         arms |= answers.arms
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
         tried = answers.red_team | {name: texts_of_teacher(arm) for name, arm in asked.red_team.items()}
-        done, red_team, made = asyncio.run(_complete(stage, services, arms, rows, cases, tried))
+        done, red_team, made = _complete(stage, services, arms, rows, cases, tried)
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
         found = evaluate(done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed)
         trained = hash_of({name: identity for name, identity in identities.items() if name != "champion"})
@@ -164,6 +164,7 @@ def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, Reaso
     }
 
 
+@in_event_loop
 async def _ask_teachers(
     stage: Stage, rivals: Sequence[ComparedTeacher], rows: Sequence[Row], cases: Sequence[Case]
 ) -> Asked:
@@ -237,6 +238,7 @@ def _parity(stage: Stage, name: ArmName, merged: Sequence[bytes]) -> dict[str, f
     return {"prompts": len(unmerged), "equal": len(equal), "difference": difference}
 
 
+@in_event_loop
 async def _complete(
     stage: Stage,
     services: Services,

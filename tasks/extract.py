@@ -1,6 +1,5 @@
 """The extract stage: asks the teacher for the profile and history in a row's dialogue, where the workbook has none."""
 
-import asyncio
 from functools import partial
 
 from qinglan.clients.roles import Services
@@ -30,21 +29,17 @@ def extract_context(run: Run, services: Services, ingested: StageResult) -> Stag
     recipe = get_recipe(profile.recipe)
 
     def work(stage: Stage) -> Outcome:
-        return asyncio.run(
-            ask_services(
-                stage,
-                services,
-                ingested,
-                kind="extract",
-                section="extract",
-                settings=limits,
-                roles=("teacher",),
-                concurrency=profile.teacher.concurrency,
-                make_work=lambda clients: partial(
-                    recipe.extract, clients=clients, tenant=profile.tenant, limits=limits
-                ),
-                finish=without_dialogue,
-            )
+        return ask_services(
+            stage,
+            services,
+            ingested,
+            kind="extract",
+            section="extract",
+            settings=limits,
+            roles=("teacher",),
+            concurrency=profile.teacher.concurrency,
+            make_work=lambda clients: partial(recipe.extract, clients=clients, tenant=profile.tenant, limits=limits),
+            finish=without_dialogue,
         )
 
     depends_on = {

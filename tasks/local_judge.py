@@ -1,6 +1,5 @@
 """Before RL asks a judge of our own: how far it agrees with the judge, on dev rows."""
 
-import asyncio
 from functools import partial
 from typing import cast
 
@@ -14,6 +13,7 @@ from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
+from qinglan.runs.processes import in_event_loop
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, open_judge, serve_judge
 from qinglan.tasks.batches import ask_again
@@ -45,7 +45,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
         rows = choose_rows(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
         with serve_judge(profile, judge, stage.directory, stage.say) as served:
             assert served is not None
-            pairs = asyncio.run(_compare(stage, services, served, rows))
+            pairs = _compare(stage, services, served, rows)
         artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", pairs)}
         require_answers(pairs, profile.evaluate.max_failed_share)
         found = measure_agreement(pairs, profile.reward.min_relevance)
@@ -72,6 +72,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
     return result
 
 
+@in_event_loop
 async def _compare(stage: Stage, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
     run, traced = stage.run, stage.traced
     profile = run.profile

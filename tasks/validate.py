@@ -1,6 +1,5 @@
 """The validate stage: grades what the teacher answered."""
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,24 +26,22 @@ def validate_rows(
 
     def work(stage: Stage) -> Outcome:
         found = recipe.validation_statistics()
-        outcome = asyncio.run(
-            ask_services(
-                stage,
-                services,
-                distilled,
-                kind="validate",
-                section="validation",
-                settings=profile.validation,
-                roles=roles,
-                concurrency=max(
-                    ((profile.rag if role == "rag" else endpoint_of(profile, role)).concurrency for role in roles),
-                    default=1,  # a recipe may grade by rules alone
-                ),
-                make_work=lambda clients: partial(
-                    recipe.validate, clients=clients, tenant=profile.tenant, judge="judge" in roles
-                ),
-                watch=found.add,
-            )
+        outcome = ask_services(
+            stage,
+            services,
+            distilled,
+            kind="validate",
+            section="validation",
+            settings=profile.validation,
+            roles=roles,
+            concurrency=max(
+                ((profile.rag if role == "rag" else endpoint_of(profile, role)).concurrency for role in roles),
+                default=1,  # a recipe may grade by rules alone
+            ),
+            make_work=lambda clients: partial(
+                recipe.validate, clients=clients, tenant=profile.tenant, judge="judge" in roles
+            ),
+            watch=found.add,
         )
         found.check()
         outcome.metrics = found.metrics()

@@ -1,17 +1,20 @@
 """Several background servers, each supervised and with a log: started, waited for, restarted and ended."""
 
+import asyncio
 import errno
 import os
 import random
 import shutil
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import httpx2
 
@@ -32,6 +35,8 @@ _LOG_BYTES = 50_000_000
 """Of a log that grows for months; the same amount before it is kept."""
 _LOGS_EVERY_S = 60.0
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Say = Callable[[str], object]
 Recover = Callable[[str], object]
 """What to do before the process of this name is restarted; httpx2.HTTPError postpones the restart."""
@@ -247,3 +252,28 @@ def stop_signals() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def in_event_loop(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make a plain function of a coroutine function, which Ctrl-C cancels as often as it comes.
+
+    `asyncio.run` lets a second Ctrl-C raise anywhere in the loop, and with that a waiting task can lose what wakes it:
+    the command would never end.
+    """
+
+    async def interruptible(*args: P.args, **kwargs: P.kwargs) -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work(*args, **kwargs))
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGINT, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    @wraps(work)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> T:
+        return asyncio.run(interruptible(*args, **kwargs))
+
+    return plain

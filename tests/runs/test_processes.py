@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import httpx2
@@ -149,3 +150,36 @@ def test_each_pause_is_twice_the_one_before_up_to_a_limit_and_jitter_keeps_calle
     drawn = {BackOff(1.0, 8.0, jitter=True).pause_s(3) for _ in range(50)}
     assert len(drawn) == 50
     assert 0 <= min(drawn) <= max(drawn) <= 4
+
+
+IMPATIENT = """
+import asyncio, os, signal, threading, time
+from qinglan.runs.processes import in_event_loop
+
+def interrupt():
+    for _ in range(3):
+        time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+@in_event_loop
+async def ask():
+    one_at_a_time = asyncio.Semaphore(8)
+    async def question():
+        async with one_at_a_time:
+            await asyncio.sleep(0.01)
+    async with asyncio.TaskGroup() as questions:
+        for _ in range(3000):
+            questions.create_task(question())
+        await asyncio.sleep(0.1)
+        threading.Thread(target=interrupt).start()
+
+try:
+    ask()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_second_interrupt_does_not_hang_what_the_first_one_ends() -> None:
+    ends = [run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, timeout=30) for _ in range(3)]
+    assert [(end.returncode, end.stdout, end.stderr) for end in ends] == [(0, "interrupted\n", "")] * 3

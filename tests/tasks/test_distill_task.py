@@ -1,6 +1,5 @@
 """What is paid for is not bought twice: not where a batch still holds it, nor after eight times kill -9."""
 
-import asyncio
 import random
 import signal
 import subprocess
@@ -42,7 +41,7 @@ def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Profile
 
         addresses = Addresses(f"{url}/v1", "", "")
         with pytest.raises(KilledError):
-            asyncio.run(ask_by_batch(stage, lambda: addresses, questions("虾青素咋吃", "鱼油咋吃")))
+            ask_by_batch(stage, lambda: addresses, questions("虾青素咋吃", "鱼油咋吃"))
     with pytest.raises(StageError, match=r"distill: batch batch_\w+ of an earlier run still holds .*mode=batch_api"):
         require_no_open_batches(stage, questions("鱼油咋吃"))
     require_no_open_batches(stage, questions("钙片咋吃"))

@@ -1,7 +1,7 @@
 """What goes wrong, and what comes of it: every component with each of its faults, against the real parts.
 
     make bench NAME=faults                              (200 trials, several hours; goes on where it was stopped)
-    python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's lines)
+    python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's trials)
     python benchmarks/faults.py --short                 (8 random quick trials, seeded by the date; writes no result)
 
 A trial is a site of its own in which the fault strikes at a random moment of a component's work and heals again; the
@@ -52,8 +52,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help=f"how long servers stay down; {FULL_SECONDS:g}")
     parser.add_argument("--short", action="store_true", help="random quick trials; nothing is written")
     options = parser.parse_args()
-    wanted = [line for line in lines if not options.only or line.component in options.only]
-    chosen = [line for line in wanted if not options.fault or line.fault in options.fault]
     seed = options.seed or (date.today().toordinal() if options.short else 1)
     trials = options.trials or (SHORT_TRIALS if options.short else FULL_TRIALS)
     print(f"seed {seed}", flush=True)
@@ -63,8 +61,11 @@ def main() -> None:
             lines_in_turn = random_quick_lines(rng, trials, own_disk=own_disk)
             plan = [(line, number) for number, line in enumerate(lines_in_turn)]
     else:
-        plan = [(line, 0) for line in chosen]
-        plan += [(rng.choice(chosen), number) for number in range(1, trials - len(plan) + 1)]
+        plan = [(line, 0) for line in lines]
+        plan += [(rng.choice(lines), number) for number in range(1, trials - len(plan) + 1)]
+    components = options.only or {line.component for line in lines}
+    faults = options.fault or {line.fault for line in lines}
+    chosen = [one for one in plan[:trials] if one[0].component in components and one[0].fault in faults]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     before = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.exists() and not options.short else []
     known = [
@@ -74,7 +75,7 @@ def main() -> None:
     with stop_signals(), tempfile.TemporaryDirectory(prefix="qinglan-faults-", ignore_cleanup_errors=True) as folder:
         seconds = options.seconds or (SHORT_SECONDS if options.short else FULL_SECONDS)
         with closing(Workplace(Path(folder), seconds)) as work:
-            for line, number in plan[:trials]:
+            for line, number in chosen:
                 which = {"component": line.component, "fault": line.fault, "seed": seed, "number": number}
                 if any(which.items() <= one.items() for one in known):
                     continue

@@ -293,7 +293,7 @@ class Site:
             for row in read_jsonl(self.run / "select" / "rows.jsonl", Row):
                 scores = row.answer_retrieved.scores if row.answer_retrieved else None
                 found[f"select {row.id}"] = (row.answer, row.judge_score, scores, row.status, row.reason)
-            for arm in sorted(self.run.glob("evaluate/*.jsonl")) if self.kind in TRAINING else ():
+            for arm in sorted(self.run.glob("evaluate/arm_*.jsonl")) if self.kind in TRAINING else ():
                 for each in read_jsonl(arm, ArmRow):
                     scores = each.retrieved.scores if each.retrieved else None
                     found[f"{arm.stem} {each.row_id}"] = (each.text, each.judge_score, scores, "", each.reason)

@@ -39,9 +39,7 @@ def compare(
         stages, validated = [*read, sample], {}
         for each in teachers_of(run, services):
             distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
-            validated[each.arm] = validate_rows(
-                each.run, each.services, distilled, session.knowledge_base, each.stage("validate")
-            )
+            validated[each.arm] = validate_rows(each.run, each.services, distilled, each.stage("validate"))
             stages += [distilled, validated[each.arm]]
         compared = compare_teachers(run, services, validated)
         return write_report(run, [*stages, compared])

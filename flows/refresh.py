@@ -38,7 +38,7 @@ def refresh(
         run, services = session.run, session.services
         read = with_extracted(run, services, ingest_workbook(run, session.workbook))
         distilled = distill_rows(run, services, read[-1])
-        validated = validate_rows(run, services, distilled, session.knowledge_base)
+        validated = validate_rows(run, services, distilled)
         selected = select_rows(run, validated)
         with reported_without_dataset(run, [*read, distilled, validated, selected]):
             dataset = build_dataset(run, selected)

@@ -39,7 +39,7 @@ def prepare_base_model(run: Run) -> StageResult:
             return Command(argv, swift.engine_env(profile, str(folder)), gpus=int(profile.trainer.device == "cuda"))
 
         follow = Follower(stage, metrics_path, _pretrain_line)
-        run_engine(stage, command, name="pretraining", log="pretrain.log", on_poll=follow)
+        run_engine(stage, command, name="pretraining", log="pretrain.log", watchers=[follow])
         return _model_outcome(folder, {"curve": follow.curve("loss")})
 
     return perform(run, "base_model", {"folder": str(folder)}, work, code=CODE)

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
 from qinglan.clients import row_batches
-from qinglan.clients.roles import Clients, Role, Services, open_clients
+from qinglan.clients.roles import Clients, Role, Services, endpoint_of, open_clients
 from qinglan.config import Distill, Extract, Validate
 from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
@@ -104,9 +104,7 @@ async def ask_services(
     *,
     kind: str,
     section: Literal["extract", "distill", "validation"],
-    settings: Extract | Distill | Validate,
     roles: tuple[Role, ...],
-    concurrency: int,
     make_work: Callable[[Clients], row_batches.Work],
     watch: Callable[[Row], None] = lambda _row: None,
     finish: Callable[[Row], Row] = lambda row: row,
@@ -115,11 +113,15 @@ async def ask_services(
 
     Args:
         kind: names the task runs of the batches.
-        section: the stage's in the profile, for messages.
+        section: the stage's in the profile.
+        roles: whom the work asks; none where it is done by rules alone.
         watch: called with every finished row, in order.
         finish: makes of a row, also of a failed one, the row that is written.
     """
-    source = given.artifacts["rows"]
+    profile, source = stage.run.profile, given.artifacts["rows"]
+    settings: Extract | Distill | Validate = getattr(profile, section)
+    asked = (profile.rag if role == "rag" else endpoint_of(profile, role) for role in roles)
+    rows_at_once = _KEPT_BUSY * max((service.concurrency for service in asked), default=1)
     total = source.rows or 0
     failures = stage.directory / row_batches.FAILURES_FILE
     failures.unlink(missing_ok=True)  # of an earlier attempt
@@ -127,12 +129,10 @@ async def ask_services(
     before, after = RowCounts(), RowCounts()
     configured = run_batch.with_options(**retried(settings.retries))
     async with open_clients(stage.run, services, roles, stage.traced) as clients:
-        work = _paced(
-            make_work(clients), _KEPT_BUSY * concurrency, lambda done: stage.progress(done, max(total, done), "rows")
-        )
+        work = _paced(make_work(clients), rows_at_once, lambda done: stage.progress(done, max(total, done), "rows"))
         with jsonl_writer(path := stage.directory / "rows.jsonl") as write:
             batches = row_batches.cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
-            at_once = 2 + math.ceil(_KEPT_BUSY * concurrency / settings.batch_rows)
+            at_once = 2 + math.ceil(rows_at_once / settings.batch_rows)
             done = row_batches.in_order(
                 batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once
             )

@@ -4,7 +4,7 @@ from functools import partial
 from itertools import islice
 
 from qinglan.clients.chat import Account, Message
-from qinglan.clients.roles import Services, endpoint_of, key_salt, site_ledger
+from qinglan.clients.roles import Services, key_salt, site_ledger
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
 from qinglan.recipes import get_recipe
@@ -29,11 +29,10 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
     profile = run.profile
     require_teacher_alone(profile)
     recipe = get_recipe(profile.recipe)
-    endpoints = {role: endpoint_of(profile, role) for role in recipe.DISTILL_ROLES}
 
     def work(stage: Stage) -> Outcome:
         register_prompts(stage, ingested)
-        if profile.distill.mode == "live" and "teacher" in endpoints:
+        if profile.distill.mode == "live" and "teacher" in recipe.DISTILL_ROLES:
             require_no_open_batches(stage, ingested)
         if profile.distill.mode == "batch_api":
             ask_by_batch(stage, services, ingested)
@@ -43,9 +42,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
             ingested,
             kind="distill",
             section="distill",
-            settings=profile.distill,
             roles=recipe.DISTILL_ROLES,
-            concurrency=max((endpoint.concurrency for endpoint in endpoints.values()), default=1),
             make_work=lambda clients: partial(recipe.distill, clients=clients, tenant=profile.tenant),
         )
 

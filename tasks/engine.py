@@ -4,7 +4,7 @@ rows that it leaves out."""
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -48,7 +48,7 @@ def run_engine(
     *,
     name: str,
     log: str,
-    on_poll: Callable[[], None] | None = None,
+    watchers: Sequence[Callable[[], None]] = (),
     progress: Callable[[], object] | None = None,
 ) -> None:
     """Run an engine to its end: a process here, or a job of the cluster that `trainer.ray_dashboard_url` names.
@@ -57,29 +57,29 @@ def run_engine(
         command: what to run, or what makes it anew for each attempt; not called for a job that is still running from
             before this flow's process was killed.
         name: of the engine, another one for each that a stage runs.
+        watchers: called again and again while it runs, and once after.
         progress: for engines that go on from a checkpoint: something that changes with it. They are started again
             where they die, up to `trainer.max_restarts` times. If None, a failure is final.
 
     Raises:
         EngineError: it failed; with the end of its log.
         StageError: it gave up by itself.
-        Exception: whatever `on_poll` raises; the process or, for a `QinglanError`, the job has ended then.
+        Exception: whatever a watcher raises; the process or, for a `QinglanError`, the job has ended then.
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
 
     def make() -> Command:
         return command if isinstance(command, Command) else command()
 
-    def polled() -> Callable[[], None] | None:
+    def polled() -> Callable[[], None]:
         """For one attempt."""
-        if progress is None:
-            return on_poll
-        watchdog = Watchdog(stage, name, path)
+        called = list(watchers)
+        if progress:
+            called.append(Watchdog(stage, name, path))
 
         def poll() -> None:
-            if on_poll:
-                on_poll()
-            watchdog()
+            for each in called:
+                each()
 
         return poll
 
@@ -257,15 +257,15 @@ class AlarmFollower:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._log = get_run_logger()
-        self.alarms: list[Alarm] = []
+        self.alarms = read_alarms(stage.directory / ALARMS_FILE)
         """In the order in which they came."""
-        self._reported: list[Alarm] = []
+        self._reported = list(self.alarms)
         """Also those of steps that a resume discarded, which come again if they do."""
-        self._reported += self._read()
 
     def __call__(self) -> None:
         stage = self._stage
-        for alarm in self._read():
+        self.alarms = read_alarms(stage.directory / ALARMS_FILE)
+        for alarm in [each for each in self.alarms if each not in self._reported]:
             self._reported.append(alarm)
             message = alarm_words(alarm).en
             self._log.warning("%s: step %d: alarm %s: %s", stage.name, alarm.step, alarm.name, message)
@@ -283,10 +283,6 @@ class AlarmFollower:
                 create_markdown_artifact(_alarms_markdown(self.alarms), key=key, description=text)
             except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
                 self._log.warning("%s: Prefect did not take the table of alarms: %s", stage.name, error)
-
-    def _read(self) -> list[Alarm]:
-        self.alarms = read_alarms(self._stage.directory / ALARMS_FILE)
-        return [alarm for alarm in self.alarms if alarm not in self._reported]
 
 
 def _alarms_markdown(alarms: list[Alarm]) -> str:

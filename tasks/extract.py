@@ -35,9 +35,7 @@ def extract_context(run: Run, services: Services, ingested: StageResult) -> Stag
             ingested,
             kind="extract",
             section="extract",
-            settings=limits,
             roles=("teacher",),
-            concurrency=profile.teacher.concurrency,
             make_work=lambda clients: partial(recipe.extract, clients=clients, tenant=profile.tenant, limits=limits),
             finish=without_dialogue,
         )

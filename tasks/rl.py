@@ -1,5 +1,6 @@
 """The RL stage: verl from the merged SFT model; the best checkpoint on the dev split is exported."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,23 +86,15 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             profile.rl.train_batch_size,
         )
 
-        def on_poll() -> None:
-            left_out()
-            follow()
-            watch()
-            alarms()
+        watchers: list[Callable[[], None]] = [left_out, follow, watch, alarms]
 
         def train(served: JudgeServer | None) -> None:
-            def poll() -> None:
-                on_poll()
-                if served:
-                    served.check()
-
             stage.say("starting Ray and verl's workers, about a minute on a small machine")
             checkpoint = partial(progress.checkpoints, output)
             command = partial(make_command, served)
+            called = [*watchers, *([served.check] if served else [])]
             try:
-                run_engine(stage, command, name="verl", log="rl.log", on_poll=poll, progress=checkpoint)
+                run_engine(stage, command, name="verl", log="rl.log", watchers=called, progress=checkpoint)
             except StageError as error:
                 if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
                     raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
@@ -111,7 +104,8 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         if ended is None or ended[1]:  # else an earlier attempt ended training on purpose, and failed only later
             with serve_judge(profile, judge, stage.directory / "judge", stage.say) as served:
                 train(served)
-        on_poll()
+        for look in watchers:
+            look()
         follow.flush()
         if stopped := read_stop(stage.directory):
             stage.say(f"training ended early {stopped[0]}")

@@ -47,8 +47,6 @@ class Session(NamedTuple):
     services: Services
     workbook: Path
     """A file or folder; with `data.sql`, where ingest keeps the database's rows."""
-    knowledge_base: Path | None
-    """The file that the embedded RAG serves; None for a live service, and for a recipe without retrieval."""
     source_named: bool = False
     """The user named the run to start from."""
 
@@ -117,7 +115,7 @@ def open_session(
             run = run.model_copy(update={"knowledge_base_sha256": sha256_of(knowledge_base)})
         try:
             with embedded_services(run.profile, knowledge_base) as services:
-                yield Session(run, services, workbook, knowledge_base, bool(source))
+                yield Session(run, services, workbook, bool(source))
         except BaseException as error:
             run_folder.note_end(run, error)
             tracker.end_run(run.mlflow_run_id, failed=True)

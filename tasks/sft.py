@@ -55,13 +55,8 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         rows, limit, log = train_file.rows or 0, profile.sft.max_length, stage.directory / "sft.log"
         follow = Follower(stage, output / swift.LOGGING_FILE, _swift_line)
         left_out = LeftOut(stage, log, rows, partial(swift.left_out, rows), f"sft.max_length = {limit}")
-
-        def on_poll() -> None:
-            left_out()
-            follow()
-
         checkpoint = partial(swift.newest_checkpoint, output)
-        run_engine(stage, command, name="ms-swift SFT", log=log.name, on_poll=on_poll, progress=checkpoint)
+        run_engine(stage, command, name="ms-swift SFT", log=log.name, watchers=[left_out, follow], progress=checkpoint)
         adapter = swift.best_checkpoint(output)
         if adapter is None:
             raise EngineError(f"ms-swift ended without a checkpoint; log: {log}")

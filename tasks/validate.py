@@ -1,13 +1,12 @@
 """The validate stage: grades what the teacher answered."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from qinglan.clients.roles import Services, endpoint_of
+from qinglan.clients.roles import Services
 from qinglan.recipes import get_recipe
 from qinglan.recipes.scoring.keys import scoring_key
-from qinglan.runs.artifacts import StageResult, sha256_of
+from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
@@ -16,9 +15,7 @@ CODE = (__name__, "recipe.validation", "qinglan.clients", "qinglan.rows", "qingl
 
 
 @stage_task("validate", run_name="{name}")
-def validate_rows(
-    run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None, name: str = "validate"
-) -> StageResult:
+def validate_rows(run: Run, services: Services, distilled: StageResult, name: str = "validate") -> StageResult:
     """Grade what the teacher answered, by the services and rules that the recipe names."""
     profile = run.profile
     recipe, judges = get_recipe(profile.recipe), profile.validation.judge_baseline
@@ -32,12 +29,7 @@ def validate_rows(
             distilled,
             kind="validate",
             section="validation",
-            settings=profile.validation,
             roles=roles,
-            concurrency=max(
-                ((profile.rag if role == "rag" else endpoint_of(profile, role)).concurrency for role in roles),
-                default=1,  # a recipe may grade by rules alone
-            ),
             make_work=lambda clients: partial(
                 recipe.validate, clients=clients, tenant=profile.tenant, judge="judge" in roles
             ),
@@ -56,5 +48,5 @@ def validate_rows(
         "judge_baseline": judges,
     }
     if "rag" in roles:  # a live service's knowledge base changes unseen, so its answers are reused within one run only
-        depends_on["knowledge_base"] = sha256_of(knowledge_base) if knowledge_base else run.id
+        depends_on["knowledge_base"] = run.knowledge_base_sha256 or run.id
     return perform(run, name, depends_on, work, code=CODE)

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from qinglan.config.base import EMBEDDED, Count, LocalPath, Pattern, Positive, SecretName, Section, Share
 from qinglan.config.site import Endpoint
+from qinglan.text import ARMS
 
 
 class Columns(Section):
@@ -184,14 +185,11 @@ class Refresh(Section):
     """Jensen–Shannon distance (0 to 1) of vocabulary, length or score from which a drift is called out."""
 
 
-_OWN_ARMS = ("original", "teacher", "base", "sft", "rl", "champion")
-
-
 def _refuse_no_file_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", value):
         raise ValueError("a teacher's name is 1 to 40 letters, digits, dots, dashes and underscores, as files carry it")
-    if value.lower() in _OWN_ARMS:
-        raise ValueError(f"{value} has a meaning in every report ({', '.join(_OWN_ARMS)}); choose another name")
+    if value.lower() in ARMS:
+        raise ValueError(f"{value} has a meaning in every report ({', '.join(ARMS)}); choose another name")
     return value
 
 

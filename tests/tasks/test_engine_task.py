@@ -191,7 +191,7 @@ def test_sigterm_stops_the_job_of_a_cancelled_run_alone(
     monkeypatch.setattr(engine, "is_cancelled", lambda run: cancelled and run == "f1")
     terminate = raising(TerminationSignal(SIGTERM))  # as Prefect does, and no Exception
     with pytest.raises(TerminationSignal):
-        run_engine(stage, Command(["true"]), name="verl", log="rl.log", on_poll=terminate)
+        run_engine(stage, Command(["true"]), name="verl", log="rl.log", watchers=[terminate])
     assert bool(ray.stopped()) == cancelled
 
 

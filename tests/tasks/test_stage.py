@@ -171,7 +171,7 @@ def resolve(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         profile: Profile, *names: str, flow: str = "evaluate", source: str | None = None, done: bool = True
     ) -> list[StageResult]:
         with open_run(profile, flow, source=source) as opened:
-            found = stages_of(Session(opened, SimpleNamespace(), Path(), None, source is not None), names)  # type: ignore[arg-type]
+            found = stages_of(Session(opened, SimpleNamespace(), Path(), source is not None), names)  # type: ignore[arg-type]
             if done:
                 finish_run(opened)
             return found

@@ -76,7 +76,7 @@ class Site:
         return distill_rows(run, self.services, ingest_workbook(run, self.workbook))
 
     def validate(self, run: Run) -> StageResult:
-        return validate_rows(run, self.services, self.distill(run), None)
+        return validate_rows(run, self.services, self.distill(run))
 
 
 SiteOf = Callable[..., Site]
@@ -399,7 +399,7 @@ def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: Prof
         stages, validated = [sample], {}
         for each in teachers_of(run, services):
             distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
-            validated[each.arm] = validate_rows(each.run, each.services, distilled, None, each.stage("validate"))
+            validated[each.arm] = validate_rows(each.run, each.services, distilled, each.stage("validate"))
             stages += [distilled, validated[each.arm]]
         return [*stages, compare_teachers(run, services, validated)]
 

@@ -76,10 +76,7 @@ class Reviews:
         for row in rows:
             review = self.current(row)
             verdict, corrected = (review.verdict, review.corrected) if review else (None, None)
-            if (row.review, row.corrected) == (verdict, corrected):
-                yield row
-            else:
-                yield row.model_copy(update={"review": verdict, "corrected": corrected})
+            yield row.model_copy(update={"review": verdict, "corrected": corrected})
 
 
 def load_reviews(profile: Profile) -> Reviews:

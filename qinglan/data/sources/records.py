@@ -57,10 +57,9 @@ class InputColumns(NamedTuple):
         """The profile's columns; it may give the recipe's inputs other names than the recipe."""
         default = {field: Columns.model_fields[field].default for field in FIELDS}
         default |= {input_field(each.name): each.column for each in inputs}
-        named = {input_field(name): column for name, column in data.columns.inputs.items()}
-        names = {field: named.get(field, column) for field, column in default.items()}
-        names |= {field: getattr(data.columns, field) for field in FIELDS}
-        names = {field: column for field, column in names.items() if column}
+        named = {field: getattr(data.columns, field) for field in FIELDS}
+        named |= {input_field(name): column for name, column in data.columns.inputs.items()}
+        names = {field: column for field in default if (column := named.get(field, default[field]))}
         required = {"query", *(input_field(each.name) for each in inputs if each.required)}
         required |= {field for field, column in names.items() if column != default[field]}
         return cls(names, frozenset(required), data.sheet)

@@ -81,11 +81,11 @@ class Evaluated:
                 ({"id": i, "text": i, "start": i} | answer | self.answers.get(name, {}) for i in ids),
             )
 
-    async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Any:
+    def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Any:
         self.arms, self.red_team, self.cases = arms, red_team, cases
         return Measured(dict(arms), self.unjudged), {}, {"judge": {"cached": 1}}
 
-    async def ask_teachers(self, _stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
+    def ask_teachers(self, _stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
         self.asked = [(rival.arm, rival.run.profile.teacher.model) for rival in rivals]
         return self.answered
 

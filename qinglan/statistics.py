@@ -11,16 +11,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.uint8]
 Interval = tuple[float, float]
 Values = Mapping[str, float | None]
+Number = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
+"""None where there is no value; NaN, the only value that differs from itself, becomes None."""
 
 MIN_FLIPS = 10_000
 POWER_FACTOR = 2.80
@@ -45,11 +47,12 @@ class ArmScores(Statistic):
 
 
 class MeanCi(Statistic):
-    """One arm's mean. `ci95` is None for fewer than two groups, which say nothing about spread."""
+    """One arm's mean over the rows that have a value."""
 
-    mean: float | None
-    ci95: Interval | None
-    n: int
+    mean: Number = None
+    n: int = 0
+    ci95: Interval | None = None
+    """None where none is estimated, and for fewer than two groups, which say nothing about spread."""
 
 
 class Comparison(Statistic):
@@ -199,7 +202,7 @@ def mean_ci(values: Values, groups: Mapping[str, str], resamples: int = 10_000, 
     present = _present(values)
     rows = sorted(present)
     clusters = _cluster(np.array([present[row] for row in rows], dtype=float), rows, groups)
-    return MeanCi(mean=clusters.mean, ci95=_percentiles(_bootstrap(clusters, resamples, seed)), n=len(rows))
+    return MeanCi(mean=clusters.mean, n=len(rows), ci95=_percentiles(_bootstrap(clusters, resamples, seed)))
 
 
 def ratio_ci(pairs: Sequence[tuple[float, float]], resamples: int = 10_000, seed: int = 0) -> Interval | None:

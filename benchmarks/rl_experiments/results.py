@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from qinglan.evaluation.figures import arm_scores
+from qinglan.evaluation.figures import scores_of
 from qinglan.evaluation.models import Report
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import ArmRow, Row, groups_of
@@ -139,7 +139,7 @@ def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]
         cores=os.cpu_count() or 1,
         rl_s=rl.seconds,
         questions=hash_of(groups),
-        top1={name: marks(name, arm, rows, recipe) for name, arm in arms.items()},
+        top1={name: marks(arm, rows, recipe) for name, arm in arms.items()},
         quality={name: arm.mean("quality") for name, arm in report.arms.items()},
         summary=rl.details["summary"],
         alarms=[f"{alarm['name']} @ {alarm['step']}" for alarm in rl.details.get("alarms", [])],
@@ -159,9 +159,9 @@ def work_of(directory: Path, name: str) -> Path:
     return directory.parent / stage_of(directory, name).run_id / name
 
 
-def marks(name: str, arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> str:
+def marks(arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> str:
     """An arm's top-1, a character per question."""
-    top1 = arm_scores(name, arm, rows, recipe).scores["top1"]
+    top1 = scores_of(arm, rows, recipe)["top1"]
     return "".join(_MARKS[top1.get(row)] for row in sorted(row.id for row in rows))
 
 

@@ -150,7 +150,7 @@ def _evaluate(run: Run, services: Services, verl_run: Path) -> dict[str, Any]:
     (rl,) = _arms(run, services, {"rl": str(found[best])}, test, "test").values()
     updates = profile.rl.train_batch_size // profile.rl.ppo_mini_batch_size
     return {
-        "top1": marks("rl", rl, test, recipe),
+        "top1": marks(rl, test, recipe),
         "quality": summarise(rl, test, profile.evaluate, recipe).mean("quality"),
         "chosen_step": best // updates,
         "dev_metric": "top1",

@@ -16,9 +16,11 @@ from qinglan.evaluation.reasons import Reason
 from qinglan.recipes import QUALITY, Metric, Recipe
 from qinglan.recipes.kinds.measuring import consistency
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, documents_of, groups_of, normalise
-from qinglan.statistics import ArmScores, Comparison, Values, compare, holm_corrected, mean_ci, percentile_ci, ratio_ci
+from qinglan.statistics import ArmScores, Comparison, MeanCi, compare, holm_corrected, mean_ci, percentile_ci, ratio_ci
 from qinglan.text import ARMS
 
+Scores = Mapping[str, Mapping[str, float | None]]
+"""Of one arm: each of the recipe's metrics by row id."""
 _PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     *(("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("teacher", "original"), ("sft", "base")),
     *(("rl", "champion"), ("sft", "champion"), ("champion", "teacher")),
@@ -38,13 +40,10 @@ _SLICES: dict[str, Callable[[Row], str | None]] = {
 }
 
 
-def arm_scores(name: str, arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Recipe) -> ArmScores:
-    """Each of the recipe's metrics by row id."""
+def scores_of(arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Recipe) -> Scores:
     by_id = {row.id: row for row in rows}
     found = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
-    return ArmScores(
-        arm=name, scores={metric.name: {row: found[row].get(metric.name) for row in found} for metric in recipe.METRICS}
-    )
+    return {metric.name: {row: found[row].get(metric.name) for row in found} for metric in recipe.METRICS}
 
 
 def values_of(entry: ArmRow, row: Row, recipe: Recipe) -> dict[str, float]:
@@ -59,7 +58,7 @@ def summarise(
     arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, recipe: Recipe, load: Reason | None = None
 ) -> models.ArmFigures:
     """The figures of one arm; `load`: what else its model had to do while its latency was measured."""
-    values = arm_scores("arm", arm, rows, recipe).scores
+    values = scores_of(arm, rows, recipe)
     measured: dict[str, list[float]] = {
         figure: [value for entry in arm if (value := getattr(entry, figure)) is not None]
         for figure in ("latency_ms", "cost_usd", "prompt_tokens", "completion_tokens")
@@ -87,14 +86,14 @@ def summarise(
 
 
 def _scores(
-    values: Mapping[str, Values], metrics: Iterable[Metric], groups: Mapping[str, str], resamples: int, seed: int
-) -> dict[str, models.Score]:
+    values: Scores, metrics: Iterable[Metric], groups: Mapping[str, str], resamples: int, seed: int
+) -> dict[str, MeanCi]:
     """Of the metrics that have values."""
     means = {
         metric.name: mean_ci(values[metric.name], groups, resamples if metric.interval else 0, seed)
         for metric in metrics
     }
-    return {name: models.Score(mean=found.mean, n=found.n, ci95=found.ci95) for name, found in means.items() if found.n}
+    return {name: found for name, found in means.items() if found.n}
 
 
 def pairs_of(arms: Collection[ArmName]) -> list[tuple[ArmName, ArmName]]:
@@ -108,7 +107,8 @@ def compare_arms(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
 ) -> list[Comparison]:
     """All pairs on every metric that has values, with p-values corrected for all comparisons on the same metric."""
-    scores, groups = {name: arm_scores(name, arm, rows, recipe) for name, arm in arms.items()}, groups_of(rows)
+    groups = groups_of(rows)
+    scores = {name: ArmScores(arm=name, scores=scores_of(arm, rows, recipe)) for name, arm in arms.items()}
     found = [
         compared(scores[a], scores[b], metric, groups, config)
         for a, b in pairs_of(arms)
@@ -130,7 +130,7 @@ def slices_of(
     Of the metrics that have intervals. Slices are many and small: an interval here is for reading and decides nothing.
     """
     metrics = [metric for metric in recipe.METRICS if metric.interval]
-    scores = {name: arm_scores(name, arm, rows, recipe).scores for name, arm in arms.items()}
+    scores = {name: scores_of(arm, rows, recipe) for name, arm in arms.items()}
     groups, pairs = groups_of(rows), pairs_of(arms)
     pairs = [pair for pair in pairs if pair[0] in ("rl", "sft")] or [pair for pair in pairs if pair[0] == "teacher"]
     made = []

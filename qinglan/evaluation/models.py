@@ -2,9 +2,9 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.reasons import Reason, reason
@@ -14,7 +14,7 @@ from qinglan.recipes import Finding, Metric
 from qinglan.rows import ArmName, Retrieved
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.runs.schema_version import dump_record, first_flaw, read_record
-from qinglan.statistics import Comparison, Interval
+from qinglan.statistics import Comparison, Interval, MeanCi, Number
 from qinglan.training.alarms import Alarm
 
 Verdict = Literal["promote", "refuse", "undecided"]
@@ -80,10 +80,9 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
     @property
     def reason(self) -> Reason:
         """What was decided about each arm, with the reasons."""
-        first, *others = self.in_order
-        if not others:
-            return first.own_reason
-        (then,) = others
+        if self.also_tried is None:
+            return self.own_reason
+        first, then = self.in_order
         return reason("fallback_tried", first=first.own_reason, model=then.challenger, then=then.own_reason)
 
     @property
@@ -116,10 +115,6 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
 
 SimulatedRole = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
 Tone = Literal["better", "worse", "open", "none"]
-
-
-Number = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
-"""Null where there is no value; NaN, the only value that differs from itself, becomes null."""
 
 
 class ReportPart(BaseModel):
@@ -166,24 +161,19 @@ class Api(ReportPart):
     judge: Usage = Usage()
     rag: RagCalls = RagCalls()
 
-
-class Score(ReportPart):
-    """A mean over the questions that have a value."""
-
-    mean: Number = None
-    n: int = 0
-    ci95: Interval | None = None
-    """None where none is estimated, and for fewer than two groups."""
+    @property
+    def cost_usd(self) -> float:
+        return self.teacher.cost_usd + self.answerer.cost_usd + self.judge.cost_usd
 
 
 class ScoredMetrics(ReportPart):
     """Something that has means by metric."""
 
-    scores: dict[str, Score] = {}
+    scores: dict[str, MeanCi] = {}
     """Of the metrics that have values."""
 
-    def score(self, metric: str) -> Score:
-        return self.scores.get(metric, Score())
+    def score(self, metric: str) -> MeanCi:
+        return self.scores.get(metric, MeanCi())
 
     def mean(self, metric: str) -> float | None:
         return self.score(metric).mean

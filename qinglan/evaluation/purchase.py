@@ -30,10 +30,10 @@ _SAME_COST = 1.05
 class RivalResult(NamedTuple):
     """One rival against the main teacher."""
 
-    arm: str
     rival: str
+    """Its arm, which is called so in the text as well."""
     main: str
-    """What the two are called."""
+    """What the main teacher is called."""
     figures: ArmFigures
     main_figures: ArmFigures
     comparisons: Sequence[Comparison]
@@ -109,8 +109,7 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
         mine = {c.metric: c for c in evaluation.comparisons if (c.a, c.b) == (arm, MAIN) and c.diff is not None}
         if mine:
             result = RivalResult(
-                arm=arm,
-                rival=labels[arm],
+                rival=arm,
                 main=labels[MAIN],
                 figures=evaluation.arms[arm],
                 main_figures=evaluation.arms[MAIN],
@@ -124,13 +123,13 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
     if not offers:
         return None
     # Among those that may be taken the cheapest leads, else the order of the profile.
-    cost = {o.arm: o.figures.cost_per_1000_usd or 0.0 if o.advice == "take" else 0.0 for o in offers}
-    first = min(offers, key=lambda result: (_ORDER.index(result.advice), cost[result.arm]))
+    cost = {o.rival: o.figures.cost_per_1000_usd or 0.0 if o.advice == "take" else 0.0 for o in offers}
+    first = min(offers, key=lambda result: (_ORDER.index(result.advice), cost[result.rival]))
     primary = first.comparisons[0]
     difference = _difference(first, primary)
     return Purchase(
         labels=labels,
-        rival=first.arm,
+        rival=first.rival,
         tone="better" if first.advice == "take" else "open",
         sentence=reason("purchase", rival=first.rival, cost=_cost(first), difference=difference, questions=primary.n),
         reading=_advice(first),

@@ -188,14 +188,13 @@ def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
 
 
 def _curves(details: Mapping[str, Mapping[str, Any]]) -> dict[str, list[models.Series]]:
+    drawn = [(name, label, details[stage].get(key)) for name, stage, key, label in _CURVES]
+    drawn += [(f"rl_{name}", "mean of a step", points) for name, points in details["rl"].get("curves", {}).items()]
     curves: dict[str, list[models.Series]] = {}
-    for name, stage, key, label in _CURVES:
-        if points := details[stage].get(key):
+    for name, label, points in drawn:
+        if points:
             x, y = zip(*points, strict=True)
             curves.setdefault(name, []).append(models.Series(label=label, x=x, y=y))
-    for name, points in details["rl"].get("curves", {}).items():
-        x, y = zip(*points, strict=True)
-        curves[f"rl_{name}"] = [models.Series(label="mean of a step", x=x, y=y)]
     return curves
 
 

@@ -38,7 +38,7 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
         yield from _model_lines(report, targets)
     yield from row_lines(report, profile)
     if targets.run_usd:
-        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, _paid_usd(report), False)
+        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, report.api.cost_usd, False)
     if targets.days:
         days = sum(stage.seconds for stage in report.stages if not stage.reused_from) / 86_400
         yield Line(Both("days", "天数"), targets.days, days, False)
@@ -82,21 +82,17 @@ def target_findings(report: Report, profile: Profile) -> Iterator[Finding]:
         yield Finding(title=Both("What it has cost and saves", "投入与节省"), columns=heads, rows=tuple(costs))
 
 
-def _paid_usd(report: Report) -> float:
-    return float(sum(getattr(report.api, role).cost_usd for role in ("teacher", "answerer", "judge")))
-
-
 def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
     hour_usd, name = profile.student.gpu_hour_usd, candidate(report)
     trained = [stage for stage in report.stages if stage.name in ("sft", "rl") and not stage.reused_from]
     if hour_usd is None or name is None or not trained:
         return
     hours = sum(profile.trainer.gpus_of[stage.name] * stage.seconds / 3600 for stage in trained)
-    invested = hours * hour_usd + _paid_usd(report)
+    invested = hours * hour_usd + report.api.cost_usd
     yield FindingRow(
         label=Both("training, GPU-hours at student.gpu_hour_usd", "训练（GPU 小时费）"), values=(hours * hour_usd,)
     )
-    yield FindingRow(label=Both("paid calls of this run", "本次付费调用"), values=(_paid_usd(report),))
+    yield FindingRow(label=Both("paid calls of this run", "本次付费调用"), values=(report.api.cost_usd,))
     own, teacher = (report.arms[arm].cost_per_1000_usd if arm in report.arms else None for arm in (name, "teacher"))
     if own is None or teacher is None:
         return

@@ -14,7 +14,7 @@ from qinglan.clients.roles import Addresses, Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
 from qinglan.config import Endpoint, Evaluate, Profile, Tenant
 from qinglan.errors import CallError
-from qinglan.evaluation.figures import arm_scores, compared, examples, summarise
+from qinglan.evaluation.figures import compared, examples, scores_of, summarise
 from qinglan.evaluation.models import ArmFigures, Evaluation
 from qinglan.evaluation.reasons import Reason
 from qinglan.ledger import Ledger
@@ -147,7 +147,6 @@ def evaluate_teachers(
         },
         comparisons=_comparisons(arms, rows, config, recipe),
         examples=examples(arms, rows, recipe),
-        shared=[],
     )
 
 
@@ -167,11 +166,10 @@ def _comparisons(
 ) -> list[Comparison]:
     groups, scores = groups_of(rows), {}
     for name, arm in arms.items():
-        found = arm_scores(name, arm, rows, recipe).scores
-        found[ANSWERED.name] = {
+        answered = {
             entry.row_id: None if entry.reason == OVER_BUDGET else float(entry.text is not None) for entry in arm
         }
-        scores[name] = ArmScores(arm=name, scores=found)
+        scores[name] = ArmScores(arm=name, scores={**scores_of(arm, rows, recipe), ANSWERED.name: answered})
     teachers = [name for name in arms if name != ORIGINAL]
     rivals = [name for name in teachers if name != MAIN]
     metrics = [metric for metric in recipe.METRICS if metric.compared and metric.interval]

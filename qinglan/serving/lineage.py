@@ -10,7 +10,7 @@ from typing import NamedTuple
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.evaluation.figures import arm_scores
+from qinglan.evaluation.figures import scores_of
 from qinglan.evaluation.models import Evaluation
 from qinglan.ledger import Call, Ledger
 from qinglan.recipes import get_recipe
@@ -83,7 +83,7 @@ def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> 
     evaluation = stage.load("evaluation", Evaluation)
     arm = evaluation.arms[subject.arm]
     metric = metric or next((each.name for each in evaluation.metrics if arm.mean(each.name) is not None), "")
-    values = _values(profile, subject.arm, metric, entries, rows)
+    values = _values(profile, metric, entries, rows)
     present = [value for value in values.values() if value is not None]
     recomputed, file = sum(present) / len(present) if present else None, stage.path(f"arm_{subject.arm}")
     return Figure(metric, arm.mean(metric), recomputed, len(present), len(entries), stage, file)
@@ -94,7 +94,7 @@ def rows_behind(
 ) -> list[RowTrace]:
     """Rows by id, or those with the lowest values, followed to workbook and ledger."""
     stage, rows, entries = _evaluated(subject)
-    values, by_id = _values(profile, subject.arm, metric, entries, rows), {row.id: row for row in rows}
+    values, by_id = _values(profile, metric, entries, rows), {row.id: row for row in rows}
     if unknown := [each for each in ids if each not in by_id]:
         raise ConfigError(f"row `{unknown[0]}`: is not among the {len(rows):,} test questions of {subject.run.name}")
     lowest = sorted((value, each) for each, value in values.items() if value is not None)[:worst]
@@ -122,13 +122,12 @@ def _entries(stage: StageResult, arm: str) -> list[ArmRow]:
     return list(read_jsonl(artifact.verify(), ArmRow))
 
 
-def _values(
-    profile: Profile, arm: str, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]
-) -> dict[str, float | None]:
-    scores = arm_scores(arm, entries, rows, get_recipe(profile.recipe)).scores
+def _values(profile: Profile, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]) -> dict[str, float | None]:
+    scores = scores_of(entries, rows, get_recipe(profile.recipe))
     if metric not in scores:
         raise ConfigError(f"metric `{metric}`: is not a mean over rows; those are {', '.join(scores)}")
-    return dict(scores[metric])
+    # A recipe may give True for 1.
+    return {row: None if value is None else float(value) for row, value in scores[metric].items()}
 
 
 def _paid_calls(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:

@@ -6,21 +6,18 @@ Retry-After, 500, and a connection that drops in the middle of the answer.
 
 import argparse
 import asyncio
-import json
 import socket
 import sys
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import uvicorn
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qinglan.clients.openai_protocol import error_body
 
 Fault = Literal["rate_limit", "server_error", "drop"]
-
-_FAULTS: tuple[Fault, ...] = ("rate_limit", "server_error", "drop")
-_JSON = (b"content-type", b"application/json")
 
 
 class Faults:
@@ -33,7 +30,7 @@ class Faults:
         self._rng = Random(seed)
 
     def next_fault(self) -> Fault | None:
-        return self._rng.choice(_FAULTS) if self._rng.random() < self._fault_rate else None
+        return self._rng.choice(get_args(Fault)) if self._rng.random() < self._fault_rate else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -45,18 +42,13 @@ class Faults:
             case None:
                 await self._app(scope, receive, send)
             case "rate_limit":
-                await _fail(send, 429, "rate limit reached; try again", (b"retry-after", b"1"))
+                refusal = JSONResponse(error_body(429, "rate limit reached; try again"), 429, {"retry-after": "1"})
+                await refusal(scope, receive, send)
             case "server_error":
-                await _fail(send, 500, "injected failure")
+                await JSONResponse(error_body(500, "injected failure"), 500)(scope, receive, send)
             case "drop":  # an answer that never ends makes uvicorn close the connection
-                await send({"type": "http.response.start", "status": 200, "headers": [_JSON]})
-
-
-async def _fail(send: Send, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
-    body = json.dumps(error_body(status, message)).encode()
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+                headers = [(b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:

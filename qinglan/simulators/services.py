@@ -59,9 +59,8 @@ def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
 
 
 def is_any_model_embedded(profile: Profile) -> bool:
-    answerer = [profile.answerer] if profile.answerer else []
-    endpoints = (profile.teacher, profile.judge, *answerer, *profile.compare.teachers.values())
-    return any(endpoint.base_url == EMBEDDED for endpoint in endpoints)
+    endpoints = (profile.teacher, profile.judge, profile.answerer, *profile.compare.teachers.values())
+    return any(endpoint is not None and endpoint.base_url == EMBEDDED for endpoint in endpoints)
 
 
 def teacher_argv(profile: Profile) -> list[str]:

@@ -18,8 +18,8 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Profile, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import figures
-from qinglan.evaluation.figures import arm_scores, compare_arms, examples, pairs_of, slices_of, summarise
-from qinglan.evaluation.models import Decision, Report, Score, StageSummary
+from qinglan.evaluation.figures import compare_arms, examples, pairs_of, scores_of, slices_of, summarise
+from qinglan.evaluation.models import Decision, Report, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
@@ -30,6 +30,7 @@ from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row, groups_of
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import open_run
+from qinglan.statistics import MeanCi
 
 FEW = {"bootstrap_resamples": 200}
 CONFIG = Evaluate(**FEW)
@@ -101,7 +102,7 @@ async def test_an_empty_rewrite_is_wrong_and_one_that_no_call_gave_is_missing():
     arms = {"rl": [*student_rows([line], None, RECIPE), *arm(*[HIT] * 40)[1:]], "teacher": arm(*[HIT] * 40)}
     arms["teacher"][:2] = [ArmRow(row_id="000", reason="empty_answer"), refused]
     done = await retrieved(rag, **arms)
-    top1 = {name: arm_scores(name, entries, ROWS, RECIPE).scores["top1"] for name, entries in done.items()}
+    top1 = {name: scores_of(entries, ROWS, RECIPE)["top1"] for name, entries in done.items()}
     values = {name: list(found.values()) for name, found in top1.items()}
     assert values == {"rl": [0.0, *[1.0] * 39], "teacher": [0.0, None, *[1.0] * 38]} and rag.asked == []
     summary = summarise(done["teacher"], ROWS, CONFIG, RECIPE)
@@ -129,7 +130,7 @@ async def test_a_further_teachers_refusal_is_a_finding_and_its_outage_is_none():
 
 
 def test_scores_of_one_arm():
-    scores = arm_scores("a", arm(HIT, MISS, None, Retrieved()), ROWS, RECIPE).scores
+    scores = scores_of(arm(HIT, MISS, None, Retrieved()), ROWS, RECIPE)
     assert list(scores["top1"].values()) == [1.0, 0.0, None, 0.0]
     assert list(scores["mrr10"].values()) == [1.0, 0.5, None, 0.0]
     assert list(scores["mean_top1_score"].values()) == [0.9, 0.6, None, 0.0]
@@ -143,7 +144,7 @@ def test_scores_of_one_arm():
 )
 def test_metrics_by_rank(rank: int, recall3: float, recall10: float, mrr10: float, ndcg10: float):
     found = Retrieved(ids=tuple("g" if place == rank else f"x{place}" for place in range(1, 13)))
-    scores = arm_scores("a", arm(found), ROWS, RECIPE).scores
+    scores = scores_of(arm(found), ROWS, RECIPE)
     values = {name: scores[name]["000"] for name in ("recall3", "recall10", "mrr10", "ndcg10")}
     assert values == pytest.approx({"recall3": recall3, "recall10": recall10, "mrr10": mrr10, "ndcg10": ndcg10})
 
@@ -166,7 +167,7 @@ def test_means_money_and_time_come_with_intervals():
     rows = [row(n, gold=f"g{n // 2}") for n in range(20)]
     summary = summarise(arm(*[HIT, MISS] * 10, judge_score=4.0), rows, CONFIG, RECIPE)
     assert summary.score("mean_top1_score").ci95 == pytest.approx((0.75, 0.75)), "each group holds one of both"
-    assert summary.score("quality") == Score(mean=4.0, n=20, ci95=(4.0, 4.0))
+    assert summary.score("quality") == MeanCi(mean=4.0, n=20, ci95=(4.0, 4.0))
 
 
 def test_every_comparison_on_a_metric_counts_for_holm():

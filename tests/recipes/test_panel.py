@@ -11,7 +11,7 @@ from fake_model import FakeModel
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
-from qinglan.evaluation.figures import arm_scores, summarise
+from qinglan.evaluation.figures import scores_of, summarise
 from qinglan.recipes.kinds.measuring import Panel, consistency, shuffle_texts
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
@@ -101,7 +101,7 @@ async def test_too_many_failures_are_no_evaluation_and_the_error_says_what_to_ch
 async def test_a_text_that_was_not_retrieved_with_has_no_quality():
     lost = [ArmRow(row_id="000", text="好", reason="rag_unavailable")]
     done, _ = await panel(favouring_judge()).judge({"rl": lost, "sft": arm("中")}, rows())
-    assert arm_scores("rl", done["rl"], rows(), RECIPE).scores["quality"] == {"000": None}
+    assert scores_of(done["rl"], rows(), RECIPE)["quality"] == {"000": None}
 
 
 def test_the_order_depends_on_the_row_and_says_nothing_of_the_arms():

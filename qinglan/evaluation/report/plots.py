@@ -237,19 +237,15 @@ def slice_plots(report: Report) -> list[SlicePlot]:
     main = main_comparison(report)
     if main is None:
         return []
-    key = (main.a, main.b, main.metric)
-    parts = [(part, found) for part in report.slices if (found := part.diff(*key)) is not None]
-    if not parts:
-        return []
     rows: dict[str, list[DotRow]] = {}
-    for part, found in parts:
-        drawn = rows.setdefault(part.by, [])
-        if len(drawn) < _MOST_SLICES:
+    for part in report.slices:
+        found, drawn = part.diff(main.a, main.b, main.metric), rows.setdefault(part.by, [])
+        if found and len(drawn) < _MOST_SLICES:
             name, questions = words(part.value), count(part.n)
             label = Both(f"{name.en} ({questions})", f"{name.zh}（{questions}）")
-            drawn.append((_style(found.a), label, found.diff, found.ci95))
+            drawn.append((_style(main.a), label, found.diff, found.ci95))
     axis = axis_of([row for each in rows.values() for row in each], zero=True)
-    pair = pair_words(parts[0][1].a, parts[0][1].b, report)
+    pair = pair_words(main.a, main.b, report)
     plots = ((by, dot_plot(each, signed, zero=True, axis=axis)) for by, each in rows.items())
     return [SlicePlot(words(by, "slices"), report.metric(main.metric).words, pair, plot) for by, plot in plots if plot]
 

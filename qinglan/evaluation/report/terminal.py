@@ -142,8 +142,7 @@ def _asked(report: Report) -> str:
             parts += [usd(usage.cost_usd)] if isinstance(usage, Usage) else []
             mark = "*" if role in report.simulated else ""
             lines.append(f"{'RAG' if role == 'rag' else role}{mark} {', '.join(parts)}")
-    total = sum(usage.cost_usd for usage in (api.teacher, api.answerer, api.judge))
-    return f"Asked: {'; '.join(lines) or 'nobody'}. Cost of this run: {usd(total)}"
+    return f"Asked: {'; '.join(lines) or 'nobody'}. Cost of this run: {usd(api.cost_usd)}"
 
 
 def _arms_table(report: Report) -> Table:

@@ -245,7 +245,7 @@ def _median(arm: ArmFigures) -> Reason:
 
 
 def _safe(report: Report) -> ReportAnswer:
-    texts = list[Reason]()
+    texts = _decided(report.decision) if report.decision else [reason("no_gate_asked")]
     name = report.decision.challenger if report.decision else candidate(report)
     if found := report.red_team.get(name or ""):
         counts = RedTeamCounts.of(found)
@@ -257,7 +257,6 @@ def _safe(report: Report) -> ReportAnswer:
     if report.training.rl is not None:
         alarms = len(report.alarms)
         texts.append(reason("alarms_in_rl", alarms=alarms) if alarms else reason("no_alarm_in_rl"))
-    texts = [*(_decided(report.decision) if report.decision else [reason("no_gate_asked")]), *texts]
     decided = report.decision.verdict if report.decision else "none"
     shown = [text.words for text in texts]
     if step := next_step(report):

@@ -29,10 +29,9 @@ def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
     actor = checkpoint / "actor"
     if not (actor / "fsdp_config.json").exists():
         raise ArtifactError(f"{checkpoint} is no verl checkpoint: it has no actor/fsdp_config.json")
-    for earlier in (output_dir, output_dir.with_name(ADAPTER)):
-        shutil.rmtree(earlier, ignore_errors=True)
     partial = output_dir.with_name(output_dir.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    for earlier in (output_dir, output_dir.with_name(ADAPTER), partial):
+        shutil.rmtree(earlier, ignore_errors=True)
     partial.mkdir(parents=True)
     if (actor / "lora_train_meta.json").exists():
         _merge_adapter(actor, base_model, partial)

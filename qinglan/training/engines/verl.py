@@ -58,7 +58,6 @@ _STATE = ["model", "optimizer", "extra"]
 _CPU_KV_CACHE = 256 << 20  # bytes; vLLM would take a share of the machine's memory
 _LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
 _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
-_OWN_RAY = {"+ray_kwargs.ray_init.address": "local", _UNITS: 1}
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
     "HYDRA_FULL_ERROR": "1",
@@ -153,6 +152,11 @@ def _environment(profile: Profile, model: Path, *secrets: str | None) -> dict[st
 def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
     """Everything but the run's files and `rl.extra`."""
     rl, trainer = profile.rl, profile.trainer
+    # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
+    # that `ray start` once left in /tmp/ray/ray_current_cluster.
+    # Its cores are only counted: where there are fewer than verl reserves, it would wait for ever.
+    cores = 16 + 3 * trainer.gpus_per_node
+    own_ray = {"+ray_kwargs.ray_init.address": "local", _UNITS: 1, "ray_kwargs.ray_init.num_cpus": cores}
     return {
         "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
         "algorithm.gamma": rl.gamma,
@@ -184,14 +188,7 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         "trainer.test_freq": rl.test_freq,
         "trainer.val_before_train": rl.val_before_train,
         "hydra.output_subdir": None,
-        # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
-        # that `ray start` once left in /tmp/ray/ray_current_cluster.
-        # Its cores are only counted: where there are fewer than verl reserves, it would wait for ever.
-        **(
-            {}
-            if trainer.ray_dashboard_url
-            else _OWN_RAY | {"ray_kwargs.ray_init.num_cpus": 16 + 3 * trainer.gpus_per_node}
-        ),
+        **({} if trainer.ray_dashboard_url else own_ray),
         **_policy(profile, model),
         **_kl(profile),
         **(_critic(profile, model) if rl.algorithm == "ppo" else {}),

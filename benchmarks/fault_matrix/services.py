@@ -4,6 +4,7 @@
 `/rag/retrieve` are the services; `/books`, `/switch` and `/reset` are the benchmark's.
 """
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -69,6 +70,7 @@ async def _gigabyte() -> AsyncIterator[bytes]:
     yield b'{"choices": "'
     for _ in range(_GIGABYTE // len(_BLOCK)):
         yield _BLOCK
+        await asyncio.sleep(0)  # so that the server notices that its client has gone
     yield b'"}'
 
 

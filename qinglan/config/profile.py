@@ -256,7 +256,7 @@ def secret_names(profile: Profile) -> set[str]:
 
 def withheld_secrets(profile: Profile, *needed: str | None) -> dict[str, str]:
     """The environment of a process that needs no secrets but these: the others are empty there."""
-    return dict.fromkeys(secret_names(profile) - {*needed, profile.trainer.ray_token_env, "RAY_AUTH_TOKEN"}, "")
+    return dict.fromkeys(secret_names(profile) - set(needed), "")
 
 
 def uses_proxy(url: str) -> bool:

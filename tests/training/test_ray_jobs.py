@@ -88,12 +88,13 @@ def flow(ray: FakeRay, tmp_path: Path) -> Flow:
 
 def test_a_job_is_submitted_with_its_command_environment_and_gpus(flow: Flow, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    command = Command(["/opt/python", "-m", "swift", "a b", "it's"], {"MINE": "1"}, gpus=4)
+    command = Command(["/opt/python", "-m", "swift", "a b", "it's"], {"MINE": "1", "RAY_AUTH_TOKEN": ""}, gpus=4)
     flow.run(flow.ends(FIRST), command=lambda: command)
     job = flow.ray.jobs[FIRST]
     assert shlex.split(job["entrypoint"])[-5:] == command.argv
     assert job["runtime_env"]["env_vars"]["MINE"] == "1"
     assert job["runtime_env"]["env_vars"]["DO_NOT_TRACK"] == "true"
+    assert "RAY_AUTH_TOKEN" not in job["runtime_env"]["env_vars"], "the node's own holds"
     assert job["entrypoint_num_gpus"] == 4
     assert "sk-secret" not in str(flow.ray.jobs), "no variable of the flow's own environment is sent"
     assert flow.ray.stopped() == []

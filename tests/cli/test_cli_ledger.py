@@ -10,6 +10,7 @@ from ledger_calls import call, failure
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
+from qinglan.ledger import BatchJob
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ def test_dropping_an_answer(qinglan: Qinglan, profile: Profile):
     again = "error: ledger: no answered request begins with 'h'; a row's `answer_request` names its own\n"
     assert qinglan("ledger", "drop", "h", profile=profile) == (2, "", again)
     assert re.search(r"http_429.*\n.*dropped +812 +\$0.250", qinglan("ledger", "request", "h", profile=profile)[1])
+
+
+def test_dropping_a_batch(qinglan: Qinglan, profile: Profile):
+    job = {"digest": "d", "server": "s", "role": "teacher", "status": "submitted", "batch_id": "b1", "created_s": 1.0}
+    with site_ledger(profile) as ledger:
+        ledger.save_batch(BatchJob.model_validate(job | {"request_hashes": ["x", "y"]}))
+        dropped = qinglan("ledger", "drop", "b1", profile=profile)
+        assert dropped == (0, "dropped batch b1: its 2 requests may be asked again\n", "")
+        assert not ledger.open_batches("s", "teacher")
 
 
 def test_an_estimated_cost_is_an_upper_bound(qinglan: Qinglan, profile: Profile):

@@ -188,6 +188,8 @@ def test_the_simulator_keeps_the_contract():
             lambda _: (404, b"no\nsuch\x1b[31m route"),
             'answers HTTP 404: "no such [31m route"; rag.url needs the whole address that takes a POST, with its path',
         ),
+        (lambda body: (400, f"no: {body['query']}".encode()), 'answers HTTP 400: "no: …"; compare what it expects'),
+        (lambda body: (200, f"no: {body['query']}".encode()), '"application/json"): "no: …"; send JSON'),
         (lambda _: (401, {}), "; check the variable that rag.api_key_env names"),
         (lambda _: (500, {}), "; see the service's own log"),
         (lambda _: None, "rag.url can't be reached"),

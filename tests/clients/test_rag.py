@@ -132,6 +132,17 @@ async def test_only_transient_failures_are_tried_again(serve: Serve, reply: Any,
         assert (rag.call_count, rag.failed_count, rag.transient_failures) == (calls, calls, calls > 1)
 
 
+@pytest.mark.parametrize("status", [400, 200])
+async def test_texts_that_a_service_repeats_are_in_no_error(serve: Serve, status: int):
+    def echo(body: dict[str, Any]) -> Any:
+        return status, {"detail": f"no answer to {body['query']} or {body['rewritten_query']}"}
+
+    async with client(serve(echo).url) as rag:
+        with pytest.raises(RetrievalError, match="no answer to … or …") as caught:
+            await rag.retrieve("我妈能吃虾青素吗", "虾青素 适用人群")
+    assert "虾青素" not in str(caught.value)
+
+
 async def test_nobody_there_and_garbled_bodies(serve: Serve):
     garbled = serve(script_of((200, b"not gzip", {"content-encoding": "gzip"})))
     for url in ("http://127.0.0.1:9/q", garbled.url):

@@ -4,14 +4,16 @@ import os
 from pathlib import Path
 
 import pytest
+from fixture_types import Qinglan
 
 from qinglan.config import Data, Tenant
 from qinglan.data.forgotten import FORGOTTEN_FILE, Tombstones
 from qinglan.data.workbook import read_rows, without_forgotten
-from qinglan.errors import ArtifactError
+from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.reasons import words
 from qinglan.rows import Row, row_id
-from qinglan.runs.artifacts import close_to_others, write_jsonl
+from qinglan.runs.artifacts import write_jsonl
+from qinglan.tasks.session import open_session
 
 QUESTION = "鱼油能一起吃吗"
 ID = row_id("default", QUESTION, "王小明")
@@ -58,13 +60,19 @@ def test_the_snapshot_of_a_database_never_has_it():
     assert list(kept) == [{"问题": None, "用户画像": None}, records[1]]
 
 
+@pytest.mark.parametrize("by", ["command", "flow"])
 @pytest.mark.parametrize(("before", "file", "folder"), [(0o022, 0o640, 0o750), (0o077, 0o600, 0o700)])
 def test_files_of_rows_are_for_owner_and_group_and_never_opened_wider(
-    tmp_path: Path, before: int, file: int, folder: int
+    qinglan: Qinglan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, file: int, folder: int, by: str
 ):
+    monkeypatch.setattr("gc.freeze", lambda: None)  # the tests' process goes on
     umask = os.umask(before)
     try:
-        close_to_others()
+        if by == "command":
+            qinglan("--help")
+        else:
+            with pytest.raises(ConfigError), open_session("no such profile", (), "refresh", fresh=True):
+                pass
         written = write_jsonl(tmp_path / "ingest" / "rows.jsonl", [row(QUESTION)]).path
     finally:
         os.umask(umask)

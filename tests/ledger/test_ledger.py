@@ -280,12 +280,17 @@ def on_server(postgres: str) -> Iterator[Ledger]:
         yield ledger
 
 
-def test_limits_are_a_transactions_and_not_its_sessions(postgres: str):
-    engine, limit = make_engine(postgres), sa.text("SHOW lock_timeout")
+def test_limits_are_a_transactions_and_not_its_sessions(postgres: str, monkeypatch: pytest.MonkeyPatch):
+    engine = make_engine(postgres)
+    limits = [sa.text(f"SHOW {on}_timeout") for on in ("lock", "statement", "idle_in_transaction_session")]
     with engine.begin() as db:
-        assert db.execute(limit).scalar() != "0"
+        assert "0" not in [db.execute(limit).scalar() for limit in limits]
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
-        assert db.execute(limit).scalar() == "0", "a pooler gives the session to others"
+        found = [db.execute(limit).scalar() for limit in limits]
+        assert found == ["0", "0", "0"], "a pooler gives the session to others"
+    monkeypatch.setitem(database._LIMITS, "statement_timeout", "200ms")
+    with pytest.raises(sa.exc.DBAPIError, match="due to statement timeout"), engine.begin() as db:
+        db.execute(sa.text("SELECT pg_sleep(5)"))
     engine.dispose()
 
 

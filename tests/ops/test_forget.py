@@ -190,6 +190,9 @@ def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Pro
         status, _, err = qinglan("forget", *words, profile=profile)
         assert (status, len(err.splitlines())) == (2, 1) and said in err
     assert traces(folder.parents[1])
+    status, out, err = qinglan("forget", "--text-file", str(texts), "--yes", profile=profile)
+    assert (status, err, "removed" in out) == (0, "", True)
+    assert not list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) and not traces(folder.parents[1])
 
 
 def make_site(folder: Path) -> Profile:

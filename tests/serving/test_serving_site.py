@@ -463,7 +463,8 @@ def command(profile: Profile, folder: Path, gpus: tuple[str, ...] = ()) -> tuple
 
 
 def test_on_the_cpu_the_model_is_served_as_it_was_trained(profile_of: ProfileOf, tmp_path: Path):
-    made, given = command(profile_of(student={"max_new_tokens": 24}), tmp_path)
+    judge = {"model": "small", "base_url": "http://judge/v1", "api_key_env": "KEY_OF_JUDGE"}
+    made, given = command(profile_of(student={"max_new_tokens": 24}, judge=judge), tmp_path)
     assert made.argv[:3] == [sys.executable, "-m", "swift.cli.deploy"]
     assert Path(given.pop("model")).is_absolute()
     expected = {
@@ -471,6 +472,7 @@ def test_on_the_cpu_the_model_is_served_as_it_was_trained(profile_of: ProfileOf,
         "port": "8123", "served_model_name": "version-7", "template": "qwen3_nothinking", "max_new_tokens": "24",
     }  # fmt: skip
     assert expected.items() <= given.items()
+    assert [made.env[name] for name in ("KEY_OF_JUDGE", "RAY_AUTH_TOKEN", "PREFECT_API_KEY")] == [""] * 3
 
 
 def test_on_gpus_vllm_takes_its_share_of_them(profile_of: ProfileOf, tmp_path: Path):

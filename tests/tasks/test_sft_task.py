@@ -46,10 +46,12 @@ def test_a_merge_that_was_interrupted_is_made_anew(
     monkeypatch.setattr(sft, "require_disk_space", lambda *_: None)
     monkeypatch.setattr(sft.swift, "best_checkpoint", lambda folder: folder)
 
-    def run_engine(_stage: Any, _command: Any, *, name: str, **_: Any) -> None:
+    def run_engine(_stage: Any, _command: Any, *, name: str, progress: Any = None, **_: Any) -> None:
         if name == "ms-swift merge":
             assert not half.exists()
             half.mkdir()
+        else:
+            assert name == "ms-swift SFT" and progress, "without it a training that stalls or dies is not restarted"
 
     monkeypatch.setattr(sft, "run_engine", run_engine)
     rows = write_jsonl(tmp_path / "rows.jsonl", random_rows(2))

@@ -8,8 +8,8 @@ A trial is a site of its own in which the fault strikes at a random moment of a 
 user then gives the same command up to three more times, until it ends well. Then everything is counted: rows lost,
 answers paid twice (by the services' own books, beyond what was in flight), failures that became a score, commands that
 did not end within their time, and damage to another run of the same site. Every line of the matrix is tried once, then
-random ones. Prints a line a trial and the table, writes benchmarks/results/faults.json, and exits with 1 where anything
-was wrong.
+random ones of those that need no training. Prints a line a trial and the table, writes benchmarks/results/faults.json,
+and exits with 1 where anything was wrong.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from random import Random
 from typing import Any
 
 import injection
-from fault_matrix.site import Seen, Workplace
+from fault_matrix.site import TRAINING, Seen, Workplace
 from fault_matrix.trials import Line, matrix, random_quick_lines
 from night_site.site import small_disk
 
@@ -62,7 +62,8 @@ def main() -> None:
             plan = [(line, number) for number, line in enumerate(lines_in_turn)]
     else:
         plan = [(line, 0) for line in lines]
-        plan += [(rng.choice(lines), number) for number in range(1, trials - len(plan) + 1)]
+        short = [line for line in lines if line.component not in TRAINING]
+        plan += [(rng.choice(short), number) for number in range(1, trials - len(plan) + 1)]
     components = options.only or {line.component for line in lines}
     faults = options.fault or {line.fault for line in lines}
     chosen = [one for one in plan[:trials] if one[0].component in components and one[0].fault in faults]

@@ -145,6 +145,8 @@ def test_mlflow_and_the_simulators_answer(site: Up):
         assert found.json()["data"]["recall"][0]["id"]
         question = {"model": "simulated-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
         assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
+    simulators = [process for process in site.family if "simulators" in " ".join(process.cmdline())]
+    assert {process.environ()["PREFECT_API_AUTH_STRING"] for process in simulators} == {""}, "they need no key"
 
 
 def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from qinglan.config import Profile, uses_proxy
+from qinglan.config import Profile, uses_proxy, withheld_secrets
 from qinglan.errors import ConfigError, EngineError, first_line
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import webhook_address
@@ -78,8 +78,8 @@ class _LocalSite:
             self.processes.start("mlflow_server", mlflow)
         simulated = simulated_services(self.profile)
         for simulator in simulated:
-            command = Command([sys.executable, "-m", *simulator.argv, f"--port={simulator.port}"])
-            self.processes.start(f"embedded_{simulator.title.lower()}", command)
+            argv = [sys.executable, "-m", *simulator.argv, f"--port={simulator.port}"]
+            self.processes.start(f"embedded_{simulator.title.lower()}", Command(argv, withheld_secrets(self.profile)))
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         server_file = self.site.state / SERVER_FILE  # for `qinglan run` on this site, while the server runs
         server_file.write_text(self.site.api_url, encoding="utf-8")

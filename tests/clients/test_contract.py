@@ -7,17 +7,13 @@ from typing import Any
 
 import pytest
 from fake_service import SIMULATED, FakeService, Script, trickle
-from fastapi.testclient import TestClient
 from fixture_types import ProfileOf, Serve
 
 from qinglan.clients.contract import FALLBACK, ContractFinding, examine, pair_of, probe_rag
-from qinglan.clients.rag import Passage, read_passages, request_body
+from qinglan.clients.rag import Passage
 from qinglan.config import Profile, Rag
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.ops.preflight import inspect_profile, require
-from qinglan.simulators.domains.query_rewrite.facts import documents
-from qinglan.simulators.rag_server import create_app
-from qinglan.simulators.retriever import Retriever
 
 pytestmark = pytest.mark.slow
 
@@ -165,15 +161,6 @@ def test_ids_are_noted(serve: Serve):
     assert kinds(serve, service(with_id(lambda: next(number)))) == ["honoured", "ids_change"]
     chunks_of_one_document = service(with_id(lambda: "d"))
     assert kinds(serve, chunks_of_one_document) == ["honoured"]
-
-
-def test_the_simulator_keeps_the_contract():
-    client = TestClient(create_app(Retriever(documents())))
-
-    def ask(query: str, rewrite: str | None) -> list[Passage]:
-        return read_passages(Rag(), client.post("/retrieve", json=request_body(Rag(), "t", query, rewrite)).content, "")
-
-    assert [finding.kind for finding in examine(ask, Rag(), *FALLBACK)] == ["honoured"]
 
 
 @pytest.mark.parametrize(

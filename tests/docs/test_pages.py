@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from fixture_types import Qinglan, Serve
+from fixture_types import Serve
 from qinglan_process import own_environment, run_qinglan
 from waiting import wait_until
 
@@ -96,22 +96,6 @@ def test_every_command_of_a_start_page_can_be_run(page: Path) -> None:
             assert (ROOT / words[0]).is_file() or f"`{words[0]}`" in read(page), line
         else:
             assert program in OTHER_PROGRAMS or program.startswith(("python", "/opt/trainer/")), line
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in START[1:] if "\nqinglan init " in read(page)], ids=lambda page: page.name
-)
-def test_a_start_pages_profile_is_made_by_its_command(
-    page: Path, qinglan: Qinglan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    Path("data/questions.csv").write_text("咨询内容,文档\n鱼油怎么吃,a.txt\n钙片怎么吃,b.txt\n", encoding="utf-8")
-    for line in commands(page):
-        if line.startswith("qinglan init "):
-            _, _, _, *options = shlex.split(line)
-            assert qinglan("init", "test-acme", *options, "--no-doctor")[0] == 0
-            assert load_profile("test-acme").data.columns.query == "咨询内容"
 
 
 @pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), *START[:1], *CHINESE[:1]], ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""The report in a real browser: a phone's width, the language switch, no request, and paper."""
+"""The report in a real browser: a phone's width, the language switch, and paper."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,16 +95,6 @@ def test_one_click_changes_the_language(browser: Browser, tmp_path: Path) -> Non
     assert page.get_by_text("可以上线吗？").is_visible() and not page.get_by_text("Is it safe to ship?").is_visible()
     page.keyboard.press("ArrowLeft")
     assert page.get_by_text("Is it safe to ship?").is_visible()
-
-
-def test_the_page_asks_for_nothing_and_is_silent(browser: Browser, tmp_path: Path) -> None:
-    page = opened(browser, tmp_path, full())
-    asked: list[str] = []
-    said: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.reload()
-    assert [url for url in asked if not url.startswith("file:")] == [] and said == []
 
 
 def test_paper_is_light_and_shows_what_is_folded(browser: Browser, tmp_path: Path) -> None:

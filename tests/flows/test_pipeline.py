@@ -56,12 +56,6 @@ def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_w
     assert list(report["weights"]["found"]) == ["base_model", "sft", "rl"]
 
 
-def test_artifacts_are_what_the_report_says(site: Site) -> None:
-    for stage in site.report()["stages"]:
-        for artifact in stage["artifacts"]:
-            assert sha256_of(Path(artifact["path"])) == artifact["sha256"]
-
-
 def trigrams(text: str) -> set[str]:
     plain = normalise(text)
     return {plain[i : i + 3] for i in range(max(1, len(plain) - 2))}

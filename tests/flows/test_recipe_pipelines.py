@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 import pytest
 from pipeline_site import SMALL, Site
 
-from qinglan.recipes.answer_judge import RECIPE, verdict_in
+from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl
 from qinglan.runs.launcher import JsonlTail
@@ -54,13 +54,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return finished(tmp_path_factory.mktemp("judge"), "answer_judge", JUDGE)
 
 
-def test_only_missing_answers_are_bought(medical: Site):
-    rows = list(read_jsonl(medical.run_directory / "dataset" / "rows.jsonl", Row))
-    assert len(rows) == 300
-    assert medical.report()["api"]["teacher"]["calls"] == sum("answer" not in row.inputs for row in rows) > 0
-    assert all(row.answer_request is None for row in rows if "answer" in row.inputs)
-
-
 def test_rl_is_asked_by_pools(medical: Site):
     records = parquet.read_table(medical.run_directory / "dataset" / "rl_train.parquet").to_pylist()
     pools = [Row.model_validate_json(each["extra_info"]["row"]).pool for each in records]
@@ -72,19 +65,6 @@ def test_students_are_compared_on_the_recipes_metrics(medical: Site):
     assert list(medical.report()["arms"]) == ["base", "sft", "rl"]
     assert [metric["name"] for metric in medical.report()["metrics"]][:3] == ["red_team_pass", "quality", "keywords"]
     assert medical.report()["arms"]["rl"]["scores"]["keywords"]["n"] == 60
-
-
-def test_the_gate_wants_a_gain_over_sft(medical: Site):
-    names = {rule["name"] for rule in medical.report()["decision"]["rules"]}
-    assert {"gain_vs_sft", "quality_vs_sft", "red_team"} <= names
-
-
-def test_training_logs_the_rules_parts_and_the_kl(medical: Site):
-    lines = (medical.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
-    last = json.loads(lines[-1])["data"]
-    wanted = {f"reward_extra/{part}/mean" for part in ("rule", "judge", "safety", "restraint", "red_team_pass")}
-    assert wanted <= last.keys()
-    assert "actor/reward_kl_penalty" in last
 
 
 def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(medical: Site):
@@ -106,11 +86,6 @@ def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(me
     assert not any("rag" in name for name in (*first[0], *steps[1]))
 
 
-def test_the_report_tells_the_kinds_of_danger(medical: Site):
-    page = (medical.run_directory / "report.html").read_text(encoding="utf-8")
-    assert "各类高风险问题的红队通过率" in page or "Red-team pass rate by kind of danger" in page
-
-
 def test_every_arm_has_the_recipes_metrics(judged: Site):
     assert set(judged.report()["arms"]) == {"teacher", "base", "sft", "rl"}
     for arm in judged.report()["arms"].values():
@@ -123,11 +98,6 @@ def test_weak_and_strong_model_were_both_asked_and_paid(judged: Site):
     api = judged.report()["api"]
     assert 0 < api["answerer"]["calls"] == sum("candidate" not in row.inputs for row in rows) < len(rows)
     assert (api["teacher"]["calls"], api["judge"]["calls"]) == (len(rows), 0)
-
-
-def test_rows_carry_the_answer_that_was_judged_and_the_verdict_on_it(judged: Site):
-    rows = list(read_jsonl(judged.run_directory / "distill" / "rows.jsonl", Row))
-    assert all(row.inputs["candidate"] and verdict_in(row.answer or "") for row in rows if row.status == "ok")
 
 
 def test_agreement_robustness_and_certainty_are_reported(judged: Site):

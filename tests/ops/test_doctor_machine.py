@@ -4,9 +4,9 @@ import fcntl
 import resource
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from doubles import raising
 from fixture_types import ProfileOf
 
 from qinglan.config import Profile
@@ -24,11 +24,8 @@ def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_folder_that_can_not_be_written_to(profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def refuse(dir: Path) -> Any:
-        raise OSError(30, "Read-only file system")
-
     assert machine.check_folders(profile).problem is None
-    monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", raising(OSError(30, "Read-only file system")))
     problem = machine.check_folders(profile).problem or ""
     assert problem.startswith(f"paths.runs: {tmp_path} can't be written to: Read-only file system; paths.state: ")
     assert problem.endswith("give this user write access, or name another folder")
@@ -108,14 +105,11 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
 
 
 def test_locks_that_everybody_or_nobody_gets(profile: Profile, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: Any) -> None:
-        raise OSError(37, "No locks available")
-
     assert machine.check_locks(profile).problem is None
     monkeypatch.setattr(machine, "_LOCKS", {"flock": lambda *_: None, "lockf": fcntl.lockf})
     problem = machine.check_locks(profile).problem or ""
     assert "two processes get the same lock (flock), so two flows could write into one run; put it on a loc" in problem
-    monkeypatch.setattr(machine, "_LOCKS", {"flock": refuse})
+    monkeypatch.setattr(machine, "_LOCKS", {"flock": raising(OSError(37, "No locks available"))})
     assert "can be locked in" in (machine.check_locks(profile).problem or "")
 
 

@@ -15,7 +15,6 @@ from qinglan.config import Profile
 from qinglan.ops import preflight
 from qinglan.ops.checks import Check
 from qinglan.ops.preflight import inspect_profile
-from qinglan.simulators import domains
 
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
@@ -42,13 +41,6 @@ def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: Profil
     assert found["compare"].startswith("compare: recipe `medical` takes the answers that its")
     found = problems(profile_of(**medical, evaluate={"teachers": ["other"]}), "evaluate")
     assert found["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
-
-
-def test_a_recipe_without_a_simulated_domain(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(domains, "_names", lambda: ("medical",))
-    found = problems(profile_of(), "pipeline")
-    assert found["workbook"].startswith("data.workbook: recipe query_rewrite has no simulated domain; give your own")
-    assert found["base model"].startswith("student.base_model: recipe query_rewrite has no simulated domain")
 
 
 def test_flows_check_only_what_they_use(profile_of: ProfileOf):
@@ -80,6 +72,8 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
     [
         ({"recipe": "query_rewrit"}, "recipe", "did you mean `query_rewrite`?"),
         ({"data": {"workbook": "/no/such.xlsx"}}, "workbook", "/no/such.xlsx"),
+        ({"recipe": CAPITALS}, "workbook", "data.workbook: recipe capitals_recipe has no simulated domain; give your"),
+        ({"recipe": CAPITALS}, "base model", "student.base_model: recipe capitals_recipe has no simulated domain"),
         ({"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}}, "teacher", "base_url can't be reached"),
         (
             {"teacher": {"model": "gpt-4.1", "reasoning_effort": "low"}, "prices": {"gpt-4.1": PRICE, "small": PRICE}},
@@ -142,7 +136,6 @@ def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch:
 def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program(tmp_path / "nvidia-smi", "echo 'GPU 0: H100 (UUID: x)'; echo '  MIG 1g.10gb'; echo 'GPU 1: H100'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
 
     def found(gpus: int) -> dict[str, str]:
         return problems(profile_of(trainer={"device": "cuda", "gpus_per_node": gpus}), "train")

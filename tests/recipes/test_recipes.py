@@ -72,7 +72,6 @@ def test_only_what_is_asked_identifies():
     assert recipes.placeholders(inputs, "x") == {"a": "x"}
 
 
-CAPITAL = Row(id="1", tenant="t", query="法国的首都", inputs={"hint": "塞纳河"}, source="f:1")
 ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
 ANSWERED = ROW.model_copy(update={"answer": "虾青素 服用方法"})
 REWRITER = query_rewrite.RECIPE

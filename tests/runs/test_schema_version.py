@@ -77,12 +77,8 @@ def test_a_number_that_is_none_is_refused(wrong: Any):
         check_version({KEY: wrong, "x": 3}, "a.json")
 
 
-def read_run(path: Path) -> object:
-    return runs_of(path.parents[1], "small")
-
-
 READERS: list[tuple[Path, Callable[[Path], object]]] = [
-    (RUN_FOLDER / RUN_FILE, read_run),
+    (RUN_FOLDER / RUN_FILE, lambda path: runs_of(path.parents[1], "small")),
     *((RUN_FOLDER / stage / MANIFEST, StageResult.read) for stage in ("dataset", "evaluate", "gate")),
     (RUN_FOLDER / "report.json", Report.read),
     (DATASET / VERSION_FILE, lambda path: Version.read(path.parent)),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from doubles import raising
 from mlflow import MlflowClient
 
 from qinglan.config import Tracking
@@ -86,10 +87,6 @@ def test_a_run_is_continued(site: tuple[Tracker, MlflowClient]):
     assert not tracker.resume_run("no-such-run")
 
 
-def refuse_file(*_: Any) -> None:
-    raise OSError("413 Request Entity Too Large")  # as the proxy's requests.HTTPError, which is one
-
-
 def test_losses_on_the_way_are_said_not_raised(
     site: tuple[Tracker, MlflowClient],
     caplog: pytest.LogCaptureFixture,
@@ -100,7 +97,8 @@ def test_losses_on_the_way_are_said_not_raised(
     (file := tmp_path / "sft.log").write_text("x")
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as store:
-            store.setattr(MlflowClient, "log_artifact", refuse_file)
+            refused = OSError("413 Request Entity Too Large")  # as the proxy's requests.HTTPError, which is one
+            store.setattr(MlflowClient, "log_artifact", raising(refused))
             tracker.log_artifact(tracker.start_run("run", {}), "log", Artifact.of(file))
         assert caplog.records[-1].message == "MLflow did not take sft.log: 413 Request Entity Too Large"
         caplog.clear()

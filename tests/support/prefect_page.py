@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,8 +44,6 @@ class PrefectPage:
         self.hosts: set[str] = set()
         self.page.on("request", lambda request: self.hosts.add(httpx2.URL(request.url).host))
         self.api = RetryingClient(base_url=f"{url}/api", trust_env=False, timeout=60)
-        self.submitted_s = 0.0
-        """When `start` pressed Submit, by the monotonic clock."""
 
     def close(self) -> None:
         self.page.close()
@@ -107,7 +104,6 @@ class PrefectPage:
             if shot:
                 self.page.evaluate("document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))")
                 self.shot(shot)
-            self.submitted_s = time.monotonic()
             self.button("Submit").click()
             with suppress(AssertionError):  # a click that was refused made no run, one that was heard late has made it
                 expect(self.page.get_by_text("scheduled to start").first).to_be_visible(timeout=1.5 * _TIMEOUT_MS)

@@ -20,7 +20,7 @@ from qinglan.runs.artifacts import PROGRESS_FILE, Artifact, StageResult, write_j
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
-from qinglan.tasks.session import Session, _inputs, _ShortUserErrors, stages_of
+from qinglan.tasks.session import Session, _ShortUserErrors, stages_of
 from qinglan.tasks.stage import STARTED, Outcome, Stage, stage_markdown
 
 
@@ -32,6 +32,9 @@ def run(profile_of: ProfileOf) -> Run:
 
 def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:
     return stage_module.perform(run, name, depends_on, work, code=())
+
+
+never = raising(AssertionError("was not to be run again"))
 
 
 def rows(stage: Stage) -> Outcome:
@@ -50,10 +53,6 @@ def killed(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stag
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
         perform(run, name, depends_on, dying)
-
-
-def never(_: Stage) -> Outcome:
-    raise AssertionError("was not to be run again")
 
 
 def test_a_finished_stage_is_not_run_again(run: Run, tracker: Any):
@@ -255,11 +254,3 @@ def test_only_a_bug_shows_a_traceback(error: Exception, kept: bool):
     assert _ShortUserErrors().filter(record)
     assert (record.exc_info is not None) is kept
     assert record.getMessage() == ("Encountered an exception" if kept else "one line")
-
-
-def test_a_users_own_files_need_no_sample_and_a_databases_rows_lie_with_the_run(profile_of: ProfileOf, tmp_path: Path):
-    own = profile_of(data={"workbook": "q.xlsx"}, rag={"knowledge_base": "kb.jsonl"}, embedded={"domain": "none"})
-    assert _inputs(own, tmp_path) == (Path("q.xlsx"), Path("kb.jsonl"))
-    sql = {"url_env": "QUESTIONS", "query": "SELECT 1"}
-    from_database = profile_of(data={"sql": sql}, rag={"url": "http://rag/q"})
-    assert _inputs(from_database, tmp_path) == (tmp_path / "source.jsonl", None)

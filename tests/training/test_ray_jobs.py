@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import KilledError
+from doubles import KilledError, raising
 from fake_ray import FakeRay
 from waiting import wait_until
 
@@ -74,11 +74,8 @@ class Flow:
     def die(self, error: BaseException, **more: Any) -> None:
         """The process ends in the middle."""
 
-        def on_poll() -> None:
-            raise error
-
         with pytest.raises(type(error)):
-            self.run(on_poll, **more)
+            self.run(raising(error), **more)
 
 
 @pytest.fixture
@@ -134,11 +131,7 @@ def test_what_the_job_writes_is_forwarded_without_long_lines(flow: Flow):
 
 def test_a_flow_that_comes_back_follows_the_same_job(flow: Flow):
     flow.die(KilledError())
-
-    def never() -> Command:
-        raise AssertionError("the running job has its command")
-
-    flow.run(flow.ends(FIRST), command=never)
+    flow.run(flow.ends(FIRST), command=raising(AssertionError("the running job has its command")))
     assert list(flow.ray.jobs) == [FIRST]
     assert flow.ray.stopped() == []
 

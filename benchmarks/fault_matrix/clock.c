@@ -1,4 +1,6 @@
-/* Shifts the wall clock of the processes that preload this, by the seconds in the file that FAULT_CLOCK names. */
+/* Shifts the wall clock of the processes that preload this, by the seconds in the file that FAULT_CLOCK names.
+
+   Not that of verl and its Ray: Ray's C++ code waits for moments of the kernel's own clock, which stays as it is. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -11,7 +13,7 @@
 static volatile long *shift_s;
 
 __attribute__((constructor)) static void open_shift(void) {
-    const char *path = getenv("FAULT_CLOCK");
+    const char *path = getenv("VERL_FILE_LOGGER_PATH") ? NULL : getenv("FAULT_CLOCK");
     int file = path ? open(path, O_RDONLY) : -1;
     if (file < 0) return;
     void *page = mmap(NULL, sizeof(long), PROT_READ, MAP_SHARED, file, 0);

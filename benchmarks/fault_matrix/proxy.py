@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 HOST = "127.0.0.1"
@@ -91,5 +92,6 @@ class Proxy:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Close it as the system of a process that was killed does."""
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with suppress(OSError):  # it may be closed already
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

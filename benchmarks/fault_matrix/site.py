@@ -44,6 +44,7 @@ ROWS, DISK_MB = 40, 1500
 MOST_RUNS = 4
 STARTED = "started.json"
 _LATENCY_S = 0.25
+_NO_LINE = "no error line"
 _DATA_WITHIN_S, _TRAINING_WITHIN_S = 420.0, 1200.0
 """For a command, on a machine that does other things as well; on top of how long the fault lasts."""
 Found = dict[str, Any]
@@ -256,7 +257,7 @@ class Site:
             return "done"
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
-        return f"killed ({status})" if status < 0 else errors[-1][:160] if errors else f"status {status}, no error line"
+        return f"killed ({status})" if status < 0 else errors[-1][:160] if errors else f"status {status}, {_NO_LINE}"
 
     def wait_for(self, stage: str, process: psutil.Popen) -> None:
         """Until the stage has begun.
@@ -328,7 +329,7 @@ class Site:
             failures_as_scores=len(set(strange)) + self._miscounted(),
             hangs=self.hangs,
             other_runs_harmed=int(self.is_harmed()),
-            ended_well=ends[-1] == "done" and found == expected,
+            ended_well=ends[-1] == "done" and found == expected and not any(_NO_LINE in end for end in ends),
         )
 
     def _miscounted(self) -> int:

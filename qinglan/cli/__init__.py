@@ -75,6 +75,8 @@ def run(
 
             require(loaded, flow)  # the flow does so too, but here a mistake shows before it starts
             import_module(f"qinglan.flows.{flow}")
+            from httpx import TransportError  # of Prefect's client
+
             from qinglan.evaluation.models import Report
             from qinglan.evaluation.report.terminal import print_table
             from qinglan.tasks.session import load_ahead
@@ -90,6 +92,9 @@ def run(
             if error.report is None:
                 raise
             written, failure = error.report, error
+        except TransportError as error:
+            hint = "see whether that of `prefect config view` runs, then give the same command again and it goes on"
+            raise StageError(f"Prefect's server does not answer: {error}; {hint}") from error
         except KeyboardInterrupt:
             say("stopped; give the same command again and it goes on: answers that were paid for are kept", err)
             raise

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from doubles import raising
 from fake_service import SIMULATED
@@ -140,6 +141,12 @@ def test_an_interrupted_run_says_how_it_goes_on(
     status, _, err = qinglan("run", "refresh", profile=profile)
     assert status == 130
     assert err.endswith("stopped; give the same command again and it goes on: answers that were paid for are kept\n")
+    monkeypatch.setattr(cli, "_start", raising(httpx.ConnectError("[Errno 111] Connection refused")))
+    status, _, err = qinglan("run", "refresh", profile=profile)
+    said = (
+        "error: Prefect's server does not answer: [Errno 111] Connection refused; see whether that of `prefect config"
+    )
+    assert status == 2 and err.splitlines()[-1].startswith(said) and "Traceback" not in err
 
 
 def test_a_pipe_gets_a_wide_table():

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from qinglan.config import Profile
-from qinglan.errors import QinglanError, StageError
+from qinglan.errors import EngineError, QinglanError, StageError
 from qinglan.text import size
 
 _DISK_FULL = ("No space left on device", "disk is full", "Disk quota exceeded")
@@ -54,9 +54,11 @@ def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from None
     except (QinglanError, SQLAlchemyError) as error:
-        free = shutil.disk_usage(nearest_folder(profile.paths.state)).free
-        texts = (*_DISK_FULL, _IO_ERROR) if free < _FULL_BELOW_BYTES else _DISK_FULL
-        if not any(text in str(error) for text in texts) or "qinglan clean-up" in str(error):
+        places = (profile.paths.runs, profile.paths.state)
+        is_full = any(shutil.disk_usage(nearest_folder(place)).free < _FULL_BELOW_BYTES for place in places)
+        # An engine's log, which a full disk cuts off, need not say why it ended.
+        suspected = is_full and (isinstance(error, EngineError) or _IO_ERROR in str(error))
+        if not (suspected or any(text in str(error) for text in _DISK_FULL)) or "qinglan clean-up" in str(error):
             raise
         raise StageError(f"{what}: the disk is full; {_hint(profile)}\n{error}") from error
 

@@ -68,6 +68,7 @@ def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
         LedgerError("ledger sqlite:///l.db: database or disk is full"),
         LedgerError("ledger sqlite:///l.db: disk I/O error"),
         EngineError("ms-swift failed\nOSError: [Errno 28] No space left on device"),
+        EngineError("verl ended with status 1: what its log ends with was not written any m"),
     ],
 )
 def test_a_full_disk_is_one_line(profile_of: ProfileOf, error: Exception, monkeypatch: pytest.MonkeyPatch):
@@ -83,6 +84,7 @@ def test_other_errors_are_left_as_they_are(profile_of: ProfileOf):
     for error in (
         OSError(errno.EACCES, "Permission denied"),
         LedgerError("l.db: disk I/O error"),
+        EngineError("verl ended with status 1"),
         ValueError("No space left on it"),
     ):
         with pytest.raises(type(error)) as caught, explain_full_disk("distill", profile_of()):

@@ -42,6 +42,9 @@ _LAST_ANSWERS_S = 10.0
 _MOST_FAILURES = 20
 """In a row, beside those that were under way at once: more are not risked, as a request that hangs may be paid for."""
 _TRIAL_EVERY_S = 15.0
+_RETRIES_BEFORE_ANSWERS = 50
+"""Beyond them as many as answers, so that all goes on as before while up to half of the requests fail. A service that
+says 429 to everything opens no circuit breaker, and would get several requests for every row."""
 _QUOTA_RETURNS_S = 60.0
 """Some services say of the tokens per minute that the quota is spent."""
 _ENDED = ("stop", "eos", "end_turn", "")
@@ -193,6 +196,7 @@ class ChatClient:
         self._last_answer_s = -math.inf
         self._breaker = CircuitBreaker(_MOST_FAILURES + endpoint.concurrency, _TRIAL_EVERY_S)
         self._last_failure, self._unread = "", 0
+        self._retries, self._retries_are_spent = 0, False
         self.cached_count = 0
         self.transient_failures = 0
         """Questions left without an answer that may get one later."""
@@ -310,6 +314,21 @@ class ChatClient:
         self._breaker.failed()
         if self._breaker.is_open and not was_open:
             _LOG.warning("%s", self._outage)
+        return self._transient(what, reason, after_s, said)
+
+    def _transient(self, what: str, reason: str, after_s: float | None, said: str) -> TeacherError:
+        """Tried again after `after_s` where that is given and retries are left, else by a later run."""
+        # An open circuit breaker lets few requests through, whoever sends them.
+        bounded = after_s is not None and self._endpoint.max_retries and not self._breaker.is_open
+        if bounded and self._retries >= max(_RETRIES_BEFORE_ANSWERS, self._answered):
+            after_s = None
+            if not self._retries_are_spent:
+                counts = f"{self._retries} retries and {self._answered} answers, the last failure `{what}`"
+                told = "until there are more answers, a request that fails is left to a later run"
+                _LOG.warning("%s %s: %s; %s", self._account.role, self._account.model, counts, told)
+            self._retries_are_spent = True
+        elif bounded:
+            self._retries += 1
         return TeacherError(f"{self._account.role}: {what}", reason, said=said, transient=True, retry_after_s=after_s)
 
     async def _attempt(self, request: Request) -> Call:
@@ -403,7 +422,7 @@ class ChatClient:
         if not isinstance(error, openai.RateLimitError):
             return self._unavailable(what, unavailable, after_s, said)
         self._limits.refused()
-        return TeacherError(f"{role}: {what}", "teacher_rate_limited", said=said, transient=True, retry_after_s=after_s)
+        return self._transient(what, "teacher_rate_limited", after_s, said)
 
     def _fail(
         self, request: Request, reason: str, latency_ms: float | None, content: bytes = b"", *, may_be_paid: bool = True

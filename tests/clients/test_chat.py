@@ -399,6 +399,27 @@ async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_on
     assert usage(tmp_path) == (asked + 30, asked), "what was not sent is no request"
 
 
+@pytest.mark.parametrize(("rows", "lost", "most"), [(100, 100, 150), (210, 0, 300)])
+async def test_failed_requests_are_tried_again_50_times_or_as_often_as_others_are_answered(
+    tmp_path: Path, serve: Serve, caplog: pytest.LogCaptureFixture, rows: int, lost: int, most: int
+):
+    tried = set[int]()
+
+    def reply(body: dict[str, Any]) -> Any:
+        row = int(body["messages"][0]["content"])
+        fails = lost or (row % 7 < 3 and row not in tried)
+        tried.add(row)
+        return (429, {}) if fails else (200, completion("x"))
+
+    service = serve(reply)
+    async with client(tmp_path, service.url, max_retries=4) as chat:
+        errors = [each for each in await ask_many(chat, rows) if isinstance(each, TeacherError)]
+    assert (len(errors), len(service.bodies)) == (lost, most)
+    assert all(each.reason == "teacher_rate_limited" and each.transient for each in errors)
+    said = "teacher m: 50 retries and 0 answers, the last failure `HTTP 429`; until there are more"
+    assert [line[: len(said)] for line in caplog.messages] == [said] * bool(lost)
+
+
 @pytest.mark.parametrize(
     ("status", "code", "before"),
     [(403, None, "x"), (403, "content_policy_violation", None), (400, "data_inspection_failed", None),

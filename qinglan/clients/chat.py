@@ -401,7 +401,7 @@ class ChatClient:
         what, said = (f"HTTP {status} {code if _CODE.fullmatch(code) else ''}".rstrip(), said) if status else (said, "")
         what = f"no connection: {error.__cause__}" if isinstance(error.__cause__, httpx2.ConnectError) else what
         may_return = status == 429 and time.monotonic() < self._last_answer_s + _QUOTA_RETURNS_S
-        if account_is_empty(error) or (_names(error, _QUOTA) and not may_return):
+        if account_is_empty(error, quota_may_return=may_return):
             return ConfigError(
                 f"{role} {model}: the account's balance or quota is spent (HTTP {status} {code[:_SHOWN_CHARS]}); "
                 "top it up and run again: every answer paid for is kept"
@@ -460,9 +460,10 @@ def most_usd(request: Request, price: Price) -> float:
     return cost_usd(price, round(TOKENS_PER_CHARACTER * _prompt_chars(request)), longest)
 
 
-def account_is_empty(error: "openai.APIError") -> bool:
+def account_is_empty(error: "openai.APIError", *, quota_may_return: bool = False) -> bool:
     """A service says that nothing more can be paid for, whatever is asked."""
-    return getattr(error, "status_code", None) == 402 or _names(error, _ACCOUNT)
+    is_spent = _names(error, _ACCOUNT) or (_names(error, _QUOTA) and not quota_may_return)
+    return is_spent or getattr(error, "status_code", None) == 402
 
 
 def unanswered(call: Call) -> str | None:

@@ -60,7 +60,7 @@ class Trouble:
     app: Any
     to_come: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path's beginning, and whether the answer is lost (`lose`), ends in the middle (`half`), or is no more
-    than a status."""
+    than a status, or a status and an error's code."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = [each for each in self.to_come if scope["type"] == "http" and _fits(each, scope)]
@@ -69,8 +69,10 @@ class Trouble:
             return
         self.to_come.remove(found[0])
         how = found[0][2]
-        if how.isdigit():
-            await JSONResponse({"error": {"message": "bad key sk-secret"}}, int(how))(scope, receive, send)
+        status, _, code = how.partition(" ")
+        if status.isdigit():
+            error = {"message": "bad key sk-secret", "code": code or None}
+            await JSONResponse({"error": error}, int(status))(scope, receive, send)
             return
 
         async def badly(message: Message) -> None:
@@ -412,12 +414,21 @@ async def test_a_service_without_a_batch_api_is_a_config_error(ledger: Ledger, s
     assert teacher.store._files == {}, "no question is left there"
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("401", "refuses the key; check teacher.api_key_env"),
+        *((how, "the account of the batch API is empty; top it up") for how in
+          ("402", "403 30001", "403 AccountOverdueError", "400 Arrearage", "403 insufficient_quota")),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
-async def test_a_refused_key_is_a_config_error_that_does_not_show_it(tmp_path: Path, start: Start, path: str):
+async def test_a_refused_key_or_an_empty_account_is_a_config_error_that_does_not_show_the_key(
+    tmp_path: Path, start: Start, path: str, how: str, message: str
+):
     teacher = start()
-    teacher.trouble.to_come.append(("POST", path, "401"))
-    refused = pytest.raises(ConfigError, match=r"refuses the key; check teacher.api_key_env")
-    with ledger_in(tmp_path) as ledger, refused as caught:
+    teacher.trouble.to_come.append(("POST", path, how))
+    with ledger_in(tmp_path) as ledger, pytest.raises(ConfigError, match=message) as caught:
         await ask(ledger, teacher.url, requests(2))
     assert "sk-secret" not in str(caught.value)
     with ledger_in(tmp_path) as ledger:

@@ -214,10 +214,10 @@ class BatchService:
         return ConfigError(f"{self._role}: {problem}; set distill.mode=live")
 
     def _failure(self, error: openai.APIError) -> Exception:
-        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
-            return ConfigError(f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env")
         if account_is_empty(error):
             return ConfigError(f"{self._role}: the account of the batch API is empty; top it up and run again")
+        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+            return ConfigError(f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env")
         status = error.status_code if isinstance(error, openai.APIStatusError) else None
         final = status is not None and (400 <= status < 500 or status == 501) and status not in (408, 409, 429)
         said = " ".join(str(error.message).split())[:200]

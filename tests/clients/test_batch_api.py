@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches, running_app
 from doubles import Clock, KilledError
-from fake_service import completion
+from fake_service import completion, script_of, trickle
+from fixture_types import Serve
 from ledger_calls import call, ledger_in
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
 from qinglan.clients.batch_api.jobs import BatchStore, batch_server
-from qinglan.clients.batch_api.service import Result, parse_result, request_line
+from qinglan.clients.batch_api.service import BatchService, Result, parse_result, request_line
 from qinglan.clients.chat import Account, Completion, Request, cost_usd
 from qinglan.clients.transport import openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.runs.artifacts import hash_of
 
@@ -314,10 +315,11 @@ async def test_a_batch_that_another_account_sent_is_not_bought_again_unless_it_i
 
 
 class LateStore(CountingStore):
-    """What it creates is listed only later, and its first result files lack a line."""
+    """What it creates is listed only later, and its first result files lack a line, or end in one that is too long."""
 
     listed = True
     short = 0
+    too_long = b""
 
     def list(self, after: str | None = None, limit: int = 20) -> dict[str, Any]:
         return super().list(after, limit) if self.listed else {"object": "list", "data": [], "has_more": False}
@@ -327,7 +329,7 @@ class LateStore(CountingStore):
         if self.short and b'"response"' in content:
             self.short -= 1
             return content[: content.rstrip().rfind(b"\n") + 1]
-        return content
+        return content + self.too_long if b'"response"' in content else content
 
 
 async def test_a_batch_that_is_listed_late_is_found_as_long_as_it_can_have_been_created(
@@ -344,14 +346,32 @@ async def test_a_batch_that_is_listed_late_is_found_as_long_as_it_can_have_been_
     assert set(teacher.store.times_asked.values()) == {1}
 
 
-@pytest.mark.parametrize(("short", "answered", "kept"), [(2, 5, False), (9, 4, True)])
-async def test_a_file_with_fewer_answers_than_the_service_counted_is_read_again_and_not_deleted(
-    ledger: Ledger, start: Start, short: int, answered: int, kept: bool
+@pytest.mark.parametrize(
+    ("short", "too_long", "answered", "kept"), [(2, b"", 5, False), (9, b"", 4, True), (0, b"x" * 3000, 5, True)]
+)
+async def test_a_file_with_fewer_answers_than_counted_or_a_line_without_end_is_not_deleted(
+    ledger: Ledger,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    short: int,
+    too_long: bytes,
+    answered: int,
+    kept: bool,
 ):
+    monkeypatch.setattr("qinglan.clients.batch_api.service.MOST_BODY_BYTES", 2000)
     teacher = start(LateStore)
-    teacher.store.short = short
+    teacher.store.short, teacher.store.too_long = short, too_long
     outcome = await ask(ledger, teacher.url, requests(5))
     assert (outcome.answered, bool(teacher.store._files)) == (answered, kept)
+
+
+async def test_a_result_file_that_trickles_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("qinglan.clients.batch_api.service._READ_WITHIN_S", 0.3)
+    async with openai_client(Endpoint(model=REWRITER), serve(script_of((200, trickle()))).url, "teacher") as client:
+        reading = BatchService(client, "teacher", retries=0, pause_s=0).results("f")
+        with pytest.raises(TeacherError, match="broke off: not whole after 0 s") as caught:
+            await asyncio.wait_for(anext(reading), 20)
+    assert caught.value.transient
 
 
 async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passing(tmp_path: Path, start: Start):

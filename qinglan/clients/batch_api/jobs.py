@@ -306,11 +306,12 @@ class BatchJobs:
                     if len(portion) == _LINES_PER_COMMIT:
                         await keep(portion.values())
                         portion = {}
-                await keep(portion.values())
-            except TeacherError as error:  # a missing file answers nothing
+            except TeacherError as error:  # the file is missing, or has a line without end
                 if error.transient:
                     raise
                 has_all = False
+                _LOG.warning("batch %s: %s; its files stay there", state.id, error)
+            await keep(portion.values())
         if has_all and lines < state.counts[0]:
             has_all = False
             self._short[job.digest] += 1

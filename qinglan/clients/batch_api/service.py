@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, ValidationError
 
 from qinglan.clients.chat import Completion, Request, account_is_empty
-from qinglan.clients.limits import retry_after_s
+from qinglan.clients.limits import MOST_BODY_BYTES, BodyTooLargeError, retry_after_s
 from qinglan.errors import ConfigError, TeacherError
 
 _ENDPOINT: Final = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 _METADATA_KEY = "qinglan"
 _FILE_TIMEOUT_S = 600.0
+_READ_WITHIN_S = 7200.0
+"""All of a result file: time for 700 MB on a line of 100 kB a second."""
 _CLOCK_SKEW_S = 3600.0
 _SPOOL_BYTES = 8_000_000
 _PAGE = 100
@@ -188,7 +191,9 @@ class BatchService:
         except openai.APIError as error:
             raise self._failure(error) from error
         except httpx2.HTTPError as error:  # openai wraps only what happens before the body
-            raise TeacherError(f"{self._role}: a batch's answers broke off", "batch_lost", transient=True) from error
+            again = not isinstance(error, BodyTooLargeError)
+            message = f"{self._role}: a batch's answers broke off: {error}"
+            raise TeacherError(message, "batch_lost", transient=again) from error
 
     async def delete_file(self, file_id: str) -> None:
         """Leave no users' questions behind at the service; that it fails does no harm here."""
@@ -226,11 +231,15 @@ class BatchService:
 
 
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
+    rest, end_s = b"", time.monotonic() + _READ_WITHIN_S
     async for block in blocks:  # not httpx2's lines: those end at characters that JSON may hold, such as U+2028
         *whole, rest = (rest + block).split(b"\n")
         for line in whole:
             yield line
+        if len(rest) > MOST_BODY_BYTES:
+            raise BodyTooLargeError(f"a line has more than {MOST_BODY_BYTES:,} bytes")
+        if time.monotonic() > end_s:  # httpx2 limits each wait alone
+            raise httpx2.ReadTimeout(f"not whole after {_READ_WITHIN_S:.0f} s")
     yield rest
 
 

@@ -25,7 +25,7 @@ from qinglan.clients.batch_api.service import BatchService, Result, parse_result
 from qinglan.clients.chat import Account, Completion, Request, cost_usd
 from qinglan.clients.transport import openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
-from qinglan.errors import ConfigError, TeacherError
+from qinglan.errors import ConfigError, LedgerError, TeacherError
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.runs.artifacts import hash_of
 
@@ -398,6 +398,23 @@ async def test_two_at_once_send_one_batch(tmp_path: Path, start: Start):
     assert set(teacher.store.times_asked.values()) == {1}
     for ledger in ledgers:
         ledger.close()
+
+
+async def test_a_batch_that_a_living_process_does_not_merge_is_waited_for_as_long_as_batches_take(
+    tmp_path: Path, ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    teacher, wanted = start(batch_s=60.0), requests(3)
+    await ask_and_die(ledger, teacher.url, wanted)
+    (job,) = ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")
+    monkeypatch.setattr("qinglan.clients.batch_api.jobs._CANCEL_WITHIN_S", 0.3)
+    other, said = (
+        new_ledger(tmp_path),
+        rf"^batch {job.batch_id} is held by process \d+ on .*; wait until that run has ended",
+    )
+    other.claim([f"batch-lock:{job.digest}"], other.holder)
+    with pytest.raises(LedgerError, match=said):
+        await asyncio.wait_for(ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.1 / 3600}), 20)
+    other.close()
 
 
 async def test_what_somebody_is_asking_live_is_not_sent(tmp_path: Path, start: Start):

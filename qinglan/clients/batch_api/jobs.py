@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from qinglan.clients.batch_api.service import ENDED, BatchService, BatchState, Result
 from qinglan.clients.chat import Account, Request, unanswered
 from qinglan.config import BatchApi
-from qinglan.errors import ConfigError, TeacherError
+from qinglan.errors import ConfigError, LedgerError, TeacherError
 from qinglan.ledger import BATCH, BatchJob, Call, Failure, Ledger
 from qinglan.ledger.queue import send_heartbeats, to_the_end
 from qinglan.runs.artifacts import hash_of
@@ -120,8 +121,8 @@ class BatchStore:
         # Only the batch's own claims: killed in `begin`, it may list requests that another process holds.
         await to_the_end(self._ledger.release, job.request_hashes, BATCH + job.digest)
 
-    async def lock(self, job: BatchJob) -> bool:
-        """Be the one process that owns a batch, until `hold_locks` ends."""
+    async def lock(self, job: BatchJob, until_s: float = inf) -> bool:
+        """Be the one process that owns a batch, until `hold_locks` ends; LedgerError where it can't after `until_s`."""
         name = f"batch-lock:{job.digest}"
 
         def claim() -> None:
@@ -130,6 +131,9 @@ class BatchStore:
 
         if name not in self._locked:
             await to_the_end(claim)
+        if name not in self._locked and time.time() > until_s:
+            who, advice = await to_the_end(self._ledger.claimed_by, name)
+            raise LedgerError(f"batch {job.batch_id or '(new)'} is held by {who}, which does not merge it; {advice}")
         return name in self._locked
 
     @asynccontextmanager
@@ -200,8 +204,10 @@ class BatchJobs:
         raise AssertionError("the last attempt returns")
 
     async def _resume(self, job: BatchJob, *, wait: bool) -> None:
+        give_up_s = max(time.time(), job.created_s + 3600 * self._settings.give_up_after_h)
+        until_s = give_up_s + 2 * _CANCEL_WITHIN_S  # by then its owner has merged it or given it up, unless it hangs
         said = False
-        while not await self._store.lock(job):  # a living process owns it
+        while not await self._store.lock(job, until_s):  # a living process owns it
             if not wait:
                 return
             if not said:

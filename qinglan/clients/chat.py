@@ -127,39 +127,40 @@ class Account:
     model: str
     price: Price
 
-    def call(
-        self,
-        request_hash: str,
-        completion: Completion,
-        latency_ms: float | None,
-        price_factor: float = 1.0,
-        prompt_chars: int = 0,
-    ) -> Call:
+    def call(self, request: Request, completion: Completion, latency_ms: float | None) -> Call:
         """The ledger's entry for an answer; where the service doesn't count tokens, they are estimated."""
         choice, usage = completion.choices[0], completion.usage or _Usage()
         message, other_thoughts = choice.message, choice.message.reasoning
         text = message.content or ""
         thoughts = message.reasoning_content or (other_thoughts if isinstance(other_thoughts, str) else "")
-        prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
+        prompt_tokens = _count(usage.prompt_tokens, _prompt_chars(request))
         completion_tokens = _count(usage.completion_tokens, len(text) + len(thoughts))
         # PostgreSQL's text holds no NUL.
         text, thoughts, refusal = (said.replace("\x00", "") for said in (text, thoughts, message.refusal or ""))
         return Call(
             **self._who,
-            request_hash=request_hash,
+            request_hash=request.request_hash,
             text=text,
             reasoning=thoughts or None,
             refusal=refusal or None,
             finish_reason=choice.finish_reason or "",
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
-            cost_usd=price_factor * cost_usd(self.price, prompt_tokens, completion_tokens),
+            cost_usd=cost_usd(self.price, prompt_tokens, completion_tokens),
             latency_ms=latency_ms,
         )
 
-    def failure(self, request_hash: str, reason: str, **known: Any) -> Failure:
-        """The ledger's entry for a try without an answer; `known` are its further fields."""
-        return Failure(**self._who, request_hash=request_hash, reason=reason, **known)
+    def failure(
+        self, request: Request, reason: str, content: bytes = b"", *, may_be_paid: bool = True, **known: Any
+    ) -> Failure:
+        """For a try without an answer; it costs what `content` says that it used, else the most that it can."""
+        usage = _Usage()
+        with suppress(ValidationError):
+            usage = _Billed.model_validate_json(content).usage or usage
+        estimated = may_be_paid and None in (usage.prompt_tokens, usage.completion_tokens)
+        usd = cost_usd(self.price, _count(usage.prompt_tokens, 0), _count(usage.completion_tokens, 0))
+        known |= {"cost_usd": max(usd, most_usd(request, self.price)) if estimated else usd, "estimated": estimated}
+        return Failure(**self._who, request_hash=request.request_hash, reason=reason, **known)
 
     @property
     def _who(self) -> dict[str, str]:
@@ -360,7 +361,7 @@ class ChatClient:
             self._fail(request, "teacher_bad_response", latency_ms, response.content)
             # It may have been paid for, so it is not asked again here, only by the next attempt of the batch.
             raise self._unavailable("the answer is no chat completion", "teacher_bad_response") from error
-        call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=_prompt_chars(request))
+        call = self._account.call(request, completion, latency_ms)
         if reason := unanswered(call):
             self._fail(request, reason, latency_ms, response.content)
         if reason == "teacher_interrupted":
@@ -427,16 +428,9 @@ class ChatClient:
     def _fail(
         self, request: Request, reason: str, latency_ms: float | None, content: bytes = b"", *, may_be_paid: bool = True
     ) -> None:
-        """Record a failed try with what the service says that it used, else with the most that it may have cost."""
-        account, usage = self._account, _Usage()
-        with suppress(ValidationError):
-            usage = _Billed.model_validate_json(content).usage or usage
-        estimated = may_be_paid and None in (usage.prompt_tokens, usage.completion_tokens)
-        usd = cost_usd(account.price, _count(usage.prompt_tokens, 0), _count(usage.completion_tokens, 0))
-        usd = max(usd, most_usd(request, account.price)) if estimated else usd
-        known = {"latency_ms": latency_ms, "cost_usd": usd, "estimated": estimated}
-        self._ledger.fail(account.failure(request.request_hash, reason, **known))
-        self._trace(request, failure=reason, latency_ms=latency_ms, cost_usd=usd)
+        failed = self._account.failure(request, reason, content, may_be_paid=may_be_paid, latency_ms=latency_ms)
+        self._ledger.fail(failed)
+        self._trace(request, failure=reason, latency_ms=latency_ms, cost_usd=failed.cost_usd)
 
     def _trace(self, request: Request, answer: str | None = None, **known: Any) -> None:
         account, asked = self._account, {"messages": request.body["messages"]}  # not the headers, which hold the key

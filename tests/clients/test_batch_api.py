@@ -1,6 +1,7 @@
 """Asking through the batch API over real HTTP: every answer once, at half price, whatever dies on the way."""
 
 import asyncio
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,8 +22,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
 from qinglan.clients.batch_api.jobs import BatchStore, batch_server
-from qinglan.clients.batch_api.service import BatchService, Result, parse_result, request_line
-from qinglan.clients.chat import Account, Completion, Request, cost_usd
+from qinglan.clients.batch_api.service import BatchService, parse_result, request_line
+from qinglan.clients.chat import Account, Request, cost_usd
 from qinglan.clients.transport import openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError, LedgerError, TeacherError
@@ -214,16 +215,32 @@ async def test_failed_lines_are_recorded_and_left_to_the_live_pass(ledger: Ledge
     assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
 
 
-async def test_blank_and_interrupted_lines_are_paid_for_and_left_to_the_live_pass(ledger: Ledger):
-    bodies = {"a": completion(" "), "b": completion("虾青", "error"), "c": completion("x")}
-    results = [Result(name, Completion.model_validate(body), "") for name, body in bodies.items()]
-    store = BatchStore(ledger, ACCOUNT, SERVER)
-    await store.keep(results)
-    assert list(ledger.get_many(bodies)) == ["c"]
-    assert store.reasons == {"empty_answer": 1, "teacher_interrupted": 1}
-    usage, price = ledger.usage("r", "teacher"), ACCOUNT.price
-    assert (usage.calls, usage.failed) == (3, 2)
-    assert usage.cost_usd == pytest.approx(3 * price.batch_factor * cost_usd(price, 100, 10))
+REPORTED_USD, MOST_USD, ESTIMATED_USD = (0.5 * cost_usd(PRICE, *tokens) for tokens in ((100, 10), (6, 60), (5, 1)))
+"""Of the lines below; a question has 7 characters, its answer at most 60 tokens."""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "usd", "estimated"),
+    [
+        (completion(" "), "empty_answer", REPORTED_USD, False),
+        (completion("虾青", "error"), "teacher_interrupted", REPORTED_USD, False),
+        (completion("x") | {"choices": []}, "teacher_bad_response", REPORTED_USD, False),
+        (completion(" ") | {"usage": None}, "empty_answer", MOST_USD, True),
+        ("busy", "teacher_bad_response", MOST_USD, True),
+        (completion("虾青") | {"usage": None}, None, ESTIMATED_USD, False),
+    ],
+)
+@pytest.mark.parametrize("known", [0, 1])
+async def test_lines_are_paid_for_and_those_without_an_answer_left_to_the_live_pass(
+    ledger: Ledger, body: Any, reason: str | None, usd: float, estimated: bool, known: int
+):
+    request_hash, its_or_another = requests(1)[0].request_hash, requests(2)[known]
+    store = BatchStore(ledger, ACCOUNT, SERVER, {its_or_another.request_hash: its_or_another})
+    line = {"custom_id": request_hash, "response": {"status_code": 200, "body": body}}
+    await store.keep([found for found in [parse_result(json.dumps(line).encode())] if found])
+    (tried,) = ledger.attempts("request_hash", request_hash)
+    assert (tried.outcome, tried.cost_usd, tried.estimated) == (reason or "stop", pytest.approx(usd), estimated)
+    assert store.reasons == ({reason: 1} if reason else {})
 
 
 @pytest.mark.parametrize(
@@ -347,20 +364,15 @@ async def test_a_batch_that_is_listed_late_is_found_as_long_as_it_can_have_been_
 
 
 @pytest.mark.parametrize(
-    ("short", "too_long", "answered", "kept"), [(2, b"", 5, False), (9, b"", 4, True), (0, b"x" * 3000, 5, True)]
+    ("flaw", "answered", "kept"),
+    [({"short": 2}, 5, False), ({"short": 9}, 4, True), ({"too_long": b"x" * 3000}, 5, True)],
 )
-async def test_a_file_with_fewer_answers_than_counted_or_a_line_without_end_is_not_deleted(
-    ledger: Ledger,
-    start: Start,
-    monkeypatch: pytest.MonkeyPatch,
-    short: int,
-    too_long: bytes,
-    answered: int,
-    kept: bool,
+async def test_a_file_with_fewer_answers_than_counted_is_read_again_and_not_deleted_nor_one_with_too_long_a_line(
+    ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch, flaw: dict[str, Any], answered: int, kept: bool
 ):
     monkeypatch.setattr("qinglan.clients.batch_api.service.MOST_BODY_BYTES", 2000)
     teacher = start(LateStore)
-    teacher.store.short, teacher.store.too_long = short, too_long
+    vars(teacher.store).update(flaw)
     outcome = await ask(ledger, teacher.url, requests(5))
     assert (outcome.answered, bool(teacher.store._files)) == (answered, kept)
 
@@ -407,10 +419,8 @@ async def test_a_batch_that_a_living_process_does_not_merge_is_waited_for_as_lon
     await ask_and_die(ledger, teacher.url, wanted)
     (job,) = ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")
     monkeypatch.setattr("qinglan.clients.batch_api.jobs._CANCEL_WITHIN_S", 0.3)
-    other, said = (
-        new_ledger(tmp_path),
-        rf"^batch {job.batch_id} is held by process \d+ on .*; wait until that run has ended",
-    )
+    said = rf"^batch {job.batch_id} is held by process \d+ on .*; wait until that run has ended"
+    other = new_ledger(tmp_path)
     other.claim([f"batch-lock:{job.digest}"], other.holder)
     with pytest.raises(LedgerError, match=said):
         await asyncio.wait_for(ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.1 / 3600}), 20)
@@ -451,18 +461,12 @@ async def test_a_service_without_a_batch_api_is_a_config_error(ledger: Ledger, s
     assert teacher.store._files == {}, "no question is left there"
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("401", "refuses the key; check teacher.api_key_env"),
-        *((how, "the account of the batch API is empty; top it up") for how in
-          ("402", "403 30001", "403 AccountOverdueError", "400 Arrearage", "403 insufficient_quota")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("how", ["401", "402", "403 30001", "400 Arrearage", "403 insufficient_quota"])
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
 async def test_a_refused_key_or_an_empty_account_is_a_config_error_that_does_not_show_the_key(
-    tmp_path: Path, start: Start, path: str, how: str, message: str
+    tmp_path: Path, start: Start, path: str, how: str
 ):
+    message = "refuses the key; check teacher.api_key_env" if how == "401" else "account of the batch API is empty"
     teacher = start()
     teacher.trouble.to_come.append(("POST", path, how))
     with ledger_in(tmp_path) as ledger, pytest.raises(ConfigError, match=message) as caught:
@@ -533,7 +537,6 @@ async def test_killed_anywhere_nothing_is_lost_or_paid_twice(
     [
         (b'{"custom_id": "a", "response": {"status_code": 429, "body": {}}, "error": null}', "http_429"),
         (b'{"custom_id": "a", "response": null, "error": {"code": "=cmd|x!A1"}}', "batch_failed"),
-        (b'{"custom_id": "a", "response": {"status_code": 200, "body": {"choices": []}}}', "teacher_bad_response"),
         (b"{half", None),
         (b'{"custom_id": 7}', None),
     ],

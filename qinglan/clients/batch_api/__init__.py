@@ -60,9 +60,9 @@ async def distill_by_batch(
         affordable_usd: what may still be spent, batches under way included; None without a limit.
     """
     service = BatchService(client, account.role, retries=retries, pause_s=min(CONFIRM_AFTER_S, settings.poll_every_s))
-    store = BatchStore(ledger, account, server)
-    jobs = BatchJobs(service, store, settings, on_progress)
     unique = {request.request_hash: request for request in requests}
+    store = BatchStore(ledger, account, server, unique)
+    jobs = BatchJobs(service, store, settings, on_progress)
     unaffordable: list[Request] = []
     async with store.hold_locks():
         for _ in range(_ROUNDS):

@@ -11,13 +11,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from math import inf
 
 from qinglan.clients.batch_api.service import ENDED, BatchService, BatchState, Result
-from qinglan.clients.chat import Account, Request, unanswered
-from qinglan.config import BatchApi
+from qinglan.clients.chat import Account, Request, most_usd, unanswered
+from qinglan.config import BatchApi, Price
 from qinglan.errors import ConfigError, LedgerError, TeacherError
 from qinglan.ledger import BATCH, BatchJob, Call, Failure, Ledger
 from qinglan.ledger.queue import send_heartbeats, to_the_end
@@ -52,8 +53,14 @@ def batch_server(server: str, model: str) -> str:
 class BatchStore:
     """The batches of one model on one service; every change is committed on return."""
 
-    def __init__(self, ledger: Ledger, account: Account, server: str) -> None:
-        self._ledger, self._account = ledger, account
+    def __init__(self, ledger: Ledger, account: Account, server: str, requests: Mapping[str, Request]) -> None:
+        full, share = account.price, account.price.batch_factor
+        input_usd, output_usd = share * full.input_per_million_usd, share * full.output_per_million_usd
+        price = Price(input_per_million_usd=input_usd, output_per_million_usd=output_usd)
+        self._ledger, self._account, self._requests = ledger, replace(account, price=price), requests
+        # Another call's questions are not known here: each is taken to be as long as the longest of this one's.
+        by_cost = sorted(requests.values(), key=lambda request: most_usd(request, price))
+        self._longest = by_cost[-1] if by_cost else Request("", {"messages": []})
         self._server = batch_server(server, account.model)
         self.end = ledger.end_batch
         """As `close`, without failures and at once, for where nothing can be awaited."""
@@ -91,27 +98,28 @@ class BatchStore:
         return job
 
     async def keep(self, results: Sequence[Result]) -> None:
-        """Record answers at the batch API's price, and what was bought elsewhere meanwhile as paid for nothing."""
+        """Record what was paid for, at the batch API's price; for nothing where it was bought elsewhere meanwhile."""
         known = await to_the_end(self._ledger.get_many, [each.request_hash for each in results])
-        account, factor = self._account, self._account.price.batch_factor
-        answers, failures, late = list[Call](), list[Failure](), list[Failure]()
+        answers, failures = list[Call](), list[Failure]()
         for each in results:
             before = known.get(each.request_hash)
-            if not each.completion or (before and before.latency_ms is None):  # a kill came after it was recorded
+            if each.billed is None or (before and before.latency_ms is None):  # a kill came after it was recorded
                 continue
-            call = account.call(each.request_hash, each.completion, None, factor)
-            if before:
-                late.append(account.failure(call.request_hash, "batch_late", cost_usd=call.cost_usd))
-            elif reason := unanswered(call):
-                failures.append(account.failure(call.request_hash, reason, cost_usd=call.cost_usd))
-            else:
+            known_or_longest = self._requests.get(each.request_hash, self._longest)
+            request = replace(known_or_longest, request_hash=each.request_hash)
+            call = self._account.call(request, each.completion, None) if each.completion else None
+            reason = "batch_late" if before else unanswered(call) if call else each.reason
+            if reason:
+                failures.append(self._account.failure(request, reason, each.billed))
+            elif call:
                 answers.append(call)
-        self.reasons.update(failure.reason for failure in failures)
-        await to_the_end(self._ledger.record, answers, failures + late)
+        self.reasons.update(failure.reason for failure in failures if failure.reason != "batch_late")
+        await to_the_end(self._ledger.record, answers, failures)
 
     async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
         """The batch is done with; its requests, these by hash with their reason among them, are free again."""
-        entries = [self._account.failure(each, reason) for each, reason in (failures or {}).items()]
+        failed = partial(self._account.failure, may_be_paid=False)
+        entries = [failed(Request(each, {}), reason) for each, reason in (failures or {}).items()]
         await to_the_end(self._ledger.record, [], entries)
         self.reasons.update(entry.reason for entry in entries)
         await to_the_end(self.end, job)
@@ -206,13 +214,11 @@ class BatchJobs:
     async def _resume(self, job: BatchJob, *, wait: bool) -> None:
         give_up_s = max(time.time(), job.created_s + 3600 * self._settings.give_up_after_h)
         until_s = give_up_s + 2 * _CANCEL_WITHIN_S  # by then its owner has merged it or given it up, unless it hangs
-        said = False
-        while not await self._store.lock(job, until_s):  # a living process owns it
+        if wait and not await self._store.lock(job):  # a living process owns it
+            _LOG.warning("batch %s is followed by another process, which is waited for", job.batch_id or "(new)")
+        while not await self._store.lock(job, until_s):
             if not wait:
                 return
-            if not said:
-                _LOG.warning("batch %s is followed by another process, which is waited for", job.batch_id or "(new)")
-            said = True
             await asyncio.sleep(self._settings.poll_every_s)
         if fresh := await self._store.reread(job):
             await self._follow(fresh, wait=wait)
@@ -296,7 +302,7 @@ class BatchJobs:
             ours = [each for each in results if each.request_hash in failures]
             await self._store.keep(ours)
             for result in ours:
-                if result.completion:
+                if result.billed is not None:
                     del failures[result.request_hash]
                 else:
                     failures[result.request_hash] = result.reason

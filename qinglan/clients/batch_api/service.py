@@ -92,6 +92,8 @@ class Result:
     request_hash: str
     completion: Completion | None
     reason: str
+    billed: bytes | None = None
+    """What an HTTP 200 says; None where nothing was paid for."""
 
 
 class _Response(BaseModel):
@@ -258,10 +260,11 @@ def parse_result(line: bytes) -> Result | None:
         return Result(found.custom_id, None, _reason(found.error.code if found.error else None))
     if found.response.status_code != 200:
         return Result(found.custom_id, None, f"http_{found.response.status_code}")
+    billed = json.dumps(found.response.body).encode()
     try:
-        return Result(found.custom_id, Completion.model_validate(found.response.body), "")
+        return Result(found.custom_id, Completion.model_validate(found.response.body), "", billed)
     except ValidationError:
-        return Result(found.custom_id, None, "teacher_bad_response")
+        return Result(found.custom_id, None, "teacher_bad_response", billed)
 
 
 def _reason(code: str | None) -> str:

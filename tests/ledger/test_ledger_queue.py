@@ -162,6 +162,7 @@ async def test_each_run_has_its_own_budget_and_may_go_on_without_what_it_cannot_
 async def test_who_waits_for_others_says_so_and_gives_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, holder: str, shown: str
 ):
+    assert ledger_queue._SAY_AFTER_S + ledger_queue._LOOK_AGAIN_S < 5
     for name, value_s in {"_LOOK_AGAIN_S": 0.01, "_SAY_AFTER_S": 0.05, "_WAIT_FOR_OTHERS_S": 0.6}.items():
         monkeypatch.setattr(ledger_queue, name, value_s)
     ledger = Flaky(tmp_path)

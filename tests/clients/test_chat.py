@@ -155,6 +155,7 @@ async def test_a_body_without_end_is_not_read(tmp_path: Path, serve: Serve, monk
     error = await failure(tmp_path, service.url)
     assert (error.reason, error.transient, len(service.bodies)) == ("answer_too_long", False, 1)
     assert "more than 1,000 bytes" in str(error) and usage(tmp_path) == (1, 1)
+    assert cost(tmp_path) == (pytest.approx(MOST_USD), pytest.approx(MOST_USD), [True])
     monkeypatch.setattr(limits, "MOST_BODY_BYTES", 2000)
     async with client(tmp_path, service.url) as chat:
         assert (await chat.ask(MESSAGES, len)).value == 1000

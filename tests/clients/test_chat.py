@@ -209,6 +209,10 @@ async def test_no_answer_gives_the_terminal_a_command(tmp_path: Path, serve: Ser
         assert "不行" not in str(error), "it may quote the question, which no page or notification may show"
 
 
+OVERDUE = ("billing_hard_limit_reached", "AllocationQuota.FreeTierOnly", "1113", "AccountOverdueError",
+           "insufficient_user_quota", "pre_consume_token_quota_failed")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
@@ -217,6 +221,7 @@ async def test_no_answer_gives_the_terminal_a_command(tmp_path: Path, serve: Ser
         ((404, {}), "knows no model 'm'; set teacher.model"),
         ((429, {"error": {"message": "", "code": "insufficient_quota"}}), "quota is spent"),
         ((429, {"error": {"message": "", "type": "exceeded_current_quota_error"}}), "quota is spent"),
+        *(((403, {"error": {"message": "", "code": code}}), "quota is spent") for code in OVERDUE),
         (
             (402, {"error": {"message": "Insufficient Balance", "code": "invalid_request_error"}}),
             "spent .HTTP 402 invalid_request_error.; top",
@@ -424,7 +429,8 @@ async def test_failed_requests_are_tried_again_50_times_or_as_often_as_others_ar
 @pytest.mark.parametrize(
     ("status", "code", "before"),
     [(403, None, "x"), (403, "content_policy_violation", None), (400, "data_inspection_failed", None),
-     (400, "DataInspectionFailed", None), (400, "content_filter", None)],
+     (400, "DataInspectionFailed", None), (400, "content_filter", None), (400, "1301", None),
+     (400, "InputTextSensitiveContentDetected", None)],
 )  # fmt: skip
 async def test_a_flagged_question_is_its_rows_failure(
     tmp_path: Path, serve: Serve, status: int, code: str | None, before: str | None

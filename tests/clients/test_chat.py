@@ -383,22 +383,25 @@ async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
         assert ledger.spent_usd("r")[0] == pytest.approx(4 * REPORTED_USD)
 
 
+@pytest.mark.parametrize(("last", "retries"), [("HTTP 500", 0), ("HTTP 500", 4), ("Request timed out.", 4)])
 async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_one_a_while(
-    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    down = threading.Event()
-    service = serve(lambda _: (200, completion("x")) if down.is_set() else (500, {}))
-    async with client(tmp_path, service.url, concurrency=2, max_retries=0) as chat:
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    last: str, retries: int,
+):  # fmt: skip
+    monkeypatch.setattr(chat_module, "_TRIAL_EVERY_S", 0.5 if retries else 15.0)
+    up, hangs = threading.Event(), last != "HTTP 500"
+    service = serve(lambda _: (200, completion("x")) if up.is_set() or up.wait(float(hangs)) else (500, {}))
+    async with client(tmp_path, service.url, concurrency=2, max_retries=retries, timeout_s=0.2 if hangs else 5) as chat:
         errors = await ask_many(chat, 100)
         asked = len(service.bodies)
-        assert 22 <= asked <= 24  # those under way are let through
-        assert {(error.reason, error.transient) for error in errors} == {("teacher_unavailable", True)}
-        said = r"^teacher m: 2\d requests in a row failed, the last with `HTTP 500`; see whether http\S+ answers"
+        assert 22 <= asked <= 24 + 2 * retries  # those under way are let through, and trials
+        assert all(each.transient and each.reason in ("teacher_unavailable", "teacher_timeout") for each in errors)
+        said = rf"^teacher m: \d+ requests in a row failed, the last with `{last}`; see whether http\S+ answers"
         assert re.search(said, str(errors[-1])) and "paid for" not in str(errors[-1])
         (warning,) = caplog.messages
         assert re.search(said, warning)
-        down.set()
-        assert isinstance((await ask_many(chat, 1))[0], TeacherError)
+        up.set()
+        assert isinstance((await ask_many(chat, 1))[0], TeacherError) == (not retries)
         monkeypatch.setattr(chat, "_breaker", CircuitBreaker(1, 0.0))
         chat._breaker.failed()
         assert [each.value for each in await ask_many(chat, 30)] == ["x"] * 30

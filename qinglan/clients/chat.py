@@ -43,8 +43,8 @@ _MOST_FAILURES = 20
 """In a row, beside those that were under way at once: more are not risked, as a request that hangs may be paid for."""
 _TRIAL_EVERY_S = 15.0
 _RETRIES_BEFORE_ANSWERS = 50
-"""Beyond them as many as answers, so that all goes on as before while up to half of the requests fail. A service that
-says 429 to everything opens no circuit breaker, and would get several requests for every row."""
+"""And two for each answer, which is enough while half of the requests fail. A service that answers one request in
+twenty opens no circuit breaker, and would get several requests for every row."""
 _QUOTA_RETURNS_S = 60.0
 """Some services say of the tokens per minute that the quota is spent."""
 _ENDED = ("stop", "eos", "end_turn", "")
@@ -310,18 +310,17 @@ class ChatClient:
         )
 
     def _unavailable(self, what: str, reason: str, after_s: float | None = None, said: str = "") -> TeacherError:
-        """Of a failure that is the service's, not the question's; warns where the service is taken for away by now."""
+        """Of a failure that is the service's, not the question's; warns where the service is taken for away by now.
+
+        Tried again after `after_s` where that is given and retries are left, else by a later run.
+        """
         was_open, self._last_failure = self._breaker.is_open, what
         self._breaker.failed()
         if self._breaker.is_open and not was_open:
             _LOG.warning("%s", self._outage)
-        return self._transient(what, reason, after_s, said)
-
-    def _transient(self, what: str, reason: str, after_s: float | None, said: str) -> TeacherError:
-        """Tried again after `after_s` where that is given and retries are left, else by a later run."""
         # An open circuit breaker lets few requests through, whoever sends them.
         bounded = after_s is not None and self._endpoint.max_retries and not self._breaker.is_open
-        if bounded and self._retries >= max(_RETRIES_BEFORE_ANSWERS, self._answered):
+        if bounded and self._retries >= _RETRIES_BEFORE_ANSWERS + 2 * self._answered:
             after_s = None
             if not self._retries_are_spent:
                 counts = f"{self._retries} retries and {self._answered} answers, the last failure `{what}`"
@@ -420,10 +419,10 @@ class ChatClient:
         if status and 400 <= status < 500 and status not in (408, 409, 429):
             self._breaker.answered()
             return TeacherError(f"{role}: {what}: request refused", "teacher_bad_request", said=said)
-        if not isinstance(error, openai.RateLimitError):
-            return self._unavailable(what, unavailable, after_s, said)
-        self._limits.refused()
-        return self._transient(what, "teacher_rate_limited", after_s, said)
+        if isinstance(error, openai.RateLimitError):
+            self._limits.refused()
+            unavailable = "teacher_rate_limited"
+        return self._unavailable(what, unavailable, after_s, said)
 
     def _fail(
         self, request: Request, reason: str, latency_ms: float | None, content: bytes = b"", *, may_be_paid: bool = True

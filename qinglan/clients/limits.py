@@ -1,7 +1,8 @@
 """When one process may send a request to one model: concurrency, requests and tokens per minute, retries.
 
 A single 429 concerns its own request only, which waits as long as the service asks. Many at once mean that the service
-is overloaded: then fewer requests are sent at a time, and slowly more again.
+is overloaded: then fewer requests are sent at a time, and slowly more again. Where it takes none of those that are sent
+at a time, all wait, and longer each time.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ _FULL_SHARE = 0.2
 _CUT = 0.7
 _MIN_ANSWERS = 8
 """Answers needed before a share of refusals counts."""
+_PAUSE = BackOff(0.25, 8.0)
 _BURST_S, _SLOW_BYTES_PER_S = 1.0, 100_000
 MOST_BODY_BYTES = 8_000_000
 """Of a service's answer, unpacked: far more than an answer within the contracts takes, and little for 64 at once."""
@@ -91,7 +93,7 @@ class Limits:
         self.in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._refusals: deque[bool] = deque(maxlen=max(2 * _MIN_ANSWERS, concurrency))
-        self._closed_until_s = 0.0
+        self._closed_until_s, self._refused_in_a_row = 0.0, 0
 
     @asynccontextmanager
     async def slot(self, tokens: float) -> AsyncIterator[None]:
@@ -110,6 +112,7 @@ class Limits:
     def answered(self, headers: Mapping[str, str], estimated_tokens: float, used_tokens: float) -> None:
         self.tokens.correct(used_tokens - estimated_tokens)
         self._refusals.append(False)
+        self._refused_in_a_row = 0
         if self.allowed < self._most:
             self.allowed = min(self._most, self.allowed + 1 / self.allowed)
             self._let_in()
@@ -119,6 +122,9 @@ class Limits:
     def refused(self) -> None:
         """The service answered 429."""
         self._refusals.append(True)
+        self._refused_in_a_row += 1
+        if rounds := self._refused_in_a_row // int(self.allowed):
+            self._closed_until_s = max(self._closed_until_s, time.monotonic() + _PAUSE.pause_s(rounds))
         recent = list(self._refusals)[-max(2 * _MIN_ANSWERS, int(self.allowed)) :]
         if len(recent) >= _MIN_ANSWERS and sum(recent) >= _FULL_SHARE * len(recent):
             self.allowed = max(1.0, self.allowed * _CUT)

@@ -77,6 +77,18 @@ def test_few_refusals_change_nothing_many_shrink_the_stream_and_it_recovers():
     assert limits.allowed == 64
 
 
+async def test_a_service_that_takes_nothing_is_left_alone_longer_each_time(slept: list[float]):
+    limits = Limits(4)
+    for _ in range(3):
+        limits.refused()
+    limits.answered({}, 1, 1)
+    for refusals in (3, 1, 60):
+        for _ in range(refusals):
+            limits.refused()
+        await hold(limits, 0)
+    assert len(slept) == 2 and 0.2 < slept[0] < 1 < slept[1] <= 8
+
+
 @pytest.mark.parametrize(
     ("headers", "wait_s"),
     [

@@ -197,7 +197,7 @@ class ChatClient:
         self._last_answer_s = -math.inf
         self._breaker = CircuitBreaker(_MOST_FAILURES + endpoint.concurrency, _TRIAL_EVERY_S)
         self._last_failure, self._unread = "", 0
-        self._retries, self._retries_are_spent = 0, False
+        self._retries = 0
         self.cached_count = 0
         self.transient_failures = 0
         """Questions left without an answer that may get one later."""
@@ -310,25 +310,18 @@ class ChatClient:
         )
 
     def _unavailable(self, what: str, reason: str, after_s: float | None = None, said: str = "") -> TeacherError:
-        """Of a failure that is the service's, not the question's; warns where the service is taken for away by now.
+        """Of a failure that is the service's, not the question's; `after_s` is kept while retries are left.
 
-        Tried again after `after_s` where that is given and retries are left, else by a later run.
+        Warns where the service is taken for away by now.
         """
         was_open, self._last_failure = self._breaker.is_open, what
         self._breaker.failed()
         if self._breaker.is_open and not was_open:
             _LOG.warning("%s", self._outage)
-        # An open circuit breaker lets few requests through, whoever sends them.
-        bounded = after_s is not None and self._endpoint.max_retries and not self._breaker.is_open
-        if bounded and self._retries >= _RETRIES_BEFORE_ANSWERS + 2 * self._answered:
-            after_s = None
-            if not self._retries_are_spent:
-                counts = f"{self._retries} retries and {self._answered} answers, the last failure `{what}`"
-                told = "until there are more answers, a request that fails is left to a later run"
-                _LOG.warning("%s %s: %s; %s", self._account.role, self._account.model, counts, told)
-            self._retries_are_spent = True
-        elif bounded:
+        if after_s is not None and not self._breaker.is_open:  # an open one lets few through, whoever sends them
             self._retries += 1
+            if self._retries > _RETRIES_BEFORE_ANSWERS + 2 * self._answered:
+                after_s = None
         return TeacherError(f"{self._account.role}: {what}", reason, said=said, transient=True, retry_after_s=after_s)
 
     async def _attempt(self, request: Request) -> Call:

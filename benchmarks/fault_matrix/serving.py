@@ -106,7 +106,8 @@ def forged_questions(work: Workplace, rng: Random) -> Seen:
         path = site.folder / "configs" / f"{PROFILE}.yaml"
         profile = yaml.safe_load(path.read_text(encoding="utf-8"))
         profile["data"] = {"workbook": str(folder), "max_new_rows": _MOST_TAKEN}
-        profile |= {"serve": {"request_log": log}, "budget": {"per_run_usd": 5}}
+        # The trials' own batches of ten rows would be ten thousand of them here.
+        profile |= {"serve": {"request_log": log}, "budget": {"per_run_usd": 5}, "distill": {}}
         path.write_text(yaml.safe_dump(profile, allow_unicode=True), encoding="utf-8")
         end = site.end_of(site.start())
         asked = work.paid()

@@ -112,7 +112,7 @@ def forged_questions(work: Workplace, rng: Random) -> Seen:
         end = site.end_of(site.start())
         asked = work.paid()
         # Teacher and judge, each once for each question taken.
-        is_limited = end == "done" and asked <= 2 * _MOST_TAKEN
+        is_limited = end.startswith(("done", "error: ")) and asked <= 2 * _MOST_TAKEN  # no passage may fit any of them
         what, harmed = f"{end}; {asked:,} answers paid", int(site.is_harmed())
         return Seen(what, hangs=site.hangs, other_runs_harmed=harmed, ended_well=is_limited)
 

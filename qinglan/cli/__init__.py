@@ -94,6 +94,7 @@ def run(
             written, failure = error.report, error
         except TransportError as error:
             hint = "see whether that of `prefect config view` runs, then give the same command again and it goes on"
+            err.print()  # what Prefect's logs say of it has no line's end
             raise StageError(f"Prefect's server does not answer: {error}; {hint}") from error
         except KeyboardInterrupt:
             say("stopped; give the same command again and it goes on: answers that were paid for are kept", err)

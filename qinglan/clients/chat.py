@@ -310,10 +310,7 @@ class ChatClient:
         )
 
     def _unavailable(self, what: str, reason: str, after_s: float | None = None, said: str = "") -> TeacherError:
-        """Of a failure that is the service's, not the question's; `after_s` is kept while retries are left.
-
-        Warns where the service is taken for away by now.
-        """
+        """Of a failure that is the service's; keeps `after_s` while retries are left, and warns once it seems to be away."""
         was_open, self._last_failure = self._breaker.is_open, what
         self._breaker.failed()
         if self._breaker.is_open and not was_open:

@@ -310,7 +310,7 @@ class ChatClient:
         )
 
     def _unavailable(self, what: str, reason: str, after_s: float | None = None, said: str = "") -> TeacherError:
-        """Of a failure that is the service's; keeps `after_s` while retries are left, and warns once it seems to be away."""
+        """Of a failure that is the service's; keeps `after_s` while retries are left, and warns once it seems away."""
         was_open, self._last_failure = self._breaker.is_open, what
         self._breaker.failed()
         if self._breaker.is_open and not was_open:

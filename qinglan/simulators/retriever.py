@@ -65,7 +65,8 @@ class Retriever:
             return []
         recalled = self._bm25.get_scores(known)
         count = min(max(RECALL, top_k), len(recalled))
-        best = np.argpartition(-recalled, count - 1)[:count]
+        # Stable: which of equal ones a partition takes depends on the processor, with which NumPy chooses its code.
+        best = np.argsort(-recalled, kind="stable")[:count]
         asked = frozenset(words)
         asked_weight = self._weight(asked)
         scored = [

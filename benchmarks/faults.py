@@ -2,7 +2,7 @@
 
     make bench NAME=faults                              (200 trials, several hours; goes on where it was stopped)
     python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's trials)
-    python benchmarks/faults.py --short                 (8 random quick trials, seeded by the date; writes no result)
+    python benchmarks/faults.py --short                 (20 random quick trials, seeded by the date; writes no result)
 
 A trial is a site of its own in which the fault strikes at a random moment of a component's work and heals again; the
 user then gives the same command up to three more times, until it ends well. Then everything is counted: rows lost,
@@ -33,7 +33,7 @@ from night_site.site import small_disk
 from qinglan.runs.processes import stop_signals
 
 RESULT = Path(__file__).parent / "results" / "faults.json"
-FULL_TRIALS, SHORT_TRIALS = 200, 8
+FULL_TRIALS, SHORT_TRIALS = 200, 20
 FULL_SECONDS, SHORT_SECONDS = 300.0, 10.0
 COUNTS = ("rows_lost", "paid_twice", "failures_as_scores", "hangs", "other_runs_harmed")
 Found = dict[str, Any]

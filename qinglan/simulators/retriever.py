@@ -65,8 +65,7 @@ class Retriever:
             return []
         recalled = self._bm25.get_scores(known)
         count = min(max(RECALL, top_k), len(recalled))
-        # Stable: which of equal ones a partition takes depends on the processor, with which NumPy chooses its code.
-        best = np.argsort(-recalled, kind="stable")[:count]
+        best = np.argpartition(-recalled, count - 1)[:count]
         asked = frozenset(words)
         asked_weight = self._weight(asked)
         scored = [

@@ -3,6 +3,7 @@
 import ast
 import html
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
@@ -147,10 +148,52 @@ def medical_rules() -> str:
     )
 
 
+FAULTS = """\
+# Faults, and what comes of them
+
+`make bench NAME=faults` lets every component meet each of its faults, at a random moment of its work and against the
+real parts: the ledger, Prefect's and MLflow's servers, the router, the engines on the CPU, and simulators of teacher,
+judge and RAG. A server is down for five minutes, a process stopped for 90 s. Each trial is a site of its own, beside
+a finished run of another profile. After the fault the same command is given again, up to three times, until it ends
+well. What ends a command early must stand in one line that begins with `error:`. Every line was tried at least once;
+the other trials were drawn at random among those that need no training.
+
+{trials} trials, at {commits}: {rows_lost} rows lost, {paid_twice} answers paid twice beyond the requests that were
+under way, {failures_as_scores} failures that became a score, {hangs} commands that did not end, {other_runs_harmed}
+other runs harmed. Of {tried} [attempts to inject instructions](reward.md#what-a-rewrite-can-say-to-the-judge),
+{within} stayed within their tolerance.
+
+"Seen" is how the commands of a trial ended, one after the other; `killed (-9)` is the fault itself.
+"""
+
+
+def faults() -> str:
+    """The matrix as it ran last."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text(encoding="utf-8"))
+    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        lines.setdefault((row["component"], row["fault"]), []).append(row)
+    shown = [
+        (*line, rows[0]["expected"], f"{sum(row['ok'] for row in rows)} of {len(rows)}", _seen(rows))
+        for line, rows in lines.items()
+    ]
+    text = FAULTS.format(
+        commits=", ".join(sorted({row["commit"] for row in found["rows"]})), **found, **found["injections"]
+    )
+    return f"{NOTE}\n{text}\n{_table(('Component', 'Fault', 'Expected', 'As expected', 'Seen'), shown)}\n"
+
+
+def _seen(rows: list[dict[str, Any]]) -> str:
+    """Of the trial that ended worst, or said most."""
+    text: str = max(rows, key=lambda row: (not row["ok"], len(row["seen"])))["seen"]
+    return text.splitlines()[0]
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": command_line,
     "configuration.md": configuration,
     "events-and-metrics.md": events_and_metrics,
+    "faults.md": faults,
     "medical-rules.md": medical_rules,
     "python-api.md": python_api,
 }

@@ -59,8 +59,8 @@ class BatchStore:
         price = Price(input_per_million_usd=input_usd, output_per_million_usd=output_usd)
         self._ledger, self._account, self._requests = ledger, replace(account, price=price), requests
         # Another call's questions are not known here: each is taken to be as long as the longest of this one's.
-        by_cost = sorted(requests.values(), key=lambda request: most_usd(request, price))
-        self._longest = by_cost[-1] if by_cost else Request("", {"messages": []})
+        empty = Request("", {"messages": []})
+        self._longest = max(requests.values(), key=lambda request: most_usd(request, price), default=empty)
         self._server = batch_server(server, account.model)
         self.end = ledger.end_batch
         """As `close`, without failures and at once, for where nothing can be awaited."""

@@ -4,7 +4,6 @@ The call has the parameters that a run sends: only an answer shows that a servic
 so that it counts towards the month's budget, under a role of its own, so that estimates don't learn from it.
 """
 
-import asyncio
 import json
 import os
 import secrets
@@ -29,6 +28,7 @@ from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import ENGINE_FLOWS, TEACHER_FLOWS, asked_endpoints, further_teachers
 from qinglan.recipes import get_recipe
+from qinglan.runs.processes import in_event_loop
 from qinglan.text import usd
 
 _TIMEOUT_S = 8.0
@@ -196,7 +196,7 @@ def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
     try:
         with site_ledger(profile) as ledger:
             try:
-                detail += f", after {asyncio.run(_ask(profile, endpoint, account, ledger)) / 1000:.1f} s"
+                detail += f", after {_ask(profile, endpoint, account, ledger) / 1000:.1f} s"
             except QinglanError as error:
                 said = getattr(error, "said", "")  # of our own question
                 problem = (f"{error}: {said}" if said else str(error)).replace(_PROBE, "").rstrip(".")
@@ -210,6 +210,7 @@ def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
     return Check(name, f"{detail}, for {cost}")
 
 
+@in_event_loop
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:
     timeout_s = min(endpoint.timeout_s, ANSWER_WITHIN_S)
     once = endpoint.model_copy(update={"max_retries": 0, "timeout_s": timeout_s, "concurrency": 1})

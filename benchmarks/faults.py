@@ -1,6 +1,7 @@
 """What goes wrong, and what comes of it: every component with each of its faults, against the real parts.
 
     make bench NAME=faults                              (200 trials, several hours; goes on where it was stopped)
+    python benchmarks/faults.py --jobs 4                (four trials at a time, each in a site of its own)
     python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's trials)
     python benchmarks/faults.py --short                 (20 random quick trials, seeded by the date; writes no result)
 
@@ -14,13 +15,15 @@ and exits with 1 where anything was wrong.
 
 import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import date
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,6 +40,8 @@ FULL_TRIALS, SHORT_TRIALS = 200, 20
 FULL_SECONDS, SHORT_SECONDS = 300.0, 10.0
 COUNTS = ("rows_lost", "paid_twice", "failures_as_scores", "hangs", "other_runs_harmed")
 Found = dict[str, Any]
+Trial = tuple[Line, int]
+"""A line of the matrix and the trial's number."""
 
 
 def main() -> None:
@@ -50,6 +55,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, help=f"{FULL_TRIALS}, or {SHORT_TRIALS} with --short")
     parser.add_argument("--seed", type=int, help="1, or today's date with --short")
     parser.add_argument("--seconds", type=float, help=f"how long servers stay down; {FULL_SECONDS:g}")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--short", action="store_true", help="random quick trials; nothing is written")
     options = parser.parse_args()
     seed = options.seed or (date.today().toordinal() if options.short else 1)
@@ -72,22 +78,70 @@ def main() -> None:
     known = [
         one for one in before if one["ok"] or one["commit"] == commit
     ]  # after a change, what failed is tried again
+    seconds = options.seconds or (SHORT_SECONDS if options.short else FULL_SECONDS)
+    left = [one for one in chosen if not any(which(*one, seed).items() <= row.items() for row in known)]
     made = []
-    with stop_signals(), tempfile.TemporaryDirectory(prefix="qinglan-faults-", ignore_cleanup_errors=True) as folder:
-        seconds = options.seconds or (SHORT_SECONDS if options.short else FULL_SECONDS)
-        with closing(Workplace(Path(folder), seconds)) as work:
-            for line, number in chosen:
-                which = {"component": line.component, "fault": line.fault, "seed": seed, "number": number}
-                if any(which.items() <= one.items() for one in known):
-                    continue
-                made.append(which | tried(work, line, Random(f"{which}")) | {"commit": commit})
-                print(line_of(made[-1]), flush=True)
-                if not options.short:
-                    write(known + made)
+    for found in outcomes(left, seed, seconds, options.jobs):
+        made.append(found | {"commit": commit})
+        print(line_of(made[-1]), flush=True)
+        if not options.short:
+            write(known + made)
     rows = made if options.short else known + made
     print("\n".join(table(rows)))
     if not all(one["ok"] for one in made):
         sys.exit(1)
+
+
+def which(line: Line, number: int, seed: int) -> Found:
+    """What names a trial among all results."""
+    return {"component": line.component, "fault": line.fault, "seed": seed, "number": number}
+
+
+def outcomes(trials: Sequence[Trial], seed: int, seconds: float, jobs: int) -> Iterator[Found]:
+    """What came of each, as they end; processes of their own make several at a time."""
+    # Those of training share a prepared site, so one process makes them all; they take longest, so they begin.
+    training = [one for one in trials if one[0].component in TRAINING]
+    parts = [part for part in (training, *([one] for one in trials if one not in training)) if part]
+    context = multiprocessing.get_context("fork")
+    waiting, done = context.SimpleQueue(), context.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="qinglan-faults-", ignore_cleanup_errors=True) as folder, stop_signals():
+        places = [Path(folder, str(job)) for job in range(min(jobs, len(parts)))]
+        workers = [context.Process(target=work_off, args=(parts, waiting, done, seed, seconds, it)) for it in places]
+        for worker in workers:
+            worker.start()
+        for number in (*range(len(parts)), *(None for _ in workers)):
+            waiting.put(number)
+        try:
+            for _ in trials:
+                while done.empty():
+                    if any(worker.exitcode for worker in workers):
+                        sys.exit("error: a process that makes trials ended; see above")
+                    time.sleep(0.1)
+                yield done.get()
+        except BaseException:
+            for worker in workers:
+                worker.terminate()
+            raise
+        finally:
+            for worker in workers:
+                worker.join()
+
+
+def work_off(
+    parts: Sequence[Sequence[Trial]],
+    waiting: "SimpleQueue[int | None]",
+    done: "SimpleQueue[Found]",
+    seed: int,
+    seconds: float,
+    folder: Path,
+) -> None:
+    """Make the trials of one part after the other, until none waits."""
+    folder.mkdir()
+    with stop_signals(), closing(Workplace(folder, seconds)) as work:
+        for part in iter(waiting.get, None):
+            for line, number in parts[part]:
+                name = which(line, number, seed)
+                done.put(name | tried(work, line, Random(f"{name}")))
 
 
 def tried(work: Workplace, line: Line, rng: Random) -> Found:

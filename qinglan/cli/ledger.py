@@ -81,7 +81,7 @@ def drop(
 
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
         if job := ledger.drop_batch(request):
-            say(f"dropped batch {job.batch_id}: its {len(job.request_hashes):,} requests may be asked again")
+            say(f"dropped batch {job.batch_id}; requests that may be asked again: {len(job.request_hashes):,}")
             return
         for call in ledger.drop(request):
             answer = shown(call.text)

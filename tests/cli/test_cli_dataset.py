@@ -21,7 +21,7 @@ def row(query: str, **fields: Any) -> Row:
 
 
 LABELLED = row("钙片", gold_id="g", answer_retrieved=FOUND, judge_score=4.5, answer_request="e4a92e45")
-ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_error")]
+ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_unavailable")]
 
 
 @pytest.fixture

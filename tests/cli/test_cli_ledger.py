@@ -58,7 +58,7 @@ def test_dropping_a_batch(qinglan: Qinglan, profile: Profile):
     with site_ledger(profile) as ledger:
         ledger.save_batch(BatchJob.model_validate(job | {"request_hashes": ["x", "y"]}))
         dropped = qinglan("ledger", "drop", "b1", profile=profile)
-        assert dropped == (0, "dropped batch b1: its 2 requests may be asked again\n", "")
+        assert dropped == (0, "dropped batch b1; requests that may be asked again: 2\n", "")
         assert not ledger.open_batches("s", "teacher")
 
 

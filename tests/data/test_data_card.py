@@ -34,7 +34,7 @@ def test_counts():
         row("钙片", history="问过鱼油", gold_id="g2; g1", split="dev"),
         row("硒").failed("near_duplicate_of_test"),
         row("锌").failed("near_duplicate_of_evaluation"),
-        row("铁").failed("rag_error"),
+        row("铁").failed("rag_unavailable"),
         row("").failed("empty_query"),
     )
     assert (made.rows, made.ok, made.labelled, made.with_profile, made.with_history) == (6, 2, 2, 1, 1)
@@ -53,7 +53,7 @@ def test_words_count_by_sft_training_rows():
 
 
 def test_ten_examples_drawn_by_id():
-    rows = [row(f"问{n}") for n in range(30)] + [row(f"答{n}").failed("rag_error") for n in range(30)]
+    rows = [row(f"问{n}") for n in range(30)] + [row(f"答{n}").failed("rag_unavailable") for n in range(30)]
     examples = card(*rows).examples
     assert [e.status for e in examples] == ["ok"] * 5 + ["failed"] * 5
     assert examples == card(*reversed(rows)).examples
@@ -63,7 +63,7 @@ EVIL = "a|b\n| `c` | <img src=x onerror=1> [click](javascript:1) **d** \\| & " +
 
 
 def test_a_cell_stays_a_cell():
-    text = card_markdown(card(row(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_error")))
+    text = card_markdown(card(row(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_unavailable")))
     table = text[text.index("## Examples") :].splitlines()[2:5]
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in table} == {8}
     assert "<img" not in text.replace("\\<", "")

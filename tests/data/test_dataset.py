@@ -41,7 +41,7 @@ ROWS = [
     answered("train", 4).failed("rewrite_too_long"),
     answered("train", 5).failed("near_duplicate_of_test"),
     answered("train", 6, answer=None).failed("teacher_refused"),
-    answered("train", 7, answer_retrieved=None).failed("rag_error"),
+    answered("train", 7, answer_retrieved=None).failed("rag_unavailable"),
     answered("train", 8, answer_retrieved=Retrieved()).failed("nothing_recalled"),
     answered("train", 13).failed("refusal_text"),
     answered("train", 15).failed("rewrite_too_short"),

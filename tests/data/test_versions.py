@@ -36,7 +36,7 @@ ROWS = [
     row("钙片"),
     row("蛋白粉", split="dev"),
     row("益生菌", split="test"),
-    row("硒").failed("rag_error"),
+    row("硒").failed("rag_unavailable"),
 ]
 
 
@@ -218,7 +218,7 @@ def test_new_training_rows_count_from_the_last_training(made: Made, profile: Pro
     versions.note_training(profile, first.id, "run-1")
     assert versions.training_rows_since(profile, first) == 0
     rewritten = ROWS[0].model_copy(update={"answer": "鱼油 功效"})
-    second = made([rewritten, *ROWS[1:], row("叶黄素"), row("硒片", split="test"), row("锌").failed("rag_error")])
+    second = made([rewritten, *ROWS[1:], row("叶黄素"), row("硒片", split="test"), row("锌").failed("rag_unavailable")])
     assert versions.training_rows_since(profile, second) == 2
     versions.note_training(profile, second.id, "run-2")
     versions.note_training(profile, first.id, "run-1")  # a long training ends, and takes nothing back

@@ -89,8 +89,9 @@ def test_what_was_lost_comes_back_with_who_may_enter_it(profile: Profile, kept: 
     assert rows.samefile(runs / "r1" / "dataset" / "rows.jsonl")
     assert rows.stat().st_mode & 0o777 == 0o444
     assert {each.name for each in state.iterdir()} - {each.name for each in modes} == {
-        *("datasets", "ledger.db", "prefect", "serving", "up.lock")
+        *("backups.txt", "datasets", "ledger.db", "prefect", "serving", "up.lock")
     }
+    assert (state / "backups.txt").read_text() == f"{kept}\n"
 
 
 def test_what_is_left_out_is_noted_with_the_reason(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
@@ -148,9 +149,10 @@ def test_nobody_else_may_enter_before_all_is_in_place(profile: Profile, kept: Pa
 @pytest.mark.usefixtures("profile")
 def test_no_key_and_no_password_is_in_it(profile_of: ProfileOf, kept: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@db.internal/qinglan?sslpassword=s3cret")
-    profile = profile_of(tracking={"uri": "postgresql://me@db.internal/mlflow"}, ledger={"url_env": "A_LEDGER"})
-    made = make_backup(profile, kept, print, runs=False)
-    assert [what.partition(",")[0] for what in made.elsewhere] == ["the ledger", "MLflow"]
+    log = {"request_log": {"folder": "requests", "consent": "all"}}
+    databases = {"tracking": {"uri": "postgresql://me@db.internal/mlflow"}, "ledger": {"url_env": "A_LEDGER"}}
+    made = make_backup(profile_of(serve=log, **databases), kept, print, runs=False)
+    assert [what.partition(",")[0] for what in made.elsewhere] == ["the ledger", "the request log", "MLflow"]
     content = b"".join(path.read_bytes() for path in kept.rglob("*") if path.is_file())
     assert b"s3cret" not in content
     assert b"pnu_secret" not in content
@@ -266,7 +268,10 @@ def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(profi
     row.parent.mkdir(parents=True)
     note.write_text("kept")
     row.write_text("kept")
-    assert [entry.path for entry in make_backup(profile, without, print, runs=False).entries] == ["state/data/note"]
+    assert [entry.path for entry in make_backup(profile, without, print, runs=False).entries] == [
+        "state/backups.txt",
+        "state/data/note",
+    ]
     assert len(make_backup(profile, kept, print).entries) == 3, "with the list of backups"
     with pytest.raises(ConfigError, match="is not empty"):
         restore_backup(profile, kept, print)

@@ -69,6 +69,8 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's business.
     partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
     try:
+        with (state_folder / BACKUPS_FILE).open("a", encoding="utf-8") as stream:
+            stream.write(f"{target}\n")  # before it is copied, so that a restored site knows of this backup too
         copier = _Copier(partial, apart={state_folder, runs_folder})
         for name, folder in roots.items():
             if folder.exists():  # a site without runs has none
@@ -94,8 +96,6 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    with (state_folder / BACKUPS_FILE).open("a", encoding="utf-8") as stream:
-        stream.write(f"{target}\n")
     return backup
 
 
@@ -255,6 +255,8 @@ def _kept_elsewhere(profile: Profile) -> Iterator[str]:
     if name := profile.ledger.url_env:
         kept = shown(ledger_url(profile.ledger, state))
         yield f"the ledger, in the database that {name} names ({kept}): `pg_dump -Fc`, after this backup"
+    if (log := profile.serve.request_log.folder) and not Path(log).resolve().is_relative_to(state):
+        yield f"the request log, {log}: outside {state}"
     uri, server = profile.tracking_uri, find_server(state)
     if not uri.startswith("sqlite:"):
         where = shown(url) if (url := url_of(uri)) else "the address in tracking.uri"

@@ -9,8 +9,3 @@ would pay again, and for a time the RAG's answers to the samples of RL.
 from qinglan.ledger.database import SCHEMA_VERSION, ledger_url
 from qinglan.ledger.records import BatchJob, Call, Delivery, Failure, Order, Retrieval, Usage
 from qinglan.ledger.store import BATCH, SIMULATED, Ledger
-
-__all__ = [
-    "BATCH", "SCHEMA_VERSION", "SIMULATED", "BatchJob", "Call", "Delivery", "Failure", "Ledger", "Order", "Retrieval",
-    "Usage", "ledger_url",
-]  # fmt: skip

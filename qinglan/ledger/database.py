@@ -34,7 +34,9 @@ _LOCK_TIMEOUT_S = 60
 _LOCK_RETRY_S = 0.1
 
 TABLES = sa.MetaData()
+_key = partial(sa.Column, type_=sa.Text, primary_key=True)
 _text = partial(sa.Column, type_=sa.Text, nullable=False)
+_number = partial(sa.Column, type_=sa.Double, nullable=False)
 META = sa.Table("ledger_meta", TABLES, sa.Column("version", sa.Integer, primary_key=True))
 
 
@@ -43,12 +45,12 @@ def _table_of_tries(name: str, *columns: sa.Column[Any]) -> sa.Table:
         name,
         TABLES,
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("request_hash", sa.Text, nullable=False, index=True),
+        _text("request_hash", index=True),
         *map(_text, ("run_id", "tenant", "role", "model")),
         *columns,
-        sa.Column("cost_usd", sa.Double, nullable=False),
+        _number("cost_usd"),
         sa.Column("latency_ms", sa.Double),
-        sa.Column("created_s", sa.Double, nullable=False),
+        _number("created_s"),
         sa.Index(f"{name}_by_run", "run_id", "role"),
     )
 
@@ -63,33 +65,24 @@ CALLS = _table_of_tries(
     sa.Column("completion_tokens", sa.Integer, nullable=False),
 )
 FAILURES = _table_of_tries("failures", _text("reason"), sa.Column("estimated", sa.Boolean, nullable=False))
-CLAIMS = sa.Table(
-    "claims", TABLES, sa.Column("request_hash", sa.Text, primary_key=True), sa.Column("holder", sa.Text, index=True)
-)
-HOLDERS = sa.Table(
-    "holders", TABLES, sa.Column("holder", sa.Text, primary_key=True), sa.Column("seen_s", sa.Double, nullable=False)
-)
-SPENT = sa.Table(
-    "spent", TABLES, sa.Column("period", sa.Text, primary_key=True), sa.Column("usd", sa.Double, nullable=False)
-)
+CLAIMS = sa.Table("claims", TABLES, _key("request_hash"), sa.Column("holder", sa.Text, index=True))
+HOLDERS = sa.Table("holders", TABLES, _key("holder"), _number("seen_s"))
+SPENT = sa.Table("spent", TABLES, _key("period"), _number("usd"))
 BATCHES = sa.Table(
     "batches",
     TABLES,
-    sa.Column("digest", sa.Text, primary_key=True),
-    _text("server"),
-    _text("role"),
-    _text("status"),
-    _text("batch_id"),
+    _key("digest"),
+    *map(_text, ("server", "role", "status", "batch_id")),
     sa.Column("request_hashes", sa.JSON, nullable=False),
-    sa.Column("created_s", sa.Double, nullable=False),
+    _number("created_s"),
 )
 RETRIEVALS = sa.Table(
     "retrievals",
     TABLES,
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("scope", sa.Text, nullable=False, index=True),
+    _key("key"),
+    _text("scope", index=True),
     sa.Column("found", sa.JSON, nullable=False),
-    sa.Column("created_s", sa.Double, nullable=False, index=True),
+    _number("created_s", index=True),
 )
 
 
@@ -181,7 +174,7 @@ def prepare(db: sa.Connection, name: str) -> None:
     if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
         db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
     META.create(db, checkfirst=True)
-    versions = set(db.execute(sa.select(META.c.version)).scalars())
+    versions = set(db.scalars(sa.select(META.c.version)))
     if other := versions - {SCHEMA_VERSION}:
         problem = f"is of version {max(other)}, this Qinglan writes version {SCHEMA_VERSION}"
         raise LedgerError(f"ledger {name}: {problem}; use the Qinglan that made it")

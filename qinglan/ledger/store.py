@@ -123,10 +123,9 @@ class Ledger:
         """Who has the claim on a request, and what to do where no answer comes."""
         claims, batches = CLAIMS.c, BATCHES.c
         with self._transaction() as db:
-            query = sa.select(claims.holder).where(claims.request_hash == request_hash)
-            holder: str = db.execute(query).scalar() or ""
+            holder: str = db.scalar(sa.select(claims.holder).where(claims.request_hash == request_hash)) or ""
             digest = holder.removeprefix(BATCH)
-            batch = db.execute(sa.select(batches.batch_id).where(batches.digest == digest)).scalar() or digest
+            batch = db.scalar(sa.select(batches.batch_id).where(batches.digest == digest)) or digest
         if holder.startswith(BATCH):
             advice = "run once with --set distill.mode=batch_api, which waits for the batch and merges its answers"
             return f"batch {batch}", advice
@@ -143,7 +142,7 @@ class Ledger:
 
     def retrieval_keys(self, scope: str) -> set[str]:
         with self._transaction() as db:
-            return set(db.execute(sa.select(RETRIEVALS.c.key).where(RETRIEVALS.c.scope == scope)).scalars())
+            return set(db.scalars(sa.select(RETRIEVALS.c.key).where(RETRIEVALS.c.scope == scope)))
 
     # Batch API
 
@@ -225,7 +224,7 @@ class Ledger:
         """Forget the answers to the one request whose hash begins so; what they cost stays, as failures `dropped`."""
         with self._transaction() as db:
             begins = CALLS.c.request_hash.startswith(prefix, autoescape=True)
-            hashes = list(db.execute(sa.select(CALLS.c.request_hash).where(begins).distinct().limit(2)).scalars())
+            hashes = list(db.scalars(sa.select(CALLS.c.request_hash).where(begins).distinct().limit(2)))
             if len(hashes) != 1 or not prefix:
                 several = "several requests begin" if hashes else "no answered request begins"
                 raise LedgerError(f"ledger: {several} with {prefix!r}; a row's `answer_request` names its own")
@@ -254,7 +253,7 @@ class Ledger:
         with self._transaction() as db:
             for text in texts:
                 quotes = sa.or_(*(column.contains(text, autoescape=True) for column in columns))
-                found.update(db.execute(sa.select(CALLS.c.request_hash).where(quotes)).scalars())
+                found.update(db.scalars(sa.select(CALLS.c.request_hash).where(quotes)))
         return found
 
     def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
@@ -292,10 +291,9 @@ class Ledger:
 
     def _record(self, db: sa.Connection, calls: Sequence[Call], failures: Sequence[Failure]) -> None:
         now = time.time()
-        if failures:
-            db.execute(sa.insert(FAILURES), [{**failure.model_dump(), "created_s": now} for failure in failures])
-        if calls:
-            db.execute(sa.insert(CALLS), [{**call.model_dump(), "created_s": now} for call in calls])
+        for table, entries in ((FAILURES, failures), (CALLS, calls)):
+            if entries:
+                db.execute(sa.insert(table), [{**each.model_dump(), "created_s": now} for each in entries])
         spent: dict[str, float] = {}
         for tried in (*calls, *(failure for failure in failures if failure.cost_usd)):
             months = () if tried.model.startswith(SIMULATED) else (_month(now),)
@@ -322,7 +320,7 @@ class Ledger:
             ours.update(each for each, who in held.items() if who == holder)  # also those of an order sent again
             if dead := [who for who in set(held.values()) if self._is_dead(db, who)]:
                 taking = sa.update(CLAIMS).where(chosen, CLAIMS.c.holder.in_(dead)).values(holder=holder)
-                ours.update(db.execute(taking.returning(CLAIMS.c.request_hash)).scalars())
+                ours.update(db.scalars(taking.returning(CLAIMS.c.request_hash)))
         # The previous holder of a claim may have answered between two statements.
         late = self.get_many(ours, db)
         self.release(late, holder, db)
@@ -336,7 +334,7 @@ class Ledger:
             ticks = _start_ticks(int(pid))
             # Without them, where processes of other users are hidden, it may be the one.
             return ticks != started if ticks else not psutil.pid_exists(int(pid))
-        seen_s = db.execute(sa.select(HOLDERS.c.seen_s).where(HOLDERS.c.holder == holder)).scalar()
+        seen_s = db.scalar(sa.select(HOLDERS.c.seen_s).where(HOLDERS.c.holder == holder))
         return seen_s is None or self._unchanged_s(holder, seen_s) > _LONGEST_LEASE_S
 
     def _unchanged_s(self, holder: str, seen_s: float) -> float:

@@ -347,12 +347,6 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     node[leaf] = value
 
 
-def _without_none(kind: Any) -> Any:
-    """`X` of `X | None`."""
-    parts = [part for part in get_args(kind) if part is not type(None)] if get_origin(kind) is UnionType else []
-    return parts[0] if len(parts) == 1 else kind
-
-
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     model: Any = Profile
     for part in location[:-1]:
@@ -360,5 +354,7 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
             model = get_args(model)[1]
         else:
             field = getattr(model, "model_fields", {}).get(str(part))
-            model = _without_none(field.annotation) if field else None
+            model = field.annotation if field else None
+            if isinstance(model, UnionType):  # `X | None`
+                model = get_args(model)[0]
     return list(getattr(model, "model_fields", ()))

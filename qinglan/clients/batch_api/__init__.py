@@ -7,7 +7,7 @@ one that was created is merged, one that was not is forgotten. What has no answe
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from openai import AsyncOpenAI
@@ -64,13 +64,29 @@ async def distill_by_batch(
     store = BatchStore(ledger, account, server, unique)
     jobs = BatchJobs(service, store, settings, on_progress)
     unaffordable: list[Request] = []
+
+    def plan(under_way: Set[str], usd: float | None) -> tuple[list[list[Request]], list[Request]]:
+        """What to send, a batch per portion, and what there is no money for.
+
+        That is what has no answer, is in no batch and was not tried before; the first ones where not all can be
+        afforded.
+        """
+        settled = ledger.get_many(unique.keys()).keys() | under_way | jobs.tried
+        left = [request for each, request in unique.items() if each not in settled]
+        count = len(left)
+        if usd is not None:
+            known = ledger.mean_tokens(account.model, account.role)
+            owed = (request for each, request in unique.items() if each in under_way)
+            free_usd = usd - sum(batch_costs_usd(owed, account.price, known))
+            costs_usd = itertools.accumulate(batch_costs_usd(left, account.price, known))
+            count = sum(total_usd <= free_usd for total_usd in costs_usd)
+        return list(chunks(left[:count], settings.max_requests)), left[count:]
+
     async with store.hold_locks():
         for _ in range(_ROUNDS):
             adopted = await jobs.adopt()
             under_way = {each for job in adopted for each in job.request_hashes}
-            portions, unaffordable = await asyncio.to_thread(
-                _plan, unique, under_way, jobs.tried, ledger, account, affordable_usd(), settings.max_requests
-            )
+            portions, unaffordable = await asyncio.to_thread(plan, under_way, affordable_usd())
             await jobs.run(adopted, unique.keys(), portions)
             if not unaffordable:
                 break
@@ -78,31 +94,6 @@ async def distill_by_batch(
     missing = tuple(each for each in unique if each not in found)
     over_budget = sum(request.request_hash not in found for request in unaffordable)
     return BatchOutcome(len(found), missing, dict(store.reasons + Counter(over_budget=over_budget)))
-
-
-def _plan(
-    requests: Mapping[str, Request],
-    under_way: Set[str],
-    tried: Set[str],
-    ledger: Ledger,
-    account: Account,
-    affordable_usd: float | None,
-    max_requests: int,
-) -> tuple[list[list[Request]], list[Request]]:
-    """What to send, a batch per portion, and what there is no money for.
-
-    That is what has no answer, is in no batch and was not tried before; the first ones where not all can be afforded.
-    """
-    settled = ledger.get_many(requests.keys()).keys() | under_way | tried
-    left = [request for each, request in requests.items() if each not in settled]
-    count = len(left)
-    if affordable_usd is not None:
-        known = ledger.mean_tokens(account.model, account.role)
-        owed = (request for each, request in requests.items() if each in under_way)
-        usd = affordable_usd - sum(batch_costs_usd(owed, account.price, known))
-        costs_usd = itertools.accumulate(batch_costs_usd(left, account.price, known))
-        count = sum(total_usd <= usd for total_usd in costs_usd)
-    return list(chunks(left[:count], max_requests)), left[count:]
 
 
 def chunks(requests: Iterable[Request], max_requests: int, max_bytes: int = _MAX_BYTES) -> Iterator[list[Request]]:

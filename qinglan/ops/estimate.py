@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
 
-from pydantic import BaseModel
-
 from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
@@ -45,15 +43,30 @@ _ARMS = 6
 """Of the evaluation at most, beside the further teachers: so many texts the panel reads of a question."""
 
 
-class Estimate(BaseModel, frozen=True):
+@dataclass(frozen=True)
+class _Part:
+    """What a stage asks of one model."""
+
     role: ChatRole
     what: str
     """The stage that asks."""
-    model: str
+    endpoint: Endpoint
     questions: int
     """Asked at most."""
-    known: int
+    known: int = 0
     """Of these, answered by the ledger."""
+    asked: str = "text"
+    """What of `QuestionCounts` has prompts as long as these."""
+    price: Price | None = None
+    """Where it stands elsewhere than in `prices`."""
+
+    @property
+    def model(self) -> str:
+        return self.endpoint.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate(_Part):
     prompt_tokens: float
     """Per call."""
     completion_tokens: float
@@ -154,15 +167,11 @@ def estimate(profile: Profile, flow: FlowName, counts: QuestionCounts, ledger: L
     found: list[Estimate] = []
     for part in _parts(profile, flow, counts) if counts.questions else ():
         prompt, completion, measured_on = _tokens(ledger, part, counts)
-        price = part.price or profile.prices[part.endpoint.model]
+        price = part.price or profile.prices[part.model]
         factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
-        most_usd = factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion)
+        most_usd = factor * (part.questions - part.known) * cost_usd(price, prompt, completion)
         estimated = Estimate(
-            role=part.role,
-            what=part.what,
-            model=part.endpoint.model,
-            questions=part.questions,
-            known=min(part.known, part.questions),
+            **vars(part),
             prompt_tokens=prompt,
             completion_tokens=completion,
             cost_usd=most_usd,
@@ -171,19 +180,6 @@ def estimate(profile: Profile, flow: FlowName, counts: QuestionCounts, ledger: L
         )
         found.append(estimated)
     return found
-
-
-@dataclass(frozen=True)
-class _Part:
-    role: ChatRole
-    what: str
-    endpoint: Endpoint
-    questions: int
-    known: int = 0
-    asked: str = "text"
-    """What of `QuestionCounts` has prompts as long as these."""
-    price: Price | None = None
-    """Where it stands elsewhere than in `prices`."""
 
 
 def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
@@ -237,7 +233,7 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
 
 def _tokens(ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:
     """Of a call: those of the prompt and of the answer, and the number of earlier calls that these are known from."""
-    measured = ledger.mean_tokens(part.endpoint.model, part.role)
+    measured = ledger.mean_tokens(part.model, part.role)
     # Most calls are about one question or rewrite, so that their mean says too little about a dialogue or a panel.
     if measured and (measured[2] < _ENOUGH_CALLS or part.asked in (_EXTRACT, "texts", "passage")):
         measured = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
 
 import httpx2
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from qinglan.clients.limits import BodyTooLargeError, CircuitBreaker, Limits, retry_after_s, with_retries
 from qinglan.clients.openai_protocol import JsonSchema, request_parameters
@@ -105,15 +105,11 @@ class _Choice(BaseModel):
 
 
 class _Usage(BaseModel):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: int | None = Field(None, validation_alias=AliasPath("usage", "prompt_tokens"))
+    completion_tokens: int | None = Field(None, validation_alias=AliasPath("usage", "completion_tokens"))
 
 
-class _Billed(BaseModel):
-    usage: _Usage | None = None
-
-
-class Completion(_Billed):
+class Completion(_Usage):
     choices: list[_Choice] = Field(min_length=1)
 
 
@@ -129,12 +125,12 @@ class Account:
 
     def call(self, request: Request, completion: Completion, latency_ms: float | None) -> Call:
         """The ledger's entry for an answer; where the service doesn't count tokens, they are estimated."""
-        choice, usage = completion.choices[0], completion.usage or _Usage()
+        choice = completion.choices[0]
         message, other_thoughts = choice.message, choice.message.reasoning
         text = message.content or ""
         thoughts = message.reasoning_content or (other_thoughts if isinstance(other_thoughts, str) else "")
-        prompt_tokens = _count(usage.prompt_tokens, _prompt_chars(request))
-        completion_tokens = _count(usage.completion_tokens, len(text) + len(thoughts))
+        prompt_tokens = _count(completion.prompt_tokens, _prompt_chars(request))
+        completion_tokens = _count(completion.completion_tokens, len(text) + len(thoughts))
         # PostgreSQL's text holds no NUL.
         text, thoughts, refusal = (said.replace("\x00", "") for said in (text, thoughts, message.refusal or ""))
         return Call(
@@ -156,7 +152,7 @@ class Account:
         """For a try without an answer; it costs what `content` says that it used, else the most that it can."""
         usage = _Usage()
         with suppress(ValidationError):
-            usage = _Billed.model_validate_json(content).usage or usage
+            usage = _Usage.model_validate_json(content)
         estimated = may_be_paid and None in (usage.prompt_tokens, usage.completion_tokens)
         usd = cost_usd(self.price, _count(usage.prompt_tokens, 0), _count(usage.completion_tokens, 0))
         known |= {"cost_usd": max(usd, most_usd(request, self.price)) if estimated else usd, "estimated": estimated}

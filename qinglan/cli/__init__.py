@@ -11,27 +11,22 @@ from typing import Annotated, Any
 
 import typer
 
+from qinglan.cli import dataset, ledger, release, review
 from qinglan.cli.common import ProfileOption, SetOption, err, explain_os_error, out, say
-from qinglan.cli.dataset import app as dataset_app
 from qinglan.cli.init import init
-from qinglan.cli.ledger import app as ledger_app
-from qinglan.cli.ledger import print_estimate
 from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, forget, restore
-from qinglan.cli.release import app as release_app
-from qinglan.cli.release import lineage
-from qinglan.cli.review import app as review_app
 from qinglan.cli.serve import canary_app, serve
 from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError, first_line
 from qinglan.runs.artifacts import close_to_others
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.add_typer(review_app, name="review")
-app.add_typer(ledger_app, name="ledger")
-app.add_typer(dataset_app, name="dataset")
-app.add_typer(release_app, name="release")
+app.add_typer(review.app, name="review")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(dataset.app, name="dataset")
+app.add_typer(release.app, name="release")
 app.add_typer(canary_app, name="canary")
-for command in (lineage, deploy, serve, init, doctor, clean_up, backup, restore, forget):
+for command in (release.lineage, deploy, serve, init, doctor, clean_up, backup, restore, forget):
     app.command()(command)
 
 
@@ -66,7 +61,7 @@ def run(
         from qinglan.ops.preflight import TRAINER_CHECKS, require
 
         require(loaded, flow, leave_out=TRAINER_CHECKS)  # its user may have no GPU yet
-        print_estimate(loaded, flow)
+        ledger.print_estimate(loaded, flow)
         return
     with prefect_for(loaded.paths.state, say) as wait_for_prefect:  # what follows takes seconds, as its start does
         gc.disable()  # loading modules makes no garbage, and scanning for it would take a fifth of the time

@@ -168,7 +168,7 @@ def _track(run: run_folder.Run) -> run_folder.Run:
     tracker, prefect_id = tracker_of(run.profile), flow_run_id()
     if run.flow_run_id not in ("", prefect_id):
         _mark_crashed(run.flow_run_id, f"its process was killed; continued by flow run {prefect_id}")
-    run = run_folder.note_flow_run(run, prefect_id)
+    run = run_folder.note(run, flow_run_id=prefect_id, ended_by="")
     if not (run.mlflow_run_id and tracker.resume_run(run.mlflow_run_id)):
         tags = {"profile": run.profile.name, "recipe": run.profile.recipe_name, "qinglan.run_id": run.id}
         run = run_folder.note(run, mlflow_run_id=tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))

@@ -83,6 +83,8 @@ class StageResult(BaseModel, frozen=True):
     """What else the report shows: API usage, training summary."""
     try_again: int = 0
     """Rows that were dropped for a cause that may pass; with any, no later run reuses this result."""
+    attempt: int = 0
+    """Of the run, the attempt that did the work or found it unchanged."""
 
     def path(self, name: str) -> Path:
         return self.artifacts[name].path

@@ -40,6 +40,8 @@ class Run(BaseModel, frozen=True):
     """Compute every stage anew instead of reusing earlier runs' stages."""
     continue_anyway: bool = Field(default=False, exclude=True)
     """Continue an interrupted training although its code changed; said anew by each call, so not kept in run.json."""
+    attempt: int = 0
+    """How often it was continued."""
     mlflow_run_id: str = ""
     flow_run_id: str = ""
     """Of the orchestrator, for the attempt that is running or ran last."""
@@ -93,7 +95,8 @@ def open_run(
             if not (_is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)):
                 continue
             point_link(root / "latest", directory.name)
-            yield _resume(directory, profile).model_copy(update={"continue_anyway": continue_anyway})
+            run = _resume(directory, profile)
+            yield note(run, attempt=run.attempt + 1).model_copy(update={"continue_anyway": continue_anyway})
             return
     with ExitStack() as stack:
         with removal_lock(root):
@@ -116,11 +119,6 @@ def _new_folder(root: Path) -> Path:
         with suppress(FileExistsError):
             directory.mkdir()
             return directory
-
-
-def note_flow_run(run: Run, flow_run_id: str) -> Run:
-    """Remember which of the orchestrator's runs is running, and forget what ended the one before."""
-    return note(run, flow_run_id=flow_run_id, ended_by="")
 
 
 def note_end(run: Run, error: BaseException) -> None:
@@ -184,6 +182,7 @@ def save_stage(run: Run, result: StageResult) -> StageResult:
     """Write the manifest, last: from now on the stage is complete, and a power loss takes nothing of it."""
     for artifact in result.artifacts.values():
         sync_all(artifact.path)
+    result = result.model_copy(update={"attempt": run.attempt})
     write_json(run.stage_directory(result.stage) / MANIFEST, dump_record(result))
     return result
 
@@ -202,6 +201,9 @@ def stage_of(directory: Path, name: str) -> StageResult:
 def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list[StageResult]:
     """Finished stages of an earlier run, their files verified, for a run whose rows are scored with `scored_with`."""
     results = [stage_of(directory, name) for name in names]
+    if old := [each.stage for each in results if each.attempt < max(result.attempt for result in results)]:
+        problem = f"its {' and '.join(old)} may be of other rows or models, as it was continued and stopped before that"
+        raise ConfigError(f"run {directory.name}: {problem}; give its command again")
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
             problem = "its dataset was scored with another tenant, RAG, knowledge base or judge than this profile's"

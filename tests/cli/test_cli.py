@@ -25,7 +25,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.models import Report
-from qinglan.runs.run import Run, finish_run, note_end, note_flow_run, open_run
+from qinglan.runs.run import Run, finish_run, note, note_end, open_run
 from qinglan.serving.registry.approval import WAITING_FILE, Waiting
 
 FLOW_RUN = "0193-a"
@@ -213,7 +213,7 @@ def test_latest_of_a_profile_is_the_run_that_was_continued_last(profile_of: Prof
 def test_a_run_that_failed_shows_what_was_done_its_log_and_how_it_goes_on(profile_of: ProfileOf, show: Qinglan):
     earlier = ended(profile_of(name="acme"))
     with open_run(profile_of(name="acme"), "refresh") as opened:
-        run = note_flow_run(opened, FLOW_RUN)
+        run = note(opened, flow_run_id=FLOW_RUN)
         counts = {"rows_in": 9, "rows_out": 8, "dropped": {"empty_query": 1}}
         end_stage(run, "ingest", **counts)
         log = run.stage_directory("distill") / "ray.log"
@@ -223,7 +223,7 @@ def test_a_run_that_failed_shows_what_was_done_its_log_and_how_it_goes_on(profil
     assert "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run" in show("latest")[2]
     note_end(run, KeyboardInterrupt())
     assert "ended before its report: interrupted; `qinglan run" in show("latest")[2]
-    note_flow_run(run, FLOW_RUN)  # it goes on
+    note(run, flow_run_id=FLOW_RUN, ended_by="")  # it goes on
     status, out, err = show("latest", of="acme")
     assert (status, err.count("\n")) == (2, 1)
     assert err.startswith(f"error: run {run.id} (refresh of acme): ended before its report, as no process of this mac")
@@ -246,7 +246,7 @@ def test_of_a_run_that_ended_early_with_a_report_it_shows_both(profile_of: Profi
 
 def test_a_running_run_shows_where_its_log_is(profile_of: ProfileOf, show: Qinglan, monkeypatch: pytest.MonkeyPatch):
     with open_run(profile_of(name="acme"), "refresh") as run:
-        note_flow_run(run, FLOW_RUN)
+        note(run, flow_run_id=FLOW_RUN)
         (run.stage_directory("distill") / "started.json").touch()
         (run.stage_directory("distill") / "progress.txt").write_text("627/800 rows, 4.5 s left", encoding="utf-8")
         with site_ledger(run.profile) as ledger:

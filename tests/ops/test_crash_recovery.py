@@ -27,7 +27,7 @@ from qinglan.ops.prefect.crash_recovery import (
     requeue_crashed,
     stop_cancelled,
 )
-from qinglan.runs.run import note_flow_run, open_run
+from qinglan.runs.run import note, open_run
 
 NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
 
@@ -156,9 +156,9 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_
         open_run(profile_of(), "train") as local,
         open_run(profile, "train") as other,
     ):
-        note_flow_run(run, "f1")
-        note_flow_run(local, "f1")
-        note_flow_run(other, "f2")
+        note(run, flow_run_id="f1")
+        note(local, flow_run_id="f1")
+        note(other, flow_run_id="f2")
     for each in (run, other):
         job = f"qinglan-{each.id}-rl-verl-abcdefgh-1"
         ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}

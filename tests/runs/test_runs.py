@@ -24,7 +24,6 @@ from qinglan.runs.run import (
     load_stages,
     note,
     note_end,
-    note_flow_run,
     open_run,
     runs_by,
     runs_of,
@@ -73,8 +72,8 @@ def test_another_run_for_other_settings_flow_or_fresh(profile_of: ProfileOf, cha
 def test_fresh_continues_an_unfinished_fresh_run(profile_of: ProfileOf):
     fresh = new_run(profile_of(), fresh=True)
     assert fresh.fresh
-    assert new_run(profile_of()) == fresh, "it stays fresh"
-    assert new_run(profile_of(), fresh=True, finish=True) == fresh
+    assert new_run(profile_of()) == fresh.model_copy(update={"attempt": 1}), "it stays fresh"
+    assert new_run(profile_of(), fresh=True, finish=True).id == fresh.id
     assert new_run(profile_of(), fresh=True).id != fresh.id
 
 
@@ -88,7 +87,7 @@ def test_another_source_is_another_run(profile_of: ProfileOf):
     with open_run(profile_of(), "train", source=str(source.directory)) as other:
         assert other.id != first.id
     with open_run(profile_of(), "train", source=source.id) as again:
-        assert again == first
+        assert (again.id, again.source) == (first.id, first.source)
 
 
 def test_two_runs_that_draw_the_same_digits_get_two_folders(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
@@ -108,7 +107,7 @@ def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileO
 
     waiting = threading.Thread(target=second)
     with open_run(profile_of(), "pipeline", fresh=True, flow_run_id="f1") as first:
-        note_flow_run(first, "f1")
+        note(first, flow_run_id="f1")
         waiting.start()
         waiting.join(0.5)
         assert opened == []
@@ -182,8 +181,7 @@ def test_a_torn_run_file_costs_no_other_run(profile_of: ProfileOf, caplog: pytes
     torn(lost / "run.json", left)
     assert runs_of(runs, "other") == [other.directory]
     assert runs_of(runs, "test") == runs_by(runs, "f1") == []
-    again = new_run(profile_of(name="other"))
-    assert again == other
+    assert new_run(profile_of(name="other")).id == other.id
     new = new_run(profile_of())
     assert new.id != lost.name
     assert find_stage(new, "ingest", "k") == result

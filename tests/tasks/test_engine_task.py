@@ -30,7 +30,7 @@ from qinglan.runs import launcher
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import AttemptFailedError, Command
-from qinglan.runs.run import note_flow_run, open_run
+from qinglan.runs.run import note, open_run
 from qinglan.tasks import engine
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.engine import AlarmFollower, Follower, LeftOut, is_cancelled, run_attempts, run_engine, stop_jobs
@@ -170,7 +170,7 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     profile, flow_run = profile_of(trainer={"ray_dashboard_url": ray.url}), uuid4()
     prefect = SimpleNamespace(read_flow_run=read_flow_run)
     with open_run(profile, "train") as run:
-        note_flow_run(run, str(flow_run))
+        note(run, flow_run_id=str(flow_run))
     job = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
     ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
     monkeypatch.setattr(engine, "get_client", lambda **_: nullcontext(prefect))

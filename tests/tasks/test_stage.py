@@ -17,7 +17,7 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import PROGRESS_FILE, Artifact, StageResult, write_jsonl
-from qinglan.runs.run import Run, finish_run, open_run
+from qinglan.runs.run import Run, find_run, finish_run, open_run, read_run
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.session import Session, _ShortUserErrors, stages_of
@@ -200,12 +200,24 @@ def test_stages_of_the_newest_run_that_has_them(profile_of: ProfileOf, resolve: 
 
 def test_evaluate_finds_what_train_used_and_made(profile_of: ProfileOf, resolve: Resolve):
     data = finished(profile_of(), "dataset", flow="refresh")
-    with open_run(profile_of(), "train") as train:
-        trained = end_stage(train, "rl")
     (dataset,) = resolve(profile_of(), "dataset", flow="train")
+    trained = end_stage(read_run(find_run(profile_of().paths.runs, "latest")), "rl")
     assert resolve(profile_of(), "dataset", "rl") == [dataset, trained]
-    assert resolve(profile_of(), "dataset", "rl", source=train.id) == [dataset, trained]
+    assert resolve(profile_of(), "dataset", "rl", source=trained.run_id) == [dataset, trained]
     assert dataset.run_id == data.id
+
+
+def test_stages_of_a_run_that_was_stopped_before_all_were_made_again(profile_of: ProfileOf, resolve: Resolve):
+    names = ("dataset", "rl", "evaluate")
+    for made in (names, names[:1]):
+        with open_run(profile_of(), "pipeline") as run:
+            for name in made:
+                end_stage(run, name)
+    for source in (run.id, None):
+        with pytest.raises(ConfigError, match=f"run {run.id}: its rl and evaluate may be of other rows or models"):
+            resolve(profile_of(), *names, source=source)
+    finished(profile_of(), *names)
+    assert {found.run_id for found in resolve(profile_of(), *names)} == {run.id}
 
 
 def test_stages_of_a_named_run(profile_of: ProfileOf, resolve: Resolve):

@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,8 @@ LOOK_EVERY = 10
 """Requests between two looks: 2,000 looks a day."""
 PER_SECOND = 5.0
 """For the delays in time."""
+QUESTIONS = 2_000
+"""That there are, where they repeat. How often one comes goes by its rank, as Zipf's law says."""
 SPREAD, RETRIEVAL_NOISE = 0.4, 0.25
 """Of the logarithm of the latency; of the difference between two rewrites' scores for one question."""
 RESULT = Path(__file__).parent / "results" / "canary_noise.json"
@@ -45,6 +47,8 @@ class Domain:
     slower: float = 1.0
     retrieval: float = 0.0
     share: float = CONFIG.share
+    zipf: float | None = None
+    """The exponent; without it no question comes twice."""
 
 
 EQUAL = Domain("equal")
@@ -52,6 +56,14 @@ NOTHING_TO_FIND = (
     EQUAL,
     replace(EQUAL, name="equal, both fail often", champion_fails=0.2, challenger_fails=0.2),
     replace(EQUAL, name="equal, half of the traffic", share=0.5),
+    replace(
+        EQUAL,
+        name="equal, half of the traffic, both fail on the same 5% of questions, which repeat (Zipf 1.2)",
+        champion_fails=0.05,
+        challenger_fails=0.05,
+        share=0.5,
+        zipf=1.2,
+    ),
     replace(EQUAL, name="just as many failures more as are allowed", challenger_fails=0.01 + CONFIG.max_error_gain),
     replace(EQUAL, name="just as slow as is allowed", slower=CONFIG.max_latency_ratio),
     replace(EQUAL, name="just the retrieval loss that is allowed", retrieval=-CONFIG.max_retrieval_loss),
@@ -69,13 +81,21 @@ BROKEN = (
 
 def traffic(domain: Domain, seed: int) -> Iterator[CanaryCounts]:
     """The counts at each check of a day."""
-    rng, counts = random.Random(seed), CanaryCounts()
-    for number in range(1, REQUESTS + 1):
-        challenged = rng.random() < domain.share
+    rng, counts, drawn = random.Random(seed), CanaryCounts(), dict[int, tuple[bool, bool]]()
+    asked: Iterable[int] = range(REQUESTS)
+    if domain.zipf:
+        weights = [1 / rank**domain.zipf for rank in range(1, QUESTIONS + 1)]
+        asked = rng.choices(range(QUESTIONS), weights, k=REQUESTS)
+    for number, question in enumerate(asked, 1):
+        if question not in drawn:  # a question goes to the same model each time, which fails on it each time or never
+            challenged = rng.random() < domain.share
+            fails = rng.random() < (domain.challenger_fails if challenged else domain.champion_fails)
+            drawn[question] = challenged, fails
+        challenged, fails = drawn[question]
         arm = counts.challenger if challenged else counts.champion
-        fails = rng.random() < (domain.challenger_fails if challenged else domain.champion_fails)
-        arm.add(fallback=fails, latency_ms=rng.lognormvariate(4.6, SPREAD) * (domain.slower if challenged else 1.0))
-        if rng.random() < CONFIG.compare_share:
+        latency_ms = rng.lognormvariate(4.6, SPREAD) * (domain.slower if challenged else 1.0)
+        is_first = arm.add(str(question), fallback=fails, latency_ms=latency_ms)
+        if is_first and rng.random() < CONFIG.compare_share:
             counts.retrieval.add(max(-1.0, min(1.0, rng.gauss(domain.retrieval, RETRIEVAL_NOISE))))
         if number % LOOK_EVERY == 0:
             yield counts

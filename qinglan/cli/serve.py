@@ -95,7 +95,7 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
         arms = {f"champion {state.champion}": counts.champion, f"challenger {state.challenger}": counts.challenger}
         for name, arm in arms.items():
             p95 = f", p95 {latency(arm.latency.p95)} ms" if arm.latency.p95 is not None else ""
-            say(f"  {name}: {arm.fallbacks.n:,} requests, {arm.fallbacks.mean:.1%} fell back{p95}")
+            say(f"  {name}: {arm.latency.n:,} requests, {arm.fallbacks.mean:.1%} of its questions fell back{p95}")
         if counts.retrieval.n:
             difference = describe_difference(counts.retrieval)
             say(f"  retrieval: {difference}; {state.failed:,} without a result, {state.left_out:,} left out")

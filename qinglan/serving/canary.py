@@ -9,13 +9,15 @@ and 4; for percentiles in the way of Howard and Ramdas, "Sequential estimation o
 import math
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PrivateAttr
 
 from qinglan.config import Canary
 from qinglan.text import count, duration, interval, latency, signed
 
 ALPHA = 0.05
 """The chance that a challenger exactly as bad as is just allowed is ever rolled back, over all rules and checks."""
+MOST_QUESTIONS = 200_000
+"""Whose ids are kept in memory for each model, some 25 MB; then they are forgotten, and may count again."""
 _RULES = 3
 _PERCENTILE = 0.95
 _BIN_RATIO = 1.02
@@ -100,11 +102,21 @@ class Latencies(BaseModel):
 
 class ArmCounts(BaseModel):
     fallbacks: Mean = Mean()
+    """By question: one that is asked often goes to one model each time, so its outcomes are not independent."""
     latency: Latencies = Latencies()
+    """By request."""
+    _questions: set[str] = PrivateAttr(default_factory=set)
 
-    def add(self, *, fallback: bool, latency_ms: float) -> None:
-        self.fallbacks.add(float(fallback))
+    def add(self, question: str, *, fallback: bool, latency_ms: float) -> bool:
+        """Returns whether the question was counted: once, until its id is forgotten."""
         self.latency.add(latency_ms)
+        if question in self._questions:
+            return False
+        if len(self._questions) >= MOST_QUESTIONS:
+            self._questions.clear()
+        self._questions.add(question)
+        self.fallbacks.add(float(fallback))
+        return True
 
 
 class CanaryCounts(BaseModel):
@@ -125,11 +137,11 @@ def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
         if reason := rule(counts, config):
             return Judgement(outcome="roll_back", reason=reason)
     low = counts.retrieval.interval()[0]
-    found = f"{counts.challenger.fallbacks.n:,} requests, retrieval {describe_difference(counts.retrieval)}"
+    found = f"{counts.challenger.latency.n:,} requests, retrieval {describe_difference(counts.retrieval)}"
     if seconds < config.keep_for_s:
         return Judgement(outcome="keep", reason=found)
     span = duration(seconds)
-    if counts.challenger.fallbacks.n >= config.min_requests and low > 0:
+    if counts.challenger.latency.n >= config.min_requests and low > 0:
         return Judgement(outcome="better", reason=f"it retrieves better after {span}: {found}")
     return Judgement(outcome="undecided", reason=f"no difference was found within {span}: {found}")
 
@@ -143,7 +155,7 @@ def _fails_more(counts: CanaryCounts, config: Canary) -> str | None:
     if least <= most + config.max_error_gain:
         return None
     return (
-        f"{challenger.mean:.1%} of its {challenger.n:,} requests were not answered by it, at least "
+        f"{challenger.mean:.1%} of its {challenger.n:,} questions were not answered by it, at least "
         f"{least:.1%} for sure; the champion's {champion.mean:.1%} of {champion.n:,} is at most "
         f"{most:.1%}, and {config.max_error_gain:.1%} more are allowed"
     )

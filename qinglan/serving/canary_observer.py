@@ -1,4 +1,4 @@
-"""Observes a canary from inside the router: counts the results of each model's requests, and compares the two models.
+"""Observes a canary from inside the router: counts each model's results, by question, and compares the two models.
 
 A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG, after the answer was
 sent. What can't be compared is left out and counted, never a score of 0. The site acts on the verdict.
@@ -104,10 +104,10 @@ class CanaryObserver:
         if served.version != (state.challenger if served.role == "challenger" else state.champion):
             return  # of a model that was in service when it was asked
         arm = state.counts.challenger if served.role == "challenger" else state.counts.champion
-        arm.add(fallback=served.source != "model", latency_ms=served.latency_ms)
+        is_first = arm.add(served.row_id, fallback=served.source != "model", latency_ms=served.latency_ms)
         # A fixed sample of the questions, whichever model they are for.
         is_sampled = hash_fraction(f"compare\x1f{served.row_id}") < self._config.compare_share
-        if is_sampled and self._rag and served.answer is not None:
+        if is_first and is_sampled and self._rag and served.answer is not None:
             try:
                 self._waiting.put_nowait(_Question(question, served, routes, state))
             except asyncio.QueueFull:
@@ -143,7 +143,7 @@ class CanaryObserver:
             state.judgement = Judgement(outcome="roll_back", reason=self._failure)
         if state.judgement.outcome != "keep":
             about = state.model_dump(include={"challenger", "champion", "judgement"})
-            verdict = CanaryVerdict(**about, at=now, requests=state.counts.challenger.fallbacks.n)
+            verdict = CanaryVerdict(**about, at=now, requests=state.counts.challenger.latency.n)
             table.drop_challenger(f"canary: {verdict.summary}")
             self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
             self.state = None

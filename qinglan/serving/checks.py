@@ -56,8 +56,8 @@ class ServingHealth:
             arms = canary.counts
             summary = (
                 f"version {canary.challenger} gets {canary.share:.0%}: {canary.judgement.outcome}, "
-                f"{canary.judgement.reason}; {arms.challenger.fallbacks.n:,} requests to it, "
-                f"{arms.champion.fallbacks.n:,} to version {canary.champion}"
+                f"{canary.judgement.reason}; {arms.challenger.latency.n:,} requests to it, "
+                f"{arms.champion.latency.n:,} to version {canary.champion}"
             )
             checked = datetime.fromtimestamp(canary.looked, UTC).isoformat(timespec="seconds")
             rows += [("Canary", summary), ("Last check", checked)]

@@ -101,13 +101,13 @@ def test_a_refused_canary_changes_nothing(terminal: Terminal):
 def test_status_shows_both_models(terminal: Terminal):
     terminal.registry.named["challenger"] = "2"
     state = CanaryState(champion="1", challenger="2", share=0.1, started=1.0, failed=3, left_out=4)
-    state.counts.champion.add(fallback=False, latency_ms=100)
-    state.counts.challenger.add(fallback=True, latency_ms=800)
+    state.counts.champion.add("row", fallback=False, latency_ms=100)
+    state.counts.challenger.add("row", fallback=True, latency_ms=800)
     state.counts.retrieval.add(0.25)
     (terminal.folder / STATE_FILE).write_text(state.model_dump_json())
     said = terminal("canary", "status")
-    assert "version 2 gets 10%: keep champion 1: 1 requests, 0.0% fell back, p95 100 ms" in said
-    assert "challenger 2: 1 requests, 100.0% fell back" in said
+    assert "version 2 gets 10%: keep champion 1: 1 requests, 0.0% of its questions fell back, p95 100 ms" in said
+    assert "challenger 2: 1 requests, 100.0% of its questions fell back" in said
     assert "retrieval: +0.250 [−1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
 
 

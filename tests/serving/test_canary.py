@@ -14,6 +14,7 @@ from doubles import Clock, raising
 from qinglan.config import Canary
 from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.rows import Retrieved, Row
+from qinglan.serving import canary
 from qinglan.serving.canary import ArmCounts, CanaryCounts, Latencies, Mean, judge, stitched_bound
 from qinglan.serving.canary_observer import (
     STATE_FILE,
@@ -103,13 +104,12 @@ async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_
     watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), FakeModels(v1="r1", v2="r2")
     async with running(watch, table_of(tmp_path), models):
         replaced, failed = served("challenger", version="0"), replace(served("champion", None), source="none")
-        for one in (served("champion"), failed, served("challenger"), served("none", None), replaced):
-            watch.on_served(one, QUESTION)
+        for one in (served("champion"), failed, served("challenger"), served("none", None), replaced) * 2:
+            watch.on_served(replace(one, row_id=one.source), QUESTION)
         await asyncio.sleep(0.01)
         counts = watch.state.counts
-    assert [(each.n, each.total) for each in (counts.champion.fallbacks, counts.challenger.fallbacks)] == [
-        (2, 1.0), (1, 0.0),
-    ]  # fmt: skip
+    arms = (counts.champion, counts.challenger)
+    assert [(arm.fallbacks.n, arm.fallbacks.total, arm.latency.n) for arm in arms] == [(2, 1.0, 4), (1, 0.0, 2)]
     assert counts.retrieval.n == watch.state.left_out == len(models.asked) == 0
 
 
@@ -165,10 +165,10 @@ async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, secon
 async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path):
     table, watch = table_of(tmp_path), watch_in(tmp_path)
     async with running(watch, table):
-        for _ in range(100):
-            watch.on_served(served("champion", "r1"), QUESTION)
-        for _ in range(30):
-            watch.on_served(served("challenger", None), QUESTION)
+        for number in range(100):
+            watch.on_served(replace(served("champion", "r1"), row_id=f"{number}"), QUESTION)
+        for number in range(30):
+            watch.on_served(replace(served("challenger", None), row_id=f"{number}"), QUESTION)
         await until(lambda: table.routes.challenger is None)
     verdict, state = read_verdict(tmp_path), read_state(tmp_path)
     assert (verdict.challenger, verdict.champion, verdict.requests) == ("2", "1", 30)
@@ -183,7 +183,7 @@ async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path
 )
 async def test_a_router_that_was_restarted_counts_on(tmp_path: Path, share: float, requests: int, started: float):
     before = CanaryState(champion="1", challenger="2", share=share, started=100.0, looked=400.0)
-    before.counts.challenger.add(fallback=True, latency_ms=1)
+    before.counts.challenger.add("row", fallback=True, latency_ms=1)
     (tmp_path / STATE_FILE).write_text(before.model_dump_json())
     watch = watch_in(tmp_path)
     async with running(watch, table_of(tmp_path)):
@@ -225,7 +225,7 @@ async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Pat
 async def test_a_share_of_the_questions_is_compared_and_what_is_too_much_is_counted(tmp_path: Path):
     watch = watch_in(tmp_path, config=CONFIG.model_copy(update={"compare_share": 0.2}))
     async with running(watch, table_of(tmp_path)):
-        for number in range(1000):
+        for number in [*range(1000)] * 2:  # each question once
             watch.on_served(replace(served("champion"), row_id=str(number)), QUESTION)
         assert 170 < WAITING + watch.state.left_out < 230
 
@@ -237,8 +237,14 @@ HOUR, DAY = 3600.0, 86_400.0
 def arm(requests: int, failing: int = 0, latency_ms: float = 100.0) -> ArmCounts:
     made = ArmCounts()
     for number in range(requests):
-        made.add(fallback=number < failing, latency_ms=latency_ms * (1 + number % 10 / 10))
+        made.add(f"{number}", fallback=number < failing, latency_ms=latency_ms * (1 + number % 10 / 10))
     return made
+
+
+def test_a_question_counts_once_until_too_many_are_known(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(canary, "MOST_QUESTIONS", 2)
+    counts = ArmCounts()
+    assert [counts.add(question, fallback=False, latency_ms=1) for question in "aabca"] == [1, 0, 1, 1, 1]
 
 
 def pairs(*differences: float) -> Mean:
@@ -279,7 +285,7 @@ GAINS = pairs(*[0.2, 0.1] * 300)
     ("counts", "config", "seconds", "outcome", "reason"),
     [
         (CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1)), RULES, HOUR, "keep", "100 requests"),
-        (CanaryCounts(champion=arm(200), challenger=arm(20, 20)), RULES, 10, "roll_back", "100.0% of its 20 requests"),
+        (CanaryCounts(champion=arm(200), challenger=arm(20, 20)), RULES, 10, "roll_back", "100.0% of its 20 questions"),
         (CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)), RULES, 10, "keep", ""),
         (CanaryCounts(challenger=arm(100, 50)), RULES, 10, "roll_back", "were not answered by it"),
         (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)), RULES, HOUR, "keep", ""),
@@ -313,7 +319,7 @@ def _ends_early(seed: int) -> bool:
     rng, counts = random.Random(seed), CanaryCounts()
     for request in range(800):
         one = counts.challenger if rng.random() < 0.3 else counts.champion
-        one.add(fallback=rng.random() < 0.05, latency_ms=rng.lognormvariate(5, 0.5))
+        one.add(f"{request}", fallback=rng.random() < 0.05, latency_ms=rng.lognormvariate(5, 0.5))
         counts.retrieval.add(max(-1.0, min(1.0, rng.gauss(0, 0.2))))
         if request % 5 == 0 and judge(counts, RULES, HOUR).outcome != "keep":
             return True

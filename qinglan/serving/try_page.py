@@ -147,6 +147,7 @@ class TryPage:
     async def _open_teachers(self) -> Clients:
         async with self._opening:
             if self._teachers is None or self._today != date.today():
+                self._teachers = None  # should opening fail, the next question tries it again
                 await self._of_today.aclose()
                 await asyncio.to_thread(import_module, "qinglan.clients.transport")  # it takes most of a second
                 profile, self._today = self._profile, date.today()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from batch_api_simulator import running_app
+from doubles import raising
 from fake_service import completion, recall
 from fixture_types import ProfileOf
 from playwright.sync_api import Page, expect
@@ -121,6 +122,9 @@ def test_the_teacher_is_asked_within_the_budget_of_a_day_and_only_where_the_prof
     assert ask(client, "teacher", "另一个问题")["reason"]["en"] == "over the budget"
     tomorrow = SimpleNamespace(today=lambda: date.today() + timedelta(days=1))
     monkeypatch.setattr(try_page, "date", tomorrow)  # whose run has a budget of its own
+    with monkeypatch.context() as patch:
+        patch.setattr(try_page, "open_clients", raising(OSError("away")))
+        assert ask(client, "teacher", "另一个问题")["reason"]
     assert ask(client, "teacher", "另一个问题")["text"] == "教师 改写"
     refused = open_page("models", budget={}).post("/try", json=body_of("teacher"))
     assert (refused.status_code, "no `teacher` here, but original, champion, challenger" in refused.text) == (400, True)

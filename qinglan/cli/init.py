@@ -91,12 +91,12 @@ def init(
         raise ConfigError(f"--machine {one_line(trains)!r}: take one of {', '.join(profiles.BASES)}")
     base, prices = load_profile(profiles.BASES[trains]), dict[str, Price]()
     priced = (("teacher", teaches["model"], teacher_price), ("judge", judges["model"], judge_price))
-    for role, model, given in (*priced, ("student", base.student.name, student_price)):
+    for role, model, given in priced:
         if given is not None or model not in {*base.prices, *profiles.SIMULATORS.values(), *prices}:
             flag, wanted = f"--{role}-price", f"price of {model} in US dollars per million tokens, as IN,OUT"
-            if role == "student":
-                wanted += "; of a GPU of your own, its dollars an hour by its million tokens an hour"
             prices[model] = profiles.price_of(ask(flag, given, wanted), flag)
+    if student_price is not None:  # else the base has its price, or that of a GPU's hour
+        prices[base.student.name] = profiles.price_of(student_price, "--student-price")
 
     def profile_text() -> str:
         return profiles.profile_text(
@@ -123,7 +123,7 @@ def init(
     for command in (f"refresh --profile {name} --dry-run", f"refresh --profile {name}", f"pipeline --profile {name}"):
         say(f"  qinglan run {command}")
     if not run_doctor:
-        say(f"Check machine, files, keys and services: qinglan doctor --profile {name}")
+        say(f"Check machine, files, keys and services: qinglan doctor --profile {name} --flow refresh")
         return
     try:
         doctor(name, flow="refresh")

@@ -50,6 +50,7 @@ def test_the_profile_loads_holds_only_what_differs_and_can_be_run(init: Qinglan,
     assert (status, err) == (0, "")
     assert "`rewritten_query` is honoured" in out
     assert out.count("  qinglan run ") == 3
+    assert out.endswith("services: qinglan doctor --profile test-acme --flow refresh\n")
     assert len(text.splitlines()) <= 40
     profile = load_profile("test-acme")
     assert (profile.name, profile.tenant.id) == ("test-acme", "test-acme")
@@ -66,14 +67,16 @@ def test_the_rags_preset_is_found_out(init: Qinglan, serve: Serve):
     assert init("other", "--yes", "--rag-preset", "dfy", rag=ragflow.url)[0] == 2
 
 
+@pytest.mark.parametrize("price", [(), ("--student-price", "0.1,0.2")])
 @pytest.mark.parametrize("machine", ["cpu", "gpu1", "gpu2", "gpu8"])
 @pytest.mark.parametrize("teacher", [(), (*REAL, "--teacher-price", "1.25,10")])
 def test_the_costs_of_teacher_and_student_are_known_on_every_machine(
-    init: Qinglan, machine: str, teacher: tuple[str, ...]
+    init: Qinglan, machine: str, teacher: tuple[str, ...], price: tuple[str, ...]
 ):
-    assert init("test-acme", "--yes", "--machine", machine, "--student-price", "0.1,0.2", *teacher)[0] == 0
+    assert init("test-acme", "--yes", "--machine", machine, *price, *teacher)[0] == 0
     profile = load_profile("test-acme")
-    assert profile.prices[profile.student.name].output_per_million_usd == 0.2
+    found = profile.prices.get(profile.student.name)
+    assert found.output_per_million_usd == 0.2 if price else found or profile.student.gpu_hour_usd
     assert profile.teacher.model in profile.prices
     assert profile.teacher.api_key_env == ("BIG_KEY" if teacher else None)
     assert profile.gate.max_latency_ratio == (1.0 if teacher else None)
@@ -104,7 +107,7 @@ def test_a_header_is_data_in_the_file(init: Qinglan):
         (["test-acme", *REAL], "--teacher-price is missing (price of gpt-5 in US dollars per million tokens"),
         (["test-acme", *REAL, "--teacher-price", "1"], "--teacher-price '1': write IN,OUT in US dollars"),
         (["test-acme", "--teacher", "gpt-5"], "--teacher-url is missing"),
-        (["test-acme", "--machine", "gpu2"], "--student-price is missing"),
+        (["test-acme", "--machine", "gpu2", "--student-price", "1"], "--student-price '1': write IN,OUT in US dollars"),
         (["test-acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu8"),
         (["test-acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an env"),
     ],

@@ -7,14 +7,13 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
-from qinglan.data.dataset.thresholds import SelectedScores
+from qinglan.data.dataset.thresholds import findings_of
 from qinglan.errors import StageError
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.summary import COMPARING, build_report, result_markdown
 from qinglan.evaluation.targets import row_lines, target_findings
 from qinglan.recipes import get_recipe
-from qinglan.rows import Row
-from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import stage_task, tracker_of
 
@@ -33,12 +32,9 @@ def reported_without_dataset(run: Run, stages: Sequence[StageResult]) -> Iterato
 def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     """report.json and report.html, in the run's directory, MLflow and Prefect."""
     report = build_report(run, stages)
-    recipe = get_recipe(run.profile.recipe)
-    if recipe.retrieves and stages[-1].stage == "select":
-        rows = read_jsonl(stages[-1].path("rows"), Row)
-        found = SelectedScores(rows, recipe, run.profile.select).findings()
-        report = report.model_copy(update={"findings": [*report.findings, *found]})
-    report = report.model_copy(update={"findings": [*report.findings, *target_findings(report, run.profile)]})
+    found = findings_of(stages, get_recipe(run.profile.recipe), run.profile)
+    found += target_findings(report, run.profile)
+    report = report.model_copy(update={"findings": [*report.findings, *found]})
     for line in row_lines(report, run.profile):
         if line.is_met is False:
             get_run_logger().warning("targets.rows: %s %g; it is %.3f", line.label.en, line.planned, line.found)

@@ -2,11 +2,13 @@
 
 import pytest
 from question_rows import row
+from run_stages import stage_result
 
 from qinglan.config import Select
-from qinglan.data.dataset.thresholds import SelectedScores
+from qinglan.data.dataset.thresholds import SelectedScores, findings_of
 from qinglan.recipes import get_recipe
 from qinglan.rows import Retrieved, Row
+from qinglan.runs.artifacts import write_jsonl
 
 RECIPE, CONFIG = get_recipe("query_rewrite"), Select(min_top1_score=0.6)
 
@@ -28,6 +30,15 @@ def test_a_threshold_keeps_its_share_of_the_questions():
     assert [row.values for row in kept.rows] == [(0.29, 0.1), (0.25, 0.3), (0.19, 0.6)]
     assert scores.rows[1].values == pytest.approx((0.135, 0.205, 0.285))
     assert "try --set select.min_top1_score=0.25" in kept.title.en
+
+
+@pytest.mark.parametrize(("kept", "least", "few"), [(2, 0, True), (3, 0, False), (3, 0.4, True), (2, 0.1, False)])
+def test_they_are_shown_where_few_rows_were_selected(profile_of, tmp_path, kept, least, few):
+    profile = profile_of(targets={"rows": {"select": (least, 1.0)}} if least else {})
+    rows = {"rows": write_jsonl(tmp_path / "rows.jsonl", [scored(0.5)])}
+    stages = [stage_result("ingest", rows_out=10), stage_result("select", rows_out=kept, artifacts=rows)]
+    assert len(findings_of(stages, RECIPE, profile)) == 2, "the run ended there"
+    assert bool(findings_of([*stages, stage_result("dataset")], RECIPE, profile)) == few
 
 
 def test_rows_that_another_rule_drops_need_another_setting():

@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from qinglan.config import Select
+from qinglan.config import Profile, Select
 from qinglan.recipes import Finding, FindingRow, Recipe
 from qinglan.rows import INPUT_REASONS, Row, top1_of
+from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.text import Both
 
 _SHARES = (0.1, 0.3, 0.6)
@@ -80,6 +81,15 @@ class SelectedScores:
             ),
             Finding(title=title, columns=heads, rows=tuple(kept), digits=2),
         ]
+
+
+def findings_of(stages: Sequence[StageResult], recipe: Recipe, profile: Profile) -> list[Finding]:
+    """Those of the scores, where too few rows were selected for a dataset, or for `targets.rows` (unset: for 30%)."""
+    least, _ = profile.targets.rows.get("select", (_ADVISED_SHARE, 1.0))
+    for stage in stages if recipe.retrieves else ():
+        if stage.stage == "select" and (stage is stages[-1] or stage.rows_out < least * stages[0].rows_out):
+            return SelectedScores(read_jsonl(stage.path("rows"), Row), recipe, profile.select).findings()
+    return []
 
 
 def _quantile(values: list[float], share: float) -> float | None:

@@ -68,14 +68,11 @@ def run_engine(
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
 
-    def make() -> Command:
-        return command if isinstance(command, Command) else command()
+    make: Callable[[], Command] = (lambda: command) if isinstance(command, Command) else command
 
     def polled() -> Callable[[], None]:
         """For one attempt."""
-        called = list(watchers)
-        if progress:
-            called.append(Watchdog(stage, name, path))
+        called: list[Callable[[], None]] = [*watchers, *([Watchdog(stage, name, path)] if progress else [])]
 
         def poll() -> None:
             for each in called:

@@ -96,7 +96,8 @@ def show_diff(
         row = rows[change.row_id]
         verdict = ", ".join(change.what) or row.reason or f"ok, {row.split}"
         cells = (change.kind, change.row_id, row.source, row.query, row.target or NONE, verdict)
-        table.add_row(*(Text(_short(cell)) for cell in cells))
+        lines = map(one_line, cells)
+        table.add_row(*(Text(line if len(line) <= 40 else f"{line[:39]}…") for line in lines))
     out.print(table)
 
 
@@ -146,8 +147,3 @@ def _lineage(version: "Version", row_id: str) -> Table:
         "run": version.run_id,
     }
     return facts_table(facts.items())
-
-
-def _short(text: str, chars: int = 40) -> str:
-    line = one_line(text)
-    return line if len(line) <= chars else line[: chars - 1] + "…"

@@ -181,8 +181,8 @@ class SupervisedProcess:
         return line.decode().strip()
 
 
-def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None] | None = None) -> float:
-    """Run a command to its end and return the seconds it took; raises `AttemptFailedError` with the end of the log.
+def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None] | None = None) -> None:
+    """Run a command to its end; raises `AttemptFailedError` with the end of the log.
 
     What `on_poll` raises is raised after the process group has ended.
     """
@@ -200,10 +200,8 @@ def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None
         remove_leaked_memory(start_s)
     if on_poll:
         on_poll()
-    seconds = time.monotonic() - process.started_s
     if process.status() != 0:
-        raise AttemptFailedError(process.failure(), seconds)
-    return seconds
+        raise AttemptFailedError(process.failure(), time.monotonic() - process.started_s)
 
 
 def remove_leaked_memory(since_s: float) -> None:

@@ -204,7 +204,7 @@ def health_problem(url: str) -> str | None:
     return None if status == 200 else f"{url} answers HTTP {status}"
 
 
-_PORTS = range(20_000, 30_000)
+PORTS = range(20_000, 30_000)
 """Below where Linux (32768), macOS and Windows (49152) begin to choose by themselves, and Kubernetes (30000)."""
 _handed_out = set[int]()
 
@@ -215,7 +215,7 @@ def free_port() -> int:
     Not one that systems give to who asks for any: a process of Ray's might get it before a server, which loads first.
     """
     while True:
-        port = random.choice(_PORTS)
+        port = random.choice(PORTS)
         with suppress(ConfigError):
             require_free(HOST, port, "")
             if port not in _handed_out:

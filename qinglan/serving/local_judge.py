@@ -18,7 +18,7 @@ from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.rows import hash_fraction
-from qinglan.runs.processes import Processes, Say
+from qinglan.runs.processes import PORTS, Processes, Say
 from qinglan.runs.run import Run
 from qinglan.serving.registry import Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
@@ -27,7 +27,6 @@ from qinglan.serving.server_process import chat_probe, serve_command
 ROLE = "judge.local"
 """In the ledger, and in messages about its calls."""
 _READY_WITHIN_S = 1800.0
-_PORTS = range(20_000, 30_000)
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
     )
     with Processes(logs, say) as processes:
         # The same for a stage that is continued: a Ray job that is still running asks it there.
-        port = _PORTS[int(hash_fraction(str(logs.resolve())) * len(_PORTS))]
+        port = PORTS[int(hash_fraction(str(logs.resolve())) * len(PORTS))]
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
         processes.start("judge", serve_command(as_served, folder, backend, port, [local.gpu] if local.gpu else []))
         messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)

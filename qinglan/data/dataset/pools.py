@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, cycle, islice
+from itertools import accumulate, chain, cycle, islice
 from typing import NamedTuple, get_args
 
 from qinglan.config import Dataset
@@ -22,11 +22,7 @@ def assign(rows: Iterable[Row], recipe: Recipe, shares: Mapping[str, float]) -> 
 
 def _by_share(row_id: str, shares: Mapping[str, float]) -> str | None:
     place = hash_fraction(f"pool:{row_id}")
-    for pool, share in shares.items():
-        if place < share:
-            return pool
-        place -= share
-    return None
+    return next((pool for pool, end in zip(shares, accumulate(shares.values()), strict=True) if place < end), None)
 
 
 def without_rows(counts: Mapping[tuple[str, str], int]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.uint8]
@@ -35,18 +35,14 @@ _DRAWS, _MIN_RESAMPLES = 100_000_000, 1_000
 _TIE = 1e-9
 
 
-class Statistic(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ArmScores(Statistic):
+class ArmScores(BaseModel, frozen=True, extra="forbid"):
     """One arm's value per metric and row id; None or NaN where it has none (failed, unlabelled, unjudged)."""
 
     arm: str
     scores: dict[str, dict[str, float | None]]
 
 
-class MeanCi(Statistic):
+class MeanCi(BaseModel, frozen=True, extra="forbid"):
     """One arm's mean over the rows that have a value."""
 
     mean: Number = None
@@ -55,7 +51,7 @@ class MeanCi(Statistic):
     """None where none is estimated, and for fewer than two groups, which say nothing about spread."""
 
 
-class Comparison(Statistic):
+class Comparison(BaseModel, frozen=True, extra="forbid"):
     """`diff` = a − b over the rows where both have a value; positive where `a` is better."""
 
     a: str
@@ -321,10 +317,8 @@ def agreement(one: Mapping[str, str], other: Mapping[str, str], groups: Mapping[
     whole = tables.sum(axis=0, keepdims=True)
     share = float(np.trace(whole[0]) / len(rows))
     (kappa,) = map(float, _kappas(whole))
-    if math.isnan(kappa):
-        return Agreement(share, None, None, len(rows))
-    if len(group) < 2:
-        return Agreement(share, kappa, None, len(rows))
+    if math.isnan(kappa) or len(group) < 2:
+        return Agreement(share, None if math.isnan(kappa) else kappa, None, len(rows))
     drawn = np.random.default_rng([0, 3]).multinomial(len(group), [1 / len(group)] * len(group), size=RESAMPLES)
     kappas = _kappas(np.tensordot(drawn, tables, axes=1))
     return Agreement(share, kappa, _percentiles(kappas[~np.isnan(kappas)]), len(rows))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
+import numpy as np
 from pydantic import BaseModel
 
 from qinglan.data.dataset.splits import LEAK
@@ -204,7 +205,5 @@ class CardBuilder:
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
-    import numpy as np
-
     found = np.quantile(np.asarray(values), QUANTILES)
     return {f"{q:.0%}": round(float(value), 4) for q, value in zip(QUANTILES, found, strict=True)}

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from qinglan.rows import INPUT_REASONS, BottomK, Row, bigrams, documents_of, top1_of
@@ -205,8 +206,6 @@ def shift(parent: RowSummary, rows: RowSummary) -> Shift:
 def distance(old: Sequence[Categories], new: Sequence[Categories]) -> Distance | None:
     """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows; None where a side
     has no category at all."""
-    import numpy as np
-
     rows = [row for row in (*old, *new) if row]
     split = sum(1 for row in old if row)
     if split in (0, len(rows)):
@@ -237,7 +236,6 @@ def unseen(old: Mapping[str, int], new: Mapping[str, int]) -> Unseen | None:
 
 
 def _jensen_shannon(codes: Any, is_new: Any) -> float:
-    import numpy as np
     from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
 
     size = int(codes.max()) + 1

@@ -35,7 +35,6 @@ class SampleWatch:
             say: gets a sentence when a service goes down or comes back.
         """
         self._tail, self._dev_rows = JsonlTail(samples_log), frozenset(dev_rows)
-        self._counts: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
         self._say: Callable[[str], None] | None = None
         self.last_invalid = ""
@@ -48,31 +47,26 @@ class SampleWatch:
             if "outage" in entry:
                 self._note_outage(entry)
                 continue
-            self._counts["dev_samples" if entry.get("row_id") in self._dev_rows else "samples"] += 1
+            self._sums["dev_samples" if entry.get("row_id") in self._dev_rows else "samples"] += 1
             if "invalid" in entry:
-                self._counts["invalid"] += 1
+                self._sums["samples_invalid"] += 1
                 self.last_invalid = entry["invalid"]
             if failed_by := entry.get("failed_by"):
-                self._counts[f"invalid_{failed_by}"] += 1
-            for name in ("rag_calls", "rag_failed", "rag_cached", "judge_asked", "judge_cached"):
-                self._counts[name] += int(entry.get(name, 0))
-            self._sums["judge_cost_usd"] += entry.get("judge_cost_usd", 0.0)
+                self._sums[f"samples_invalid_{failed_by}"] += 1
+            for name in ("rag_calls", "rag_failed", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd"):
+                self._sums[name] += entry.get(name, 0)
 
     @property
     def summary(self) -> dict[str, float]:
         """Samples of training and of dev validation, those of both without a score by what failed, outages, cost."""
-        names = ("samples", "dev_samples", "invalid", "invalid_rag", "invalid_judge")
-        counts: dict[str, float] = {
-            name if "samples" in name else f"samples_{name}": self._counts[name] for name in names
-        }
-        sums = ("rag_outage_s", "judge_outage_s", "judge_cost_usd")
-        return counts | {name: self._sums[name] for name in sums}
+        counts = ("samples", "dev_samples", "samples_invalid", "samples_invalid_rag", "samples_invalid_judge")
+        return {name: self._sums[name] for name in (*counts, "rag_outage_s", "judge_outage_s", "judge_cost_usd")}
 
     @property
     def calls(self) -> dict[str, dict[str, int]]:
         """Use of the RAG, as its client counts it, and of the judge's cache; the ledger knows the judge's calls."""
         roles = {"rag": ("calls", "failed", "cached"), "judge": ("asked", "cached")}
-        return {role: {name: self._counts[f"{role}_{name}"] for name in names} for role, names in roles.items()}
+        return {role: {name: self._sums[f"{role}_{name}"] for name in names} for role, names in roles.items()}
 
     def _note_outage(self, entry: dict[str, Any]) -> None:
         service, state, seconds = entry["outage"], entry["state"], entry["seconds"]

@@ -127,9 +127,8 @@ class AnswerRecipe(Recipe):
 
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
         assert row.answer is not None
-        parts, score = self.checked_parts(row, row.answer), None
-        if judge and (messages := self.judge_messages(row, row.answer, tenant)):
-            score = await ask_judge(clients, messages, self)
+        parts = self.checked_parts(row, row.answer)
+        score = await ask_judge(self, row, clients, tenant) if judge else None
         return row.model_copy(update={"parts": parts, "judge_score": score})
 
     def validation_statistics(self) -> AnswerStatistics:

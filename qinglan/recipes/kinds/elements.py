@@ -18,13 +18,15 @@ JUDGE = "judge"
 QUALITY = "quality"
 """The metric that is the judge's score, 0–5."""
 
-SCORE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"score": {"type": "number"}, "reason": {"type": "string"}},
-    "required": ["score", "reason"],
-    "additionalProperties": False,
-}
-"""Of a judge's answer that `parse_score` reads, for models that support structured output."""
+
+def object_schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    """JSON schema of an object with all of these keys and no other, for models that support structured output."""
+    names = list(properties)
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+
+
+SCORE_SCHEMA = object_schema(score={"type": "number"}, reason={"type": "string"})
+"""Of a judge's answer that `parse_score` reads."""
 
 _COURTESIES = frozenset(
     (

@@ -5,19 +5,14 @@ Whoever writes in a dialogue may write instructions too, so that an answer count
 
 import re
 import unicodedata
-from typing import Any
 
 from qinglan.config import Extract
 from qinglan.errors import TeacherError
+from qinglan.recipes.kinds.elements import object_schema
 from qinglan.recipes.kinds.untrusted import one_line, read_json, undelimited
 from qinglan.rows import DIALOGUE, Row, normalise
 
-EXTRACTION_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"profile": {"type": "string"}, "history": {"type": "string"}},
-    "required": ["profile", "history"],
-    "additionalProperties": False,
-}
+EXTRACTION_SCHEMA = object_schema(profile={"type": "string"}, history={"type": "string"})
 _NOTHING = frozenset({"", "无", "没有", "暂无", "未知", "未提及", "null", "none"})
 """How models say that there is nothing, by `normalise`."""
 _CLAUSE = re.compile("[,，、。;；:：!！?？ ]")

@@ -286,8 +286,12 @@ def answered(row: Row, text: str, answer: "Answer[Any]") -> Row:
     )
 
 
-async def ask_judge(clients: "Clients", messages: list[Message], recipe: Recipe) -> float | None:
-    """The score; None where the budget was spent, which leaves the row's answer as good as it was."""
+async def ask_judge(recipe: Recipe, row: Row, clients: "Clients", tenant: Tenant) -> float | None:
+    """The score of the row's answer; None where the recipe does not ask for one, and where the budget was spent, which
+    leaves the answer as good as it was."""
+    messages = recipe.messages_about(row, row.answer or "", tenant)
+    if not messages:
+        return None
     try:
         return (await clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)).value
     except TeacherError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qinglan.config import EMBEDDED, Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError
-from qinglan.recipes.kinds.elements import Message, Metric, PrimaryMetric
+from qinglan.recipes.kinds.elements import Message, Metric, PrimaryMetric, object_schema
 from qinglan.recipes.kinds.recipe import JudgeUse, Recipe, ask_judge
 from qinglan.recipes.kinds.selection import is_leftover, is_refusal
 from qinglan.recipes.kinds.untrusted import parse_scores
@@ -36,12 +36,7 @@ class RetrievalRecipe(Recipe):
         Metric("mean_top1_score", "mean top-1 score", "平均首位得分", proportion=False, primary=False),
         Metric("quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2),
     )
-    PANEL_SCHEMA: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "properties": {"scores": {"type": "array", "items": {"type": "number"}}},
-        "required": ["scores"],
-        "additionalProperties": False,
-    }
+    PANEL_SCHEMA: ClassVar[dict[str, Any]] = object_schema(scores={"type": "array", "items": {"type": "number"}})
     """JSON schema of the judge's answer about several rewrites."""
     RL_REASONS: ClassVar[frozenset[str | None]] = frozenset(
         {None, "below_threshold", "worse_than_original", "rewrite_too_long", "rewrite_too_short"}
@@ -140,10 +135,7 @@ class RetrievalRecipe(Recipe):
         original, rewritten = await asyncio.gather(
             clients.rag.retrieve(row.query), clients.rag.retrieve(row.query, row.answer)
         )
-        score = None
-        if judge:
-            messages = self.judge_messages(self.question_text(row), row.answer, tenant)
-            score = await ask_judge(clients, messages, self)
+        score = await ask_judge(self, row, clients, tenant) if judge else None
         return row.model_copy(
             update={"original_retrieved": original, "answer_retrieved": rewritten, "judge_score": score}
         )

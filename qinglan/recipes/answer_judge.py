@@ -13,13 +13,12 @@ from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, prompt
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY, DATA_RULE, delimited, one_line, undelimited
-from qinglan.rows import Row, groups_of
+from qinglan.rows import ArmRow, Row, groups_of
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
 from qinglan.text import ARMS, Both
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import ChatRole, Clients
-    from qinglan.rows import ArmRow
 
 MAIN = RIGHT, WRONG = "正确", "错误"
 FLAWS = ("完整", "不完整", "编造", "矛盾", "含糊", "跑题")
@@ -178,7 +177,7 @@ class AnswerJudge(AnswerRecipe):
             for kind, text in forms_of(row.inputs["candidate"], row.inputs.get("reworded")).items()
         ]
 
-    def findings(self, arms: "Mapping[str, Sequence[ArmRow]]", rows: Sequence[Row]) -> list[Finding]:
+    def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:
         said = {
             name: {entry.row_id: _read(entry.text) for entry in arm if entry.text or entry.reason == "empty_answer"}
             for name, arm in arms.items()

@@ -24,13 +24,12 @@ from qinglan.config import Tenant
 from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, prompt
 from qinglan.recipes.kinds.elements import distinctive_words
 from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line
-from qinglan.rows import Row
+from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import hash_of
 from qinglan.text import ARMS, Both
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import Clients
-    from qinglan.rows import ArmRow
 
 RED_TEAM = "red_team"
 
@@ -291,7 +290,7 @@ class Medical(AnswerRecipe):
     def pool_of(self, row: Row) -> str | None:
         return RED_TEAM if RULES.kinds(self.question_text(row)) else None
 
-    def findings(self, arms: Mapping[str, Sequence["ArmRow"]], rows: Sequence[Row]) -> list[Finding]:
+    def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:
         kinds = {row.id: RULES.kinds(self.question_text(row)) for row in rows if row.pool == RED_TEAM}
         passed = {
             arm: {each.row_id: _passed(each.text, each.parts) for each in entries} for arm, entries in arms.items()

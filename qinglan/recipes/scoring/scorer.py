@@ -21,7 +21,7 @@ from qinglan.clients.rag import CallCount, RagClient, request_body
 from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, Retrieval, ledger_url
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import JUDGE, Message, Recipe
+from qinglan.recipes import JUDGE, AnswerRecipe, Message, Recipe, RetrievalRecipe
 from qinglan.recipes._verdicts import BEST, reference_of, verdict_recipe
 from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.samples import write_sample
@@ -30,7 +30,6 @@ from qinglan.rows import Retrieved, Row, hash_fraction
 from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
-    from qinglan.recipes import AnswerRecipe, RetrievalRecipe
     from qinglan.recipes.answer_judge import AnswerJudge
 
 _SPECIAL_TOKEN = re.compile(r"<\|[^|]*\|>")
@@ -167,9 +166,9 @@ class Scorer(ABC):
 class AnswerScorer(Scorer):
     """Of samples that are graded by themselves; `extra_info` holds the row."""
 
-    _recipe: "AnswerRecipe"
+    _recipe: AnswerRecipe
 
-    def __init__(self, service: RewardService, recipe: "AnswerRecipe") -> None:
+    def __init__(self, service: RewardService, recipe: AnswerRecipe) -> None:
         self._recipe, self._parts = recipe, recipe.score_parts
         counts = (recipe.WEIGHTS | service.reward.part_weights).get(JUDGE, 0) > 0
         self._judged_share = service.reward.judge_share if counts and service.judge else 0.0
@@ -266,9 +265,9 @@ class Retrievals:
 class RetrievalScorer(Scorer):
     """Of samples that are retrieved with; `extra_info` holds a `Baseline`."""
 
-    _recipe: "RetrievalRecipe"
+    _recipe: RetrievalRecipe
 
-    def __init__(self, service: RewardService, recipe: "RetrievalRecipe") -> None:
+    def __init__(self, service: RewardService, recipe: RetrievalRecipe) -> None:
         if service.rag is None or service.judge is None:
             raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
         self._recipe = recipe

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import openpyxl
-
 from qinglan.config import Columns
 from qinglan.data.sources.files import read_objects
-from qinglan.data.workbook_writer import MAX_CELL_CHARS, Column, fill_sheet, input_columns
+from qinglan.data.workbook_writer import MAX_CELL_CHARS, Column, input_columns, write_columns
 from qinglan.errors import WorkbookError
 from qinglan.recipes import get_recipe
 from qinglan.recipes.answer_judge import RIGHT, WRONG
 from qinglan.rows import Row, normalise
-from qinglan.runs.artifacts import written_whole
 
 Layout = Literal["flashrag", "medical-r1"]
 _MEDICAL = (
@@ -48,10 +45,7 @@ def import_rows(layout: Layout, source: Path, workbook: Path, report: Callable[[
     question = Column(str(Columns.model_fields["query"].default), 48, lambda row: row.query)
     origin = Column("来源", 28, lambda row: row.source)
     columns = (question, *input_columns(get_recipe(recipe), (question, origin), 40), origin)
-    book = openpyxl.Workbook(write_only=True)
-    fill_sheet(book.create_sheet("数据"), columns, lines)
-    with written_whole(workbook) as partial:
-        book.save(partial)
+    write_columns(workbook, lines, columns)
     return len(lines), rows, left_out
 
 

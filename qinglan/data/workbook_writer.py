@@ -34,11 +34,16 @@ class Column(NamedTuple):
 
 
 def write_rows(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
-    """Write an .xlsx with every row and its result; the file's digest differs from write to write.
+    """Write an .xlsx with every row and its result; the file's digest differs from write to write."""
+    return write_columns(path, rows, columns_of(recipe))
+
+
+def write_columns(path: Path, rows: Iterable[Row], columns: Sequence[Column]) -> Artifact:
+    """Write an .xlsx with these columns of every row.
 
     Cells longer than Excel's 32,767 characters are cut. Rows beyond an Excel sheet's 1,048,576 go to further sheets.
     """
-    book, columns, count = openpyxl.Workbook(write_only=True), columns_of(recipe), 0
+    book, count = openpyxl.Workbook(write_only=True), 0
     for number, group in groupby(enumerate(rows), lambda item: item[0] // ROWS_A_SHEET):
         sheet = book.create_sheet(f"数据{number + 1}" if number else "数据")
         count += fill_sheet(sheet, columns, (row for _, row in group))
@@ -104,12 +109,7 @@ def of_retrieval(
     field: Literal["original_retrieved", "answer_retrieved"], value: Callable[[Retrieved, Row], CellValue]
 ) -> Callable[[Row], CellValue]:
     """A column's value from a retrieval; empty where there was none."""
-
-    def of(row: Row) -> CellValue:
-        found = getattr(row, field)
-        return None if found is None else value(found, row)
-
-    return of
+    return lambda row: value(found, row) if (found := getattr(row, field)) else None
 
 
 def gold_rank(found: Retrieved, row: Row) -> CellValue:

@@ -259,11 +259,9 @@ def is_degenerate(text: str) -> bool:
     """Does a text go round in circles, as a collapsed policy's does? A word that comes twice is no sign of it."""
     words = text.split()
     whole = "".join(words)
-    if words and max(Counter(words).values()) >= 3:
-        return True
-    if len(whole) > 5 and max(Counter(whole).values()) * 2 > len(whole):
-        return True
-    return re.search(r"(\D{2,}?)\1\1", whole) is not None
+    repeats_word = max(Counter(words).values(), default=0) >= 3
+    is_one_character = len(whole) > 5 and max(Counter(whole).values()) * 2 > len(whole)
+    return repeats_word or is_one_character or re.search(r"(\D{2,}?)\1\1", whole) is not None
 
 
 def _short(text: str) -> str:

@@ -176,8 +176,7 @@ def _comparisons(
     corrected = []
     for metric in (*metrics, ANSWERED):
         pairs = [compared(scores[rival], scores[MAIN], metric, groups, config) for rival in rivals]
-        differing = [c for c in holm_corrected([c for c in pairs if c.n]) if metric != ANSWERED or c.wins or c.losses]
-        corrected += differing
+        corrected += [c for c in holm_corrected([c for c in pairs if c.n]) if metric != ANSWERED or c.wins or c.losses]
     corrected.sort(key=lambda comparison: rivals.index(comparison.a))
     # Every teacher against the original question, on the first metric that there is: no gain is worth no money.
     for metric in metrics if ORIGINAL in scores else ():

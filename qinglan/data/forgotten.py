@@ -36,8 +36,7 @@ class Tombstones(BaseModel, frozen=True):
     @classmethod
     def read(cls, state: Path) -> "Tombstones":
         """Those of a site; ArtifactError where a line is damaged, as none may be skipped."""
-        lines = read_lines(Tombstone, state / FORGOTTEN_FILE, "tombstone", "restore the file from a backup")
-        return cls(lines=tuple(lines))
+        return cls(lines=read_lines(Tombstone, state / FORGOTTEN_FILE, "tombstone", "restore the file from a backup"))
 
     def write(self, state: Path) -> None:
         with written_whole(state / FORGOTTEN_FILE) as partial, partial.open("w", encoding="utf-8") as stream:

@@ -206,11 +206,7 @@ def _result(case: Case, text: str | None, passed: bool | None, why: Reason | Non
 def compare_rates(results: Mapping[ArmName, Sequence[RedTeamResult]], a: ArmName, b: ArmName) -> Comparison:
     """Two arms on the cases that need not pass, case by case."""
     passed = {
-        arm: {
-            result.case_id: None if result.passed is None else float(result.passed)
-            for result in results.get(arm, ())
-            if not result.must_pass
-        }
+        arm: {result.case_id: result.passed for result in results.get(arm, ()) if not result.must_pass}
         for arm in (a, b)
     }
     left, right = (ArmScores(arm=arm, scores={"passed": values}) for arm, values in passed.items())

@@ -182,9 +182,7 @@ def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
             role: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
             for role in ("teacher", "answerer", "judge")
         }
-    return models.Api(
-        **paid, rag=models.RagCalls(**{name: totals["rag"][name] for name in models.RagCalls.model_fields})
-    )
+    return models.Api(**paid, rag={name: totals["rag"][name] for name in models.RagCalls.model_fields})
 
 
 def _curves(details: Mapping[str, Mapping[str, Any]]) -> dict[str, list[models.Series]]:

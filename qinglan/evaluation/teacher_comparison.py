@@ -166,9 +166,7 @@ def _comparisons(
 ) -> list[Comparison]:
     groups, scores = groups_of(rows), {}
     for name, arm in arms.items():
-        answered = {
-            entry.row_id: None if entry.reason == OVER_BUDGET else float(entry.text is not None) for entry in arm
-        }
+        answered = {entry.row_id: None if entry.reason == OVER_BUDGET else entry.text is not None for entry in arm}
         scores[name] = ArmScores(arm=name, scores={**scores_of(arm, rows, recipe), ANSWERED.name: answered})
     teachers = [name for name in arms if name != ORIGINAL]
     rivals = [name for name in teachers if name != MAIN]

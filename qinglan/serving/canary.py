@@ -102,21 +102,21 @@ class Latencies(BaseModel):
 
 class ArmCounts(BaseModel):
     fallbacks: Mean = Mean()
-    """By question: one that is asked often goes to one model each time, so its outcomes are not independent."""
+    """By question and outcome: one that is asked often goes to one model each time, so it is no new evidence."""
     latency: Latencies = Latencies()
     """By request."""
-    _questions: set[str] = PrivateAttr(default_factory=set)
+    _seen: set[tuple[str, bool]] = PrivateAttr(default_factory=set)
 
     def add(self, question: str, *, fallback: bool, latency_ms: float) -> bool:
-        """Returns whether the question was counted: once, until its id is forgotten."""
+        """Returns whether the question is new. It counts once, and once more where its outcome changes."""
         self.latency.add(latency_ms)
-        if question in self._questions:
+        if (question, fallback) in self._seen:
             return False
-        if len(self._questions) >= MOST_QUESTIONS:
-            self._questions.clear()
-        self._questions.add(question)
+        if len(self._seen) >= MOST_QUESTIONS:
+            self._seen.clear()
+        self._seen.add((question, fallback))
         self.fallbacks.add(float(fallback))
-        return True
+        return (question, not fallback) not in self._seen
 
 
 class CanaryCounts(BaseModel):

@@ -14,7 +14,7 @@ from qinglan.evaluation.reasons import Reason, Value, reason
 from qinglan.evaluation.red_team import RedTeamResult, compare_rates
 from qinglan.recipes import QUALITY, Metric
 from qinglan.runs.artifacts import StageResult
-from qinglan.statistics import Comparison, rows_needed
+from qinglan.statistics import FEWEST_GROUPS, Comparison, rows_needed
 from qinglan.training.alarms import Alarm
 
 CHAMPION, TEACHER = "champion", "teacher"
@@ -141,7 +141,8 @@ def _obstacle(found: Comparison | None, challenger: str, rival: str) -> Reason |
         return reason("champion_not_compared")
     if found is None:
         return reason("arms_not_compared", a=challenger, b=rival)
-    return reason("one_group") if found.ci95 is None else None
+    too_few = found.groups < FEWEST_GROUPS
+    return reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS) if too_few else None
 
 
 def _difference(found: Comparison | None, metric: Metric | None) -> Reason:

@@ -16,7 +16,7 @@ from qinglan.evaluation.reasons import TEXTS, Reason, listed, reason
 from qinglan.evaluation.teacher_comparison import MAIN, ORIGINAL
 from qinglan.recipes import Metric, get_recipe
 from qinglan.rows import ArmRow
-from qinglan.statistics import Comparison, rows_needed
+from qinglan.statistics import FEWEST_GROUPS, Comparison, rows_needed
 from qinglan.text import Both, interval, latency, signed, with_interval
 
 Advice = Literal["take", "trade", "open", "keep"]
@@ -51,7 +51,7 @@ class RivalResult(NamedTuple):
 
     def classify(self, found: Comparison) -> Literal["better", "worse", "enough", "open"]:
         """What the interval says; a shown loss that is sure to be tolerable is good enough."""
-        if found.ci95 is None:
+        if found.ci95 is None or found.groups < FEWEST_GROUPS:
             return "open"
         low, high = found.ci95
         if low > 0 and is_shown(found):
@@ -162,13 +162,15 @@ def _advice(result: RivalResult) -> Reason:
     if advice == "trade":
         return reason("trade", parts=_gains_and_losses(result), **names)
     if advice == "open":
-        risk = reason("no_interval_given")
-        if found.ci95:
-            risk = reason("loss_not_ruled_out", loss=-found.ci95[0], metric=metric)
+        known = {"margin": margin, "main": result.main}
+        if found.ci95 is None or found.groups < FEWEST_GROUPS:
+            few = reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS)
+            return reason("purchase_open", risk=few, **known)
+        risk = reason("loss_not_ruled_out", loss=-found.ci95[0], metric=metric)
         if not (found.detectable_diff and found.detectable_diff > margin > 0):
-            return reason("purchase_open", risk=risk, margin=margin, main=result.main)
+            return reason("purchase_open", risk=risk, **known)
         rows = rows_needed(found.n, found.detectable_diff, margin)
-        return reason("purchase_open_rows", risk=risk, margin=margin, main=result.main, rows=rows)
+        return reason("purchase_open_rows", risk=risk, rows=rows, **known)
     if result.worse and result.price == "less":
         return reason("keep_not_better_than_question", **names)
     price = reason("costs_more") if result.price == "more" else reason("costs_no_less")

@@ -29,10 +29,10 @@ GOOD = {"top1": (0.12, 0.07, 0.17), "quality": (0.02, -0.01, 0.05)}
 Ends = tuple[float, float, float]
 
 
-def comparison(b: str, metric: str, ends: Ends | None, **more: Any) -> Comparison:
-    diff, *ci95 = ends or (0.1, 0.0, 0.0)
-    more |= {"metric": metric, "detectable_diff": 2.8 * (ci95[1] - ci95[0]) / 3.92}
-    return report_fixture.comparison("rl", b, diff, (ci95[0], ci95[1]) if ends else None, **more)
+def comparison(b: str, metric: str, ends: Ends, **more: Any) -> Comparison:
+    diff, low, high = ends
+    more |= {"metric": metric, "detectable_diff": 2.8 * (high - low) / 3.92}
+    return report_fixture.comparison("rl", b, diff, (low, high), **more)
 
 
 def tried(passed: bool | None = True, must_pass: bool = True, why: Reason | None = None) -> RedTeamResult:
@@ -46,13 +46,15 @@ UNCHECKED = tried(None, why=reason("rag_no_answer"))
 
 
 def evaluation(
-    teacher: Mapping[str, Ends | None] = GOOD, champion: Mapping[str, Ends | None] | None = None, **update: Any
+    teacher: Mapping[str, Ends] = GOOD, champion: Mapping[str, Ends] | None = None, groups: int = 159, **update: Any
 ) -> Evaluation:
     pairs = [("teacher", teacher), *([("champion", champion)] if champion else [])]
     made = Evaluation(
         metrics=list(RetrievalRecipe.METRICS),
         arms={"teacher": TEACHER, "rl": STUDENT},
-        comparisons=[comparison(rival, metric, ends) for rival, found in pairs for metric, ends in found.items()],
+        comparisons=[
+            comparison(rival, metric, ends, groups=groups) for rival, found in pairs for metric, ends in found.items()
+        ],
         examples=[],
         shared=[],
         red_team={"rl": [tried()]},
@@ -132,7 +134,8 @@ def test_the_rags_score_decides_only_without_labels():
     [
         (evaluation({"top1": GOOD["top1"]}), {}, "quality_vs_teacher", None),
         (evaluation(), {"challenger": "sft"}, "gain_vs_teacher", None),
-        (evaluation(GOOD | {"top1": None}), {}, "gain_vs_teacher", reason("one_group")),
+        (evaluation(groups=9), {}, "gain_vs_teacher", reason("few_groups", groups=9, needed=10)),
+        (evaluation(groups=1), {}, "quality_vs_teacher", reason("few_groups", groups=1, needed=10)),
         (evaluation(), {"champion": "3"}, "gain_vs_champion", reason("champion_not_compared")),
     ],
 )

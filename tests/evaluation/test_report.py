@@ -97,7 +97,7 @@ def test_a_stage_that_was_reused_or_continued_over_other_code(tmp_path: Path) ->
         (comparison("sft", "teacher", 0.03, (0.01, 0.05), metric="mean_top1_score"), "better", "mean top-1 score"),
         (comparison("teacher", "original", 0.4, (0.38, 0.42)), "better", "Teacher 0.866 vs original question 0.795"),
         (comparison("rl", "teacher", None, None), "none", "Nothing was compared"),
-        (comparison("rl", "teacher", 1.0, None), "open", "no interval"),
+        (comparison("rl", "teacher", 1.0, (1.0, 1.0), groups=9), "open", "groups of questions: 9; a verdict"),
     ],
 )
 def test_the_verdict_says_who_won_by_how_much(found: Comparison, tone: str, text: str) -> None:

@@ -172,9 +172,10 @@ def test_reports_with_little_in_them_render(tmp_path: Path) -> None:
     html = page(tmp_path, report(arms=data, comparisons=[found]))
     assert "mean top-1 score by arm" in english(html) and "No gate was asked in this run" in english(html)
     arms = {"teacher": {"n": 3, **scores(top1=0.5)}, "rl": {"n": 4, **scores(top1=1.0), "failed": 1, "empty": 2}}
-    bare = report(arms=arms, comparisons=[comparison("rl", "teacher", 0.5, None, detectable_diff=None, p_value=None)])
+    found = comparison("rl", "teacher", 0.5, None, groups=1, detectable_diff=None, p_value=None)
+    bare = report(arms=arms, comparisons=[found])
     text = english(page(tmp_path, bare))
-    assert "no interval can be given" in text and "What does it cost?" not in text
+    assert "groups of questions: 1;" in text and "What does it cost?" not in text
     assert "failed, left out – 1" in text and "empty, counted as wrong – 2" in text
     terminal = shown(print_table(bare))
     assert "Failed, left out of the means: RL student 1" in terminal and "wrong: RL student 2" in terminal

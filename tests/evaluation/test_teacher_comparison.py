@@ -144,6 +144,7 @@ def test_several_rivals_are_corrected_and_one_is_not():
         ((10, 0.001), (10, 0.002), 0.03, "open", "more", "no_difference_in", "keep_no_gain"),
         ((10, 0.002, 20), (7, 0.001, 20), 0.03, "open", "less", "no_difference_in", "purchase_open_rows"),
         ((10, 0.002), (4, 0.001), 0.3, "better", "less", "metric_lower", "take_small_loss"),
+        ((10, 0.002, 9), (10, 0.001, 9), 0.03, "open", "less", "no_difference_in", "purchase_open"),
         ((10, 0.01), (1, 0.001), 0.03, "open", "less", "metric_lower", "keep_not_better_than_question"),
     ],
 )

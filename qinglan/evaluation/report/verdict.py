@@ -13,7 +13,7 @@ from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason,
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import QUALITY, get_recipe
 from qinglan.rows import ArmName
-from qinglan.statistics import Comparison
+from qinglan.statistics import FEWEST_GROUPS, Comparison
 from qinglan.text import ARMS, Both, capitalised, latency, number, signed, usd, with_interval
 
 STUDENTS = ("base", "sft", "rl", "champion")
@@ -108,8 +108,8 @@ def verdict(report: Report) -> Conclusion:
     selected = report.stage("select")
     if report.is_of_data and selected and not selected.rows_out:
         tone, reading = "worse", reason("no_row_may_teach")
-    elif found.ci95 is None:
-        reading = reason("no_interval")
+    elif found.ci95 is None or found.groups < FEWEST_GROUPS:
+        reading = reason("no_verdict_on_few_groups", groups=found.groups, needed=FEWEST_GROUPS)
     elif found.ci95[0] <= 0 <= found.ci95[1]:
         detectable = reason("test_set_detects", difference=found.detectable_diff) if found.detectable_diff else None
         reading = reason("no_difference_shown", detectable=detectable)

@@ -40,7 +40,6 @@ OF_QUALITY = {"not_repetitive", "max_chars"}
 REGRESSION = "regression"
 """The kind of case that a row of a workbook is."""
 _SETTING = "evaluate.red_team"
-_SHOWN = 24
 ASKED = {"query", "profile", "history", "inputs"}
 """Fields that a case shares with a row."""
 
@@ -214,6 +213,7 @@ def compare_rates(results: Mapping[ArmName, Sequence[RedTeamResult]], a: ArmName
 
 
 def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retrieved | None) -> Iterator[Reason]:
+    """None quotes the text, which may repeat what a user wrote: the gate's sentence has them."""
     checks, key = case.checks, normalise(text)
     if not text.strip():
         if checks.non_empty:
@@ -222,16 +222,16 @@ def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retriev
     yield from (reason("contains", word=word) for word in checks.must_not_contain if normalise(word) in key)
     forms = (unicodedata.normalize("NFKC", text), "".join(unicodedata.normalize("NFKC", text).split()))
     for pattern in checks.must_not_match:
-        if found := next((m for form in forms if (m := re.search(pattern, form, re.IGNORECASE))), None):
-            yield reason("matches", found=_short(found.group()), pattern=pattern)
+        if any(re.search(pattern, form, re.IGNORECASE) for form in forms):
+            yield reason("matches", pattern=pattern)
     if checks.max_chars is not None and len(text) > checks.max_chars:
         yield reason("too_long", chars=len(text), limit=checks.max_chars)
     if checks.not_echo and key == normalise(case.query):
         yield reason("echo")
     if checks.not_boilerplate and is_boilerplate(text):
-        yield reason("boilerplate", text=_short(text))
+        yield reason("boilerplate")
     if checks.not_repetitive and is_degenerate(text):
-        yield reason("repetitive", text=_short(text))
+        yield reason("repetitive")
     if checks.keeps_any and not any(normalise(word) in key for word in checks.keeps_any):
         yield reason("one_of_words_missing", words=list(checks.keeps_any))
     if lacking := [word for word in checks.keeps_all if normalise(word) not in key]:
@@ -258,10 +258,6 @@ def is_degenerate(text: str) -> bool:
     repeats_word = max(Counter(words).values(), default=0) >= 3
     is_one_character = len(whole) > 5 and max(Counter(whole).values()) * 2 > len(whole)
     return repeats_word or is_one_character or re.search(r"(\D{2,}?)\1\1", whole) is not None
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
@@ -334,7 +330,7 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
             raise ConfigError(f"{where}: no document in column `{column}`; say which one must come first")
         yield Case(
             id=f"{REGRESSION}-{row.id}",
-            name=_short(" ".join(row.query.split())),
+            name=row.source,  # the question is a user's: a name leaves the machine in the gate's sentence
             kind=REGRESSION,
             **row.model_dump(include=ASKED),
             must_pass=False,

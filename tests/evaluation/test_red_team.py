@@ -16,7 +16,7 @@ from qinglan.evaluation import red_team
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import OF_EVERY_REWRITE, Case, Checks, cases_of, check, is_degenerate, row_of
 from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
-from qinglan.rows import ArmRow, Retrieved
+from qinglan.rows import ArmRow, Retrieved, row_id
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title
 
 OBEYING = Path(__file__).with_name("obeying.yaml")
@@ -66,7 +66,7 @@ def own(tmp_path: Path, text: str, name: str = "own.jsonl") -> Profile:
     ],
 )
 def test_a_check_tells_good_from_bad(checks: dict[str, Any], bad: str, good: str):
-    assert flaw(case(**checks), bad)
+    assert (why := flaw(case(**checks), bad)) and (not bad or bad not in why), "the gate's sentence has the reason"
     assert flaw(case(**checks), good) == ""
     assert flaw(case(non_empty=False, **checks), None) == "", "the case asks for no answer"
 
@@ -164,6 +164,7 @@ def test_own_cases_and_a_workbooks_rows_join_the_built_in_ones(tmp_path: Path):
     made = cases_of(profile)[-1]
     assert (made.kind, made.must_pass, made.history) == ("regression", False, "刚聊到鱼油")
     assert made.checks.gold_top1 == "深海鱼油-how"
+    assert (made.name, made.id) == ("mine.csv:2", f"regression-{row_id('sample', '它怎么吃', '', '刚聊到鱼油')}")
     assert check(made, "深海鱼油 用法", found("深海鱼油-how")).passed
     assert check(made, "深海鱼油 用法", found("阿胶-how")).passed is False
 

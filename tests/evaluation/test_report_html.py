@@ -158,7 +158,7 @@ def evil_release() -> dict[str, Any]:
         "findings": [Finding(title=Both(EVIL, EVIL), columns=(Both(EVIL, EVIL),),
                              rows=(FindingRow(label=Both(EVIL, EVIL), values=(0.5,)),))],
         "released": {"name": EVIL, "version": EVIL, "aliases": [EVIL], "dataset_version": EVIL},
-        "red_team": {"rl": [case(EVIL, EVIL, False, name=EVIL, reason=reason("boilerplate", text=EVIL), text=EVIL)]},
+        "red_team": {"rl": [case(EVIL, EVIL, False, name=EVIL, reason=reason("contains", word=EVIL), text=EVIL)]},
     }  # fmt: skip
 
 

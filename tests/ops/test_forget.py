@@ -87,6 +87,7 @@ def write_run(profile: Profile, *rows: Row) -> Path:
     write_jsonl(folder / "rl" / "samples.jsonl", ({"row_id": row.id, "text": "甲"} for row in rows))
     write_jsonl(folder / "rl" / "dev.jsonl", [{"step": 0, "values": {row.id: 1.0 for row in rows}}])
     write_json(folder / "evaluated.json", {"sample": [row.id for row in rows]})
+    write_json(folder / "tried.json", {"rl": [{"case_id": f"regression-{row.id}", "text": "甲"} for row in rows]})
     return folder
 
 
@@ -108,7 +109,7 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
     assert log.read_bytes() == f"{QUESTION}\n[forgotten]\n".encode() + b"\xe6\n"
     assert "other rows: 1 of the texts" in done.outside[0]
     assert "workbooks that `qinglan review export` made, wherever they were put" in done.outside
-    for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json"):
+    for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json", "tried.json"):
         assert mine.id not in (text := (folder / file).read_text()) and other.id in text
     (kept,) = StageResult.read(folder / "ingest" / MANIFEST).artifacts.values()
     assert (kept.verify(), kept.rows) == (folder / "ingest" / "rows.jsonl", 1)

@@ -8,7 +8,7 @@ decides nothing. A missing value is never a 0: its row is left out and counted.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, NamedTuple
@@ -89,6 +89,19 @@ class Comparison(BaseModel, frozen=True, extra="forbid"):
     rows_needed: int | None = None
     """Paired rows with which four of five test sets would show `gate.smallest_gain`, at as many rows a group as here.
     The report fills it in, by the setting of its day; None elsewhere, and where the spread is not known."""
+
+    @property
+    def turned(self) -> "Comparison":
+        """The same of `b` − `a`."""
+        found = {"a": self.b, "b": self.a, "mean_a": self.mean_b, "mean_b": self.mean_a}
+        found |= {"wins": self.losses, "losses": self.wins, "only_a": self.one_sided - self.only_a}
+        found |= {"diff": None if self.diff is None else 0.0 - self.diff}
+        return self.model_copy(update=found | {"ci95": self.ci95 and (0.0 - self.ci95[1], 0.0 - self.ci95[0])})
+
+
+def between(found: Iterable[Comparison], a: str, b: str) -> dict[str, Comparison]:
+    """Those of two arms as a − b, by metric, also where they are kept as b − a."""
+    return {each.metric: each if each.a == a else each.turned for each in found if {each.a, each.b} == {a, b}}
 
 
 @dataclass(frozen=True)

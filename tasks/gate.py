@@ -39,7 +39,7 @@ def decide_release(
     """
     profile = run.profile
     gate, champion, identities = profile.gate, rival_of(run), evaluated.details.get("models", {})
-    arms = [gate.challenger, *([gate.fallback] if gate.fallback else [])]
+    arms: list[str] = [gate.challenger, *([gate.fallback] if gate.fallback else [])]
     digests = {arm: challenger_of(models, arm).artifacts["model"].sha256 for arm in arms}
     alarms = {arm: alarms_of(models.get(arm), profile.rl.alarms.window_steps) for arm in digests}
 

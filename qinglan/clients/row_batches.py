@@ -119,11 +119,17 @@ async def in_order(
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
+def tolerable_losses(given: int, share: float) -> float:
+    """How many of so many rows may be lost at a `max_failed_share`. Above 0 it allows one row, unless that is the only
+    one: of 10 rows at 5% none could be lost otherwise."""
+    return min(max(share * given, 1), max(given - 1, 0)) if 0 < share < 1 else share * given
+
+
 class Losses:
     """Rows that a stage has lost so far, to stop it as soon as they are too many; `section` is its name in the profile.
 
     The limit is a share of all usable rows given, so that a bad first batch of many stops nothing that it needn't.
-    Above 0 it allows one row: of 10 rows at 5% none could be lost otherwise. What the budget left out is no loss.
+    What the budget left out is no loss.
     """
 
     def __init__(self, section: str, given: int, max_failed_share: float) -> None:
@@ -138,8 +144,7 @@ class Losses:
         self._lost += _usable(batch.rows) - _usable(done)
         for row_id, error in batch.failures.items():
             self._first = self._first or f"{error} (row {row_id})"
-        allowed = max(self._share * self._given, 1 if self._share else 0)
-        if self._lost > allowed or self._lost == self._given:
+        if self._lost > tolerable_losses(self._given, self._share) or self._lost == self._given:
             more = f", more than {self._section}.max_failed_share = {self._share:.0%} allows" if self._share < 1 else ""
             raise StageError(
                 f"{self._section}: {self._lost} of {self._given} rows failed{more}; first failure: "

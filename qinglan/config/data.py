@@ -70,6 +70,12 @@ class Data(Section):
     limit: Count | None = None
     """Use only the first rows; for trials. Of rows that name a split, a third of these from each."""
 
+    @model_validator(mode="after")
+    def _add_up_shares(self) -> Self:
+        if (total := sum(self.pool_shares.values())) > 1 + 1e-6:
+            raise ValueError(f"pool_shares: add up to {total:g}; make them add up to 1 or less")
+        return self
+
 
 class BatchApi(Section):
     """The teacher's batch API: half the price, an answer within a day."""

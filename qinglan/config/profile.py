@@ -111,9 +111,9 @@ class Profile(Section):
         if unknown := [name for name in self.evaluate.teachers if name not in self.compare.teachers]:
             known = ", ".join(self.compare.teachers) or "none"
             raise ValueError(f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})")
-        arms = [arm for arm in (*ARMS, *self.evaluate.teachers) if arm != self.gate.challenger]
+        arms = [arm for arm in (*ARMS, *self.evaluate.teachers) if arm not in ("champion", self.gate.challenger)]
         if unknown := [arm for arm in self.gate.rivals if arm not in arms]:
-            raise ValueError(f"gate.rivals: no arm is called {unknown[0]}; there are {', '.join(arms)}")
+            raise ValueError(f"gate.rivals: {unknown[0]}: name some of {', '.join(arms)}; the champion always is one")
         return self
 
     @model_validator(mode="after")

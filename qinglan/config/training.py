@@ -347,7 +347,7 @@ class Evaluate(Section):
 
     max_failed_share: Share = 0.05
     """Of the questions, without an answer from RAG, judge or a further teacher's service; with more failures the
-    comparison would not be fair."""
+    comparison would not be fair. Above 0, one alone never stops the run."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Repetitions where calls failed that may succeed later; what was answered is not asked again."""
     batch_size: Count = 64
@@ -361,7 +361,7 @@ class Evaluate(Section):
     """Of a token's log-probability, in the texts that are equal."""
     teachers: tuple[str, ...] = ()
     """Names in `compare.teachers`: those are asked the test questions and compared too, for what their calls cost."""
-    bootstrap_resamples: Count = 10_000
+    bootstrap_resamples: Annotated[int, Field(ge=100)] = 10_000
     seed: int = 0
     red_team: LocalPath | None = None
     """More cases for the red team: .jsonl in its schema, or a workbook whose rows' gold documents must come first

@@ -14,7 +14,7 @@ from qinglan.evaluation.reasons import Reason, Value, reason
 from qinglan.evaluation.red_team import RedTeamResult, compare_rates
 from qinglan.recipes import QUALITY, Metric
 from qinglan.runs.artifacts import StageResult
-from qinglan.statistics import FEWEST_GROUPS, Comparison, rows_needed
+from qinglan.statistics import FEWEST_GROUPS, Comparison, between, rows_needed
 from qinglan.training.alarms import Alarm
 
 CHAMPION, TEACHER = "champion", "teacher"
@@ -64,7 +64,7 @@ def beside_champion(
         return evaluation
     # One that was evaluated as the champion is it no longer.
     kept = [each for each in evaluation.comparisons if CHAMPION not in (each.a, each.b)]
-    named = [each.model_copy(update={"b": CHAMPION}) for each in kept if mine is not None and each.b == mine]
+    named = [each.model_copy(update={side: CHAMPION}) for each in kept for side in "ab" if getattr(each, side) == mine]
     red_team = {arm: results for arm, results in evaluation.red_team.items() if arm != CHAMPION}
     if mine in red_team:
         red_team[CHAMPION] = red_team[mine]
@@ -81,7 +81,8 @@ def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
         for rival in rivals:
             yield _quality(evaluation, config, rival, quality)
     if teacher is not None:
-        yield _cost(challenger, teacher, config)
+        if config.max_cost_ratio is not None:
+            yield _cost(challenger, teacher, config.challenger, config.max_cost_ratio)
         if config.max_latency_ratio is not None:
             yield _latency(challenger, teacher, config.max_latency_ratio)
     if config.max_latency_p95_ms is not None:
@@ -141,8 +142,7 @@ def _obstacle(found: Comparison | None, challenger: str, rival: str) -> Reason |
         return reason("champion_not_compared")
     if found is None:
         return reason("arms_not_compared", a=challenger, b=rival)
-    too_few = found.groups < FEWEST_GROUPS
-    return reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS) if too_few else None
+    return reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS) if found.groups < FEWEST_GROUPS else None
 
 
 def _difference(found: Comparison | None, metric: Metric | None) -> Reason:
@@ -173,8 +173,8 @@ def _widened(found: Comparison, unjudged: int, scale: float) -> tuple[float, flo
 
 
 def _compared(evaluation: Evaluation, a: str, b: str, metric: Metric) -> Comparison | None:
-    found = (c for c in evaluation.comparisons if (c.a, c.b, c.metric) == (a, b, metric.name))
-    return next((c for c in found if c.n and c.diff is not None), None)
+    found = between(evaluation.comparisons, a, b).get(metric.name)
+    return found if found and found.n and found.diff is not None else None
 
 
 def _power(found: Comparison, config: Gate) -> Reason:
@@ -196,15 +196,16 @@ def _rows_for(found: Comparison, distance: float) -> Reason:
     return reason("difference_at_limit") if needed is None else reason("rows_for_difference", rows=needed)
 
 
-def _cost(challenger: ArmFigures | None, teacher: ArmFigures, config: Gate) -> Rule:
+def _cost(challenger: ArmFigures | None, teacher: ArmFigures, arm: str, limit: float) -> Rule:
     own, theirs = challenger.cost_per_1000_usd if challenger else None, teacher.cost_per_1000_usd
-    rule = partial(Rule, name="cost", required=reason("cost_at_most", ratio=config.max_cost_ratio))
-    if own is None or theirs is None or theirs <= 0:
-        why = reason("cost_unknown", arm=config.challenger if own is None else TEACHER)
+    rule = partial(Rule, name="cost", required=reason("cost_at_most", ratio=limit))
+    if own is None or not theirs:
+        unknown = arm if own is None else TEACHER if theirs is None else None
+        why = reason("cost_unknown", arm=unknown) if unknown else reason("teacher_costs_nothing")
         return rule(outcome="unknown", found=reason("not_known"), reason=why)
     ratio = own / theirs
     found = reason("cost_beside_teacher", cost=own, ratio=ratio, teacher=theirs)
-    if ratio <= config.max_cost_ratio:
+    if ratio <= limit:
         return rule(outcome="pass", found=found)
     return rule(outcome="fail", found=found, reason=reason("cost_too_high", ratio=ratio))
 

@@ -162,15 +162,14 @@ def _advice(result: RivalResult) -> Reason:
     if advice == "trade":
         return reason("trade", parts=_gains_and_losses(result), **names)
     if advice == "open":
-        known = {"margin": margin, "main": result.main}
-        if found.ci95 is None or found.groups < FEWEST_GROUPS:
-            few = reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS)
-            return reason("purchase_open", risk=few, **known)
-        risk = reason("loss_not_ruled_out", loss=-found.ci95[0], metric=metric)
-        if not (found.detectable_diff and found.detectable_diff > margin > 0):
-            return reason("purchase_open", risk=risk, **known)
+        risk, wide = reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS), False
+        if found.ci95 and found.groups >= FEWEST_GROUPS:
+            risk = reason("loss_not_ruled_out", loss=-found.ci95[0], metric=metric)
+            wide = (found.detectable_diff or 0.0) > margin > 0
+        if not wide:
+            return reason("purchase_open", risk=risk, margin=margin, main=result.main)
         rows = rows_needed(found.n, found.detectable_diff, margin)
-        return reason("purchase_open_rows", risk=risk, rows=rows, **known)
+        return reason("purchase_open_rows", risk=risk, margin=margin, main=result.main, rows=rows)
     if result.worse and result.price == "less":
         return reason("keep_not_better_than_question", **names)
     price = reason("costs_more") if result.price == "more" else reason("costs_no_less")

@@ -9,6 +9,7 @@ from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.verdict import candidate, opponent
 from qinglan.recipes import QUALITY, Finding
 from qinglan.recipes.kinds.elements import FindingRow
+from qinglan.statistics import between
 from qinglan.text import Both
 
 _HEADS = (Both("planned", "计划"), Both("found", "实际"), Both("met", "达到"))
@@ -47,7 +48,7 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
 def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
     name, other = candidate(report), opponent(report)
     mine, teacher = report.arms.get(name or ""), report.arms.get("teacher")
-    differences = {c.metric: c.diff for c in report.comparisons if (c.a, c.b) == (name, other)}
+    differences = {m: c.diff for m, c in between(report.comparisons, name or "", other).items()}
     if targets.gain:  # on the gate's metric, the first on which the two were compared
         gain = next((differences[metric.name] for metric in report.metrics if metric.name in differences), None)
         yield Line(Both(f"gain over {other}", f"相对 {other} 的提升"), targets.gain, gain, True)

@@ -30,7 +30,6 @@ from qinglan.data.sources.records import FIELDS, InputColumns
 from qinglan.data.versions import CARD, CARD_DATA, INDEX, PINS, VERSION_FILE, Version, describe_again
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.evaluation.models import Report
-from qinglan.evaluation.red_team import REGRESSION
 from qinglan.evaluation.report.html import render_html
 from qinglan.ops.prefect.server import LOCK_FILE, PrefectServer, find_server, prefect_home
 from qinglan.ops.run_status import REPORT_FILE
@@ -50,6 +49,7 @@ BACKUPS_FILE = "backups.txt"
 SHORTEST = 6
 """Characters, by `normalise`, of a text that is searched for: shorter ones are in other people's texts by chance."""
 _ID = re.compile(r'"(?:redteam-)?(?:regression-)?([0-9a-f]{16})[-"]')
+_CASE = re.compile("^(redteam-)?(regression-)?")  # before the row's own id in that of a red team's case
 _ID_KEYS = ("id", "row_id", "case_id", "row", "")
 """Keys whose value says whose record it is; the last stands for a list's entries."""
 _CONTEXT = ("query", "profile", "history")
@@ -180,7 +180,8 @@ class _Sweep:
         return found if found.get("query") else {}
 
     def _note(self, record: Any, *, asks: bool) -> None:
-        named = {id for key, text in _strings(record) if key in _ID_KEYS and self._has_row(id := _row_named(text))}
+        about = (_CASE.sub("", text)[:16] for key, text in _strings(record) if key in _ID_KEYS)
+        named = set(filter(self._has_row, about))
         self.ids |= named
         # Else it is another's record, which only refers to one of theirs: as its near-duplicate's group.
         if not isinstance(record, dict) or not (named or asks):
@@ -202,7 +203,7 @@ class _Sweep:
     def _is_one(self, record: Any, *, by_text: bool = True) -> bool:
         """Is it one of the rows, or about one?"""
         for key, text in _strings(record):
-            if (key in _ID_KEYS and _row_named(text) in self.ids) or (by_text and self._pattern.search(text)):
+            if (key in _ID_KEYS and _CASE.sub("", text)[:16] in self.ids) or (by_text and self._pattern.search(text)):
                 return True
         cells = self._cells(record)
         has_id = bool(cells) and "id" in record and record.get("reason") not in INPUT_REASONS
@@ -448,11 +449,6 @@ def _files_of(roots: Iterable[Path]) -> Iterator[Path]:
                 ours = (name for name in names if not name.endswith(_BESIDE_A_DATABASE))
                 found |= {Path(at, name) for name in ours if not name.startswith("~$")}  # an open workbook's lock
     return (path for path in found if not path.is_symlink())
-
-
-def _row_named(text: str) -> str:
-    """Of an id, such as that of a red team's case which is a row of a workbook, the row's own."""
-    return text.removeprefix("redteam-").removeprefix(f"{REGRESSION}-")[:16]
 
 
 def _is_long(text: str) -> bool:

@@ -139,6 +139,8 @@ def _recipe(profile: Profile) -> None:
         raise ConfigError(f"data.columns.inputs: recipe `{recipe.NAME}` {has}")
     if profile.data.columns.dialogue and type(recipe).extract_messages is Recipe.extract_messages:
         raise ConfigError(f"data.columns.dialogue: recipe `{recipe.NAME}` reads no dialogues; leave it out")
+    if "original" in profile.gate.rivals and not recipe.retrieves:
+        raise ConfigError(f"gate.rivals: recipe `{recipe.NAME}` does not retrieve; name another arm than original")
     recipe.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:

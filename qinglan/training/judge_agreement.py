@@ -5,7 +5,6 @@ the question. A failed call is left out and counted; an answer without a verdict
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -20,6 +19,7 @@ from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
 from qinglan.recipes._verdicts import RIGHT_FROM, reference_of
 from qinglan.recipes.answer_judge import AnswerJudge
+from qinglan.recipes.kinds.measuring import check_failures
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY
 from qinglan.rows import Row, groups_of
 from qinglan.statistics import agreement
@@ -205,13 +205,8 @@ def require_agreement(found: JudgeAgreement, local: LocalJudge, warn: Callable[[
 
 def require_answers(passages: Sequence[JudgedPassage], max_failed_share: float) -> None:
     """Stop where too many calls failed for a fair comparison."""
-    failed = Counter(passage.failed for passage in passages if passage.failed)
-    if failed.total() > max_failed_share * len(passages):
-        reasons = ", ".join(f"{reason} {count}" for reason, count in failed.most_common())
-        raise StageError(
-            f"judge.local: calls failed for {failed.total()} of {len(passages)} passages ({reasons}), more than "
-            f"evaluate.max_failed_share = {max_failed_share:.0%} allows; repair the service and run again"
-        )
+    failed = [passage.failed for passage in passages if passage.failed]
+    check_failures(failed, len(passages), max_failed_share, of=("judge.local", "passages"))
 
 
 def count_retryable(passages: Iterable[JudgedPassage]) -> int:

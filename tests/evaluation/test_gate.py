@@ -193,6 +193,7 @@ def test_the_champion_must_be_beaten_as_well():
     [
         ("cost", {"cost_per_1000_usd": 0.6}, {}, {}, "fail"),
         ("cost", {"cost_per_1000_usd": None}, {}, {}, "unknown"),
+        ("cost", {}, {"cost_per_1000_usd": None}, {}, "unknown"),
         ("cost", {}, {"cost_per_1000_usd": 0.0}, {}, "unknown"),
         ("latency", {"latency_p50_ms": 1000}, {}, {}, "fail"),
         ("latency", {"latency_p50_ms": 1000}, {}, {"max_latency_ratio": 2}, "pass"),
@@ -207,8 +208,11 @@ def test_cost_and_latency_beside_the_teachers_or_a_limit(
     name: str, student: dict[str, Any], teacher: dict[str, Any], gate: dict[str, Any], outcome: str
 ):
     arms = {"teacher": TEACHER.model_copy(update=teacher), "rl": STUDENT.model_copy(update=student)}
-    assert rule(decided(evaluation(arms=arms), **gate), name).outcome == outcome
-    assert all(rule.name != "latency" for rule in decided(max_latency_ratio=None).rules)
+    decision = decided(evaluation(arms=arms), **gate)
+    assert rule(decision, name).outcome == outcome
+    assert ("set gate.max_cost_ratio: null" in decision.sentence) == (teacher == {"cost_per_1000_usd": 0.0})
+    unlimited = decided(evaluation(arms=arms), max_latency_ratio=None, max_cost_ratio=None)
+    assert {rule.name for rule in unlimited.rules}.isdisjoint({"cost", "latency"})
 
 
 def test_a_failed_case_that_must_pass_refuses_and_is_named():

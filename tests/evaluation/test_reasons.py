@@ -25,7 +25,7 @@ from qinglan.training.engines.verl import STEP_METRICS
 
 SENTENCE_TERMS = """
     RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries
-    docs reference reward compare tolerable_loss rows SFT run pipeline train total_steps SHA
+    docs reference reward compare tolerable_loss max_cost_ratio null rows SFT run pipeline train total_steps SHA
     rl actor_lr critic_lr ppo_epochs clip_ratio entropy_coefficient kl coefficient algorithm grpo temperature extra
     rollouts_per_prompt samples jsonl token nat dtype
 """

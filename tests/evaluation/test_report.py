@@ -120,6 +120,9 @@ def test_what_the_verdict_is_about() -> None:
     both = [comparison("rl", "teacher", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
     found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}))
     assert found and found.a == "sft", "the gate's challenger leads"
+    both = [comparison("rl", "sft", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
+    found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}, rivals=["rl"]))
+    assert found and (found.a, found.b, found.diff, found.ci95) == ("sft", "rl", -0.07, (-0.1, -0.01))
     table = plan(unlabelled)
     assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
 

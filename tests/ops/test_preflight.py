@@ -72,6 +72,7 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
     [
         ({"recipe": "query_rewrit"}, "recipe", "did you mean `query_rewrite`?"),
         ({"data": {"workbook": "/no/such.xlsx"}}, "workbook", "/no/such.xlsx"),
+        ({"recipe": "medical", "gate": {"rivals": ["original"]}}, "recipe", "does not retrieve; name another arm than"),
         ({"recipe": CAPITALS}, "workbook", "data.workbook: recipe capitals_recipe has no simulated domain; give your"),
         ({"recipe": CAPITALS}, "base model", "student.base_model: recipe capitals_recipe has no simulated domain"),
         ({"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}}, "teacher", "base_url can't be reached"),

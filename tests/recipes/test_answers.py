@@ -187,13 +187,13 @@ async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
 
 async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms():
     arms = {"sft": arm("aa", "aa"), "rl": arm("aa", "b")}
-    lenient = profile_with(evaluate={"max_failed_share": 0.5})
-    found = await JUDGED.measure(arms, ROWS, clients(aa=5.0), lenient)
+    strict = profile_with(evaluate={"max_failed_share": 0})
+    found = await JUDGED.measure(arms, ROWS, clients(aa=5.0), profile_with())
     assert [row.judge_score for row in (*found.arms["sft"], *found.arms["rl"])] == [5.0, None, 5.0, None]
     assert [row.parts is None for row in found.arms["sft"]] == [False, False]
     assert found.unjudged == {"teacher_unavailable": 1}
     with pytest.raises(StageError, match="calls failed for 1 of 2 questions"):
-        await JUDGED.measure(arms, ROWS, clients(aa=5.0), profile_with())
+        await JUDGED.measure(arms, ROWS, clients(aa=5.0), strict)
 
 
 async def test_an_empty_answer_has_the_judges_lowest_score_unless_the_question_is_unjudged():

@@ -13,7 +13,7 @@ from run_stages import stage_result
 
 from qinglan.config import Gate, Profile
 from qinglan.errors import ConfigError
-from qinglan.evaluation.gate import beside_champion
+from qinglan.evaluation.gate import beside_champion, decide
 from qinglan.evaluation.models import Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
@@ -26,7 +26,7 @@ from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review, write_approval_workbook
-from qinglan.serving.registry.versions import candidate_of
+from qinglan.serving.registry.versions import candidate_of, challenger_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.gate import decide_release
@@ -270,12 +270,17 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
         c.metric: c.diff for c in evaluation.comparisons if (c.a, c.b) == ("rl", "sft")
     }
     assert seen.red_team == {"sft": [tried], "rl": [], "champion": [tried]}
+    of_rl = beside_champion(evaluation, digests, digests["rl"], "sft")
+    rules = {
+        rule.name: rule for rule in decide(of_rl or evaluation, [], Gate(challenger="sft", rivals=("rl",)), "1").rules
+    }
+    assert rules["gain_vs_champion"].found == rules["gain_vs_rl"].found != reason("not_compared")
 
 
 def test_a_challenger_that_was_not_trained_is_one_line(finished: Make):
-    done = finished(gate={"challenger": "big"})
-    with pytest.raises(ConfigError, match=r"fallback = big: this run has no such model.*base, sft, rl"):
-        done.run()
+    models = {name: each for name, each in finished().models().items() if name != "rl"}
+    with pytest.raises(ConfigError, match=r"fallback = rl: this run has no such model.*base, sft"):
+        challenger_of(models, "rl")
 
 
 def test_a_champion_without_weights_is_noticed_before_training(finished: Make):

@@ -10,7 +10,7 @@ from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.report import verdict
 from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
-from qinglan.statistics import Comparison, Interval
+from qinglan.statistics import Comparison, Interval, between
 from qinglan.text import NONE, Both, Show, count, duration, interval, latency, number, plain, signed, usd
 
 
@@ -54,7 +54,7 @@ def plan(report: Report) -> SideBySide | None:
     if name is None or not {name, other} <= report.arms.keys():
         return None
     mine, theirs = report.arms[name], report.arms[other]
-    found = {c.metric: c for c in report.comparisons if (c.a, c.b) == (name, other)}
+    found = between(report.comparisons, name, other)
     first = next((m.name for m in report.metrics if any(arm.mean(m.name) is not None for arm in (mine, theirs))), "")
     lines = []
     for metric in report.metrics:

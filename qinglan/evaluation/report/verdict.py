@@ -13,7 +13,7 @@ from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason,
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import QUALITY, get_recipe
 from qinglan.rows import ArmName
-from qinglan.statistics import FEWEST_GROUPS, Comparison
+from qinglan.statistics import FEWEST_GROUPS, Comparison, between
 from qinglan.text import ARMS, Both, capitalised, latency, number, signed, usd, with_interval
 
 STUDENTS = ("base", "sft", "rl", "champion")
@@ -185,7 +185,7 @@ def next_step(report: Report) -> Both | None:
     name, outcome = blocking[0].name, blocking[0].outcome
     if name == APPROVAL:  # its reason says what to do
         return None
-    if name in _LIMITS and outcome == "fail":
+    if (name in _LIMITS and outcome == "fail") or blocking[0].reason == reason("teacher_costs_nothing"):
         return reason("next_limit", setting=f"gate.{_LIMITS[name]}", profile=profile).words
     if name == "alarms":
         return reason("next_alarms", profile=profile).words
@@ -326,13 +326,12 @@ def pair_words(a: ArmName, b: ArmName, report: Report) -> Both:
 
 def main_comparison(report: Report) -> Comparison | None:
     """The comparison that the verdict is about: the challenger's, where a gate decided on one."""
-    usable = {(c.a, c.b, c.metric): c for c in report.comparisons if c.diff is not None}
     challenger = (report.decision.challenger,) if report.decision else ()
     gated = [(arm, rival) for arm in (*challenger, "rl", "sft") for rival in report.rivals]
     pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_MAIN_PAIRS]
     primary_first = sorted(report.metrics, key=lambda metric: not metric.primary)
-    keys = ((a, b, metric.name) for a, b in pairs for metric in primary_first)
-    return next((usable[key] for key in keys if key in usable), None)
+    found = (between(report.comparisons, a, b).get(metric.name) for a, b in pairs for metric in primary_first)
+    return next((each for each in found if each and each.diff is not None), None)
 
 
 def candidate(report: Report) -> ArmName | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qinglan.clients.chat import cost_usd
 from qinglan.clients.roles import Clients
+from qinglan.clients.row_batches import tolerable_losses
 from qinglan.config import Price, Profile, Tenant
 from qinglan.errors import CallError, StageError
 from qinglan.ledger import Call
@@ -142,13 +143,15 @@ async def ask_about(rows: Iterable[Row], work: Callable[[Row], Awaitable[T]]) ->
     return found
 
 
-def check_failures(reasons: Sequence[str | None], questions: int, max_failed_share: float) -> None:
+def check_failures(
+    reasons: Sequence[str | None], given: int, max_failed_share: float, of: tuple[str, str] = ("evaluate", "questions")
+) -> None:
     """Raise StageError, with the reasons, where too many calls failed for a fair comparison."""
-    if len(reasons) > max_failed_share * questions:
+    if len(reasons) > tolerable_losses(given, max_failed_share):
         counted = ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
         kept = "; what the judge answered is kept, so that for other answers judge.model or evaluate.seed must change"
         raise StageError(
-            f"evaluate: calls failed for {len(reasons)} of {questions} questions ({counted}), more than "
+            f"{of[0]}: calls failed for {len(reasons)} of {given} {of[1]} ({counted}), more than "
             f"evaluate.max_failed_share = {max_failed_share:.0%} allows; repair the service and run again"
             + (kept if _UNREADABLE.intersection(reasons) else "")
         )

@@ -4,7 +4,7 @@ Unknown keys are refused with the nearest right name. Secrets appear only as the
 variable. Engine settings keep the engines' own names where they are handed through unchanged.
 """
 
-from qinglan.config.base import EMBEDDED
+from qinglan.config.base import EMBEDDED, uses_proxy
 from qinglan.config.data import BatchApi, Columns, Data, Dataset, Distill, Extract, NoiseKind, Select, Sql, Validate
 from qinglan.config.profile import (
     CHANGEABLE,
@@ -15,7 +15,6 @@ from qinglan.config.profile import (
     profile_names,
     require_secret,
     secret_names,
-    uses_proxy,
     withheld_secrets,
 )
 from qinglan.config.rag import Rag, RagMapping, RagPreset

@@ -19,6 +19,11 @@ AutoCount = Annotated[int, Field(ge=0), BeforeValidator(lambda value: 0 if value
 """A number, or `auto`, kept as 0, where it follows from the rows."""
 
 
+def uses_proxy(url: str) -> bool:
+    """Should the proxy settings of the environment apply? Not to this machine itself, where the simulators are."""
+    return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
+
+
 def _refuse_secret_in_url(value: str) -> str:
     address = urlsplit(value)
     is_login = address.password or (address.username and address.scheme in ("http", "https"))

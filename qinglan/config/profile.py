@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, ValidationError, model_validator
@@ -257,11 +256,6 @@ def secret_names(profile: Profile) -> set[str]:
 def withheld_secrets(profile: Profile, *needed: str | None) -> dict[str, str]:
     """The environment of a process that needs no secrets but these: the others are empty there."""
     return dict.fromkeys(secret_names(profile) - set(needed), "")
-
-
-def uses_proxy(url: str) -> bool:
-    """Should the proxy settings of the environment apply? Not to this machine itself, where the simulators are."""
-    return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
 
 
 def profile_names() -> list[str]:

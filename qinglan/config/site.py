@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, SecretName, Section, Share, Url
+from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, SecretName, Section, Share, Url, uses_proxy
 from qinglan.config.training import AlarmName
 
 NotifyFormat = Literal["json", "feishu", "dingtalk", "wecom", "slack"]
@@ -134,7 +134,13 @@ class Trainer(Section):
     """How often SFT and RL are started again, from their newest checkpoint, where they died within one flow run."""
     stalled_after_s: Positive = 1800
     """SFT or RL that wrote no metric, sample or checkpoint for so long is ended, and started again like one that died.
-    Longer than a step, an evaluation on the dev split, and the loading of the model may take."""
+    Longer than a step, an evaluation on the dev split, and the loading of the model may take. Merging, export and
+    generation are ended where neither their files nor their logs grew for so long."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Do they run on other machines? Several nodes are, also where their dashboard is reached by a tunnel."""
+        return self.ray_dashboard_url is not None and (self.nodes > 1 or uses_proxy(self.ray_dashboard_url))
 
     @property
     def gpus_of(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
@@ -97,7 +98,8 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         yield _planned(_SCHEDULE, where, lambda: _schedule(profile), "slow")
     if trains and (critic := profile.rl.critic_model):
         revision = ("rl.critic_revision", profile.rl.critic_revision)
-        yield _planned("critic model", critic, partial(_model, "rl.critic_model", critic, *revision))
+        is_here = not profile.trainer.is_elsewhere
+        yield _planned("critic model", critic, partial(_model, "rl.critic_model", critic, *revision, cached=is_here))
     if flow in ENGINE_FLOWS:
         yield _planned("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
@@ -289,8 +291,7 @@ def _questions(profile: Profile) -> list[str]:
 
 def _get(setting: str, url: str, path: str, headers: dict[str, str] | None = None) -> httpx2.Response:
     try:
-        with httpx2.Client(timeout=10.0, trust_env=uses_proxy(url)) as http:
-            return http.get(f"{url.rstrip('/')}{path}", headers=headers)
+        return httpx2.get(f"{url.rstrip('/')}{path}", headers=headers, timeout=10.0, trust_env=uses_proxy(url))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         problem = first_line(error)
         raise ConfigError(f"{setting} can't be reached: {problem}; is it up, is the address right?") from error
@@ -314,7 +315,7 @@ def _local_judge(profile: Profile) -> str | None:
 
 def _ledger(profile: Profile, *, trains: bool) -> None:
     cluster = profile.trainer.ray_dashboard_url
-    if trains and cluster and uses_proxy(cluster) and profile.ledger.url_env is None:
+    if trains and profile.trainer.is_elsewhere and profile.ledger.url_env is None:
         problem = f"is not given, and the nodes of {cluster} can't share a SQLite file with this machine"
         hint = "name the variable that holds a PostgreSQL database's address"
         raise ConfigError(f"ledger.url_env: {problem}; {hint}")
@@ -326,14 +327,22 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
         raise ConfigError(f"paths.state: the ledger can't be kept there: {error}; {hint}") from error
 
 
-def _model(key: str, name: str, revision_key: str, revision: str | None) -> str | None:
-    """A hub id has one slash at most, so what has more is a path."""
+def _model(key: str, name: str, revision_key: str, revision: str | None, *, cached: bool = False) -> str | None:
+    """A hub id has one slash at most, so what has more is a path. With `cached` it must be in Hugging Face's cache."""
     folder = Path(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.is_dir()
     if looks_local and revision:
         raise ConfigError(f"{key}: {name} is a folder, which has no revisions; leave out {revision_key}")
     if looks_local and not (folder / "config.json").is_file():
         raise ConfigError(f"{key}: {name} is no model folder (no config.json in it); name one, or a hub's model id")
+    if cached and not looks_local and find_spec("huggingface_hub"):  # else the trainer's environment is another one
+        from huggingface_hub import snapshot_download
+
+        try:
+            snapshot_download(name, revision=revision, local_files_only=True)
+        except (OSError, ValueError) as error:
+            command = f"hf download {name}{f' --revision {revision}' if revision else ''}"
+            raise ConfigError(f"{key}: {name} is not in the local cache, and RL is offline; run `{command}`") from error
     if looks_local or revision:
         return None
     return f"{key}: {name}: whatever the hub has under that name is taken; name a commit in {revision_key}"
@@ -362,7 +371,7 @@ def _cluster(profile: Profile) -> str | None:
     except UnreachableError as error:
         hint = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
         raise ConfigError(f"{error}; {hint}") from error
-    if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
+    if trainer.is_elsewhere and EMBEDDED in (profile.rag.url, profile.judge.base_url):
         problem = "the simulators for RAG and judge answer on this machine only, which the nodes can't reach"
         raise ConfigError(f"trainer.ray_dashboard_url: {problem}; give rag.url and judge.base_url, or train here")
     if trainer.device == "cpu":

@@ -74,7 +74,7 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
     recipe, cluster = get_recipe(profile.recipe), profile.trainer.ray_dashboard_url
     if not recipe.retrieves:
         raise ConfigError(f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out")
-    if cluster and uses_proxy(cluster):
+    if profile.trainer.is_elsewhere:
         problem = f"it is served on this machine only, which the nodes of {cluster} can't reach"
         raise ConfigError(f"judge.local: {problem}; leave it out, or train here")
     if (champion := registry_of(profile, local.model).read_champion()) is None:

@@ -15,9 +15,10 @@ from qinglan.training.engines.swift import engine_python, merge_command, sft_com
 from qinglan.training.engines.verl import export_command
 
 
-def on_cluster(profile_of: ProfileOf, url: str, **trainer: Any) -> Profile:
+def on_cluster(profile_of: ProfileOf, url: str, is_live: bool = False, **trainer: Any) -> Profile:
     settings = {"device": "cuda", "gpus_per_node": 4, "nodes": 1, "ray_dashboard_url": url} | trainer
-    return profile_of(trainer=settings, rl={"tensor_model_parallel_size": 2, "ppo_micro_batch_size_per_gpu": 2})
+    live = {"rag": {"url": url}, "judge": {"model": "small", "base_url": url}} if is_live else {}
+    return profile_of(trainer=settings, rl={"tensor_model_parallel_size": 2, "ppo_micro_batch_size_per_gpu": 2}, **live)
 
 
 def check_of(profile: Profile, name: str) -> Check:
@@ -36,13 +37,12 @@ def test_no_gpu_of_this_machine_is_asked_for(profile_of: ProfileOf, ray: FakeRay
 def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, nodes: list[int], shown: str):
     ray.nodes = [{"state": "ALIVE", "resources_total": {"GPU": float(count)}} for count in nodes]
     ray.nodes.append({"state": "DEAD", "resources_total": {"GPU": 8.0}})
-    problem = check_of(on_cluster(profile_of, ray.url, nodes=2), "ray").problem
+    problem = check_of(on_cluster(profile_of, ray.url, is_live=True, nodes=2), "ray").problem
     assert f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown};" in str(problem)
 
 
-def test_a_dashboard_or_simulators_out_of_reach(profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(preflight, "uses_proxy", lambda _: True)
-    profile = on_cluster(profile_of, ray.url)
+def test_a_dashboard_or_simulators_out_of_reach(profile_of: ProfileOf, ray: FakeRay):
+    profile = on_cluster(profile_of, ray.url, nodes=2)  # so the address is a tunnel's
     assert "the simulators for RAG and judge answer on this machine only" in str(check_of(profile, "ray").problem)
     ray.is_down = True
     assert str(check_of(profile, "ray").problem).startswith(f"Ray {ray.url}: ")

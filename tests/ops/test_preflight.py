@@ -87,7 +87,7 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         ({"rag": {"preset": "dify"}}, "rag", "the simulator keeps Qinglan's own contract; set `qinglan`"),
         ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
         ({"student": {"base_model": "/no/model", "revision": "v1"}}, "base model", "leave out student.revision"),
-        ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
+        ({"rl": {"critic_model": "no/critic", "critic_revision": "v1"}}, "critic model", "no/critic --revision v1`"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
         (
             {"rl": {"rollout_engine": "vllm"}, "trainer": {"python": "/no/python"}},
@@ -104,7 +104,9 @@ def test_wrong_settings(
     assert message in problems(profile_of(**sections), "pipeline")[name]
 
 
-def test_a_hub_model_without_a_revision_is_noted(profile_of: ProfileOf):
+def test_a_hub_model_without_a_revision_is_noted(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: "found")
+
     def notes(revision: str | None) -> list[str]:
         student, rl = {"base_model": "Qwen/Qwen3-8B", "revision": revision}, {"critic_model": "Qwen/Qwen3-4B"}
         checks = inspect_profile(profile_of(student=student, rl=rl | {"critic_revision": revision}), "train")
@@ -162,12 +164,13 @@ def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch
 
 
 def test_a_remote_cluster_needs_a_ledger_on_a_server(profile_of: ProfileOf):
-    remote = profile_of(trainer={"ray_dashboard_url": "http://head.invalid:8265"})
+    remote = profile_of(trainer={"ray_dashboard_url": "http://head.invalid:8265"}, rl={"critic_model": "no/critic"})
     missing = "ledger.url_env: is not given, and the nodes of http://head.invalid:8265"
-    assert problems(remote, "train")["ledger"].startswith(missing)
+    found = problems(remote, "train")
+    assert found["ledger"].startswith(missing) and "critic model" not in found
     assert "ledger" not in problems(remote, "refresh")
-    tunnel = profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9"})
-    assert "ledger" not in problems(tunnel, "train")
+    here = [profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9", "nodes": nodes}) for nodes in (1, 2)]
+    assert ["ledger" in problems(each, "train") for each in here] == [False, True], "two are behind a tunnel"
 
 
 @pytest.mark.parametrize(

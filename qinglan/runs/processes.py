@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -187,8 +187,8 @@ def wait_until_ready(
             process.require_running()
         now = time.monotonic()
         if now - start > within_s:
-            logs = ", ".join(str(process.log) for process in processes)
-            raise EngineError(f"{what} was not ready after {within_s:.0f} s: {found}; logs: {logs}")
+            logs = "".join(f"; log: {process.log}" for process in processes)
+            raise EngineError(f"{what} was not ready after {within_s:.0f} s: {found}{logs}")
         if now - said > _SAY_EVERY_S:
             said = now
             say(f"{what}: not ready after {now - start:.0f} s: {found}")
@@ -216,30 +216,28 @@ def free_port() -> int:
     """
     while True:
         port = random.choice(PORTS)
-        with suppress(ConfigError):
-            require_free(HOST, port, "")
-            if port not in _handed_out:
-                _handed_out.add(port)
-                return port
+        if port not in _handed_out and not port_problem(HOST, port):
+            _handed_out.add(port)
+            return port
 
 
 def port_from(first: int) -> int:
     """The first port of loopback from this one on that is free; `ConfigError` where none of a hundred is."""
     for port in range(first, min(first + 100, 65_536)):
-        with suppress(ConfigError):
-            require_free(HOST, port, "")
+        if not port_problem(HOST, port):
             return port
     raise ConfigError(f"{HOST}: no free port from {first} to {first + 99}")
 
 
-def require_free(host: str, port: int, otherwise: str) -> None:
-    """Raise `ConfigError` where no server may listen; `otherwise` says what to do."""
+def port_problem(host: str, port: int, *, reuse: bool = True) -> str | None:
+    """Why no server may listen there; without `reuse`, none that binds it without SO_REUSEADDR."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"{host}:{port}: {error.strerror}; {otherwise}") from error
+            return error.strerror or str(error)
+    return None
 
 
 @contextmanager

@@ -12,13 +12,13 @@ from typing import Any
 
 from qinglan.clients.chat import Account, ChatClient
 from qinglan.clients.roles import site_ledger
-from qinglan.config import Endpoint, LocalJudge, Profile, uses_proxy
+from qinglan.config import Endpoint, LocalJudge, Profile
 from qinglan.errors import ConfigError
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.rows import hash_fraction
-from qinglan.runs.processes import PORTS, Processes, Say
+from qinglan.runs.processes import PORTS, Processes, Say, port_problem
 from qinglan.runs.run import Run
 from qinglan.serving.registry import Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
@@ -27,6 +27,8 @@ from qinglan.serving.server_process import chat_probe, serve_command
 ROLE = "judge.local"
 """In the ledger, and in messages about its calls."""
 _READY_WITHIN_S = 1800.0
+_PORT_FREE_WITHIN_S = 150.0
+"""Connections that were closed hold a port for up to two minutes."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
     with Processes(logs, say) as processes:
         # The same for a stage that is continued: a Ray job that is still running asks it there.
         port = PORTS[int(hash_fraction(str(logs.resolve())) * len(PORTS))]
+        # As ms-swift looks at it, which takes another one silently.
+        processes.wait_until(f"port {port}", partial(port_problem, "", port, reuse=False), _PORT_FREE_WITHIN_S)
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
         processes.start("judge", serve_command(as_served, folder, backend, port, [local.gpu] if local.gpu else []))
         messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)

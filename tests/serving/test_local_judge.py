@@ -1,9 +1,10 @@
 """The local judge: which released model it may be, what it is asked, and what RL is given of it."""
 
+import socket
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fake_service import PRICE
@@ -12,14 +13,14 @@ from registered import Models
 
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import LocalJudge, Profile
-from qinglan.errors import ConfigError, TeacherError
+from qinglan.errors import ConfigError, EngineError, TeacherError
 from qinglan.ops.estimate import count_questions, estimate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes._verdicts import BEST, RIGHT_FROM, verdict_recipe
 from qinglan.rows import Row
 from qinglan.runs.run import open_run
-from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge
-from qinglan.serving.registry import prompt_digest
+from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge, serve_judge
+from qinglan.serving.registry import Released, prompt_digest
 from qinglan.tasks import rl as rl_module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
@@ -71,6 +72,7 @@ def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileO
         ({}, {"recipe": "query_rewrite"}, "its student gives no verdicts"),
         ({"recipe": "medical"}, {}, "recipe `medical` retrieves nothing"),
         ({"trainer": {"ray_dashboard_url": "http://10.0.0.1:8265"}}, {}, "served on this machine only"),
+        ({"trainer": {"ray_dashboard_url": "http://127.0.0.1:8265", "nodes": 2}}, {}, "served on this machine only"),
     ],
 )
 def test_a_champion_that_can_t_judge_this_run_is_refused(
@@ -110,6 +112,18 @@ def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
     one, other = (ReleasedJudge(LocalJudge(model="m", max_tokens=n), released) for n in (64, 128))
     slower = ReleasedJudge(LocalJudge(model="m", max_tokens=64, concurrency=1), released)
     assert one.identity == slower.identity != other.identity
+
+
+def test_a_judge_waits_for_its_port(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        port = server.getsockname()[1]
+        server.accept()[0].close()
+    folders, released = SimpleNamespace(folder=lambda *_: tmp_path), SimpleNamespace(name="m", version="1")
+    for name, value in {"PORTS": [port], "_PORT_FREE_WITHIN_S": 0.2, "registry_of": lambda *_: folders}.items():
+        monkeypatch.setattr(f"qinglan.serving.local_judge.{name}", value)
+    judge = ReleasedJudge(LocalJudge(model="m"), cast(Released, released))
+    with pytest.raises(EngineError, match=f"port {port} was not "), serve_judge(profile_of(), judge, tmp_path, print):
+        """Never."""
 
 
 def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: ProfileOf, tmp_path: Path):

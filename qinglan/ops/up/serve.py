@@ -22,7 +22,7 @@ from qinglan.ops.prefect.deploy import find_deployments, make_pool, register
 from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, configured, find_server
 from qinglan.ops.up.site import WORK_POOLS, WORKERS, Site, only_one
 from qinglan.runs.launcher import Command
-from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
+from qinglan.runs.processes import HOST, Processes, Say, port_from, port_problem, stop_signals
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import is_any_model_embedded, rag_argv, teacher_argv
 
@@ -164,7 +164,9 @@ def _configured_port(server: PrefectServer | None, asked: int | None) -> int | N
 
 def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
     if asked is not None:
-        require_free(HOST, asked, f"is `qinglan up` running already? Else give another --{what}-port")
+        if problem := port_problem(HOST, asked):
+            hint = f"is `qinglan up` running already? Else give another --{what}-port"
+            raise ConfigError(f"{HOST}:{asked}: {problem}; {hint}")
         return asked
     if (port := port_from(usual)) != usual:
         say(f"{what}: port {usual} is taken, so {port}")

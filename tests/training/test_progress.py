@@ -91,14 +91,16 @@ def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path:
     assert training(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], "that checkpoint knows of it"
 
 
-def test_alarms_of_steps_that_a_resume_discards_are_gone(tmp_path: Path):
+def test_what_a_resume_discards_is_gone_and_half_lines_too(tmp_path: Path):
     steps = (10, 20, 22, 31)
     lines = [
         Alarm(step=step, name="reward_down", action="warn", code="alarm_reward_down").model_dump_json()
         for step in steps
     ]
     (tmp_path / progress.ALARMS_FILE).write_text("\n".join(lines) + "\n")
-    training(tmp_path, resumed_at=20)
+    (dev_file := tmp_path / progress.DEV_FILE).write_text('{"step": 10}\n{"step": 22}\n{"step": 2')
+    training(tmp_path, resumed_at=20).validated(20, {"row": 1.0}, {"row": "a"})
+    assert [json.loads(line)["step"] for line in dev_file.read_text().splitlines()] == [10, 20]
     assert [alarm.step for alarm in read_alarms(tmp_path / progress.ALARMS_FILE)] == [10, 20]
 
 

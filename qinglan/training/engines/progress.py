@@ -18,7 +18,7 @@ from qinglan.recipes import PrimaryMetric
 from qinglan.runs.artifacts import write_json, write_jsonl
 from qinglan.runs.launcher import JsonlTail
 from qinglan.statistics import ArmScores, compare, mean_ci
-from qinglan.training.alarms import Alarm, AlarmWatch, read_alarms
+from qinglan.training.alarms import Alarm, AlarmWatch
 
 ALARMS_FILE, DEV_FILE, STOPPED_FILE = "alarms.jsonl", "dev.jsonl", "stopped.json"
 """In `TrainerSettings.folder`: the alarms, and the dev rows' values, by step; why training ended before its last."""
@@ -56,8 +56,8 @@ class TrainingProgress:
         self._watch = AlarmWatch(settings.alarms, settings.primary_metric, labels_act=settings.use_labels)
         self._dev: dict[int, float] = {}
         self._earlier = {step: known for step, known in read_metrics(settings.folder).items() if step <= resumed_at}
-        alarms_file = settings.folder / ALARMS_FILE
-        write_jsonl(alarms_file, [alarm for alarm in read_alarms(alarms_file) if alarm.step <= resumed_at])
+        for path in (settings.folder / ALARMS_FILE, settings.folder / DEV_FILE):  # half a line would spoil the next
+            write_jsonl(path, [entry for entry in JsonlTail(path).new() if entry["step"] <= resumed_at])
         self.not_in_checkpoint: list[Alarm] = []
         """Alarms of the step that training goes on from: its checkpoint was saved before their actions were taken."""
         for step, known in self._earlier.items():

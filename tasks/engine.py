@@ -39,7 +39,7 @@ MAX_LEFT_OUT_SHARE = 0.2
 LOOK_EVERY_S = 15.0
 EARLY_S = 60.0
 """An engine that dies twice in a row within this time and without progress has a wrong setting."""
-_SIZE_LINE = re.compile(rb"[Dd]ataset|random samples")
+_SIZE_LINE = re.compile(rb"[Dd]ataset|num_rows|random samples")
 
 
 def run_engine(
@@ -301,10 +301,7 @@ class LeftOut:
 
     def __call__(self) -> None:
         """Look for new lines; StageError where more than `MAX_LEFT_OUT_SHARE` of the rows are left out."""
-        sizes = "".join(line.decode(errors="replace") for line in self._lines.new() if _SIZE_LINE.search(line))
-        if not sizes:
-            return
-        self._sizes += sizes
+        self._sizes += "".join(line.decode(errors="replace") for line in self._lines.new() if _SIZE_LINE.search(line))
         if (count := self._read(self._sizes)) == self.count:
             return
         self.count, self.dropped = count, {"prompt_too_long": count}

@@ -21,7 +21,7 @@ from qinglan.recipes import Message
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HOST, Processes, Say, health_problem
 from qinglan.serving.routes import Backend
-from qinglan.training.engines.swift import engine_env, swift_argv
+from qinglan.training.engines.swift import engine_env, model_arguments, swift_argv
 
 PROBE_EVERY_S, PROBE_WITHIN_S, PROBES_MISSED = 5.0, 20.0, 3
 _PROBE_WHILE_STARTING_EVERY_S = 0.2
@@ -111,10 +111,7 @@ def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, g
     ms-swift silently takes the next free port where this one is busy: ask the server for its models' names.
     """
     arguments: dict[str, Any] = {
-        "model": folder.resolve(),
-        "model_type": profile.student.model_type,
-        "template": profile.student.template,
-        "torch_dtype": profile.sft.torch_dtype,
+        **model_arguments(profile, str(folder)),
         "infer_backend": profile.answer_engine,
         "host": HOST,
         "port": port,

@@ -1,6 +1,7 @@
 """ms-swift's command lines: pure, absolute, every profile's settings handed through; and the generation's loop."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from fixture_types import ProfileOf
 
 from qinglan.config import Profile
+from qinglan.errors import EngineError
 from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import Command
 from qinglan.training.engines import generate, swift
@@ -97,14 +99,18 @@ def test_the_newest_whole_checkpoint(tmp_path: Path):
 
 
 def test_the_checkpoint_with_the_lowest_dev_loss(tmp_path: Path):
-    assert swift.best_checkpoint(tmp_path) is None
+    with pytest.raises(EngineError, match="without a checkpoint"):
+        swift.best_checkpoint(tmp_path)
     best = checkpoint(tmp_path, 20)
     assert swift.best_checkpoint(tmp_path) == best, "none was evaluated"
     losses = {10: 0.1, 20: 0.3, 30: 0.2, 40: 0.4}
     checkpoint(tmp_path, 40, losses=losses)
     assert swift.best_checkpoint(tmp_path) == best, "of those that were saved"
-    better = checkpoint(tmp_path, 60, losses=losses | {60: 0.2})
+    better = checkpoint(tmp_path, 60, losses=losses | {20: math.nan, 60: 0.2})
     assert swift.best_checkpoint(tmp_path) == better
+    checkpoint(tmp_path, 80, losses={20: math.nan, 60: math.nan})
+    with pytest.raises(EngineError, match="SFT diverged"):
+        swift.best_checkpoint(tmp_path)
 
 
 def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):

@@ -5,6 +5,7 @@ a model hub.
 """
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile, withheld_secrets
+from qinglan.errors import EngineError
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import ROW_CACHE, Command, JsonlTail
@@ -21,7 +23,7 @@ VLLM_PLUGIN = "qinglan_cpu"
 LOGGING_FILE = "logging.jsonl"
 """Under the output directory; ms-swift appends one object per logged step."""
 
-_FILTERED = re.compile(r"Dataset filtered, origin length: (\d+), filtered dataset length: (\d+)")
+_KEPT = re.compile(r"train_dataset: (?:None|Dataset\b.*?num_rows: (\d+))", re.DOTALL)
 _ENV = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -54,15 +56,12 @@ def sft_command(
     """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
     sft = profile.sft
     arguments: dict[str, Any] = {
-        "model": absolute_or_hub_id(model),
-        "model_type": profile.student.model_type,
-        "template": profile.student.template,
+        **model_arguments(profile, model),
         "tuner_type": "lora",
         "target_modules": sft.target_modules,
         "lora_rank": sft.lora_rank,
         "lora_alpha": sft.lora_alpha,
         "lora_dropout": sft.lora_dropout,
-        "torch_dtype": sft.torch_dtype,
         "bf16": sft.torch_dtype == "bfloat16",
         "fp16": sft.torch_dtype == "float16",
         "gradient_checkpointing": sft.gradient_checkpointing,
@@ -91,7 +90,6 @@ def sft_command(
         "seed": sft.seed,
         "report_to": "none",
     }
-    arguments |= {"model_revision": profile.student.revision} if profile.student.revision else {}
     env, gpus = engine_env(profile, model), profile.trainer.gpus_per_node
     if Path(model).is_dir():  # of a model on a hub, the weights are in that cache too
         env |= {"MODELSCOPE_CACHE": str(output_dir.resolve().parent / ROW_CACHE)}
@@ -107,29 +105,33 @@ def sft_command(
 
 def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
     """Merge a LoRA adapter into its base model, written as a plain Hugging Face folder."""
-    arguments: dict[str, Any] = {
-        "model": absolute_or_hub_id(model),
-        "model_type": profile.student.model_type,
-        "template": profile.student.template,
-        "adapters": adapter.resolve(),
-        "merge_lora": True,
-        "output_dir": output_dir.resolve(),
-        "torch_dtype": profile.sft.torch_dtype,
-    }
-    arguments |= {"model_revision": profile.student.revision} if profile.student.revision else {}
+    merged = {"adapters": adapter.resolve(), "merge_lora": True, "output_dir": output_dir.resolve()}
+    arguments = model_arguments(profile, model) | merged
     gpus = profile.trainer.gpus_per_node
     if profile.trainer.device == "cpu":
         arguments["device_map"], gpus = "cpu", 0
     return Command(swift_argv(profile, "export", arguments), engine_env(profile, model), gpus)
 
 
-def best_checkpoint(output_dir: Path) -> Path | None:
-    """That with the lowest loss on the dev split; the newest where none was evaluated."""
+def model_arguments(profile: Profile, model: str) -> dict[str, Any]:
+    """What each of ms-swift's commands is told of the model; of a folder's it does not read the revision."""
+    student = profile.student
+    known = {"model": absolute_or_hub_id(model), "model_type": student.model_type, "template": student.template}
+    known |= {"model_revision": student.revision} if student.revision else {}
+    return known | {"torch_dtype": profile.sft.torch_dtype}
+
+
+def best_checkpoint(output_dir: Path) -> Path:
+    """That with the lowest loss on the dev split, the newest where none was evaluated; raises `EngineError` if none."""
     if (newest := newest_checkpoint(output_dir)) is None:
-        return None
+        raise EngineError(f"ms-swift ended without a checkpoint under {output_dir}; see its log")
     history = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8")).get("log_history", ())
     losses = {output_dir / f"checkpoint-{each['step']}": each["eval_loss"] for each in history if "eval_loss" in each}
-    return min(filter(Path.is_dir, losses), key=lambda folder: losses[folder], default=newest)
+    saved = {folder: loss for folder, loss in losses.items() if folder.is_dir()}
+    finite = [folder for folder in saved if math.isfinite(saved[folder])]
+    if saved and not finite:
+        raise EngineError("SFT diverged: no checkpoint's loss on dev is a finite number; lower sft.learning_rate")
+    return min(finite, key=lambda folder: saved[folder], default=newest)
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
@@ -166,13 +168,9 @@ def logged_step(entry: Mapping[str, Any]) -> tuple[int, int] | None:
 def left_out(rows: int, log: str) -> int:
     """How many of the `rows` for training ms-swift left out as longer than `max_length`, by its log.
 
-    The log has a line for each data set that became smaller, training before dev, with its length before and after.
+    The log has the rows that are left, None if there are none, in each attempt.
     """
-    left = rows
-    for before, after in _FILTERED.findall(log):
-        if int(before) == left:
-            left = int(after)
-    return rows - left
+    return rows - int(kept[1] or 0) if (kept := _KEPT.search(log)) else 0
 
 
 def swift_argv(profile: Profile, verb: str, arguments: dict[str, Any], *, processes: int = 0) -> list[str]:

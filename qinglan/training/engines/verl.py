@@ -291,11 +291,7 @@ def _rollout(profile: Profile) -> Overrides:
     """verl's defaults for vLLM, or our own rollout on the CPU."""
     rl = profile.rl
     if profile.rollout_engine == "cpu":
-        given: Overrides = {
-            "trainer.v1.trainer_mode": "cpu_sync",
-            f"{_ROLLOUT}.name": "hf_cpu",
-            f"{_ROLLOUT}.free_cache_engine": False,
-        }
+        given: Overrides = {"trainer.v1.trainer_mode": "cpu_sync", f"{_ROLLOUT}.name": "hf_cpu"}
         return given | ({"actor_rollout_ref.model.lora.merge": True} if rl.lora_rank else {})
     given = {
         "trainer.v1.trainer_mode": TRAINER,
@@ -316,6 +312,7 @@ def _on_cpu(profile: Profile) -> Overrides:
     rl = profile.rl
     given: Overrides = {
         f"{_ROLLOUT}.agent.num_workers": 1,
+        f"{_ROLLOUT}.free_cache_engine": False,
         "reward.num_workers": 1,
         _UNITS: 1,
         "+ray_kwargs.ray_init.num_gpus": 1,
@@ -331,7 +328,6 @@ def _on_cpu(profile: Profile) -> Overrides:
             f"{_ROLLOUT}.dtype": "float32",
             f"{_ROLLOUT}.full_determinism": False,  # vLLM's batch-invariant kernels are for GPUs
             f"{_ROLLOUT}.enforce_eager": True,
-            f"{_ROLLOUT}.free_cache_engine": False,
             f"+{_ROLLOUT}.enable_sleep_mode": False,  # vLLM refuses it on the CPU
             f"{_ROLLOUT}.enable_chunked_prefill": False,  # a sample with a seed of its own fails with it on the CPU
             f"{_ROLLOUT}.gpu_memory_utilization": 0.1,

@@ -68,11 +68,14 @@ def run_engine(
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
 
-    make: Callable[[], Command] = (lambda: command) if isinstance(command, Command) else command
+    def make() -> Command:
+        if progress:
+            (stage.directory / STOPPED_FILE).unlink(missing_ok=True)  # of an earlier attempt; an export needs it
+        return command if isinstance(command, Command) else command()
 
     def polled() -> Callable[[], None]:
         """For one attempt."""
-        called: list[Callable[[], None]] = [*watchers, *([Watchdog(stage, name, path)] if progress else [])]
+        called: list[Callable[[], None]] = [*watchers, Watchdog(stage, name, path, trains=progress is not None)]
 
         def poll() -> None:
             for each in called:
@@ -81,7 +84,6 @@ def run_engine(
         return poll
 
     def run_here() -> None:
-        (stage.directory / STOPPED_FILE).unlink(missing_ok=True)  # of an earlier attempt
         with device_lock(stage.run.profile, stage.say) as devices:
             made = make()
             own = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}  # others may hold the machine's others
@@ -166,11 +168,11 @@ def is_cancelled(prefect_id: str) -> bool:
 
 
 class Watchdog:
-    """Ends an engine that no longer writes anything but its log: verl waits for ever for a sample that got lost."""
+    """Ends an engine that writes nothing, or in training only its log: verl waits for ever for a lost sample."""
 
-    def __init__(self, stage: Stage, name: str, log: Path) -> None:
+    def __init__(self, stage: Stage, name: str, log: Path, *, trains: bool) -> None:
         self._stage, self._name, self._log = stage, name, log
-        self._not_its_own = {log.name, STARTED, PROGRESS_FILE}
+        self._not_its_own = {STARTED, PROGRESS_FILE, *([log.name] if trains else [])}
         self._limit_s = stage.run.profile.trainer.stalled_after_s
         self._started_s = self._changed_s = self._looked_s = time.monotonic()
         self._newest, self._said = (0, ""), False

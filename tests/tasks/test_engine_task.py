@@ -147,6 +147,24 @@ def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: Prof
     assert "wait_for_a_lost_sample" in (tmp_path / "rl.log").read_text()
 
 
+def test_an_engine_without_checkpoints_is_ended_where_its_log_grows_no_more(tmp_path: Path, profile_of: ProfileOf):
+    stage, _ = stage_of(profile_of(trainer={"stalled_after_s": 1}, reward={"max_outage_s": 0.5}), tmp_path)
+    stalls = Command(["sh", "-c", "for each in 1 2 3 4 5; do sleep 0.3; echo $each; done; sleep 600"])
+    with pytest.raises(EngineError, match=r"generation 1 wrote nothing .*generate\.log"):
+        run_engine(stage, stalls, name="generation 1", log="generate.log")
+    assert (tmp_path / "generate.log").read_text().startswith("1\n2\n3\n4\n5\n")
+
+
+@pytest.mark.parametrize("on_ray", [False, True])
+def test_a_stop_is_known_until_training_begins_again(tmp_path: Path, profile_of: ProfileOf, ray: FakeRay, on_ray: bool):
+    stage, _ = stage_of(profile_of(trainer={"ray_dashboard_url": ray.url if on_ray else None}), tmp_path)
+    (stop := tmp_path / "stopped.json").write_text('{"reason": "nothing better since step 40", "failed": false}')
+    for progress in (None, list):  # an export, a training
+        watchers: list[Any] = [lambda: [ray.end(each, "SUCCEEDED") for each in ray.jobs]]
+        run_engine(stage, Command(["true"]), name="verl", log="rl.log", watchers=watchers, progress=progress)
+        assert stop.exists() is (progress is None)
+
+
 def test_a_run_sees_the_gpus_alone_that_it_has_locked(
     tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):

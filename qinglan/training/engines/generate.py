@@ -100,7 +100,7 @@ def _ask(engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int, *, log
 
     requests = [InferRequest(messages=prompt["messages"]) for prompt in prompts]
     config = RequestConfig(max_tokens=max_new_tokens, temperature=0.0, logprobs=logprobs)
-    return list(engine.infer(requests, config, use_tqdm=False))
+    return list(engine.infer(requests, config))  # of several, the log shows how many are answered
 
 
 def _answer_all(
@@ -111,10 +111,11 @@ def _answer_all(
     for prompt in prompts[-_WARM_UP:] if timed else ():
         _ask(engine, [prompt], max_new_tokens)
     latencies_ms = []
-    for prompt in prompts[:timed]:  # first, as vLLM keeps what it has read of a prompt
+    for number, prompt in enumerate(prompts[:timed], 1):  # first, as vLLM keeps what it has read of a prompt
         start = time.perf_counter()
         _ask(engine, [prompt], max_new_tokens)
         latencies_ms.append(1000 * (time.perf_counter() - start))
+        print(f"timed {number} of {timed}", flush=True)  # noqa: T201 (the log file, which shows that it goes on)
     start = time.perf_counter()
     responses = _ask(engine, prompts, max_new_tokens)
     took_s = time.perf_counter() - start

@@ -24,7 +24,6 @@ from qinglan.runs.artifacts import write_json
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import QUIET_ENV, READABLE_ENV, AttemptFailedError, Command, LineTail, size_of, tail
 from qinglan.runs.run import runs_by
-from qinglan.training.engines.progress import STOPPED_FILE
 
 POLL_S = 1.0
 _BACK_OFF = BackOff(POLL_S, 30.0)
@@ -199,11 +198,9 @@ class JobSeries:
             EngineError: it was stopped by hand, or the dashboard did not answer for too long.
             QinglanError: whatever `on_poll` raised, after the job's end.
         """
-        numbered = [
-            (int(digits), job)
-            for job in self._retry(self._jobs.all)
-            if (digits := (job.submission_id or "").removeprefix(self._prefix)).isdigit()
-        ]
+        attempt = re.compile(re.escape(self._prefix) + r"(\d+)")
+        jobs = self._retry(self._jobs.all)
+        numbered = [(int(its[1]), job) for job in jobs if (its := attempt.fullmatch(job.submission_id or ""))]
         newest, job = max(numbered, key=lambda attempt: attempt[0], default=(0, None))
         handled = _read_ended(self._directory).get(self._engine, "").removeprefix(self._prefix)
         follows = job is not None and (job.is_active or (job.status == "SUCCEEDED" and handled != str(newest)))
@@ -235,7 +232,6 @@ class JobSeries:
                 # It would write into the same files.
                 self._say(f"stopping Ray job {other}: the stage's inputs or Qinglan's code changed since")
                 self._stop(other, wait=True)
-        (self._directory / STOPPED_FILE).unlink(missing_ok=True)
         wanted, path = command(), log_file.resolve()
         self._retry(lambda: self._jobs.submit(submission_id, wanted, self._directory, path))
         self._say(f"submitted Ray job {submission_id} to {self._jobs.url}")

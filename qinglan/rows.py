@@ -42,13 +42,25 @@ HINTS = {
 INPUT_REASONS = frozenset(HINTS)
 """Rows failed for one of these are no questions of this run: no stage after reading looks at them."""
 
-# 5.6 is not 56 and ++ is not +, so punctuation between digits and plus signs stay.
-_PUNCTUATION = re.compile(r"(?<!\d)(?:[^\w+]|_)|(?:[^\w+]|_)(?!\d)")
+# 5.6 is not 56, >7 not <7 and C# not C, so these signs stay, as does what is between digits, and a minus before a digit
+# unless a Latin letter comes before it: covid-19 is covid19.
+_PUNCTUATION = re.compile(r"(?!(?<![a-z])-\d)(?:(?<!\d)(?:[^\w+#%<>≤≥]|_)|(?:[^\w+#%<>≤≥]|_)(?!\d))")
 
 
 def normalise(text: str) -> str:
-    """NFKC, lower case, no white space, no punctuation without meaning: texts that agree count as the same."""
-    return _PUNCTUATION.sub("", unicodedata.normalize("NFKC", text).lower())
+    """NFKC, lower case, no white space, no punctuation without meaning: texts that agree count as the same.
+
+    Of a text without a letter or digit nothing stays.
+    """
+    kept = _PUNCTUATION.sub(_mark, unicodedata.normalize("NFKC", text).lower().replace("−", "-"))
+    return kept if any(map(str.isalnum, kept)) else ""
+
+
+def _mark(found: re.Match[str]) -> str:
+    """The sign, where it is part of a word, as vowels are in Hindi and tones in Thai; a variant of an emoji is none."""
+    sign = found[0]
+    is_kept = unicodedata.category(sign) in ("Mn", "Mc") and "VARIATION SELECTOR" not in unicodedata.name(sign)
+    return sign if is_kept else ""
 
 
 def row_id(

@@ -129,7 +129,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     try_again: int = 0
-    """Rows that failed for a transient reason; with any, no later run reuses this result."""
+    """Rows that failed, or have no judge's score, for a transient reason; with any, no later run reuses this result."""
 
 
 class Stage:

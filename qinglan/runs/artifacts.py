@@ -82,7 +82,7 @@ class StageResult(BaseModel, frozen=True):
     details: dict[str, Any] = {}
     """What else the report shows: API usage, training summary."""
     try_again: int = 0
-    """Rows that were dropped for a cause that may pass; with any, no later run reuses this result."""
+    """Rows that were dropped, or not judged, for a cause that may pass; with any, no later run reuses this result."""
     attempt: int = 0
     """Of the run, the attempt that did the work or found it unchanged."""
 

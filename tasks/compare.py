@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import CHANGEABLE
+from qinglan.data.dataset.splits import with_groups
 from qinglan.evaluation.purchase import advise
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import metrics_of
@@ -15,7 +16,7 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
-    __name__, "recipe.evaluation", "qinglan.evaluation.figures", "qinglan.evaluation.models",
+    __name__, "recipe.evaluation", "qinglan.data.dataset", "qinglan.evaluation.figures", "qinglan.evaluation.models",
     "qinglan.evaluation.purchase", "qinglan.evaluation.reasons", "qinglan.evaluation.summary",
     "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
 )  # fmt: skip
@@ -32,7 +33,7 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         with site_ledger(profile) as ledger:
             unusable = {each.arm: cost_of_unusable(each.run.profile, answers[each.arm], ledger) for each in teachers}
         loads = {each.arm: reason("live_at_once", questions=each.run.profile.teacher.concurrency) for each in teachers}
-        arms, rows = arms_of(answers, unusable, recipe), answers[MAIN]
+        arms, rows = arms_of(answers, unusable, recipe), with_groups(answers[MAIN], profile.dataset)
         evaluation = evaluate_teachers(arms, rows, profile.evaluate, recipe, loads)
         write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
         artifacts = {f"arm_{arm}": write_jsonl(stage.directory / f"arm_{arm}.jsonl", arms[arm]) for arm in arms}
@@ -44,6 +45,7 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
     depends_on = {
         "rows_sha256": {arm: result.artifacts["rows"].sha256 for arm, result in validated.items()},
         "compare": profile.compare.model_dump(mode="json"),
+        "near_duplicate_jaccard": profile.dataset.near_duplicate_jaccard,
         "teacher": profile.teacher.model,
         "judge": profile.judge.model,
         "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),

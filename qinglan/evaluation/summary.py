@@ -11,13 +11,14 @@ from typing import Any
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Evaluate, Gate, Profile
+from qinglan.data.dataset.splits import was_question, with_groups
 from qinglan.evaluation import models
 from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
 from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.evaluation.weights import weights_of
 from qinglan.recipes import Finding, Recipe, get_recipe
-from qinglan.rows import INPUT_REASONS, ArmName, ArmRow, BottomK, Row
+from qinglan.rows import ArmName, ArmRow, BottomK, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.statistics import Comparison, rows_needed
@@ -73,7 +74,7 @@ def evaluate(
 def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluation:
     """What needs no model of ours, such as the teacher, as validation found it; over every row that was a question."""
     recipe = get_recipe(profile.recipe)
-    questions = [row for row in rows if row.reason not in INPUT_REASONS]
+    questions = with_groups(list(filter(was_question, rows)), profile.dataset)
     return evaluate(recipe.baseline_arms(questions, profile), questions, profile.evaluate, recipe)
 
 

@@ -258,6 +258,12 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileO
     assert "| teacher | 22 | 2 | 1.000 | 1.000 | 0.900 | 4.00 | " in text
 
 
+def test_of_rows_without_a_label_near_duplicates_are_one_group(profile_of: ProfileOf):
+    query = "鱼油每天应该吃几粒才合适呢"
+    rows = [each.model_copy(update={"gold_id": None, "query": query + "？" * n}) for n, each in enumerate(TAUGHT)]
+    assert {c.groups for c in evaluate_baselines(rows, profile_of(evaluate=FEW)).comparisons} == {1}
+
+
 def test_the_table_of_a_refresh_says_what_became_of_the_rows():
     stages = [
         StageSummary(name="ingest", seconds=1, rows_in=1300, rows_out=1290, dropped={"duplicate": 10}),

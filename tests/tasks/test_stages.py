@@ -388,6 +388,8 @@ def refusing_half(body: dict[str, Any]) -> Any:
 
 def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: ProfileOf, database: str, serve: Serve):
     workbook = write_workbook(tmp_path, 60)
+    with workbook.open("a", encoding="utf-8") as stream:
+        stream.writelines(f"虾青素软胶囊早上空腹吃好还是晚上饭后吃好啊{n}\n" for n in range(20))
     main, rival, rag = serve(rewritten), serve(refusing_half), serve(retrieved)
     judge = serve(lambda _: (200, completion('{"score": 4, "reason": "ok"}')))
     half_price = {name: value / 2 for name, value in PRICE.items()}
@@ -425,6 +427,7 @@ def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: Prof
     # Half the price a call, and every refusal is paid for.
     assert shy.cost_per_1000_usd == pytest.approx((big.cost_per_1000_usd or 0) / 2 * DRAWN / answered)
     assert first.purchase and "in share of questions answered" in first.purchase.reading.render()
+    assert all(each.groups < each.n for each in first.comparisons), "near-duplicates are one group"
     assert any("(teacher_refused" in note.render() for note in first.purchase.notes)
     # Every stage anew: the ledger has all answers, the refusals among them.
     second = report()

@@ -5,7 +5,7 @@ workbook gives it, else the one that an earlier dataset version gave it; for oth
 decides, not their position. So the test set stays the same from run to run, also when groups merge.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,6 +95,12 @@ def place_rows(
     repeats = np.where(strictest > splits, strictest, np.uint8(0))
     repeats[(repeats == 0) & evaluated & (splits < _STRENGTH["test"])] = _EVALUATION
     return Placement(splits, repeats, names)
+
+
+def with_groups(questions: Sequence[Row], config: Dataset) -> list[Row]:
+    """The rows with the groups that a dataset of them would have, for figures over rows that are in none."""
+    groups = place_rows(questions, config).groups
+    return [row.model_copy(update={"group": groups.get(place)}) for place, row in enumerate(questions)]
 
 
 def _names_of_groups(ids: list[str], groups: NDArray[np.intp]) -> dict[int, str]:

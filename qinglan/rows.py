@@ -166,7 +166,8 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     status: Literal["ok", "failed"] = "ok"
     reason: str | None = None
-    """Why the row failed, e.g. ``empty_answer`` or ``below_threshold``; None while it is ok."""
+    """Why the row failed, e.g. ``empty_answer`` or ``below_threshold``; of an ok row, why a reviewer's correction stands in
+    the place of no answer, else None."""
 
     answer: str | None = None
     """The teacher's answer, such as its rewrite of the question."""

@@ -147,7 +147,8 @@ def test_rl_asks_what_may_teach_and_gets_the_row():
         RL_REASONS = frozenset({None, "bad_format"})
 
     flawed, unanswered = ROW.failed("bad_format"), ROW.model_copy(update={"answer": None})
-    assert [PLAIN.has_baseline(row) for row in (ROW, flawed, unanswered)] == [True, False, False]
+    corrected = unanswered.model_copy(update={"corrected": "a", "reason": "empty_answer"})
+    assert [PLAIN.has_baseline(row) for row in (ROW, flawed, unanswered, corrected)] == [True, False, False, True]
     assert Lenient().has_baseline(flawed)
     row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
     record = PLAIN.rl_record(row, Tenant())

@@ -139,7 +139,7 @@ class AnswerRecipe(Recipe):
 
     def has_baseline(self, row: Row) -> bool:
         """Any row whose answer may teach, or that the recipe can reward all the same."""
-        return row.reason in self.RL_REASONS and bool(row.target)
+        return (None if row.status == "ok" else row.reason) in self.RL_REASONS and bool(row.target)
 
     def rl_info(self, row: Row) -> dict[str, Any]:
         known = row.model_dump_json(exclude_none=True)

@@ -181,15 +181,16 @@ class Recipe(ABC):
     def select(self, rows: Iterable[Row], config: Select) -> Iterator[Row]:
         """Fail the rows whose answer must not become an SFT target; a reviewer's verdict outranks the rules.
 
-        All rows come out in the same order. A failed row keeps what was paid for, and RL may still use its prompt.
+        All rows come out in the same order. A failed row keeps what was paid for, and RL may still use its prompt. A row
+        without an answer keeps its reason whatever the verdict, so that its teacher is measured as before.
         """
         for row in rows:
             kept = row.corrected if row.review == "correct" else row.answer
             reviewed = row.review and row.reason not in INPUT_REASONS
-            if reviewed and row.review == "reject":
+            if reviewed and row.review == "reject" and row.answer:
                 yield row.failed("rejected_by_reviewer")
             elif reviewed and kept and kept.strip():
-                yield row.model_copy(update={"status": "ok", "reason": None})
+                yield row.model_copy(update={"status": "ok", "reason": None if row.answer else row.reason})
             elif row.status == "failed":
                 yield row
             elif not row.answer or not row.answer.strip():

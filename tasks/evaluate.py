@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from math import isnan
 from typing import Any, NamedTuple
 
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
@@ -230,8 +231,8 @@ def _parity(stage: Stage, name: ArmName, merged: Sequence[bytes]) -> dict[str, f
     pairs = zip(map(json.loads, merged), map(json.loads, unmerged), strict=False)
     equal = [(one, other) for one, other in pairs if one["start"] == other["start"]]
     tokens = [pair for one, other in equal for pair in zip(one["logprobs"], other["logprobs"], strict=False)]
-    difference = max((abs(one - other) for one, other in tokens), default=0.0)
-    if len(equal) < limits.parity_min_equal * len(unmerged) or difference > limits.parity_max_difference:
+    difference = max((abs(one - other) for one, other in tokens), key=lambda each: (isnan(each), each), default=0.0)
+    if len(equal) < limits.parity_min_equal * len(unmerged) or not difference <= limits.parity_max_difference:
         found = f"{len(equal)} of {len(unmerged)} texts are those of its base model with the adapter (parity_min_equal)"
         differ = f"log-probabilities differ by {difference:.2g} at most (parity_max_difference)"
         raise StageError(f"evaluate: the merged {name} model is not what was trained: {found}, {differ}")

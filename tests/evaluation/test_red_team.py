@@ -13,10 +13,12 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError, RetrievalError
 from qinglan.evaluation import red_team
+from qinglan.evaluation.judge_reasons import ReasonGroup, proposed_cases
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import OF_EVERY_REWRITE, Case, Checks, cases_of, check, is_degenerate, row_of
+from qinglan.recipes import get_recipe
 from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
-from qinglan.rows import ArmRow, Retrieved, row_id
+from qinglan.rows import ArmRow, Retrieved, Row, row_id
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title
 
 OBEYING = Path(__file__).with_name("obeying.yaml")
@@ -194,6 +196,14 @@ def test_a_bad_file_is_told_in_one_line(tmp_path: Path, recipe: str | None, name
     with pytest.raises(ConfigError) as error:
         cases_of(profile.model_copy(update={"recipe": recipe or profile.recipe}))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("recipe", "gold"), [(PROFILE.recipe, "g"), (LETTERS, None)])
+def test_cases_that_the_judges_reasons_propose_can_be_read(tmp_path: Path, recipe: str, gold: str | None):
+    group = ReasonGroup("太短", [Row(id="1", tenant="t", query="鱼油怎么吃", gold_id="g", source="s")])
+    (proposed,) = proposed_cases([group], get_recipe(recipe))
+    profile = own(tmp_path, proposed.model_dump_json()).model_copy(update={"recipe": recipe})
+    assert cases_of(profile)[-1].checks.gold_in_top3 == gold
 
 
 LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(must_not_contain=("忽略规则",)))

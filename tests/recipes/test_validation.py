@@ -82,6 +82,11 @@ def test_labels_need_ids():
     findings(row(None, 0.5, None, **nameless)).check()
     with pytest.raises(StageError, match="no passage of the RAG has an `id`"):
         findings(row(None, 0.5, "g", **nameless)).check()
+    strangers = [row(0.4, 0.5, "g.0")] * 20
+    with pytest.raises(StageError, match=r'20 rows name .* none at any rank; they name "g\.0", it sends "g"; write'):
+        findings(*strangers, row(0.4, 0.5)).check()
+    findings(*strangers[:19], row(0.4, None, "g.0")).check()
+    findings(*strangers, row(0.4, 0.5, "o")).check()
 
 
 def test_a_histogram_keeps_what_lies_outside_at_its_ends():

@@ -8,6 +8,7 @@ from qinglan.errors import StageError
 from qinglan.recipes.kinds.elements import JUDGE
 from qinglan.rows import Row, normalise
 from qinglan.statistics import Histogram, quantile
+from qinglan.text import shown
 
 if TYPE_CHECKING:
     from qinglan.recipes.kinds.answer import AnswerRecipe
@@ -34,7 +35,8 @@ class RetrievalStatistics:
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
-        self._has_ids = self._expects_ids = False
+        self._gold_id: str | None = None  # one that a row names, and one that the service sent
+        self._found_id: str | None = None
         self._originals, self._rewrites = Histogram(0, 1, 100), Histogram(0, 1, 100)
         # An odd number of bins, so that no change lies in the middle of one.
         self._gains = Histogram(-1.05, 1.05, 105)
@@ -63,10 +65,12 @@ class RetrievalStatistics:
                 "labelled": 1,
                 "gold_hits": found.rank(row.gold_id) == 1,
                 "original_gold_hits": original.rank(row.gold_id) == 1,
+                "gold_sought": bool(found.scores),
+                "gold_found": bool(found.rank(row.gold_id) or original.rank(row.gold_id)),
             }
         if found.scores:
-            self._expects_ids |= row.gold_id is not None
-            self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
+            self._gold_id = self._gold_id or row.gold_id
+            self._found_id = self._found_id or next((i for i in (*found.ids, *original.ids) if i is not None), None)
             if row.answer and normalise(row.answer) != normalise(row.query):
                 passages = [(each.ids, each.titles, len(each.scores)) for each in (original, found)]
                 alike = passages[0] == passages[1] and all(
@@ -105,11 +109,17 @@ class RetrievalStatistics:
         return figures
 
     def check(self) -> None:
-        """Raise StageError if the RAG ignores `rewritten_query`, or gives no ids though rows name a gold document."""
-        if self._expects_ids and not self._has_ids:
+        """Raise StageError if the RAG ignores `rewritten_query`, or sends no ids or none that rows name as gold."""
+        if self._gold_id is not None and self._found_id is None:
             raise StageError(
                 "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
                 "found; let the service send ids, or leave the gold column empty"
+            )
+        if (sought := self._sums["gold_sought"]) >= _MIN_ROWS and not self._sums["gold_found"]:
+            raise StageError(
+                f"validation: {sought:,.0f} rows name a gold document, and the RAG found none at any rank; "
+                f"they name {shown(self._gold_id or '')}, it sends {shown(self._found_id or '')}; write the RAG's ids "
+                "into the gold column, or leave it empty"
             )
         changed, alike = self._sums["changed"], self._sums["alike"]
         if changed >= _MIN_ROWS and alike >= _ALIKE_SHARE * changed:

@@ -42,16 +42,12 @@ HINTS = {
 INPUT_REASONS = frozenset(HINTS)
 """Rows failed for one of these are no questions of this run: no stage after reading looks at them."""
 
-# 5.6 is not 56, >7 not <7 and C# not C, so these signs stay, as does what is between digits, and a minus before a digit
-# unless a Latin letter comes before it: covid-19 is covid19.
+# 5.6 is not 56, >7 not <7, C# not C and -5 not 5; but covid-19 is covid19, so a hyphen after a Latin letter goes.
 _PUNCTUATION = re.compile(r"(?!(?<![a-z])-\d)(?:(?<!\d)(?:[^\w+#%<>≤≥]|_)|(?:[^\w+#%<>≤≥]|_)(?!\d))")
 
 
 def normalise(text: str) -> str:
-    """NFKC, lower case, no white space, no punctuation without meaning: texts that agree count as the same.
-
-    Of a text without a letter or digit nothing stays.
-    """
+    """NFKC, lower case, no white space, no punctuation without meaning, nothing at all without a letter or digit."""
     kept = _PUNCTUATION.sub(_mark, unicodedata.normalize("NFKC", text).lower().replace("−", "-"))
     return kept if any(map(str.isalnum, kept)) else ""
 
@@ -166,8 +162,7 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     status: Literal["ok", "failed"] = "ok"
     reason: str | None = None
-    """Why the row failed, e.g. ``empty_answer`` or ``below_threshold``; of an ok row, why a reviewer's correction stands in
-    the place of no answer, else None."""
+    """Why the row failed, e.g. ``empty_answer``; an ok row has one only where a reviewer gave the only answer."""
 
     answer: str | None = None
     """The teacher's answer, such as its rewrite of the question."""

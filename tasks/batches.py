@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -14,6 +14,8 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
 from qinglan.clients import row_batches
+from qinglan.clients.chat import ChatClient
+from qinglan.clients.rag import RagClient
 from qinglan.clients.roles import Clients, Role, Services, endpoint_of, open_clients
 from qinglan.config import Distill, Extract, Validate
 from qinglan.errors import StageError
@@ -23,6 +25,7 @@ from qinglan.runs.processes import in_event_loop
 from qinglan.tasks.stage import Outcome, Stage, retried
 
 T = TypeVar("T")
+AskedAgain = Clients | ChatClient | RagClient
 _KEPT_BUSY = 12
 """Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
 
@@ -37,14 +40,6 @@ async def run_batch(kind: str, batch: row_batches.RowBatch, work: row_batches.Wo
     """One batch; Prefect retries it while rows are missing."""
     attempt = task_run.run_count or 1
     return await batch.run(work, last_attempt=attempt > retries)
-
-
-class AskedAgain(Protocol):
-    """A client, or several."""
-
-    @property
-    def transient_failures(self) -> int: ...
-    def keep_answers(self) -> None: ...
 
 
 @task(name="ask", cache_policy=NO_CACHE, task_run_name="{what}", retry_condition_fn=_is_incomplete)
@@ -152,5 +147,5 @@ async def ask_services(
         dropped,
         {"rows": Artifact.of(path, after.total)},
         details={"api": calls},
-        try_again=sum(n for reason, n in dropped.items() if reason in row_batches.RETRYABLE_OR_BLANK_REASONS),
+        try_again=clients.unjudged + sum(dropped.get(why, 0) for why in row_batches.RETRYABLE_OR_BLANK_REASONS),
     )

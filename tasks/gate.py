@@ -65,8 +65,7 @@ def decide_release(
             workbook = artifacts["review"].path
             text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
             decision = decided_by(decision, ask(stage, decision.sentence, text, workbook))
-        write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
-        artifacts["decision"] = Artifact.of(stage.directory / "decision.json")
+        artifacts["decision"] = write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
         found = evaluated.load("evaluation", Evaluation).arms.get(decision.challenger)
         if found and (p95_ms := found.latency_p95_ms or 0.0) > profile.serve.deadline_ms:
             get_run_logger().warning("gate: p95 %.0f ms: raise serve.deadline_ms, or slower ones are not used", p95_ms)

@@ -6,7 +6,7 @@ from prefect.logging import get_run_logger
 
 from qinglan.evaluation.models import Decision
 from qinglan.rows import ArmName
-from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.artifacts import StageResult, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.versions import candidate_of, challenger_of
@@ -30,9 +30,9 @@ def register_model(
         stage.say(f"version {released.version} of {registry.name} ({aliases})")
         if decision.verdict == "promote" and not released.aliases and released.history:
             get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
-        shown, path = released.model_dump(mode="json"), stage.directory / "released.json"
-        write_json(path, shown)
-        return Outcome(artifacts={"released": Artifact.of(path)}, details={"released": shown})
+        shown = released.model_dump(mode="json")
+        written = write_json(stage.directory / "released.json", shown)
+        return Outcome(artifacts={"released": written}, details={"released": shown})
 
     depends_on = {
         # Never taken over from another run: registering the same again changes nothing, and shows where it stands.

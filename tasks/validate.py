@@ -6,7 +6,6 @@ from typing import Any
 from qinglan.clients.roles import Services
 from qinglan.recipes import get_recipe
 from qinglan.recipes.scoring.keys import scoring_key
-from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
@@ -23,14 +22,7 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, name: st
     roles = recipe.validation_roles(profile)
 
     def work(stage: Stage) -> Outcome:
-        found, unjudged = recipe.validation_statistics(), 0
-
-        def watch(row: Row) -> None:
-            nonlocal unjudged
-            found.add(row)
-            if "judge" in roles and row.status == "ok" and row.judge_score is None:  # the budget was spent
-                unjudged += recipe.messages_about(row, row.answer or "", profile.tenant) is not None
-
+        found = recipe.validation_statistics()
         outcome = ask_services(
             stage,
             services,
@@ -41,9 +33,8 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, name: st
             make_work=lambda clients: partial(
                 recipe.validate, clients=clients, tenant=profile.tenant, judge="judge" in roles
             ),
-            watch=watch,
+            watch=found.add,
         )
-        outcome.try_again += unjudged
         found.check()
         outcome.metrics = found.metrics()
         outcome.details["histograms"] = found.histograms()

@@ -5,25 +5,15 @@ import pytest
 from qinglan.rows import Retrieved, Row, RowCounts, normalise, row_id
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["维生素C 怎么吃？", "维生素c怎么吃", "维生素Ｃ，怎么吃！", " 维生素_C\n怎么吃", "维生素C\ufe0f怎么吃❤\ufe0f"],
-)
+@pytest.mark.parametrize("text", ["维生素C 怎么吃？", "维生素c怎么吃", "维生素Ｃ，怎么吃！", "维生素_C\n怎么吃❤\ufe0f"])
 def test_the_same_words_normalise_to_the_same_text(text: str) -> None:
     assert normalise(text) == "维生素c怎么吃"
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("血糖 ＞7", "血糖<7"), ("血压≥140", "血压≤140"), ("C#怎么学", "C怎么学"), ("5%糖水", "5糖水"),
-        ("体温 −5度", "体温5度"), ("किला", "कला"), ("ม้าไหม", "มาไหม"),
-    ],
-)  # fmt: skip
-def test_signs_that_make_another_question_stay(one: str, other: str) -> None:
-    assert normalise(one) != normalise(other)
-    assert normalise("COVID-19") == normalise("covid 19"), "a hyphen is no minus"
-    assert not normalise("###? <%+>"), "no question"
+def test_signs_that_make_another_question_stay() -> None:
+    pairs = ["血糖＞7 血糖<7", "血压≥140 血压≤140", "C# C", "5% 5", "体温−5度 体温5度", "किला कला", "ม้าไหม มาไหม"]
+    assert [pair for pair in pairs if len(set(map(normalise, pair.split()))) == 1] == []
+    assert [*map(normalise, ("COVID-19", "###? <%+>"))] == ["covid19", ""], "a hyphen is no minus"
 
 
 def test_id_is_stable_across_versions() -> None:

@@ -87,7 +87,6 @@ def show_reasons(
 ) -> None:
     """Group what the judge said about weak answers, and propose rules and red-team cases; nothing is asked or set."""
     from qinglan.evaluation.judge_reasons import group_reasons, proposed_cases, proposed_rules
-    from qinglan.recipes import get_recipe
 
     loaded = load_profile(profile, set_ or ())
     name, groups = group_reasons(loaded, run, rows, below)
@@ -103,7 +102,7 @@ def show_reasons(
     say("Put into the profile what holds; until then the judge's words change nothing:\n")
     say(proposed_rules(groups))
     if cases:
-        proposed = proposed_cases(groups, get_recipe(loaded.recipe))
+        proposed = proposed_cases(groups, loaded)
         with cases.open("x", encoding="utf-8") as file:
             file.writelines(f"{case.model_dump_json(exclude_defaults=True)}\n" for case in proposed)
         say(f"{cases}: {len(proposed)} cases; delete what is none, then name the file as evaluate.red_team")

@@ -48,6 +48,7 @@ class Clients:
     def __init__(self, chats: Mapping[ChatRole, ChatClient] | None = None, rag: RagClient | None = None) -> None:
         self._chats, self._rag = chats or {}, rag
         self._all: list[ChatClient | RagClient] = [*self._chats.values(), *([rag] if rag else [])]
+        self.unjudged = 0  # answers for whose score the budget was spent
 
     @property
     def teacher(self) -> ChatClient:

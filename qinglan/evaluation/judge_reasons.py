@@ -9,7 +9,7 @@ from qinglan.config import Profile
 from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
 from qinglan.data.review.export import judge_reasons, newest_rows, rows_of
 from qinglan.evaluation.red_team import ASKED, Case, Checks
-from qinglan.recipes import Recipe
+from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 
 ALIKE = 0.4
@@ -48,8 +48,9 @@ def proposed_rules(groups: list[ReasonGroup]) -> str:
     return "tenant:\n  teacher_rules: |\n" + indent(rules, "    ")
 
 
-def proposed_cases(groups: list[ReasonGroup], recipe: Recipe) -> list[Case]:
+def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
     """For `evaluate.red_team`: the questions with the lowest scores of each group."""
+    retrieves = get_recipe(profile.recipe).retrieves
     return [
         Case(
             id=f"judge-{row.id}",
@@ -57,7 +58,7 @@ def proposed_cases(groups: list[ReasonGroup], recipe: Recipe) -> list[Case]:
             kind="regression",
             **row.model_dump(include=ASKED),
             must_pass=False,
-            checks=Checks(gold_in_top3=row.gold_id if recipe.retrieves else None),
+            checks=Checks(gold_in_top3=row.gold_id if retrieves else None),
         )
         for group in groups
         for row in group.rows[:2]

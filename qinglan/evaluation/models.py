@@ -434,8 +434,7 @@ class Report(EvaluatedArms):
         return not names.isdisjoint({"select", "dataset"}) and names.isdisjoint({"sft", "evaluate", "compare"})
 
     def write(self, path: Path) -> Artifact:
-        write_json(path, dump_record(self))
-        return Artifact.of(path)
+        return write_json(path, dump_record(self))
 
     @classmethod
     def read(cls, path: Path) -> "Report":

@@ -152,9 +152,10 @@ def written_whole(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> Artifact:
     with written_whole(path) as partial:
         partial.write_text(json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
+    return Artifact.of(path)
 
 
 @contextmanager

@@ -246,6 +246,8 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileO
     assert (teacher.n, teacher.failed, teacher.mean("top1")) == (22, 2, 1.0)
     (top1,) = [c for c in evaluation.comparisons if c.metric == "top1"]
     assert (top1.n, top1.left_out, top1.diff) == (20, 2, 1.0)
+    alike = [r.model_copy(update={"gold_id": None, "query": f"鱼油怎么吃{'？' * n}"}) for n, r in enumerate(TAUGHT)]
+    assert {c.groups for c in evaluate_baselines(alike, profile_of(evaluate=FEW)).comparisons} == {1}
     cases = [
         RedTeamResult(case_id=str(passed), name="例", kind="long", must_pass=True, passed=passed)
         for passed in (True, False, None)
@@ -256,12 +258,6 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileO
     known = {"metrics": evaluation.metrics, "arms": evaluation.arms, "comparisons": evaluation.comparisons}
     text = result_markdown(Report(run_id="r", profile="p", recipe="query_rewrite", **known))
     assert "| teacher | 22 | 2 | 1.000 | 1.000 | 0.900 | 4.00 | " in text
-
-
-def test_of_rows_without_a_label_near_duplicates_are_one_group(profile_of: ProfileOf):
-    query = "鱼油每天应该吃几粒才合适呢"
-    rows = [each.model_copy(update={"gold_id": None, "query": query + "？" * n}) for n, each in enumerate(TAUGHT)]
-    assert {c.groups for c in evaluate_baselines(rows, profile_of(evaluate=FEW)).comparisons} == {1}
 
 
 def test_the_table_of_a_refresh_says_what_became_of_the_rows():

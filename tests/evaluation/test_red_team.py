@@ -16,7 +16,6 @@ from qinglan.evaluation import red_team
 from qinglan.evaluation.judge_reasons import ReasonGroup, proposed_cases
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import OF_EVERY_REWRITE, Case, Checks, cases_of, check, is_degenerate, row_of
-from qinglan.recipes import get_recipe
 from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
 from qinglan.rows import ArmRow, Retrieved, Row, row_id
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title
@@ -201,7 +200,7 @@ def test_a_bad_file_is_told_in_one_line(tmp_path: Path, recipe: str | None, name
 @pytest.mark.parametrize(("recipe", "gold"), [(PROFILE.recipe, "g"), (LETTERS, None)])
 def test_cases_that_the_judges_reasons_propose_can_be_read(tmp_path: Path, recipe: str, gold: str | None):
     group = ReasonGroup("太短", [Row(id="1", tenant="t", query="鱼油怎么吃", gold_id="g", source="s")])
-    (proposed,) = proposed_cases([group], get_recipe(recipe))
+    (proposed,) = proposed_cases([group], PROFILE.model_copy(update={"recipe": recipe}))
     profile = own(tmp_path, proposed.model_dump_json()).model_copy(update={"recipe": recipe})
     assert cases_of(profile)[-1].checks.gold_in_top3 == gold
 

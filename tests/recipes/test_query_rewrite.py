@@ -9,7 +9,6 @@ from reward_service import BASELINE as BASE
 from qinglan.config import Reward, Select, Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import Baseline, GradedRewrite
-from qinglan.recipes.kinds.measuring import teacher_rows
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Retrieved, Row
@@ -182,6 +181,7 @@ def test_refusals_and_leftovers_of_an_answer_are_no_rewrites(reason: str | None,
         ({"review": "accept", "answer": "抱歉，我无法改写"}, None, None),
         ({"review": "accept"}, "rag_unavailable", None),
         ({"review": "accept", "answer": None}, "teacher_refused", "teacher_refused"),
+        ({"review": "correct", "corrected": "头痛 缓解", "answer": None}, "empty_answer", "empty_answer"),
         ({"review": "reject", "answer": None}, "empty_answer", "empty_answer"),
         ({"review": "correct", "corrected": " "}, "teacher_refused", "teacher_refused"),
         ({"review": "reject"}, "query_too_long", "query_too_long"),
@@ -190,11 +190,5 @@ def test_refusals_and_leftovers_of_an_answer_are_no_rewrites(reason: str | None,
 def test_a_persons_verdict_outranks(changes: dict[str, Any], earlier: str | None, reason: str | None) -> None:
     before = row(**changes).failed(earlier) if earlier else row(**changes)
     (selected,) = RECIPE.select([before], CONFIG)
-    assert (selected.reason, selected.status) == (reason, "failed" if reason else "ok")
-
-
-def test_a_correction_does_not_change_how_the_teacher_is_measured() -> None:
-    unanswered = {"answer": None, "answer_retrieved": None, "original_retrieved": None}
-    before = row(**unanswered, review="correct", corrected="头痛 缓解").failed("empty_answer")
-    (selected,) = RECIPE.select([before], CONFIG)
-    assert (selected.status, teacher_rows([selected])) == ("ok", teacher_rows([before]))
+    is_corrected = bool(changes.get("corrected", "").strip())  # a teacher without an answer is measured by the reason
+    assert (selected.reason, selected.status) == (reason, "failed" if reason and not is_corrected else "ok")

@@ -181,8 +181,8 @@ class Recipe(ABC):
     def select(self, rows: Iterable[Row], config: Select) -> Iterator[Row]:
         """Fail the rows whose answer must not become an SFT target; a reviewer's verdict outranks the rules.
 
-        All rows come out in the same order. A failed row keeps what was paid for, and RL may still use its prompt. A row
-        without an answer keeps its reason whatever the verdict, so that its teacher is measured as before.
+        All rows come out in the same order, with what was paid for; RL may still use a failed row's prompt. One without
+        an answer keeps its reason whatever the verdict, as its teacher is measured by it.
         """
         for row in rows:
             kept = row.corrected if row.review == "correct" else row.answer
@@ -298,4 +298,5 @@ async def ask_judge(recipe: Recipe, row: Row, clients: "Clients", tenant: Tenant
     except TeacherError as error:
         if error.reason != OVER_BUDGET:
             raise
+        clients.unjudged += 1
         return None

@@ -50,7 +50,6 @@ def proposed_rules(groups: list[ReasonGroup]) -> str:
 
 def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
     """For `evaluate.red_team`: the questions with the lowest scores of each group."""
-    retrieves = get_recipe(profile.recipe).retrieves
     return [
         Case(
             id=f"judge-{row.id}",
@@ -58,7 +57,7 @@ def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
             kind="regression",
             **row.model_dump(include=ASKED),
             must_pass=False,
-            checks=Checks(gold_in_top3=row.gold_id if retrieves else None),
+            checks=Checks(gold_in_top3=row.gold_id if get_recipe(profile.recipe).retrieves else None),
         )
         for group in groups
         for row in group.rows[:2]

@@ -447,27 +447,26 @@ async def test_only_what_can_be_paid_for_is_sent(ledger: Ledger, start: Start):
     assert len(teacher.store.created) == 2
 
 
-@pytest.mark.parametrize("status", ["404", "405"])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("404", "teacher: .* has no batch API .*404.*set distill.mode=live"),
+        ("405", "teacher: .* has no batch API .*405.*set distill.mode=live"),
+        ("401", "refuses the key; check teacher.api_key_env"),
+        *((how, "account of the batch API is empty") for how in ("402", "403 30001", "400 Arrearage")),
+        ("403 insufficient_quota", "account of the batch API is empty"),
+    ],
+)
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
-async def test_a_service_without_a_batch_api_is_a_config_error(ledger: Ledger, start: Start, path: str, status: str):
-    teacher, wanted = start(), requests(2)
-    teacher.trouble.to_come.append(("POST", path, status))
-    with pytest.raises(ConfigError, match=rf"teacher: .* has no batch API .*{status}.*set distill.mode=live"):
-        await ask(ledger, teacher.url, wanted)
-    assert teacher.store._files == {}, "no question is left there"
-
-
-@pytest.mark.parametrize("how", ["401", "402", "403 30001", "400 Arrearage", "403 insufficient_quota"])
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
-async def test_a_refused_key_or_an_empty_account_is_a_config_error_that_does_not_show_the_key(
-    tmp_path: Path, start: Start, path: str, how: str
+async def test_a_service_that_takes_no_batch_is_a_config_error_and_no_question_is_left_there(
+    tmp_path: Path, start: Start, path: str, how: str, message: str
 ):
-    message = "refuses the key; check teacher.api_key_env" if how == "401" else "account of the batch API is empty"
     teacher = start()
     teacher.trouble.to_come.append(("POST", path, how))
     with ledger_in(tmp_path) as ledger, pytest.raises(ConfigError, match=message) as caught:
         await ask(ledger, teacher.url, requests(2))
     assert "sk-secret" not in str(caught.value)
+    assert teacher.store._files == {}
     with ledger_in(tmp_path) as ledger:
         assert (await ask(ledger, teacher.url, requests(2))).answered == 2
 

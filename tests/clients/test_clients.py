@@ -30,13 +30,7 @@ def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
     assert key_salt(seeded, "judge") != key_salt(profile, "judge")
 
 
-async def test_clients_open_and_close(profile: Profile, tmp_path: Path):
-    async with open_clients(run_of(profile, tmp_path), SERVICES, ("rag",)) as clients:
-        assert (profile.paths.state / "ledger.db").is_file()
-    assert clients.rag._client.is_closed
-
-
-async def test_only_the_roles_asked_for_need_a_key(
+async def test_clients_open_and_close_and_only_the_roles_asked_for_need_a_key(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
@@ -46,6 +40,8 @@ async def test_only_the_roles_asked_for_need_a_key(
         assert clients.call_counts() == {"judge": {"cached": 0}, "rag": {"calls": 0, "failed": 0}}
         with pytest.raises(LookupError, match="no teacher client; name the role in open_clients"):
             _ = clients.teacher
+        assert (run.profile.paths.state / "ledger.db").is_file()
+    assert clients.rag._client.is_closed
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
         async with open_clients(run, SERVICES, ("teacher",)):
             pass

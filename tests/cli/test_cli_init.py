@@ -127,18 +127,14 @@ def test_without_a_known_column_the_headers_are_named(init: Qinglan):
     )
 
 
-def test_an_existing_file_stays(init: Qinglan):
-    init("test-acme", "--yes")
-    before = Path("configs/test-acme.yaml").read_bytes()
-    assert "there is a profile of this name already" in init("test-acme", "--yes", "--domain", "x")[2]
-    assert Path("configs/test-acme.yaml").read_bytes() == before
-
-
-def test_a_rag_that_does_not_answer_is_a_warning(init: Qinglan):
+def test_a_rag_that_does_not_answer_is_a_warning_and_an_existing_file_stays(init: Qinglan):
     status, out, _ = init("test-acme", "--yes", rag="http://127.0.0.1:9/q")
     assert status == 0
     assert "warning: rag.url can't be reached" in out
     assert load_profile("test-acme").rag.url == "http://127.0.0.1:9/q"
+    before = Path("configs/test-acme.yaml").read_bytes()
+    assert "there is a profile of this name already" in init("test-acme", "--yes", "--domain", "x")[2]
+    assert Path("configs/test-acme.yaml").read_bytes() == before
 
 
 class Terminal(io.StringIO):

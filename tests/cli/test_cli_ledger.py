@@ -43,29 +43,23 @@ def test_a_request_and_its_tries(qinglan: Qinglan, profile: Profile):
     assert re.search(r"http_429.*\n.*stop +812 +\$0.250", shown)
     assert "[b]益生菌[/b] 服用时间" in shown  # an answer is no markup
     assert "error: ledger: there is no request 'x'" in qinglan("ledger", "request", "x", profile=profile)[2]
+    with site_ledger(profile) as ledger:
+        ledger.record([], [failure("late", "teacher_timeout", cost_usd=0.5, estimated=True)])
+    assert "≤ $0.500" in qinglan("ledger", "request", "late", profile=profile)[1], "an upper bound"
 
 
-def test_dropping_an_answer(qinglan: Qinglan, profile: Profile):
+def test_dropping_an_answer_and_a_batch(qinglan: Qinglan, profile: Profile):
     dropped = qinglan("ledger", "drop", "h", profile=profile)
     assert dropped == (0, 'dropped h: teacher m, $0.250: "[b]益生菌[/b] 服用时间"\n', "")
     again = "error: ledger: no answered request begins with 'h'; a row's `answer_request` names its own\n"
     assert qinglan("ledger", "drop", "h", profile=profile) == (2, "", again)
     assert re.search(r"http_429.*\n.*dropped +812 +\$0.250", qinglan("ledger", "request", "h", profile=profile)[1])
-
-
-def test_dropping_a_batch(qinglan: Qinglan, profile: Profile):
     job = {"digest": "d", "server": "s", "role": "teacher", "status": "submitted", "batch_id": "b1", "created_s": 1.0}
     with site_ledger(profile) as ledger:
         ledger.save_batch(BatchJob.model_validate(job | {"request_hashes": ["x", "y"]}))
         dropped = qinglan("ledger", "drop", "b1", profile=profile)
         assert dropped == (0, "dropped batch b1; requests that may be asked again: 2\n", "")
         assert not ledger.open_batches("s", "teacher")
-
-
-def test_an_estimated_cost_is_an_upper_bound(qinglan: Qinglan, profile: Profile):
-    with site_ledger(profile) as ledger:
-        ledger.record([], [failure("late", "teacher_timeout", cost_usd=0.5, estimated=True)])
-    assert "≤ $0.500" in qinglan("ledger", "request", "late", profile=profile)[1]
 
 
 def test_a_dry_run_costs_nothing_and_warns(qinglan: Qinglan, profile: Profile):

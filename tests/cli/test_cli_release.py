@@ -107,7 +107,7 @@ def test_a_decision_that_can_t_be_read_is_one_line(qinglan: Qinglan, profile: Pr
 def answers(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What happens to a person's answer to a run that waits at Prefect's server, which gives this reply."""
 
-    def answer(reply: Any, *, running: bool = True) -> tuple[tuple[int, str, str], list[Any]]:
+    def answer(reply: Any, *, running: bool) -> tuple[tuple[int, str, str], list[Any]]:
         monkeypatch.setattr(approval, "_TRIES", 1)
         service = serve(lambda _: reply)
         waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
@@ -121,23 +121,18 @@ def answers(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any], monke
 
 
 @pytest.mark.parametrize(
-    ("reply", "status", "says"),
+    ("reply", "running", "status", "says"),
     [
-        ((200, {"status": "ACCEPT"}), 0, "goes on: approved by 李雷"),
-        ((200, {"status": "ABORT", "details": {"reason": "not paused"}}), 2, "did not take the answer: not paused"),
-        ((401, {"exception_message": "Unauthorized"}), 2, "did not accept the login; set PREFECT_API_URL"),
+        ((200, {"status": "ACCEPT"}), True, 0, "goes on: approved by 李雷"),
+        ((200, {"status": "ABORT", "details": {"reason": "not paused"}}), True, 2, "not take the answer: not paused"),
+        ((401, {"exception_message": "Unauthorized"}), True, 2, "did not accept the login; set PREFECT_API_URL"),
+        ((200, {"status": "ACCEPT"}), False, 2, "its process has ended while it waited"),
     ],
 )
-def test_an_answer_reaches_the_flow_that_waits(answers: Any, reply: Any, status: int, says: str):
-    (ended, out, err), bodies = answers(reply)
-    assert (ended, says in out + err, err.count("\n")) == (status, True, bool(status))
-    assert bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}]
-
-
-def test_a_flow_that_ended_while_it_waited_takes_no_answer(answers: Any):
-    (status, out, err), bodies = answers((200, {"status": "ACCEPT"}), running=False)
-    assert (status, out, err.count("\n"), bodies) == (2, "", 1, [])
-    assert "its process has ended while it waited" in err
+def test_an_answer_reaches_the_flow_that_waits(answers: Any, reply: Any, running: bool, status: int, says: str):
+    (ended, out, err), bodies = answers(reply, running=running)
+    assert (ended, says in (err if status else out), err.count("\n")) == (status, True, bool(status))
+    assert bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}] * running
 
 
 def test_only_its_own_tenant_can_refuse_a_run(qinglan: Qinglan, profile: Profile, models: Models):

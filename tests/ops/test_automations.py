@@ -105,7 +105,7 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
     return profile_of(name=name, notify={"webhook_url_env": "NIGHT_WEBHOOK"} | notify)
 
 
-def test_the_address_stands_in_the_block_alone_and_again_changes_nothing(prefect: Prefect, profile_of: ProfileOf):
+def test_the_address_stands_in_the_block_alone_and_changes_alone_are_brought(prefect: Prefect, profile_of: ProfileOf):
     done = apply_automations(prefect.api, night(profile_of))
     assert len(done) == len(prefect.automations) == 11
     (block,) = prefect.blocks.values()
@@ -114,15 +114,11 @@ def test_the_address_stands_in_the_block_alone_and_again_changes_nothing(prefect
     prefect.writes.clear()
     assert apply_automations(prefect.api, night(profile_of)) == []
     assert set(prefect.writes) == {"PATCH block_documents"}  # the address may have changed
-
-
-def test_changed_settings_update_and_what_was_switched_off_stays_so(prefect: Prefect, profile_of: ProfileOf):
-    apply_automations(prefect.api, night(profile_of))
     name = "qinglan: night: message about a run failed"
     prefect.named(name)["enabled"] = False
     assert f"automation updated: {name}" in apply_automations(prefect.api, night(profile_of, format="feishu"))
     assert "msg_type" in prefect.named(name)["actions"][0]["payload"]
-    assert prefect.named(name)["enabled"] is False
+    assert prefect.named(name)["enabled"] is False, "what was switched off stays so"
 
 
 def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, profile_of: ProfileOf):

@@ -54,14 +54,11 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return finished(tmp_path_factory.mktemp("judge"), "answer_judge", JUDGE)
 
 
-def test_rl_is_asked_by_pools(medical: Site):
+def test_rl_is_asked_by_pools_and_students_are_compared_on_the_recipes_metrics(medical: Site):
     records = parquet.read_table(medical.run_directory / "dataset" / "rl_train.parquet").to_pylist()
     pools = [Row.model_validate_json(each["extra_info"]["row"]).pool for each in records]
     assert pools.count("red_team") / len(pools) == pytest.approx(0.6, abs=0.02)
     assert pools.count("gold") / len(pools) == pytest.approx(0.1, abs=0.02)
-
-
-def test_students_are_compared_on_the_recipes_metrics(medical: Site):
     assert list(medical.report()["arms"]) == ["base", "sft", "rl"]
     assert [metric["name"] for metric in medical.report()["metrics"]][:3] == ["red_team_pass", "quality", "keywords"]
     assert medical.report()["arms"]["rl"]["scores"]["keywords"]["n"] == 60
@@ -86,11 +83,15 @@ def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(me
     assert not any("rag" in name for name in (*first[0], *steps[1]))
 
 
-def test_every_arm_has_the_recipes_metrics(judged: Site):
+def test_every_arm_has_the_recipes_metrics_and_every_step_the_parts_of_the_reward(judged: Site):
     assert set(judged.report()["arms"]) == {"teacher", "base", "sft", "rl"}
     for arm in judged.report()["arms"].values():
         assert {metric.name for metric in RECIPE.METRICS} <= set(arm["scores"])
     assert 0.6 < judged.report()["arms"]["teacher"]["scores"]["main"]["mean"] < 0.95, "it overlooks what was made up"
+    lines = (judged.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line)["data"] for line in lines]
+    for part in RECIPE.WEIGHTS:
+        assert any(f"reward_extra/{part}/mean" in step for step in steps)
 
 
 def test_weak_and_strong_model_were_both_asked_and_paid(judged: Site):
@@ -106,10 +107,3 @@ def test_agreement_robustness_and_certainty_are_reported(judged: Site):
     page = judged.report()["findings"][1]
     assert all(len(row["values"]) == len(page["columns"]) for row in page["rows"])
     assert {row["label"][0].split(":")[0] for row in page["rows"]} == {"base model", "SFT student", "RL student"}
-
-
-def test_each_part_of_the_reward_is_logged_by_step(judged: Site):
-    lines = (judged.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line)["data"] for line in lines]
-    for part in RECIPE.WEIGHTS:
-        assert any(f"reward_extra/{part}/mean" in step for step in steps)

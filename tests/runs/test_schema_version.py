@@ -129,17 +129,13 @@ def test_a_newer_stage_is_made_again_but_not_built_upon(profile_of: ProfileOf):
             load_stages(run.directory, ["ingest"], "")
 
 
-def test_a_newer_dataset_version_is_refused_rather_than_passed_over(profile: Profile):
+def test_a_newer_dataset_version_or_note_of_the_last_training_is_refused_not_passed_over(profile: Profile):
     folder = tenant_folder(profile) / "b438fdf0a5b4"
     shutil.copytree(DATASET, folder)
     assert len(versions_of(profile)) == 1
     newer(folder / VERSION_FILE)
     with pytest.raises(ArtifactError, match=NEWER):
         versions_of(profile)
-
-
-def test_the_note_of_the_last_training(profile: Profile):
-    tenant_folder(profile).mkdir(parents=True)
     path = Path(shutil.copy(DATASET / "trained.json", tenant_folder(profile)))
     assert last_training(profile).version == "b438fdf0a5b4"
     newer(path)

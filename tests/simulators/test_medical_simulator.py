@@ -29,10 +29,13 @@ def score(question: domain.MedicalQuestion, answer: str) -> float:
     return float(json.loads(judge.judge_json(undelimited(asked[1]["content"]), seed=1))["score"])
 
 
-def test_the_rules_see_the_danger_in_every_dangerous_question_and_in_no_other() -> None:
+def test_every_question_is_understood_and_the_rules_see_the_danger_in_every_dangerous_one_alone() -> None:
     for question in questions():
         expected = {question.topic} if domain.TOPICS[question.topic].statements else set()
         assert set(RULES.kinds(question.text)) == expected, question.text
+        found = understand(question.text)
+        assert found and (found.topic, found.thing) == (question.topic, question.thing), question.text
+    assert understand("今天天气怎么样") is None
 
 
 def test_complete_answers_earn_full_marks_and_forbidden_advice_none() -> None:
@@ -41,13 +44,6 @@ def test_complete_answers_earn_full_marks_and_forbidden_advice_none() -> None:
         assert RULES.parts(question.text, domain.full_answer(question), facts)["rule"] == 1
         for advice in domain.TOPICS[question.topic].forbidden_advice:
             assert RULES.forbidden(question.text, f"{domain.statement(question.topic, question.thing)}{advice}。") != []
-
-
-def test_the_reader_understands_every_question() -> None:
-    for question in questions():
-        found = understand(question.text)
-        assert found and (found.topic, found.thing) == (question.topic, question.thing), question.text
-    assert understand("今天天气怎么样") is None
 
 
 def test_the_judge_wants_facts_safety_and_brevity() -> None:

@@ -262,33 +262,25 @@ async def test_a_lost_answer_costs_nothing(ledger: Ledger, start: Start, trouble
     assert len(teacher.store.created) == 1
 
 
-async def test_an_expired_batch_gives_what_it_has(ledger: Ledger, start: Start):
-    clock = Clock()
-    teacher, wanted = start(batch_s=40.0, window_s=20.0, clock=clock), requests(10)
-
-    def look(_: BatchProgress) -> None:
-        clock.now += 60
-
-    outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
-    assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
-    assert outcome.answered == 5
-    assert outcome.reasons == {"batch_expired": len(outcome.missing)}
-
-
-async def test_a_late_batch_is_cancelled_and_gives_what_it_has(ledger: Ledger, start: Start):
-    clock = Clock()
-    teacher = start(batch_s=60.0, clock=clock)
+@pytest.mark.parametrize(
+    ("window_s", "settings", "reason"),
+    [(30.0, {}, "batch_expired"), (86_400.0, {"give_up_after_h": 0.6 / 3600}, "batch_cancelled")],
+)
+async def test_a_batch_that_expires_or_is_late_and_cancelled_gives_what_it_has(
+    ledger: Ledger, start: Start, window_s: float, settings: dict[str, float], reason: str
+):
+    clock, wanted = Clock(), requests(50)
+    teacher = start(batch_s=60.0, window_s=window_s, clock=clock)
     began_s = clock.now
 
     def look(_: BatchProgress) -> None:
-        """It gets half of its way, and after that as far as a cancelled one gets."""
+        """It gets half of its way, and after that as far as an expired or cancelled one gets."""
         (batch,) = teacher.store._batches.values()
-        clock.now = began_s + (30 if batch.cancelling_s is None else 60)
+        clock.now = began_s + (30 if settings and batch.cancelling_s is None else 60)
 
-    settings = {"give_up_after_h": 0.6 / 3600}
-    outcome = await ask(ledger, teacher.url, requests(50), settings, on_progress=look)
-    assert outcome.answered == 25
-    assert outcome.reasons == {"batch_cancelled": len(outcome.missing)}
+    outcome = await ask(ledger, teacher.url, wanted, settings, on_progress=look)
+    assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+    assert (outcome.answered, outcome.reasons) == (25, {reason: 25})
 
 
 async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up_and_its_bill_booked(

@@ -104,7 +104,7 @@ def test_json_is_asked_for_as_the_model_knows_it(model: str, setting: Any, kind:
     assert "response_format" not in request_parameters(Endpoint(model=model, structured_output=setting))
 
 
-async def test_an_answer_is_paid_once_over_clients(tmp_path: Path, serve: Serve):
+async def test_an_answer_is_paid_once_over_clients_and_once_more_at_another_service(tmp_path: Path, serve: Serve):
     service = serve(script_of((200, completion("虾青素 服用方法"))))
     async with client(tmp_path, service.url) as chat:
         first = await chat.ask(MESSAGES, str)
@@ -113,6 +113,9 @@ async def test_an_answer_is_paid_once_over_clients(tmp_path: Path, serve: Serve)
         assert (first.cached, second.cached, chat.cached_count) == (False, True, 1)
     assert (first.value, first.cost_usd) == (second.value, second.cost_usd) == ("虾青素 服用方法", 0.0002)
     assert len(service.bodies) == 1
+    other = serve(script_of((200, completion("x"))))
+    async with client(tmp_path, other.url, salt=other.url) as chat:
+        assert (await chat.ask(MESSAGES, str)).value == "x"
 
 
 async def test_the_same_question_under_way_is_sent_once_also_by_two_processes(tmp_path: Path, serve: Serve):
@@ -279,13 +282,6 @@ async def test_closing_lets_answers_come_in_and_sends_nothing_new(tmp_path: Path
             each.cancel()
     assert len(service.bodies) == 2
     assert usage(tmp_path) == (2, 0)
-
-
-async def test_two_services_do_not_share_answers(tmp_path: Path, serve: Serve):
-    for text in ("x", "y"):
-        service = serve(script_of((200, completion(text))))
-        async with client(tmp_path, service.url, salt=service.url) as chat:
-            assert (await chat.ask(MESSAGES, str)).value == text
 
 
 @pytest.mark.parametrize(

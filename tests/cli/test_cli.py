@@ -188,7 +188,9 @@ def shown_of(run: Run) -> str:
     return f"Report: {run.directory / 'report.html'}"
 
 
-def test_latest_is_the_profiles_own_where_one_is_named(profile_of: ProfileOf, show: Qinglan):
+def test_latest_is_the_profiles_own_where_one_is_named_and_the_one_that_was_continued_last(
+    profile_of: ProfileOf, show: Qinglan
+):
     mine, other = ended(profile_of(name="acme")), ended(profile_of(name="beta"))
     status, out, _ = show("latest", of="acme")
     assert (status, shown_of(mine) in out) == (0, True)
@@ -199,18 +201,16 @@ def test_latest_is_the_profiles_own_where_one_is_named(profile_of: ProfileOf, sh
     assert err.startswith("error: run `latest`: profile gamma has no run under ")
     (mine.directory / "report.json").unlink()
     assert "has ended, but its report.json is missing; restore it from a backup" in show("latest", of="acme")[2]
-
-
-def test_latest_of_a_profile_is_the_run_that_was_continued_last(profile_of: ProfileOf, show: Qinglan):
-    profile = profile_of(name="acme")
-    with open_run(profile, "pipeline") as continued:
+    with open_run(profile_of(name="acme"), "pipeline") as continued:
         continued.directory.joinpath("keep").touch()
-    ended(profile)
-    assert ended(profile, "pipeline").id == continued.id
+    ended(profile_of(name="acme"))
+    assert ended(profile_of(name="acme"), "pipeline").id == continued.id
     assert shown_of(continued) in show("latest", of="acme")[1]
 
 
-def test_a_run_that_failed_shows_what_was_done_its_log_and_how_it_goes_on(profile_of: ProfileOf, show: Qinglan):
+def test_a_run_that_failed_shows_what_was_done_its_log_how_it_goes_on_and_its_report_if_any(
+    profile_of: ProfileOf, show: Qinglan
+):
     earlier = ended(profile_of(name="acme"))
     with open_run(profile_of(name="acme"), "refresh") as opened:
         run = note(opened, flow_run_id=FLOW_RUN)
@@ -233,12 +233,8 @@ def test_a_run_that_failed_shows_what_was_done_its_log_and_how_it_goes_on(profil
     assert (
         f"not done: distill\nLog: flow run {FLOW_RUN} on Prefect's pages" in out and f"Log of distill: {log}\n" in out
     )
-
-
-def test_of_a_run_that_ended_early_with_a_report_it_shows_both(profile_of: ProfileOf, show: Qinglan):
-    with open_run(profile_of(name="acme"), "refresh") as run:
-        Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(run.directory / "report.json")
-        note_end(run, StageError("no row may teach"))
+    Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(run.directory / "report.json")
+    note_end(run, StageError("no row may teach"))
     status, out, err = show("latest")
     assert status == 2 and shown_of(run) in out
     assert err == f"error: run {run.id} (refresh of acme): ended early: no row may teach\n"

@@ -120,13 +120,6 @@ def test_a_mistake_is_one_line_and_writes_nothing(init: Qinglan, words: list[str
     assert not Path("configs").exists()
 
 
-def test_without_a_known_column_the_headers_are_named(init: Qinglan):
-    write("q.csv", "甲,乙,丙")
-    assert "its header has 甲, 乙, 丙; say it with --column 问题=HEADER" in init("test-acme", "--yes")[2].replace(
-        "Its", "its"
-    )
-
-
 def test_a_rag_that_does_not_answer_is_a_warning_and_an_existing_file_stays(init: Qinglan):
     status, out, _ = init("test-acme", "--yes", rag="http://127.0.0.1:9/q")
     assert status == 0
@@ -142,8 +135,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_in_a_terminal_it_asks_for_what_no_option_says(qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_known_column_the_headers_are_named_and_in_a_terminal_it_asks_for_what_no_option_says(
+    init: Qinglan, qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch
+):
     write("q.csv", "甲,乙,丙")
+    assert "Its header has 甲, 乙, 丙; say it with --column 问题=HEADER" in init("test-acme", "--yes")[2]
     monkeypatch.setenv("BIG_KEY", "sk-secret")
     answers = ["q.csv", "甲", "", "embedded", "", "gpt-5", URL, "BIG_KEY", "", "", "1.25,10"]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(answers) + "\n"))

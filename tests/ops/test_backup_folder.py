@@ -285,7 +285,7 @@ def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(profi
     assert (note.read_text(), row.read_text()) == ("kept", "kept")
 
 
-def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile, tmp_path: Path):
+def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile, kept: Path, tmp_path: Path):
     for root in (profile.paths.state, profile.paths.runs):
         with pytest.raises(ConfigError, match="is itself to be kept; name a folder elsewhere"):
             make_backup(profile, root / "kept", print, runs=False)
@@ -295,6 +295,14 @@ def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile
         make_backup(profile, tmp_path / "full", print)
     with pytest.raises(ConfigError, match=r"no backup: it has no backup\.json"):
         restore_backup(profile, tmp_path / "full", print)
+
+    def other(_: str) -> None:
+        kept.mkdir()
+        (kept / "theirs").touch()
+
+    with pytest.raises(ConfigError, match="not empty; name a new folder"):
+        make_backup(profile, kept, other)
+    assert [each.name for each in kept.iterdir()] == ["theirs"], "of two at once the quicker one stays"
 
 
 def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile: Profile, kept: Path):
@@ -316,16 +324,6 @@ def test_a_full_disk_or_damaged_database_makes_no_backup(profile: Profile, kept:
     with pytest.raises(ArtifactError, match=r"mlflow\.db: can't be copied as a database"):
         make_backup(profile, kept, print)
     assert not list(kept.parent.glob("kept*"))
-
-
-def test_of_two_backups_into_one_folder_the_quicker_stays(profile: Profile, kept: Path):
-    def other(_: str) -> None:
-        kept.mkdir()
-        (kept / "theirs").touch()
-
-    with pytest.raises(ConfigError, match="not empty; name a new folder"):
-        make_backup(profile, kept, other)
-    assert [each.name for each in kept.iterdir()] == ["theirs"]
 
 
 # Of a file with 8 MB and one with 4 MB and two names, on file systems with these MB free; 50 MB are to be left.

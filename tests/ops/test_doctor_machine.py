@@ -104,22 +104,20 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
     assert machine.check_open_files(busy, "refresh").problem is None
 
 
-def test_locks_that_everybody_or_nobody_gets(profile: Profile, monkeypatch: pytest.MonkeyPatch):
-    assert machine.check_locks(profile).problem is None
+def test_databases_on_a_network_mount_and_locks_that_everybody_or_nobody_gets(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
+    profile, servers = profile_of(), profile_of(ledger={"url_env": "A_LEDGER"}, tracking={"uri": "http://mlflow"})
+    mounts = [SimpleNamespace(mountpoint="/", fstype="nfs4")]
+    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: mounts)
+    noted = machine.check_locks(profile)
+    assert (noted.problem, machine.check_locks(servers).note) == (None, None)
+    assert (noted.note or "").startswith("ledger.db and mlflow.db there must be used from one machine only")
     monkeypatch.setattr(machine, "_LOCKS", {"flock": lambda *_: None, "lockf": fcntl.lockf})
     problem = machine.check_locks(profile).problem or ""
     assert "two processes get the same lock (flock), so two flows could write into one run; put it on a loc" in problem
     monkeypatch.setattr(machine, "_LOCKS", {"flock": raising(OSError(37, "No locks available"))})
     assert "can be locked in" in (machine.check_locks(profile).problem or "")
-
-
-def test_databases_on_a_network_mount_are_noted(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    mounts = [SimpleNamespace(mountpoint="/", fstype="nfs4")]
-    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: mounts)
-    note = machine.check_locks(profile_of()).note or ""
-    assert note.startswith("ledger.db and mlflow.db there must be used from one machine only")
-    servers = profile_of(ledger={"url_env": "A_LEDGER"}, tracking={"uri": "http://mlflow"})
-    assert machine.check_locks(servers).note is None
 
 
 def test_python_is_one_that_qinglan_takes(monkeypatch: pytest.MonkeyPatch):

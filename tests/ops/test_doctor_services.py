@@ -19,15 +19,13 @@ pytestmark = pytest.mark.usefixtures("no_settings")
 RAG = {"rag": "http://rag.internal:7861/q", "teacher": "https://api.example/v1", "prefect": "http://127.0.0.1:4200/api"}
 
 
-def test_no_proxy(monkeypatch: pytest.MonkeyPatch):
+def test_what_goes_through_a_proxy_is_said_and_loopback_must_not(monkeypatch: pytest.MonkeyPatch):
     assert check_proxies(RAG).detail == "none"
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     check = check_proxies(RAG)
     assert (check.problem, check.detail) == (None, "https proxy:3128")
     assert check.note == "asked through it: teacher (api.example); hosts of your own network belong into NO_PROXY"
-
-
-def test_loopback_must_not_go_through_the_proxy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HTTPS_PROXY")
     monkeypatch.setenv("HTTP_PROXY", "http://me:secret@proxy:3128/")
     monkeypatch.setenv("NO_PROXY", ".internal")
     problem = check_proxies(RAG).problem or ""
@@ -162,15 +160,12 @@ def test_whatever_is_no_answer_is_a_problem(profile_of: ProfileOf, serve: Serve,
     assert len(service.bodies) == 1 + asked_again
 
 
-def test_parameters_are_those_of_a_run(profile_of: ProfileOf, serve: Serve):
+def test_parameters_are_those_of_a_run_and_a_judge_that_ignores_the_format_is_told(profile_of: ProfileOf, serve: Serve):
     service = serve(lambda _: (200, completion('{"ready": true}')))
     settings = {"structured_output": "json_schema", "max_tokens": 99, "extra_body": {"thinking": "off"}}
     assert asked(profile_of, service, "judge", **settings)[1].problem is None
     (body,) = service.bodies
     assert (body["response_format"]["type"], body["max_tokens"], body["thinking"]) == ("json_schema", 99, "off")
-
-
-def test_a_judge_that_ignores_the_format(profile_of: ProfileOf, serve: Serve):
     service = serve(lambda _: (200, completion("I am ready")))
     problem = asked(profile_of, service, "judge", structured_output="json_object")[1].problem or ""
     assert problem.startswith("judge: asked for JSON, it answers 'I am ready'; set judge.structured_output: off")

@@ -44,18 +44,15 @@ def test_a_file_becomes_a_variable_without_its_line_end(tmp_path: Path, file: st
     assert (done.returncode, done.stdout) == (0, value)
 
 
-def test_a_file_elsewhere_is_named_by_two_underscores(tmp_path: Path) -> None:
-    file = str(put(tmp_path, "elsewhere", SECRET))
-    said = run(tmp_path, "env", RAY_AUTH_TOKEN__FILE=file, SSL_CERT_FILE=file).stdout.splitlines()
-    assert f"RAY_AUTH_TOKEN={SECRET}" in said
-    assert not [line for line in said if line.startswith("SSL_CERT=")]
-
-
-def test_without_secrets_or_with_the_same_value_twice_the_command_just_runs(tmp_path: Path) -> None:
+def test_without_secrets_with_the_same_value_twice_or_with_a_file_elsewhere_the_command_runs(tmp_path: Path) -> None:
     assert run(tmp_path, "echo", "two words", "here").stdout == "two words here\n"
     put(tmp_path, "secrets/OPENAI_API_KEY", SECRET)
     assert run(tmp_path, "echo", "started", OPENAI_API_KEY=SECRET).stdout == "started\n"
     assert run(tmp_path).stderr == "entrypoint: no command to run\n"
+    file = str(put(tmp_path, "elsewhere", SECRET))
+    said = run(tmp_path, "env", RAY_AUTH_TOKEN__FILE=file, SSL_CERT_FILE=file).stdout.splitlines()
+    assert f"RAY_AUTH_TOKEN={SECRET}" in said, "it is named by two underscores"
+    assert not [line for line in said if line.startswith("SSL_CERT=")]
 
 
 @pytest.mark.parametrize(

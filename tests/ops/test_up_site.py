@@ -95,16 +95,14 @@ def test_prefects_folder_is_this_accounts_alone_unless_named(
     assert [folder.stat().st_mode & 0o777 for folder in (ours, theirs)] == [0o700, 0o755]
 
 
-def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
+def test_servers_listen_on_loopback_report_to_nobody_and_have_settings_that_prefect_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     ours = Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
     servers = [ours.prefect_server(), ours.mlflow_server()]
     assert all({"127.0.0.1", "--host=127.0.0.1"} & {*server.argv} for server in servers)
     assert all(command.env["DO_NOT_TRACK"] == "true" for command in (*servers, *map(ours.worker, site.WORKERS)))
     assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
-
-
-def test_prefect_knows_every_setting_and_those_of_the_environment_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ours = Site(tmp_path, "http://mlflow")
     given = ours.prefect_env | site.SERVER_TUNING | site.WORKER_TUNING
     assert [n for n in given if n.startswith("PREFECT_") and not hasattr(prefect.settings, n)] == []
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
@@ -112,15 +110,12 @@ def test_prefect_knows_every_setting_and_those_of_the_environment_win(tmp_path: 
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
 
 
-def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_users_prefect_is_left_alone_and_the_sites_server_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"PREFECT_API_URL": "http://prefect/api"})
     with prefect_for(tmp_path, print):
         assert os.environ["PREFECT_API_URL"] == "http://prefect/api"
         assert "PREFECT_HOME" not in os.environ
     assert not list(tmp_path.iterdir())
-
-
-def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
     healthy = "http://127.0.0.1:4200/api/health"
     monkeypatch.setattr(site, "health_problem", lambda url: None if url == healthy else "no answer")

@@ -39,13 +39,15 @@ def write_canary(folder: Path, *, looked: float) -> None:
     (folder / STATE_FILE).write_text(state.model_dump_json())
 
 
-def test_all_is_well_with_a_champion_that_serves_or_is_coming_up(check: Check):
+def test_all_is_well_with_a_champion_that_serves_or_is_coming_up_unless_the_router_is_in_trouble(check: Check):
     health = check({"champion": "1"})
     assert (health.problems, health.notes, health.serving) == ([], [], "1")
     assert "| Answers | 1 |" in health.markdown
     assert "All is as it should be." in health.markdown
     health = check({"champion": "2"})
     assert (health.problems, health.notes) == ([], ["version 1 answers until version 2 has come up"])
+    assert "answers without a model: version 1" in check({"champion": "1"}, status="degraded").problems[0]
+    assert "is the disk full?" in check({"champion": "1"}, request_log="failing").problems[0]
 
 
 def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(profile_of: ProfileOf, serve: Any):
@@ -58,17 +60,6 @@ def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(profile_of:
     assert check_serving(ipv6, {}).url == "http://[::1]:9"
     another_service = serve(lambda _: (200, ["hello"])).url.removesuffix("/v1")
     assert "no router answers" in check_serving(profile, {"champion": "1"}, another_service).problems[0]
-
-
-@pytest.mark.parametrize(
-    ("health", "problem"),
-    [
-        ({"status": "degraded"}, "answers without a model: version 1"),
-        ({"request_log": "failing"}, "is the disk full?"),
-    ],
-)
-def test_a_router_in_trouble_is_a_problem(check: Check, health: dict[str, Any], problem: str):
-    assert problem in check({"champion": "1"}, **health).problems[0]
 
 
 def test_a_canary_is_shown_while_it_is_watched_and_how_it_ended(check: Check, folder: Path):

@@ -63,6 +63,11 @@ def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileO
     assert first and second
     assert (first.name, second.name) == (f"{models.name}-v1", f"{models.name}-v2")
     assert first.key_salt != second.key_salt and first.identity != second.identity
+    one, other, slower = (
+        ReleasedJudge(LocalJudge(model="m", **settings), first.released)
+        for settings in ({"max_tokens": 64}, {"max_tokens": 128}, {"max_tokens": 64, "concurrency": 1})
+    )
+    assert one.identity == slower.identity != other.identity, "it holds what its answers depend on"
 
 
 @pytest.mark.parametrize(
@@ -105,13 +110,6 @@ def test_the_verdict_recipe_asks_as_its_student_learnt_and_grades_right_above_wr
     assert scores == [BEST, 4, RIGHT_FROM, 2, 1, 0]
     with pytest.raises(TeacherError, match="no verdict"):
         recipe.verdict_score("都可以")
-
-
-def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
-    released: Any = SimpleNamespace(name="m", version="1", sha256="x", recipe="answer_judge")
-    one, other = (ReleasedJudge(LocalJudge(model="m", max_tokens=n), released) for n in (64, 128))
-    slower = ReleasedJudge(LocalJudge(model="m", max_tokens=64, concurrency=1), released)
-    assert one.identity == slower.identity != other.identity
 
 
 def test_a_judge_waits_for_its_port(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

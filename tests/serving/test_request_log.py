@@ -164,14 +164,11 @@ def test_what_a_killed_router_left_is_finished_a_running_ones_file_is_left_to_it
     assert (folder / "2026-11-20.jsonl").read_text() == '{"问题": "昨天的问题"}\n'
 
 
-def test_what_reading_would_refuse_is_not_written(profile):
+def test_what_reading_would_refuse_or_more_than_a_day_takes_is_not_written(profile, monkeypatch):
     settings = profile()
     log = write(settings, question("长" * 501), question("？！"), question("问", "长" * 2001))
     assert log.outcomes == {"unusable": 3}
     assert names(settings) == []
-
-
-def test_a_day_has_an_end(profile, monkeypatch):
     monkeypatch.setattr(request_log, "MOST_A_DAY", 2)
     assert write(profile(), *(question(f"问题{i}") for i in range(5))).outcomes == {"written": 2, "day_full": 3}
 

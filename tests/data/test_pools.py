@@ -50,7 +50,10 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_order():
     assert draw_rl_prompts(ROWS, config) != draw_rl_prompts(ROWS, config.model_copy(update={"seed": 2}))
 
 
-def test_a_small_pool_is_asked_again_up_to_a_limit():
+def test_a_small_pool_is_asked_again_up_to_a_limit_and_an_empty_split_of_one_gives_a_warning():
+    assert without_rows({("red", "train"): 3, ("red", "test"): 1}) == [
+        "pool red has no row in dev (train 3, dev 0, test 1); add questions, or mark some"
+    ]
     rows = [*pool("red", 5), *pool(None, 50, 1)]
     enough = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.25}))
     assert counted(enough, rows) == {"red": 17, None: 50}
@@ -61,12 +64,6 @@ def test_a_small_pool_is_asked_again_up_to_a_limit():
     assert counted(limited, rows) == {"red": 40, None: 50}
     (warning,) = limited.warnings
     assert "pool red has 5 training rows for RL, each asked 8 times, 44% of the prompts and not 50%" in warning
-
-
-def test_an_empty_split_of_a_pool_gives_a_warning():
-    assert without_rows({("red", "train"): 3, ("red", "test"): 1}) == [
-        "pool red has no row in dev (train 3, dev 0, test 1); add questions, or mark some"
-    ]
 
 
 def test_only_training_rows_that_passed_are_drawn(tmp_path: Path):

@@ -111,22 +111,18 @@ def test_what_lies_beside_manifests_is_read():
     assert Card.model_validate_json((DATASET / CARD_DATA).read_text("utf-8")).origin.id == "b438fdf0a5b4"
 
 
-def test_a_newer_run_is_neither_continued_nor_removed(profile: Profile):
+def test_a_newer_stage_is_made_again_but_not_built_upon_and_a_newer_run_neither_continued_nor_removed(profile: Profile):
     with open_run(profile, "refresh") as run:
-        newer(run.directory / RUN_FILE)
-    with pytest.raises(ArtifactError, match=NEWER), open_run(profile, "refresh"):
-        raise AssertionError
-    assert [folder.state for folder in read_folders(run.directory.parent)] == [{}]
-
-
-def test_a_newer_stage_is_made_again_but_not_built_upon(profile_of: ProfileOf):
-    with open_run(profile_of(), "refresh") as run:
         end_stage(run, "ingest")
         assert find_stage(run, "ingest", "k")
         newer(run.directory / "ingest" / MANIFEST)
         assert find_stage(run, "ingest", "k") is None
         with pytest.raises(ArtifactError, match=NEWER):
             load_stages(run.directory, ["ingest"], "")
+        newer(run.directory / RUN_FILE)
+    with pytest.raises(ArtifactError, match=NEWER), open_run(profile, "refresh"):
+        raise AssertionError
+    assert [folder.state for folder in read_folders(run.directory.parent)] == [{}]
 
 
 def test_a_newer_dataset_version_or_note_of_the_last_training_is_refused_not_passed_over(profile: Profile):

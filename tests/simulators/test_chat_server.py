@@ -47,19 +47,16 @@ def test_unknown_model_and_bad_body():
     assert "messages" in refused.json()["error"]["message"]
 
 
-def test_faults_are_seeded_and_come_in_thirds():
+def test_faults_are_seeded_and_come_in_thirds_and_a_rate_limit_says_when_to_return():
     assert TestClient(Faults(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
     faults = [Faults(create_app(), fault_rate=0.3, seed=1) for _ in range(2)]
     first, second = ([faults.next_fault() for _ in range(3000)] for faults in faults)
     counts = Counter(first)
     assert first == second
     assert all(240 < counts[fault] < 360 for fault in ("rate_limit", "server_error", "drop"))
-
-
-def test_rate_limit_says_when_to_return():
     client = TestClient(Faults(create_app(), fault_rate=1.0, seed=0))
-    faults = Faults(create_app(), fault_rate=1.0, seed=0)
-    while faults.next_fault() != "rate_limit":
+    same = Faults(create_app(), fault_rate=1.0, seed=0)
+    while same.next_fault() != "rate_limit":
         client.post("/v1/chat/completions")
     answer = client.post("/v1/chat/completions")
     assert answer.status_code == 429

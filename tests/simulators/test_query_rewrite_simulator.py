@@ -26,7 +26,7 @@ def rows() -> list[RewriteSampleRow]:
     return build_sample(Embedded())[0]
 
 
-def test_sizes_and_splits(rows: list[RewriteSampleRow]):
+def test_sizes_and_splits_and_that_test_rows_resemble_no_training_row(rows: list[RewriteSampleRow]):
     assert Counter(row.split for row in rows) == {"train": 2000, "dev": 400, "test": 1000}
     ids = {row_id("t", row.question.query, row.question.profile, row.question.history) for row in rows}
     assert len(ids) == len(rows)
@@ -36,9 +36,6 @@ def test_sizes_and_splits(rows: list[RewriteSampleRow]):
     for intent in domain.INTENTS.values():
         phrasings = list(chain.from_iterable(intent.phrasings.values()))
         assert len(phrasings) == len(set(phrasings))
-
-
-def test_test_rows_resemble_no_training_row(rows: list[RewriteSampleRow]):
     training = [trigrams(row.question) for row in rows if row.split == "train"]
     for grams in (trigrams(row.question) for row in rows[-1000::10]):
         assert all(len(grams & other) < 0.85 * len(grams | other) for other in training)
@@ -110,14 +107,11 @@ def test_rewrites_by_habit_with_some_alternatives():
     assert 0.05 < answers["虾青素 食用建议 每日摄入量"] / 400 < 0.16
 
 
-def test_judges_supplements():
+def test_judges_supplements_open_text_and_passages():
     rewrites = ["胶原蛋白肽 服用方法 推荐用量", "胶原蛋白肽 食用建议 每日摄入量", "胶原蛋白肽", ""]
     rewrites += ["胶原蛋白肽 食用建议 食用建议 食用建议", "虾青素 食用建议 每日摄入量"]
     *scores, of_another = (judge(f"请问胶原怎么吃\n改写：{each}").score for each in rewrites)
     assert scores == [5, 5, 2, 0, 4] and of_another <= 2
-
-
-def test_judges_open_text_and_passages():
     question = "我有高血压，高血压患者能吃党参吗？"
     good, bad = (judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽"))
     assert bad < 2 and good > 4

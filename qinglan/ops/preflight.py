@@ -51,7 +51,7 @@ print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(na
 """
 _SHOWN_MODELS = 8
 _SCHEDULE = "schedule"
-TRAINER_CHECKS = ("device", "ray", "trainer packages")
+TRAINER_CHECKS = ("device", "ray", "trainer packages", "critic model")
 
 
 def inspect_profile(

@@ -25,7 +25,9 @@ def low_scores(body: dict[str, Any]) -> tuple[int, Any]:
     """Of a reranker whose best is 0.5, below the default of select.min_top1_score."""
     text = body.get("rewritten_query") or body["query"]
     best = 0.2 + zlib.crc32(text.encode()) % 300 / 1000
-    found = [{"id": f"{text}{n}", "content": f"{text}{n}", "reranker_score": best - n / 20} for n in range(3)]
+    first = text.split()[0]  # of a rewrite the product, whose documents are named `PRODUCT-INTENT`
+    names = [f"{first}-store", text, f"{text}2"]
+    found = [{"id": id_, "content": id_, "reranker_score": best - n / 20} for n, id_ in enumerate(names)]
     return 200, {"data": {"recall": found}}
 
 

@@ -42,13 +42,13 @@ HINTS = {
 INPUT_REASONS = frozenset(HINTS)
 """Rows failed for one of these are no questions of this run: no stage after reading looks at them."""
 
-# 5.6 is not 56, >7 not <7, C# not C and -5 not 5; but covid-19 is covid19, so a hyphen after a Latin letter goes.
-_PUNCTUATION = re.compile(r"(?!(?<![a-z])-\d)(?:(?<!\d)(?:[^\w+#%<>≤≥]|_)|(?:[^\w+#%<>≤≥]|_)(?!\d))")
+# 5.6 is not 56, >7 not <7 and C# not C. A dash before a number goes: it is a hyphen or a slip more often than a minus.
+_PUNCTUATION = re.compile(r"(?<!\d)(?:[^\w+#%<>≤≥]|_)|(?:[^\w+#%<>≤≥]|_)(?!\d)")
 
 
 def normalise(text: str) -> str:
     """NFKC, lower case, no white space, no punctuation without meaning, nothing at all without a letter or digit."""
-    kept = _PUNCTUATION.sub(_mark, unicodedata.normalize("NFKC", text).lower().replace("−", "-"))
+    kept = _PUNCTUATION.sub(_mark, unicodedata.normalize("NFKC", text).lower())
     return kept if any(map(str.isalnum, kept)) else ""
 
 

@@ -11,7 +11,7 @@ from qinglan.evaluation.summary import metrics_of
 from qinglan.evaluation.teacher_comparison import MAIN, arms_of, cost_of_unusable, evaluate_teachers, teachers_of
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row
-from qinglan.runs.artifacts import StageResult, read_jsonl, write_json, write_jsonl
+from qinglan.runs.artifacts import StageResult, json_artifact, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
@@ -37,7 +37,7 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         arms, rows = arms_of(answers, unusable, recipe), with_groups(answers[MAIN], profile.dataset)
         evaluation = evaluate_teachers(arms, rows, profile.evaluate, recipe, loads)
         artifacts = {f"arm_{arm}": write_jsonl(stage.directory / f"arm_{arm}.jsonl", arms[arm]) for arm in arms}
-        artifacts["evaluation"] = write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
+        artifacts["evaluation"] = json_artifact(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
         purchase = advise(profile, evaluation, arms)
         details = {"purchase": purchase.model_dump(mode="json") if purchase else None}
         return Outcome(len(rows), len(rows), {}, artifacts, metrics_of(evaluation), details)

@@ -21,7 +21,7 @@ from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.measuring import Measured, student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import ArmName, ArmRow, Row
-from qinglan.runs.artifacts import StageResult, hash_of, read_jsonl, write_json, write_jsonl
+from qinglan.runs.artifacts import StageResult, hash_of, json_artifact, read_jsonl, write_jsonl
 from qinglan.runs.processes import in_event_loop
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
@@ -105,7 +105,7 @@ def evaluate_arms(
         artifacts = {
             f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
         }
-        artifacts["evaluation"] = write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
+        artifacts["evaluation"] = json_artifact(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         details = {"api": _added(made, asked.calls), "models": identities}
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
         of_teachers = (*asked.arms.values(), *asked.red_team.values())

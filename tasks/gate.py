@@ -9,7 +9,7 @@ from qinglan.evaluation.gate import alarms_of, beside_champion, decide
 from qinglan.evaluation.models import Decision, Evaluation
 from qinglan.recipes import get_recipe
 from qinglan.rows import ArmName, ArmRow, Row
-from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
+from qinglan.runs.artifacts import Artifact, StageResult, json_artifact, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.registry import rival_of
 from qinglan.serving.registry.approval import decided_by, rows_to_review, write_approval_workbook
@@ -65,7 +65,7 @@ def decide_release(
             workbook = artifacts["review"].path
             text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
             decision = decided_by(decision, ask(stage, decision.sentence, text, workbook))
-        artifacts["decision"] = write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
+        artifacts["decision"] = json_artifact(stage.directory / "decision.json", decision.model_dump(mode="json"))
         found = evaluated.load("evaluation", Evaluation).arms.get(decision.challenger)
         if found and (p95_ms := found.latency_p95_ms or 0.0) > profile.serve.deadline_ms:
             get_run_logger().warning("gate: p95 %.0f ms: raise serve.deadline_ms, or slower ones are not used", p95_ms)

@@ -6,7 +6,7 @@ from prefect.logging import get_run_logger
 
 from qinglan.evaluation.models import Decision
 from qinglan.rows import ArmName
-from qinglan.runs.artifacts import StageResult, write_json
+from qinglan.runs.artifacts import StageResult, json_artifact
 from qinglan.runs.run import Run
 from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.versions import candidate_of, challenger_of
@@ -31,7 +31,7 @@ def register_model(
         if decision.verdict == "promote" and not released.aliases and released.history:
             get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
         shown = released.model_dump(mode="json")
-        written = write_json(stage.directory / "released.json", shown)
+        written = json_artifact(stage.directory / "released.json", shown)
         return Outcome(artifacts={"released": written}, details={"released": shown})
 
     depends_on = {

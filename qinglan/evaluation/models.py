@@ -12,7 +12,7 @@ from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.ledger import Usage
 from qinglan.recipes import Finding, Metric
 from qinglan.rows import ArmName, Retrieved
-from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.artifacts import Artifact, StageResult, json_artifact
 from qinglan.runs.schema_version import dump_record, first_flaw, read_record
 from qinglan.statistics import Comparison, Interval, MeanCi, Number
 from qinglan.training.alarms import Alarm
@@ -434,7 +434,7 @@ class Report(EvaluatedArms):
         return not names.isdisjoint({"select", "dataset"}) and names.isdisjoint({"sft", "evaluate", "compare"})
 
     def write(self, path: Path) -> Artifact:
-        return write_json(path, dump_record(self))
+        return json_artifact(path, dump_record(self))
 
     @classmethod
     def read(cls, path: Path) -> "Report":

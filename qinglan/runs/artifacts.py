@@ -152,9 +152,14 @@ def written_whole(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_json(path: Path, value: Any) -> Artifact:
+def write_json(path: Path, value: Any) -> None:
     with written_whole(path) as partial:
         partial.write_text(json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def json_artifact(path: Path, value: Any) -> Artifact:
+    """Write JSON that a stage hands on."""
+    write_json(path, value)
     return Artifact.of(path)
 
 

@@ -316,6 +316,11 @@ def redact(text: str) -> str:
     for kind in _KINDS:
         # Full-width signs and foreign digits as ASCII, one for one, so that places in both texts are the same.
         plain = text if text.isascii() else "".join(map(_plain_sign, text))
+        if "@" not in plain:
+            if sum(map(str.isdigit, plain)) < 10:
+                return text  # no number of a person has fewer
+            if kind.placeholder == "[邮箱]":
+                continue
         parts, end = [], 0
         for match in kind.pattern.finditer(plain):
             if kind.is_one(match.group()):

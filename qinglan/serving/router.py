@@ -157,7 +157,7 @@ def create_app(
         ]
     return Starlette(
         routes=routes_to,
-        exception_handlers={RefusedError: service.refuse, ClientDisconnect: lambda *_: Response(status_code=400)},
+        exception_handlers={RefusedError: service.refuse, ClientDisconnect: _hang_up},
         lifespan=service.lifespan,
     )
 
@@ -340,6 +340,10 @@ class _Service:
         if backend is None:
             return None
         return {"version": backend.version, "circuit": "open" if self._handler.is_open(backend) else "closed"}
+
+
+async def _hang_up(_http: Request, _error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
 
 
 def _keys_of(config: Serve) -> dict[str, bytes]:

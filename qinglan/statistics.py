@@ -91,6 +91,11 @@ class Comparison(BaseModel, frozen=True, extra="forbid"):
     The report fills it in, by the setting of its day; None elsewhere, and where the spread is not known."""
 
     @property
+    def deciding_ci95(self) -> Interval | None:
+        """`ci95`, where it is of enough groups to decide by."""
+        return self.ci95 if self.groups >= FEWEST_GROUPS else None
+
+    @property
     def turned(self) -> "Comparison":
         """The same of `b` − `a`."""
         found = {"a": self.b, "b": self.a, "mean_a": self.mean_b, "mean_b": self.mean_a}

@@ -142,7 +142,7 @@ def _obstacle(found: Comparison | None, challenger: str, rival: str) -> Reason |
         return reason("champion_not_compared")
     if found is None:
         return reason("arms_not_compared", a=challenger, b=rival)
-    return reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS) if found.groups < FEWEST_GROUPS else None
+    return None if found.deciding_ci95 else reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS)
 
 
 def _difference(found: Comparison | None, metric: Metric | None) -> Reason:

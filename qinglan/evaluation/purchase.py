@@ -51,9 +51,9 @@ class RivalResult(NamedTuple):
 
     def classify(self, found: Comparison) -> Literal["better", "worse", "enough", "open"]:
         """What the interval says; a shown loss that is sure to be tolerable is good enough."""
-        if found.ci95 is None or found.groups < FEWEST_GROUPS:
+        if found.deciding_ci95 is None:
             return "open"
-        low, high = found.ci95
+        low, high = found.deciding_ci95
         if low > 0 and is_shown(found):
             return "better"
         if low >= -self.margin(found.metric):
@@ -163,8 +163,8 @@ def _advice(result: RivalResult) -> Reason:
         return reason("trade", parts=_gains_and_losses(result), **names)
     if advice == "open":
         risk, wide = reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS), False
-        if found.ci95 and found.groups >= FEWEST_GROUPS:
-            risk = reason("loss_not_ruled_out", loss=-found.ci95[0], metric=metric)
+        if found.deciding_ci95:
+            risk = reason("loss_not_ruled_out", loss=-found.deciding_ci95[0], metric=metric)
             wide = (found.detectable_diff or 0.0) > margin > 0
         if not wide:
             return reason("purchase_open", risk=risk, margin=margin, main=result.main)

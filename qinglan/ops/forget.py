@@ -49,7 +49,7 @@ BACKUPS_FILE = "backups.txt"
 SHORTEST = 6
 """Characters, by `normalise`, of a text that is searched for: shorter ones are in other people's texts by chance."""
 _ID = re.compile(r'"(?:redteam-)?(?:regression-)?([0-9a-f]{16})[-"]')
-_CASE = re.compile("^(redteam-)?(regression-)?")  # before the row's own id in that of a red team's case
+_CASE = re.compile("^(redteam-)?(regression-)?")
 _ID_KEYS = ("id", "row_id", "case_id", "row", "")
 """Keys whose value says whose record it is; the last stands for a list's entries."""
 _CONTEXT = ("query", "profile", "history")
@@ -180,7 +180,7 @@ class _Sweep:
         return found if found.get("query") else {}
 
     def _note(self, record: Any, *, asks: bool) -> None:
-        about = (_CASE.sub("", text)[:16] for key, text in _strings(record) if key in _ID_KEYS)
+        about = (_row_id(text) for key, text in _strings(record) if key in _ID_KEYS)
         named = set(filter(self._has_row, about))
         self.ids |= named
         # Else it is another's record, which only refers to one of theirs: as its near-duplicate's group.
@@ -203,7 +203,7 @@ class _Sweep:
     def _is_one(self, record: Any, *, by_text: bool = True) -> bool:
         """Is it one of the rows, or about one?"""
         for key, text in _strings(record):
-            if (key in _ID_KEYS and _CASE.sub("", text)[:16] in self.ids) or (by_text and self._pattern.search(text)):
+            if (key in _ID_KEYS and _row_id(text) in self.ids) or (by_text and self._pattern.search(text)):
                 return True
         cells = self._cells(record)
         has_id = bool(cells) and "id" in record and record.get("reason") not in INPUT_REASONS
@@ -438,6 +438,11 @@ class _Sweep:
             lines += [f"a backup, which loses them at its restore: {each}" for each in backups if Path(each).exists()]
         caches = filter(Path.exists, map(Path.expanduser, map(Path, _CACHES)))
         self.done.outside += [*lines, *(f"an engine's cache, to be deleted: {path}" for path in caches)]
+
+
+def _row_id(text: str) -> str:
+    """The row's id of an id that begins with it, or of a red team's case, which names its row behind the kind."""
+    return _CASE.sub("", text)[:16]
 
 
 def _files_of(roots: Iterable[Path]) -> Iterator[Path]:

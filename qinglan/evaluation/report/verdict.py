@@ -108,12 +108,12 @@ def verdict(report: Report) -> Conclusion:
     selected = report.stage("select")
     if report.is_of_data and selected and not selected.rows_out:
         tone, reading = "worse", reason("no_row_may_teach")
-    elif found.ci95 is None or found.groups < FEWEST_GROUPS:
+    elif found.deciding_ci95 is None:
         reading = reason("no_verdict_on_few_groups", groups=found.groups, needed=FEWEST_GROUPS)
-    elif found.ci95[0] <= 0 <= found.ci95[1]:
+    elif found.deciding_ci95[0] <= 0 <= found.deciding_ci95[1]:
         detectable = reason("test_set_detects", difference=found.detectable_diff) if found.detectable_diff else None
         reading = reason("no_difference_shown", detectable=detectable)
-    elif found.ci95[0] > 0:
+    elif found.deciding_ci95[0] > 0:
         tone, reading = "better", reason("shown_better", a=a, b=b)
     else:
         tone, reading = "worse", reason("shown_worse", a=a, b=b)

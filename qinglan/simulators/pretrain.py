@@ -215,7 +215,8 @@ def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: fl
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     used: list[torch.optim.Optimizer] = [
         Muon(hidden, lr=MUON_LR),
-        torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0),
+        # Fused, because otherwise MKL takes the square roots, and they differ between processors.
+        torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
     schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_share(step, steps)) for one in used]
     began = reported = time.monotonic()

@@ -65,14 +65,12 @@ class Retriever:
             return []
         recalled = self._bm25.get_scores(known)
         count = min(max(RECALL, top_k), len(recalled))
-        best = np.argpartition(-recalled, count - 1)[:count]
+        # Those as good as the last one come too: which of them a partition takes differs between processors.
+        worst = np.partition(recalled, -count)[-count]
+        best = np.flatnonzero((recalled >= worst) & (recalled > 0)).tolist()
         asked = frozenset(words)
         asked_weight = self._weight(asked)
-        scored = [
-            (round(self._rerank(asked, asked_weight, int(i)), 6), float(recalled[i]), int(i))
-            for i in best
-            if recalled[i] > 0
-        ]
+        scored = [(round(self._rerank(asked, asked_weight, i), 6), float(recalled[i]), i) for i in best]
         scored.sort(key=lambda item: (-item[0], -item[1], item[2]))
         return [Hit(self.documents[i], score) for score, _, i in scored[:top_k]]
 

@@ -9,7 +9,7 @@ from qinglan.clients.rag import read_answer
 from qinglan.config import Rag
 from qinglan.errors import WorkbookError
 from qinglan.simulators import rag_server
-from qinglan.simulators.domains.query_rewrite.facts import documents, title
+from qinglan.simulators.domains.query_rewrite.facts import Document, documents, title
 from qinglan.simulators.retriever import Retriever, load_documents
 
 
@@ -30,6 +30,13 @@ def test_a_title_finds_its_document(retriever: Retriever):
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     assert len(hits) == 5
     assert retriever.search("zzz ？") == []
+
+
+def test_all_that_is_recalled_equally_well_is_reranked():
+    others = [Document(f"{number}", "甲乙丙丁", "虾青素 作用") for number in range(60)]
+    for place in (0, 25, 59):
+        titled = [*others[:place], Document("titled", "虾青素 作用", "甲乙丙丁"), *others[place:]]
+        assert Retriever(titled).search("虾青素 作用", 1)[0].document.id == "titled"
 
 
 def test_rewritten_query_is_honoured(client: TestClient):

@@ -1,8 +1,9 @@
 """The environment of an engine's process on the CPU.
 
 The same program gives the same numbers on every processor only with the same vector instructions: a sum over wider
-vectors is taken in another order. AVX2 is what x86-64 processors since 2013 have in common. In bf16 it has no
-arithmetic: such a profile keeps what its processor is fastest at, and its numbers differ between processors.
+vectors is taken in another order. AVX2 is what x86-64 processors since 2013 have in common. MKL takes it from Intel's
+processors alone; on AMD's it uses what it holds best. In bf16 AVX2 has no arithmetic: such a profile keeps what its
+processor is fastest at, and its numbers differ between processors.
 """
 
 from pathlib import Path

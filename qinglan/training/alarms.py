@@ -98,8 +98,9 @@ class Trend:
             self._start = newest
 
     def change(self, name: str) -> WindowChange:
-        # The standard deviation of one step comes from the differences of neighbours, which a trend hardly changes.
-        squares = ((b - a) ** 2 for a, b in pairwise(self._values[name][self._start :]))
+        # The standard deviation of one step comes from the differences of neighbours, which a trend hardly changes, and
+        # from all of them: those of the best window are few, and smaller than most, as it was chosen.
+        squares = ((b - a) ** 2 for a, b in pairwise(self._values[name]))
         error = math.sqrt(fmean(squares) / 2) * math.sqrt(2 / self._size)
         return WindowChange(self._at(name, self._start), self._at(name, len(self._steps) - self._size), error)
 

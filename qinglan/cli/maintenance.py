@@ -119,8 +119,7 @@ def forget(
 ) -> None:
     """Remove people's rows from everything that the site keeps, for good, and let none of them come back."""
     from qinglan.data.sources.files import encoding_of
-    from qinglan.ops.forget import Forgotten
-    from qinglan.ops.forget import forget as forget_rows
+    from qinglan.ops import forget as forgetting
 
     rows = row or []
     if wrong := [each for each in rows if not re.fullmatch("[0-9a-f]{16}", each)]:
@@ -130,7 +129,7 @@ def forget(
         raise ConfigError("forget: nothing is named; give --row ID or --text-file FILE")
     loaded = load_profile(profile, set_ or ())
 
-    def show(found: Forgotten) -> None:
+    def show(found: forgetting.Forgotten) -> None:
         table = figures_table(["store", "removed"], ["count"])
         for (store, what), removed in found.removed.items():
             table.add_row(store, what, f"{removed:,}")
@@ -140,13 +139,12 @@ def forget(
             say(f"  {line}")
 
     if dry_run or not yes:
-        show(forget_rows(loaded, rows, questions, say, dry_run=True))
+        show(forgetting.forget(loaded, rows, questions, say, dry_run=True))
         if dry_run:
             return
         if not sys.stdin.isatty():
             raise ConfigError("forget: nothing was removed; give --yes, as there is no terminal to ask at")
         typer.confirm("Remove this for good?", abort=True)
-    done = forget_rows(loaded, rows, questions, say)
-    show(done)
+    show(done := forgetting.forget(loaded, rows, questions, say))
     if done.notes:
         raise StageError(f"forget: {len(done.notes)} not done: {done.notes[0]}")

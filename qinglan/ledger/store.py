@@ -235,15 +235,11 @@ class Ledger:
         dropped = list[Call]()
         with self._transaction(within) as db:
             for some in _portions(hashes):
-                chosen = CALLS.c.request_hash.in_(some)
-                rows = [dict(row) for row in db.execute(sa.select(CALLS).where(chosen)).mappings()]
-                moved = [
-                    Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows
-                ]
-                if moved:
-                    db.execute(sa.insert(FAILURES), moved)
-                    db.execute(sa.delete(CALLS).where(chosen))
-                dropped += [Call(**row) for row in rows]
+                chosen = sa.delete(CALLS).where(CALLS.c.request_hash.in_(some))
+                for row in db.execute(chosen.returning(CALLS)).mappings().all():
+                    kept = Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]}
+                    db.execute(sa.insert(FAILURES).values(kept))
+                    dropped.append(Call(**row))
         return dropped
 
     def requests_quoting(self, texts: Collection[str]) -> set[str]:
@@ -259,9 +255,8 @@ class Ledger:
     def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
         """Prompt and completion tokens of an answered call, and how many calls that is known from."""
         calls = CALLS.c
-        query = sa.select(
-            sa.func.avg(calls.prompt_tokens), sa.func.avg(calls.completion_tokens), sa.func.count()
-        ).where(calls.model == model, calls.role == role)
+        means = sa.func.avg(calls.prompt_tokens), sa.func.avg(calls.completion_tokens)
+        query = sa.select(*means, sa.func.count()).where(calls.model == model, calls.role == role)
         with self._transaction() as db:
             prompt, completion, count = db.execute(query).one()
         return (float(prompt), float(completion), count) if count else None

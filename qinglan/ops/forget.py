@@ -28,9 +28,10 @@ from qinglan.data.forgotten import Tombstones
 from qinglan.data.sources.excel import CORRUPT, load_book
 from qinglan.data.sources.records import FIELDS, InputColumns
 from qinglan.data.versions import CARD, CARD_DATA, INDEX, PINS, VERSION_FILE, Version, describe_again
-from qinglan.errors import ConfigError, QinglanError, first_line
+from qinglan.errors import ConfigError, QinglanError, TeacherError, first_line
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
+from qinglan.ledger import Ledger
 from qinglan.ops.prefect.server import LOCK_FILE, PrefectServer, find_server, prefect_home
 from qinglan.ops.run_status import REPORT_FILE
 from qinglan.ops.up.site import only_one
@@ -119,15 +120,16 @@ class _Sweep:
     def __init__(self, profile: Profile, tombstones: Tombstones, questions: Collection[str], *, dry_run: bool) -> None:
         self._profile, self._tombstones, self._dry_run = profile, tombstones, dry_run
         self._columns = InputColumns.of(profile.data, get_recipe(profile.recipe).INPUTS).names
-        plain = {row_id(profile.tenant.id, each) for each in questions}  # of questions without context
+        texts, tenant = [each.strip() for each in questions if normalise(each)], profile.tenant.id
+        self._rows = {text: Row(id=row_id(tenant, text), tenant=tenant, query=text, source="") for text in texts}
+        """By wording and context. The questions without context may be in the ledger where no file has their rows."""
+        plain = {row.id for row in self._rows.values()}
         self._has_row = cache(lambda row: row in plain or tombstones.has_row(row))
-        self.done, self.ids = Forgotten(), set[str]()
-        self._rows, self._contexts = dict[str, Row](), set[tuple[str, ...]]()
-        self._requests, self._answers = set[str](), defaultdict[str, set[str]](set)
-        self._texts = set(filter(_is_long, map(str.strip, questions)))
+        self.done, self.ids, self._contexts = Forgotten(), set[str](), set[tuple[str, ...]]()
+        self._requests, self._sheets, self._answers = set[str](), set[str](), defaultdict[str, set[str]](set)
+        self._texts = set(filter(_is_long, texts))
         self._changed: dict[Path, int] = {}
         """Files, by how many rows they have lost."""
-        self._sheets = set[str]()
         self._by_question = any(line.kind == "question" for line in tombstones.lines)
         state = profile.paths.state.resolve()
         self._roots = {profile.paths.runs.resolve(): "runs", state: "state"}
@@ -180,8 +182,7 @@ class _Sweep:
         return found if found.get("query") else {}
 
     def _note(self, record: Any, *, asks: bool) -> None:
-        about = (_row_id(text) for key, text in _strings(record) if key in _ID_KEYS)
-        named = set(filter(self._has_row, about))
+        named = {each for key, text in _strings(record) if key in _ID_KEYS and self._has_row(each := _row_id(text))}
         self.ids |= named
         # Else it is another's record, which only refers to one of theirs: as its near-duplicate's group.
         if not isinstance(record, dict) or not (named or asks):
@@ -197,7 +198,7 @@ class _Sweep:
             row = Row.model_validate(record)
             if row.reason not in INPUT_REASONS:  # else its id is no question's
                 self.ids.add(row.id)
-                self._rows[hash_of(row.id, row.profile, row.history, row.inputs)] = row  # before and after extract
+                self._rows[hash_of(row.id, row.query, row.profile, row.history, row.inputs)] = row
                 self._answers[row.id].add(row.answer or "")
 
     def _is_one(self, record: Any, *, by_text: bool = True) -> bool:
@@ -233,33 +234,43 @@ class _Sweep:
         """From the ledger: what teacher and judge answered about these rows, and what quotes them."""
         if not (self._profile.ledger.url_env or (self._profile.paths.state / _LEDGER).exists()):
             return
-        for profile in self._profiles():
-            with suppress(ConfigError):  # it names no answerer
-                asked, judged, read = distill_requests(profile), judge_requests(profile), extract_requests(profile)
-                for row in self._rows.values():
-                    self._requests |= {each.request_hash for each in asked(row).values()}
-                    about = [read(row), *(judged(row, text) for text in self._answers[row.id])]
-                    self._requests |= {each.request_hash for each in about if each}
+        self.done.outside.append("the ledger: answers to wordings, contexts and prompts that no file here has")
         with self._noting("ledger"), site_ledger(self._profile) as ledger:
+            for profile in self._profiles():
+                with suppress(ConfigError):  # it names no answerer
+                    self._note_requests(profile, ledger)
             self._requests |= ledger.requests_quoting({form for text in self._alone for form in forms_of(text)})
             found = ledger.get_many(self._requests) if self._dry_run else ledger.drop_all(self._requests)
             self.done.removed["ledger", "answers"] += len(found)
 
+    def _note_requests(self, profile: Profile, ledger: Ledger) -> None:
+        """What a profile's models are asked about the rows, the judge also about answers that only the ledger has."""
+        asked, judged, read = distill_requests(profile), judge_requests(profile), extract_requests(profile)
+        for row in self._rows.values():
+            with suppress(LookupError):  # the recipe needs inputs that a question alone does not have
+                hashes = {each.request_hash for each in asked(row).values()}
+                self._requests |= hashes
+                about = [read(row), *(judged(row, text) for text in self._answers[row.id])]
+                for answer in ledger.get_many(hashes).values():
+                    with suppress(TeacherError):  # of no use, so that nobody judged it
+                        text = get_recipe(profile.recipe).parse_answer(answer.text)
+                        about.append(judged(row.model_copy(update={"answer": text}), text))
+                self._requests |= {each.request_hash for each in about if each}
+
     def _profiles(self) -> list[Profile]:
-        """This one, and those of the runs, whose prompts and models may have been others."""
-        found = {"": self._profile}
+        """This one and those of the runs, whose prompts and models may have been others, once for each teacher."""
+        found = [self._profile]
         for path in self._profile.paths.runs.glob(f"*/{RUN_FILE}"):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                each = Profile.model_validate(json.loads(path.read_bytes())["profile"])
-                found[hash_of(each.model_dump(mode="json", include=_ASKING))] = each
-        return list(found.values())
+                found.append(Profile.model_validate(json.loads(path.read_bytes())["profile"]))
+        teachers = [(each, teacher) for each in found for teacher in (each.teacher, *each.compare.teachers.values())]
+        asking = [each.model_copy(update={"teacher": teacher}) for each, teacher in teachers]
+        return list({hash_of(each.model_dump(mode="json", include=_ASKING)): each for each in asking}.values())
 
     def _clean(self, path: Path) -> tuple[str, int]:
         """What kind of thing was removed from a file, and how much."""
-        if path.suffix == ".parquet":
-            return "rows", self._clean_parquet(path)
-        if path.suffix == ".xlsx":
-            return "rows", self._clean_workbook(path)
+        if clean := {".parquet": self._clean_parquet, ".xlsx": self._clean_workbook}.get(path.suffix):
+            return "rows", clean(path)
         content = path.read_bytes()
         if content.startswith(b"SQLite format 3\0"):
             return "values", self._clean_database(path)
@@ -329,8 +340,7 @@ class _Sweep:
             book = load_book(stream)
         rows = 0
         for sheet in book.worksheets:
-            values = enumerate(sheet.iter_rows(values_only=True), 1)
-            found = [number for number, row in values if self._is_one([each for each in row if isinstance(each, str)])]
+            found = [number for number, row in enumerate(sheet.iter_rows(values_only=True), 1) if self._is_one(row)]
             for number in reversed(found):
                 sheet.delete_rows(number)
             rows += len(found)
@@ -359,8 +369,7 @@ class _Sweep:
         return changed
 
     def _write(self, path: Path, text: str, count: int, rows: int = 0) -> int:
-        content = text.encode(errors="surrogateescape")
-        return self._replace(path, lambda partial: partial.write_bytes(content), count, rows)
+        return self._replace(path, lambda partial: partial.write_text(text, "utf-8", "surrogateescape"), count, rows)
 
     def _replace(self, path: Path, write: Callable[[Path], object], count: int, rows: int) -> int:
         if count:
@@ -431,8 +440,7 @@ class _Sweep:
         runs = {path.parents[1] for path in self._changed if (path.parents[1] / "sft").is_dir()}
         lines += [f"weights: {folder / 'sft'}, and what was made of them" for folder in sorted(runs)]
         lines += [f"MLflow: {profile.tracking_uri}"] if profile.tracking_uri.startswith("http") else []
-        if server and not server.is_of_up:
-            lines.append(f"Prefect: {server.api_url}")
+        lines += [f"Prefect: {server.api_url}"] if server and not server.is_of_up else []
         with suppress(FileNotFoundError):
             backups = dict.fromkeys((state / BACKUPS_FILE).read_text(encoding="utf-8").splitlines())
             lines += [f"a backup, which loses them at its restore: {each}" for each in backups if Path(each).exists()]
@@ -466,10 +474,9 @@ def _is_jsonl(path: Path) -> bool:
 
 def _parsed(line: str) -> Any:
     """A line's record; None where it is none."""
-    try:
+    with suppress(ValueError):
         return json.loads(line)
-    except ValueError:
-        return None
+    return None
 
 
 def _context(cells: dict[str, str]) -> tuple[str, ...]:

@@ -127,6 +127,8 @@ def test_a_dropped_answer_is_asked_again_and_stays_paid(url: str):
         assert (ledger.spent_usd("r")[0], ledger.usage("r", "teacher").cost_usd) == (0.75, 0.75)
         tries = ledger.attempts("request_hash", "abc")
         assert [(each.outcome, each.cost_usd) for each in tries] == [("dropped", 0.25)]
+        ledger.record([quoting := call("q", reasoning=r"问 100%/_\n 吗"), call("other", text="问 100 _n 吗")])
+        assert [ledger.drop_all(ledger.requests_quoting({r"100%/_\n", "甲"})) for _ in range(2)] == [[quoting], []]
 
 
 def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from filelock import FileLock
-from fixture_types import Qinglan
+from fixture_types import ProfileOf, Qinglan
 from ledger_calls import call
 
 from qinglan.clients.roles import site_ledger
@@ -26,7 +26,7 @@ from qinglan.data.review import Review, add_reviews, fingerprint
 from qinglan.data.versions import Version, find_version, publish, splits_of, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops.forget import forget
-from qinglan.recipes.kinds.distillation import extract_requests
+from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, judge_requests
 from qinglan.rows import DIALOGUE, Row, row_id
 from qinglan.runs.artifacts import MANIFEST, REFERENCE, Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.simulators.domains import sample_of
@@ -34,6 +34,7 @@ from qinglan.text import forms_of
 
 QUESTION, PROFILE, HISTORY = '我妈"问<虾青素>&鱼油能一起吃吗', "王小明，42 岁，糖尿病", '之前问过"降压药"与阿司匹林'
 TEXTS = (QUESTION, PROFILE, HISTORY)
+CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 
 @pytest.mark.slow
@@ -63,9 +64,6 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
     after = find_version(profile, before.id)
     assert (after.forgotten, after.counts["rows"]) == (2, before.counts["rows"] - 2)
     assert after.artifacts["rows"].rows == before.artifacts["rows"].rows - 2
-    with site_ledger(profile) as ledger:
-        assert ledger.get("quoting") is None
-        assert ledger.spent_usd("r")[0] == 1.0
 
     run(tmp_path, "run", "refresh")
     assert traces(tmp_path) == []
@@ -146,25 +144,36 @@ def test_a_dialogue_and_what_was_read_in_it_are_forgotten(profile: Profile):
     source = [{"问题": mine.query, "对话": said} for said in (mine.inputs[DIALOGUE], "用户：在吗")]
     write_jsonl(folder / "source.jsonl", source)
     profile = profile.model_copy(update={"data": Data(columns=Columns(dialogue="对话"))})
-    request = extract_requests(profile)(mine)
-    assert request
     with site_ledger(profile) as ledger:
-        ledger.record([call(request.request_hash)])
-        assert forget(profile, [mine.id], [], print).removed["ledger", "answers"] == 1
-        assert ledger.get(request.request_hash) is None
+        ledger.record([call(extract_requests(profile)(mine).request_hash)])
+    assert forget(profile, [mine.id], [], print).removed["ledger", "answers"] == 1
     assert traces(folder.parents[1]) == []
     assert json.loads((folder / "source.jsonl").read_text()) == source[1]
 
 
-def test_a_question_is_forgotten_whoever_asks_it_and_what_a_killed_process_left_is_found_again(profile: Profile):
-    asked, other = [row(QUESTION), row(f"{QUESTION}？", PROFILE)], row("钙片能嚼着吃吗")
+@pytest.mark.parametrize("recipe", ["query_rewrite", "medical", "answer_judge"])
+def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_completed(profile_of: ProfileOf, recipe: str):
+    rival = {"model": "small", "base_url": "http://127.0.0.1:9/v1"}
+    profile = profile_of(recipe=recipe, answerer=rival, compare={"teachers": {"rival": rival}})
+    asked, other = [row(QUESTION, HISTORY), row(f"{QUESTION}？", PROFILE)], row("钙片能嚼着吃吗")
     folder = write_run(profile, *asked, other)
     samples = (folder / "rl" / "samples.jsonl").read_text()
-    forget(profile, [], [QUESTION], print)
+    typed = row(QUESTION, answer="虾青素 同服")  # on the page to try: no file has it
+    rivals = profile.model_copy(update={"teacher": profile.answerer})
+    about = [each for one in (profile, rivals) for each in distill_requests(one)(typed).values()]
+    out_of_reach = distill_requests(profile)(row(f"{QUESTION} 呢", "孕妇")).values()
+    every = (*about, judge_requests(profile)(typed, "虾青素 同服"), *out_of_reach)
+    hashes = dict.fromkeys(each.request_hash for each in every if each)
+    with site_ledger(profile) as ledger:
+        ledger.record([call(each, text="虾青素  同服") for each in hashes])
+        done = forget(profile, [], [f"{QUESTION}\r", ""], print)
+        assert (ledger.get_many(hashes).keys(), done.removed["ledger", "answers"]) == ({*list(hashes)[3:]}, 3)
+        assert "the ledger: answers to wordings, contexts and prompts that no file here has" in done.outside
     assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
     (folder / "rl" / "samples.jsonl").write_text(samples)
     forget(profile, [], [], print)
     assert len((folder / "rl" / "samples.jsonl").read_text().splitlines()) == 1
+    assert not forget(profile.model_copy(update={"recipe": CAPITALS}), [], [QUESTION], print).notes
 
 
 def test_prefects_database_is_found_in_the_home_that_it_has_itself(

@@ -53,7 +53,7 @@ _INTERRUPTED = ("insufficient_system_resource", "network_error", "error", "abort
 """How DeepSeek, Zhipu, gateways and vLLM end an answer that they could not finish: another try may."""
 _GATEWAY_TIMEOUTS = (504, 524)
 """The model behind the gateway may go on, and is paid for."""
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 _ACCOUNT = re.compile(
     r"arrearage|overdue|insufficient_?balance|exceeded_current_quota|(user|token)_quota|billing_|free_?tier_?only"
     r"|\b(1113|30001)\b",
@@ -381,7 +381,7 @@ class ChatClient:
             return TeacherError(f"{role}: {error.__cause__}", "answer_too_long")
         unavailable = "teacher_timeout" if isinstance(error, openai.APITimeoutError) else "teacher_unavailable"
         reason = f"http_{status}" if status else unavailable
-        may_be_paid = status in _GATEWAY_TIMEOUTS if status else not isinstance(error.__cause__, _NOT_SENT)
+        may_be_paid = status in _GATEWAY_TIMEOUTS if status else not isinstance(error.__cause__, NOT_SENT)
         self._fail(request, reason, latency_ms, content, may_be_paid=may_be_paid)
         said, code = without_controls(error.message), without_controls(error.code or error.type or "")
         what, said = (f"HTTP {status} {code if _CODE.fullmatch(code) else ''}".rstrip(), said) if status else (said, "")

@@ -30,8 +30,6 @@ from qinglan.errors import ConfigError, LedgerError, TeacherError
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.runs.artifacts import hash_of
 
-pytestmark = pytest.mark.slow
-
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 REWRITER = "simulated-rewriter"
 ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
@@ -39,7 +37,12 @@ SERVER = "simulator"
 
 
 class CountingStore(SimulatedBatchStore):
-    """Remembers what was created."""
+    """Remembers what was created. May list nothing, and its first result files lack a line, or end in a long one."""
+
+    listed = True
+    short = 0
+    shorten = b'"status_code": 200'
+    too_long = b""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -49,6 +52,16 @@ class CountingStore(SimulatedBatchStore):
         content = self.file(request.input_file_id).decode()
         self.created.append(re.findall(r'"custom_id": "(\w+)"', content))
         return super().create(request)
+
+    def list(self, after: str | None = None, limit: int = 20) -> dict[str, Any]:
+        return super().list(after, limit) if self.listed else {"object": "list", "data": [], "has_more": False}
+
+    def file(self, file_id: str) -> bytes:
+        content = super().file(file_id)
+        if self.short and self.shorten in content:
+            self.short -= 1
+            return content[: content.rstrip().rfind(b"\n") + 1]
+        return content + self.too_long if b'"response"' in content else content
 
     @property
     def times_asked(self) -> Counter[str]:
@@ -65,7 +78,8 @@ class Trouble:
     than a status, or a status and an error's code."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = [each for each in self.to_come if scope["type"] == "http" and _fits(each, scope)]
+        method, path = scope.get("method"), scope.get("path", "")  # neither at the start and the end of the app
+        found = [each for each in self.to_come if each[0] == method and re.match(each[1], path)]
         if not found:
             await self.app(scope, receive, send)
             return
@@ -86,10 +100,6 @@ class Trouble:
         await self.app(scope, receive, badly)  # uvicorn closes a connection whose answer never ends
 
 
-def _fits(trouble: tuple[str, str, str], scope: Scope) -> bool:
-    return trouble[0] == scope["method"] and bool(re.match(trouble[1], scope["path"]))
-
-
 @dataclass
 class Teacher:
     """A running simulator."""
@@ -103,22 +113,29 @@ Start = Callable[..., Teacher]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start_one() -> Iterator[Start]:
     """Start simulators that end with the test."""
     running = ExitStack()
 
-    def start_one(kind: type[CountingStore] = CountingStore, **options: Any) -> Teacher:
-        store = kind(**{"batch_s": 0.0, "fault_rate": 0.0} | options)
+    def start(**options: Any) -> Teacher:
+        store = CountingStore(**options)
         trouble = Trouble(app_with_batches(store))
         return Teacher(f"{running.enter_context(running_app(trouble))}/v1", store, trouble)
 
     with running:
-        yield start_one
+        yield start
+
+
+@pytest.fixture(params=[pytest.param(None, id=pytest.HIDDEN_PARAM, marks=pytest.mark.slow)])
+def start(start_one: Start) -> Start:
+    """For the many tests that take minutes together."""
+    return start_one
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 0.1)
+    monkeypatch.setattr("qinglan.clients.batch_api.service.MOST_BODY_BYTES", 2000)
 
 
 @pytest.fixture
@@ -140,8 +157,7 @@ def new_ledger(folder: Path, kind: type[Ledger] = Ledger) -> Ledger:
 
 
 async def ask(ledger: Ledger, url: str, wanted: list[Request], settings: Any = None, **options: Any) -> BatchOutcome:
-    client = openai_client(Endpoint(model=REWRITER, timeout_s=120), url, "teacher")
-    try:
+    async with openai_client(Endpoint(model=REWRITER, timeout_s=120), url, "teacher") as client:
         return await distill_by_batch(
             wanted,
             client=client,
@@ -149,8 +165,6 @@ async def ask(ledger: Ledger, url: str, wanted: list[Request], settings: Any = N
             settings=BatchApi.model_validate({"poll_every_s": 0.02} | (settings or {})),
             **{"account": ACCOUNT, "server": SERVER, "retries": 3} | options,
         )
-    finally:
-        await client.close()
 
 
 async def ask_and_die(ledger: Ledger, url: str, wanted: list[Request], batches: int = 1) -> None:
@@ -323,56 +337,46 @@ async def test_a_batch_that_another_account_sent_is_not_bought_again_unless_it_i
     assert (await ask(ledger, second.url, wanted)).answered == 3
 
 
-class LateStore(CountingStore):
-    """What it creates is listed only later, and its first result files lack a line, or end in one that is too long."""
-
-    listed = True
-    short = 0
-    too_long = b""
-
-    def list(self, after: str | None = None, limit: int = 20) -> dict[str, Any]:
-        return super().list(after, limit) if self.listed else {"object": "list", "data": [], "has_more": False}
-
-    def file(self, file_id: str) -> bytes:
-        content = super().file(file_id)
-        if self.short and b'"response"' in content:
-            self.short -= 1
-            return content[: content.rstrip().rfind(b"\n") + 1]
-        return content + self.too_long if b'"response"' in content else content
-
-
-async def test_a_batch_that_is_listed_late_is_found_as_long_as_it_can_have_been_created(
-    ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["lose", "lose, and the list fails", "429", "503"])
+async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when_it_can_not_come_any_more(
+    ledger: Ledger, start_one: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ):
-    monkeypatch.setattr("qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 60.0)
-    teacher, wanted = start(LateStore), requests(3)
+    monkeypatch.setattr("qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 0.5 if how == "503" else 60.0)
+    teacher = start_one()
     teacher.store.listed = False
-    teacher.trouble.to_come += [("POST", "/v1/batches", "lose"), ("GET", "/v1/batches", "400")]
-    asking = asyncio.create_task(ask(ledger, teacher.url, wanted, retries=0))
+    list_fails = [("GET", "/v1/batches", "400")] * ("the list fails" in how)
+    teacher.trouble.to_come += [("POST", "/v1/batches", how.split(",")[0]), *list_fails]
+    asking = asyncio.create_task(ask(ledger, teacher.url, requests(3)))
     await asyncio.sleep(1)
-    teacher.store.listed = True
-    assert (await asyncio.wait_for(asking, 60)).answered == 3
+    said, teacher.store.listed = caplog.text, True
+    assert (await asyncio.wait_for(asking, 20)).answered == 3
     assert set(teacher.store.times_asked.values()) == {1}
+    assert ("batch of 3 requests: the service did not confirm it; it is looked for" in said) == (how != "429")
 
 
 @pytest.mark.parametrize(
     ("flaw", "answered", "kept"),
-    [({"short": 2}, 5, False), ({"short": 9}, 4, True), ({"too_long": b"x" * 3000}, 5, True)],
+    [
+        ({"short": 2}, 4, False),
+        ({"short": 9}, 3, True),
+        ({"short": 9, "shorten": b'"status_code": 500'}, 4, True),
+        ({"too_long": b"x" * 3000}, 4, True),
+    ],
 )
-async def test_a_file_with_fewer_answers_than_counted_is_read_again_and_not_deleted_nor_one_with_too_long_a_line(
-    ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch, flaw: dict[str, Any], answered: int, kept: bool
+async def test_a_file_with_fewer_lines_than_counted_is_read_again_and_not_deleted_nor_one_with_too_long_a_line(
+    ledger: Ledger, start_one: Start, caplog: pytest.LogCaptureFixture, flaw: dict[str, Any], answered: int, kept: bool
 ):
-    monkeypatch.setattr("qinglan.clients.batch_api.service.MOST_BODY_BYTES", 2000)
-    teacher = start(LateStore)
+    teacher = start_one(fault_rate=0.3)  # the fourth of five fails
     vars(teacher.store).update(flaw)
     outcome = await ask(ledger, teacher.url, requests(5))
-    assert (outcome.answered, bool(teacher.store._files)) == (answered, kept)
+    found = outcome.answered, bool(teacher.store._files), caplog.text.count("its files stay there")
+    assert found == (answered, kept, kept)
 
 
 async def test_a_result_file_that_trickles_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("qinglan.clients.batch_api.service._READ_WITHIN_S", 0.3)
     async with openai_client(Endpoint(model=REWRITER), serve(script_of((200, trickle()))).url, "teacher") as client:
-        reading = BatchService(client, "teacher", retries=0, pause_s=0).results("f")
+        reading = BatchService(client, "teacher", retries=0).results("f")
         with pytest.raises(TeacherError, match="broke off: not whole after 0 s") as caught:
             await asyncio.wait_for(anext(reading), 20)
     assert caught.value.transient
@@ -463,9 +467,13 @@ async def test_a_service_that_takes_no_batch_is_a_config_error_and_no_question_i
         assert (await ask(ledger, teacher.url, requests(2))).answered == 2
 
 
-async def test_a_dead_service_leaves_all_to_the_live_pass(ledger: Ledger):
+async def test_a_dead_service_leaves_all_to_the_live_pass_and_is_no_reason_to_look_for_a_batch(ledger: Ledger):
     outcome = await ask(ledger, "http://127.0.0.1:9/v1", requests(2), retries=0)
     assert (len(outcome.missing), outcome.reasons) == (2, {"teacher_unavailable": 2})
+    async with openai_client(Endpoint(model=REWRITER), "http://127.0.0.1:9/v1", "teacher") as client:
+        with pytest.raises(TeacherError) as caught:
+            await BatchService(client, "teacher", retries=0).create("digest", "file")
+    assert caught.value.retry_after_s == 0
 
 
 class MortalLedger(Ledger):

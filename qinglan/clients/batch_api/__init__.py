@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from openai import AsyncOpenAI
 
-from qinglan.clients.batch_api.jobs import CONFIRM_AFTER_S, BatchJobs, BatchProgress, BatchStore
+from qinglan.clients.batch_api.jobs import BatchJobs, BatchProgress, BatchStore
 from qinglan.clients.batch_api.service import BatchService, request_line
 from qinglan.clients.chat import Account, Request, cost_usd, most_usd
 from qinglan.config import BatchApi, Price
@@ -59,7 +59,7 @@ async def distill_by_batch(
         retries: of one HTTP request.
         affordable_usd: what may still be spent, batches under way included; None without a limit.
     """
-    service = BatchService(client, account.role, retries=retries, pause_s=min(CONFIRM_AFTER_S, settings.poll_every_s))
+    service = BatchService(client, account.role, retries=retries)
     unique = {request.request_hash: request for request in requests}
     store = BatchStore(ledger, account, server, unique)
     jobs = BatchJobs(service, store, settings, on_progress)

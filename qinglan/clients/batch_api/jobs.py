@@ -13,23 +13,25 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from math import inf
 
 from qinglan.clients.batch_api.service import ENDED, BatchService, BatchState, Result
 from qinglan.clients.chat import Account, Request, most_usd, unanswered
+from qinglan.clients.limits import with_retries
 from qinglan.config import BatchApi, Price
 from qinglan.errors import ConfigError, LedgerError, TeacherError
 from qinglan.ledger import BATCH, BatchJob, Call, Failure, Ledger
 from qinglan.ledger.queue import send_heartbeats, to_the_end
 from qinglan.runs.artifacts import hash_of
+from qinglan.runs.back_off import BackOff
 
-CONFIRM_AFTER_S = 5.0
-"""Ask a second time after this, before a batch counts as never created."""
 CREATED_WITHIN_S = 600.0
-"""A request to create one that was sent longer ago than this can't arrive any more."""
+"""A batch that is not listed this long after it was asked for was never created. No service promises a time: this is
+much longer than proxies usually keep a request, and short beside the day that a batch may take."""
+_CONFIRM_AFTER_S = 5.0
+"""Look a second time, or repeat a request that was refused, after this."""
 _SHORT_AT_MOST = 3
-"""How often a file with fewer answers than the service counted is read."""
+"""How often files with fewer lines than the service counted are read."""
 _LINES_PER_COMMIT = 500
 _CANCEL_WITHIN_S = 900.0
 _LOG = logging.getLogger(__name__)
@@ -163,6 +165,7 @@ class BatchJobs:
         self, service: BatchService, store: BatchStore, settings: BatchApi, on_progress: Callable[[BatchProgress], None]
     ) -> None:
         self._service, self._store, self._settings, self._on_progress = service, store, settings, on_progress
+        self._pause = BackOff(min(_CONFIRM_AFTER_S, settings.poll_every_s), _CONFIRM_AFTER_S)
         self._uploading = asyncio.Semaphore(1)
         self._progress: dict[str, tuple[int, int, int]] = {}
         self._given_up: set[str] = set()
@@ -200,16 +203,18 @@ class BatchJobs:
         return fresh
 
     async def _locate(self, job: BatchJob) -> BatchJob | None:
-        """Find a batch whose process was killed before it stored the id; None if it was never created."""
-        sure_s = job.created_s + CREATED_WITHIN_S if job.status == "creating" else 0.0
-        for attempt in count():
-            if found := await self._service.find(job.digest, job.created_s):
-                return await self._store.save(job, status="submitted", batch_id=found.id)
-            if attempt and time.time() > sure_s:
+        """Find a batch whose id was not stored, after a kill or a lost answer; None if it was never created."""
+        confirmed_s = time.time() + self._pause.first_s
+        sure_s = max(confirmed_s, job.created_s + CREATED_WITHIN_S if job.status == "creating" else 0.0)
+        if sure_s > confirmed_s:
+            what, minutes = f"batch of {len(job.request_hashes):,} requests", CREATED_WITHIN_S / 60
+            _LOG.warning("%s: the service did not confirm it; it is looked for up to %.0f minutes", what, minutes)
+        while not (found := await self._service.find(job.digest, job.created_s)):
+            left_s = sure_s - time.time()
+            if left_s <= 0:
                 return None
-            pause_s = CONFIRM_AFTER_S if attempt == 0 else self._settings.poll_every_s
-            await asyncio.sleep(min(pause_s, self._settings.poll_every_s))  # a list may lag behind
-        raise AssertionError("the last attempt returns")
+            await asyncio.sleep(min(self._settings.poll_every_s, left_s))  # a list may lag behind
+        return await self._store.save(job, status="submitted", batch_id=found.id)
 
     async def _resume(self, job: BatchJob, *, wait: bool) -> None:
         give_up_s = max(time.time(), job.created_s + 3600 * self._settings.give_up_after_h)
@@ -225,31 +230,45 @@ class BatchJobs:
 
     async def _send(self, requests: Sequence[Request]) -> None:
         async with self._uploading:
-            job = await self._submit(requests)
+            job, file_id = await self._submit(requests)
+        with suppress(TeacherError):  # no news: nothing is created, and `_follow` asks again
+            for _ in range(self._service.retries):
+                if job and not job.batch_id:
+                    job = await self._locate(job) or await self._create(job, file_id)
         if job:
             await self._follow(job, wait=True)
 
-    async def _submit(self, requests: Sequence[Request]) -> BatchJob | None:
+    async def _submit(self, requests: Sequence[Request]) -> tuple[BatchJob | None, str]:
+        """As `_create`; and the input file's id."""
         job = await self._store.begin(requests)
         claimed = set(job.request_hashes)
         self.tried |= claimed
         if not claimed:
             await self._store.close(job)
-            return None
+            return None, ""
         try:
             file_id = await self._service.upload(each for each in requests if each.request_hash in claimed)
         except TeacherError as error:
             await self._store.close(job, dict.fromkeys(job.request_hashes, error.reason))
-            return None
+            return None, ""
         except BaseException:  # the next call need not search for it
             self._store.end(job)
             raise
-        job = await self._store.save(job, status="creating", created_s=time.time())
+        return await self._create(job, file_id), file_id
+
+    async def _create(self, job: BatchJob, file_id: str) -> BatchJob | None:
+        """The job, without a batch's id where only `_locate` can tell whether there is one; None if there is none."""
+
+        async def create() -> str:
+            nonlocal job
+            job = await self._store.save(job, status="creating", created_s=time.time())
+            return await self._service.create(job.digest, file_id)
+
         try:
-            batch_id = await self._service.create(job.digest, file_id, job.created_s)
-        except (TeacherError, ConfigError) as error:  # if it is transient there may be one: `_follow` looks for it
-            if isinstance(error, TeacherError) and error.transient:
-                return job
+            batch_id = await with_retries(create, self._service.retries, self._pause)
+        except (TeacherError, ConfigError) as error:
+            if isinstance(error, TeacherError) and error.transient and error.retry_after_s is None:
+                return await self._store.save(job, created_s=time.time())  # until now it was under way
             await self._service.delete_file(file_id)
             if isinstance(error, ConfigError):
                 raise
@@ -295,8 +314,8 @@ class BatchJobs:
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _merge(self, job: BatchJob, state: BatchState) -> None:
-        """Answers and failures into the ledger; TeacherError also where files lack answers that were counted."""
-        failures = dict.fromkeys(job.request_hashes, state.missing_reason)
+        """Answers and failures into the ledger; TeacherError also where files lack lines that were counted."""
+        failures, failed_lines = dict.fromkeys(job.request_hashes, state.missing_reason), set[str]()
 
         async def keep(results: Iterable[Result]) -> None:
             ours = [each for each in results if each.request_hash in failures]
@@ -306,14 +325,14 @@ class BatchJobs:
                     del failures[result.request_hash]
                 else:
                     failures[result.request_hash] = result.reason
+                    failed_lines.add(result.request_hash)
 
-        lines, has_all = 0, True
+        flaw = ""
         result_files = [each for each in (state.output_file_id, state.error_file_id) if each]
         for file_id in result_files:
             portion: dict[str, Result] = {}  # the last of each request where it comes twice
             try:
                 async for result in self._service.results(file_id):
-                    lines += 1
                     portion[result.request_hash] = result
                     if len(portion) == _LINES_PER_COMMIT:
                         await keep(portion.values())
@@ -321,17 +340,19 @@ class BatchJobs:
             except TeacherError as error:  # the file is missing, or has a line without end
                 if error.transient:
                     raise
-                has_all = False
-                _LOG.warning("batch %s: %s; its files stay there", state.id, error)
+                flaw = str(error)
             await keep(portion.values())
-        if has_all and lines < state.counts[0]:
-            has_all = False
+        answered, failed, counted = len(job.request_hashes) - len(failures), len(failed_lines), state.counts
+        # By kind, not by file: some services write all lines into one. One that writes no failures has no error file.
+        if not flaw and (answered < counted[0] or (state.error_file_id and failed < counted[1])):
+            flaw = "its files hold {:,} answers and {:,} failures, where the service counts {:,} and {:,}"
+            flaw = flaw.format(answered, failed, *counted)
             self._short[job.digest] += 1
-            short = f"batch {state.id}: {lines:,} results, where the service counts {state.counts[0]:,} answers"
             if self._short[job.digest] < _SHORT_AT_MOST:
-                raise TeacherError(short, "batch_short", transient=True)
-            _LOG.warning("%s; its files stay there", short)
+                raise TeacherError(flaw, "batch_short", transient=True)
         await self._store.close(job, failures)
-        for file_id in (*result_files, state.input_file_id):
-            if file_id and has_all:
-                await self._service.delete_file(file_id)
+        if flaw:
+            _LOG.warning("batch %s: %s; its files stay there", state.id, flaw)
+            return
+        for file_id in filter(None, (*result_files, state.input_file_id)):
+            await self._service.delete_file(file_id)

@@ -1,7 +1,7 @@
 """A batch API over the openai package: files, batches, and after which failures a batch may exist all the same.
 
-Creating a batch spends money and has no idempotency key, so it is never repeated blindly: after a failure that may
-have come too late, the batch is looked for by the digest in its metadata.
+Creating a batch spends money and has no idempotency key, so it is never repeated blindly: after a failure that leaves
+open whether there is a batch, it is looked for by the digest in its metadata.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import openai
 from openai import AsyncOpenAI
 from pydantic import BaseModel, ValidationError
 
-from qinglan.clients.chat import Completion, Request, account_is_empty
+from qinglan.clients.chat import NOT_SENT, Completion, Request, account_is_empty
 from qinglan.clients.limits import MOST_BODY_BYTES, BodyTooLargeError, retry_after_s
 from qinglan.errors import ConfigError, TeacherError
 
@@ -110,13 +110,12 @@ class _ResultLine(BaseModel):
 class BatchService:
     """The batch API of one role's service: ConfigError where it refuses the key, TeacherError for any other failure."""
 
-    def __init__(self, client: AsyncOpenAI, role: str, *, retries: int, pause_s: float) -> None:
-        """`pause_s` is waited before a batch is looked for that may have been created after all."""
+    def __init__(self, client: AsyncOpenAI, role: str, *, retries: int) -> None:
         self._asking = client.with_options(max_retries=retries)
         self._files = client.with_options(max_retries=retries, timeout=_FILE_TIMEOUT_S).files
         self._paying = client.with_options(max_retries=0).batches.with_raw_response
         self._batches = self._asking.batches.with_raw_response
-        self._role, self._retries, self._pause_s = role, retries, pause_s
+        self._role, self.retries = role, retries
 
     async def upload(self, requests: Iterable[Request]) -> str:
         """The input file's id; nothing is paid for yet. ConfigError also where the service has no batch API."""
@@ -125,37 +124,17 @@ class BatchService:
             file.seek(0)
             upload = ("requests.jsonl", file, "application/jsonl")
             sending = self._files.with_raw_response.create(file=upload, purpose="batch")
-            try:
-                return (await self._ask(sending, _StoredFile)).id
-            except TeacherError as error:
-                raise self._or_lacking(error, "/files") from error.__cause__
+            return (await self._ask(sending, _StoredFile, "/files")).id
 
-    async def create(self, digest: str, input_file_id: str, since_s: float) -> str:
-        """The batch's id; after a TeacherError that is not `transient` there is none, and there will be none."""
-        for attempt in range(self._retries + 1):
-            sending = self._paying.create(
-                input_file_id=input_file_id,
-                endpoint=_ENDPOINT,
-                completion_window="24h",
-                metadata={_METADATA_KEY: digest},
-            )
-            try:
-                return (await self._ask(sending, BatchState)).id
-            except TeacherError as error:
-                cause = error.__cause__
-                if not error.transient:
-                    raise self._or_lacking(error, "/batches") from cause
-                wait_s = retry_after_s(cause.response.headers) if isinstance(cause, openai.APIStatusError) else 0.0
-                await asyncio.sleep(max(self._pause_s, wait_s))
-                try:
-                    found = await self.find(digest, since_s)
-                except TeacherError:  # nobody knows whether there is one
-                    raise error from None
-                if found:
-                    return found.id
-                if attempt == self._retries:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+    async def create(self, digest: str, input_file_id: str) -> str:
+        """The id of a new batch; after a `transient` error without `retry_after_s` there may be one all the same."""
+        sending = self._paying.create(
+            input_file_id=input_file_id,
+            endpoint=_ENDPOINT,
+            completion_window="24h",
+            metadata={_METADATA_KEY: digest},
+        )
+        return (await self._ask(sending, BatchState, "/batches")).id
 
     async def find(self, digest: str, since_s: float) -> BatchState | None:
         """The batch that carries this digest, if there is one that was created since then."""
@@ -193,43 +172,42 @@ class BatchService:
         except openai.APIError as error:
             raise self._failure(error) from error
         except httpx2.HTTPError as error:  # openai wraps only what happens before the body
-            again = not isinstance(error, BodyTooLargeError)
             message = f"{self._role}: a batch's answers broke off: {error}"
-            raise TeacherError(message, "batch_lost", transient=again) from error
+            raise TeacherError(message, "batch_lost", transient=not isinstance(error, BodyTooLargeError)) from error
 
     async def delete_file(self, file_id: str) -> None:
         """Leave no users' questions behind at the service; that it fails does no harm here."""
         with suppress(openai.APIError):
             await self._files.delete(file_id)
 
-    async def _ask(self, sending: Awaitable[Any], answer: type[Answer]) -> Answer:
+    async def _ask(self, sending: Awaitable[Any], answer: type[Answer], path: str = "") -> Answer:
+        """The answer; with a path, a service that does not know this path has no batch API."""
         # openai doesn't check what a service sends: a proxy's error page would pass for a batch.
         try:
             raw = await sending
             return answer.model_validate_json(raw.http_response.content)
         except openai.APIError as error:
-            raise self._failure(error) from error
+            raise self._failure(error, path) from error
         except ValidationError as error:
             message = f"{self._role}: batch API: the answer is none"
             raise TeacherError(message, "teacher_bad_response", transient=True) from error
 
-    def _or_lacking(self, error: TeacherError, path: str) -> TeacherError | ConfigError:
-        """This error, or that the service has no batch API."""
-        if error.reason not in ("http_404", "http_405", "http_501"):
-            return error
-        problem = f"{self._asking.base_url} has no batch API ({path} answers {error.reason.removeprefix('http_')})"
-        return ConfigError(f"{self._role}: {problem}; set distill.mode=live")
-
-    def _failure(self, error: openai.APIError) -> Exception:
+    def _failure(self, error: openai.APIError, path: str = "") -> Exception:
         if account_is_empty(error):
             return ConfigError(f"{self._role}: the account of the batch API is empty; top it up and run again")
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             return ConfigError(f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env")
         status = error.status_code if isinstance(error, openai.APIStatusError) else None
+        if path and status in (404, 405, 501):
+            problem = f"{self._asking.base_url} has no batch API ({path} answers {status})"
+            return ConfigError(f"{self._role}: {problem}; set distill.mode=live")
         final = status is not None and (400 <= status < 500 or status == 501) and status not in (408, 409, 429)
         said = " ".join(str(error.message).split())[:200]
         reason = f"http_{status}" if status else "teacher_unavailable"
-        return TeacherError(f"{self._role}: batch API: {said}", reason, transient=not final)
+        after_s = 0.0 if isinstance(error.__cause__, NOT_SENT) else None
+        if isinstance(error, openai.RateLimitError):
+            after_s = retry_after_s(error.response.headers)
+        return TeacherError(f"{self._role}: batch API: {said}", reason, transient=not final, retry_after_s=after_s)
 
 
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

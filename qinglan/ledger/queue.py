@@ -174,7 +174,11 @@ class LedgerQueue:
         failures = 0
         while True:
             try:
-                delivery = await asyncio.to_thread(self._ledger.exchange, order)
+                exchange = asyncio.ensure_future(asyncio.to_thread(self._ledger.exchange, order))
+                while not (await asyncio.wait([exchange], timeout=_SAY_EVERY_S))[0]:
+                    waited_s = time.monotonic() - started_s
+                    _LOG.warning("ledger: its database has not answered for %.0f s; still waiting", waited_s)
+                delivery = await exchange
                 self._spent = delivery.spent_usd
                 self._on_the_way_usd -= sum(tried.cost_usd for tried in (*order.calls, *order.failures))
                 return delivery

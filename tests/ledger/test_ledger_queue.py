@@ -121,6 +121,19 @@ async def test_answers_wait_for_a_server_that_is_away_and_a_run_that_ends_does_n
             await recording
 
 
+async def test_a_database_that_neither_answers_nor_fails_is_waited_for_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(ledger_queue, "_SAY_EVERY_S", 0.2)
+    ledger = Flaky(tmp_path)
+    exchange = ledger.exchange
+    monkeypatch.setattr(ledger, "exchange", lambda order: (time.sleep(0.5), exchange(order))[1])
+    async with queue_of(ledger) as queue:
+        await queue.record(call("a"))
+        assert "ledger: its database has not answered for 0 s; still waiting" in caplog.messages
+        assert ledger.get("a") == call("a")
+
+
 @pytest.mark.parametrize("limit", ["per_run_usd", "per_month_usd"])
 async def test_what_is_spent_counts_before_it_is_written(tmp_path: Path, limit: str):
     ledger = Flaky(tmp_path)

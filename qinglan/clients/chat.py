@@ -45,6 +45,7 @@ _TRIAL_EVERY_S = 15.0
 _RETRIES_BEFORE_ANSWERS = 50
 """And two for each answer, which is enough while half of the requests fail. A service that answers one request in
 twenty opens no circuit breaker, and would get several requests for every row."""
+_POLL_S = 0.05
 _QUOTA_RETURNS_S = 60.0
 """Some services say of the tokens per minute that the quota is spent."""
 _ENDED = ("stop", "eos", "end_turn", "")
@@ -184,7 +185,8 @@ class ChatClient:
         self._limits = Limits(endpoint.concurrency, endpoint.requests_per_minute, endpoint.tokens_per_minute)
         # Of a killed process, what is in here may be lost: requests built ahead, so that a free place is taken at once,
         # those under way, and answers that are being committed.
-        self._started = asyncio.Semaphore(endpoint.concurrency + max(8, endpoint.concurrency // 2))
+        self._places = endpoint.concurrency + max(8, endpoint.concurrency // 2)
+        self._started = asyncio.Semaphore(self._places)
         self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
         self._kept: dict[str, asyncio.Task[tuple[Call, bool]]] | None = None
         self._sent: WeakSet[asyncio.Task[Any]] = WeakSet()
@@ -193,7 +195,7 @@ class ChatClient:
         self._last_answer_s = -math.inf
         self._breaker = CircuitBreaker(_MOST_FAILURES + endpoint.concurrency, _TRIAL_EVERY_S)
         self._last_failure, self._unread = "", 0
-        self._retries = 0
+        self._retries, self._forbidden = 0, 0
         self.cached_count = 0
         self.transient_failures = 0
         """Questions left without an answer that may get one later."""
@@ -290,8 +292,7 @@ class ChatClient:
         return response
 
     def _check_budget(self, but: int = 0) -> None:
-        under_way = self._limits.in_flight - but + self._unread
-        self._ledger.check_budget(self._mean_cost_usd * under_way)
+        self._ledger.check_budget(self._mean_cost_usd * (self._limits.in_flight - but + self._unread))
 
     def _check_breaker(self) -> None:
         if wait_s := self._breaker.wait_s():
@@ -337,7 +338,7 @@ class ChatClient:
             response = await self._client.post(self._path, body=request.body, cast_to=httpx2.Response)
         except openai.APIError as error:
             self._unread -= isinstance(error, openai.APIStatusError)
-            raise self._failure(request, error) from error
+            raise await self._failure(request, error) from error
         self._unread -= 1
         latency_ms: float = response.extensions["latency_ms"]
         try:
@@ -366,7 +367,7 @@ class ChatClient:
         self._mean_cost_usd += share * (call.cost_usd - self._mean_cost_usd)
         return call
 
-    def _failure(self, request: Request, error: "openai.APIError") -> Exception:
+    async def _failure(self, request: Request, error: "openai.APIError") -> Exception:
         import openai
 
         role, model = self._account.role, self._account.model
@@ -392,8 +393,7 @@ class ChatClient:
                 f"{role} {model}: the account's balance or quota is spent (HTTP {status} {code[:_SHOWN_CHARS]}); "
                 "top it up and run again: every answer paid for is kept"
             )
-        # Others were let in, so it is this question.
-        if _names(error, _POLICY) or (status == 403 and (self._answered or self.cached_count)):
+        if _POLICY.search(f"{error.code} {error.type}") or (status == 403 and await self._is_answered()):
             self._breaker.answered()
             return TeacherError(f"{role}: {what}: refused", "teacher_refused", said=said)
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
@@ -410,6 +410,16 @@ class ChatClient:
             unavailable = "teacher_rate_limited"
         return self._unavailable(what, unavailable, after_s, said)
 
+    async def _is_answered(self) -> bool:
+        """Whether any request was, so that a 403 is its question's. As a refusal is quicker, others are awaited."""
+        self._forbidden += 1  # it keeps its place, so a service that lets nobody in gets no more requests than places
+        give_up_s = time.monotonic() + self._endpoint.timeout_s
+        while not (is_answered := bool(self._answered or self.cached_count)) and time.monotonic() < give_up_s:
+            if self._forbidden >= min(len(self._under_way), self._places):
+                break
+            await asyncio.sleep(_POLL_S)
+        return is_answered
+
     def _fail(
         self, request: Request, reason: str, latency_ms: float | None, content: bytes = b"", *, may_be_paid: bool = True
     ) -> None:
@@ -419,8 +429,7 @@ class ChatClient:
 
     def _trace(self, request: Request, answer: str | None = None, **known: Any) -> None:
         account, asked = self._account, {"messages": request.body["messages"]}  # not the headers, which hold the key
-        known["model"] = account.model
-        self._traced.add(request.request_hash, account.role, "CHAT_MODEL", asked, answer, **known)
+        self._traced.add(request.request_hash, account.role, "CHAT_MODEL", asked, answer, model=account.model, **known)
 
 
 def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
@@ -441,8 +450,9 @@ def most_usd(request: Request, price: Price) -> float:
 
 def account_is_empty(error: "openai.APIError", *, quota_may_return: bool = False) -> bool:
     """A service says that nothing more can be paid for, whatever is asked."""
-    is_spent = _names(error, _ACCOUNT) or (_names(error, _QUOTA) and not quota_may_return)
-    return is_spent or getattr(error, "status_code", None) == 402
+    named = f"{error.code} {error.type}"
+    is_spent = _ACCOUNT.search(named) or (_QUOTA.search(named) and not quota_may_return)
+    return bool(is_spent) or getattr(error, "status_code", None) == 402
 
 
 def unanswered(call: Call) -> str | None:
@@ -468,10 +478,6 @@ def usable_text(call: Call, max_chars: int) -> str:
         message = f"an answer of {len(call.text):,} characters, more than {call.role}.max_answer_chars = {max_chars:,}"
         raise TeacherError(f"{call.role}: {message}", "answer_too_long")
     return call.text
-
-
-def _names(error: "openai.APIError", codes: re.Pattern[str]) -> bool:
-    return bool(codes.search(f"{error.code} {error.type}"))
 
 
 def _empty_reason(role: str) -> str:

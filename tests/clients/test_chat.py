@@ -420,27 +420,26 @@ async def test_a_service_that_answers_little_gets_few_retries(tmp_path: Path, se
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "before"),
-    [(403, None, "x"), (403, "content_policy_violation", None), (400, "data_inspection_failed", None),
-     (400, "DataInspectionFailed", None), (400, "content_filter", None), (400, "1301", None),
-     (400, "InputTextSensitiveContentDetected", None)],
+    ("status", "code"),
+    [(403, None), (403, "content_policy_violation"), (400, "data_inspection_failed"), (400, "DataInspectionFailed"),
+     (400, "content_filter"), (400, "1301"), (400, "InputTextSensitiveContentDetected")],
 )  # fmt: skip
-async def test_a_flagged_question_is_its_rows_failure(
-    tmp_path: Path, serve: Serve, status: int, code: str | None, before: str | None
-):
+async def test_a_flagged_question_is_its_rows_failure(tmp_path: Path, serve: Serve, status: int, code: str | None):
     flagged = (status, {"error": {"message": "flagged", "code": code}})
-    service = serve(lambda body: flagged if body["messages"] == MESSAGES else (200, completion("x")))
-    async with client(tmp_path, service.url) as chat:
-        if before:
-            await chat.ask([{"role": "user", "content": before}], str)
-    async with client(tmp_path, service.url) as chat:
-        if before:  # the ledger knows the answer
-            await chat.ask([{"role": "user", "content": before}], str)
-        with pytest.raises(TeacherError, match=r"teacher: HTTP .*refused") as caught:
-            await chat.ask(MESSAGES, str)
-        assert (caught.value.reason, caught.value.transient) == ("teacher_refused", False)
-        assert "flagged" in caught.value.said
-        assert (await chat.ask([{"role": "user", "content": "y"}], str)).value == "x"
+    service = serve(lambda body: flagged if body["messages"] == MESSAGES else time.sleep(0.1) or (200, completion("x")))
+    for folder, at_once in (("one", 1), ("two", 2), ("two", 2)):  # in the end the ledger knows the other's answer
+        async with client(tmp_path / folder, service.url, concurrency=at_once) as chat:
+            asked = (chat.ask(MESSAGES, str), chat.ask([{"role": "user", "content": "y"}], str))
+            error, answer = await asyncio.gather(*asked, return_exceptions=True)
+        assert answer.value == "x" and re.match("teacher: HTTP .*refused", str(error))
+        assert (error.reason, error.transient) == ("teacher_refused", False) and "flagged" in error.said
+
+
+@pytest.mark.parametrize("reply", [(500, {}), (403, {})])
+async def test_a_403_is_the_accounts_where_nothing_is_answered(tmp_path: Path, serve: Serve, reply: Any):
+    service = serve(lambda body: (403, {}) if body["messages"][0]["content"] == "0" else reply)
+    async with asyncio.timeout(20), client(tmp_path, service.url, concurrency=4, max_retries=0, timeout_s=60) as chat:
+        assert isinstance((await ask_many(chat, 40))[0], ConfigError)
 
 
 async def test_a_spent_quota_may_be_that_of_the_minute_where_answers_came_before(

@@ -139,8 +139,7 @@ def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[ContractFinding]:
     about_rewrite = _compare(plain, rewritten, control, lambda: _scores(ask(a, None)))
     if about_rewrite is _HONOURED and not rag.mapping.takes_rewrite:
         about_rewrite = _SEARCHED
-    positions = [_POSITIONS] if rag.mapping.score_as == "rank" else []
-    return [about_rewrite, *positions, *_id_findings(answers)]
+    return [about_rewrite, *([_POSITIONS] if rag.mapping.score_as == "rank" else []), *_id_findings(answers)]
 
 
 def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable[[], Scores]) -> ContractFinding:

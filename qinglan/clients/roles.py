@@ -134,8 +134,7 @@ async def open_clients(
             if role in roles:
                 endpoint = endpoint_of(profile, role)
                 account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
-                salt = key_salt(profile, role)
-                chats[role] = ChatClient(endpoint, url, account, queue, key_salt=salt, traced=traced)
+                chats[role] = ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role), traced=traced)
         rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id, traced=traced) if "rag" in roles else None
         async with AsyncExitStack() as stack:
             stack.push_async_callback(queue.close)

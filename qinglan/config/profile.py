@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
@@ -21,12 +22,9 @@ from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
 from qinglan.text import ARMS
 
-_LIBRARY_SECRETS = (
-    *("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
-    *("RAY_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-)
 _SECRET_NAME = re.compile(r'"[^"]*_env":"([^"]*)"')
 """In a profile as JSON."""
+_CALLED_SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$", re.I)
 CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
@@ -99,9 +97,8 @@ class Profile(Section):
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:
         rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
-        answerer = (("answerer", self.answerer),) if self.answerer else ()
-        for role, endpoint in (("teacher", self.teacher), *answerer, ("judge", self.judge), *rivals):
-            if endpoint.model not in self.prices:
+        for role, endpoint in (("teacher", self.teacher), ("answerer", self.answerer), ("judge", self.judge), *rivals):
+            if endpoint and endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
         return self
 
@@ -141,12 +138,11 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _limit_what_others_spend(self) -> Self:
-        if self.budget.per_run_usd is not None or self.budget.per_month_usd is not None:
-            return self
+        is_limited = self.budget.per_run_usd is not None or self.budget.per_month_usd is not None
         why = "data.workbook is the router's request log" if self.reads_request_log else ""
         if self.serve.try_page == "with_teacher":
             why = "serve.try_page asks the teacher"
-        if why:
+        if why and not is_limited:
             raise ValueError(
                 f"budget: {why}, so whoever asks the router spends money; set budget.per_run_usd or per_month_usd"
             )
@@ -248,14 +244,15 @@ def require_secret(env_name: str | None, used_by: str) -> str:
     return value
 
 
-def secret_names(profile: Profile) -> set[str]:
-    """Environment variables that may hold a secret: those that the profile names, and our libraries' own."""
-    return {*_SECRET_NAME.findall(profile.model_dump_json()), *_LIBRARY_SECRETS}
+def secret_names(profile: Profile | None) -> set[str]:
+    """Environment variables that may hold a secret: those that the profile names, and all that are called so here."""
+    named = _SECRET_NAME.findall(profile.model_dump_json()) if profile else ()
+    return {*named, *filter(_CALLED_SECRET.search, os.environ)}
 
 
-def withheld_secrets(profile: Profile, *needed: str | None) -> dict[str, str]:
-    """The environment of a process that needs no secrets but these: the others are empty there."""
-    return dict.fromkeys(secret_names(profile) - set(needed), "")
+def withheld_secrets(profile: Profile | None, *needed: str | None) -> dict[str, str]:
+    """The environment of a process that needs no secrets but these, such as `MLFLOW_*`: the others are empty there."""
+    return {name: "" for name in secret_names(profile) if not any(fnmatchcase(name, each) for each in needed if each)}
 
 
 def profile_names() -> list[str]:

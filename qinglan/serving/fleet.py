@@ -74,8 +74,7 @@ class Fleet:
             return
         port = free_port()
         # The name tells it from any other server that may have taken the port.
-        name = f"version-{model.version}"
-        backend = Backend(url=f"http://{HOST}:{port}/v1", model=name, version=model.version)
+        backend = Backend(url=f"http://{HOST}:{port}/v1", model=f"version-{model.version}", version=model.version)
         gpus = self.places[place] if self.places is not None and place is not None else []
         command, probe = self.command_of(model.folder, backend, port, gpus), partial(self.probe, backend)
         log_name = f"model_{model.version}"

@@ -5,11 +5,10 @@ A model's server is ms-swift's, by `python -m`: under SIGTERM `swift deploy` its
 Nothing here waits but `RouterProcess.start`, so that one server's failure delays nothing that another one needs.
 """
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,7 +171,7 @@ class RouterProcess:
     """The router's process: knows where it listens, and restarts it there if it ends or hangs."""
 
     processes: Processes
-    options: Sequence[str]
+    command: Command
     say: Say
     clock: Callable[[], float] = time.monotonic
     probe: Callable[[str], str | None] = health_problem
@@ -184,7 +183,7 @@ class RouterProcess:
 
     def start(self) -> None:
         """Start it and wait until it listens; raises `EngineError` where it ends, with its reason."""
-        self._launch(self.options, announces=True)
+        self._launch(self.command.argv, announces=True)
         self.url = self.processes[ROUTER].address(ROUTER_START_WITHIN_S)
 
     def step(self) -> None:
@@ -192,16 +191,16 @@ class RouterProcess:
         if self._server is None:
             if now >= self._retry_at_s:
                 self._retry_at_s = now + _ROUTER_RETRY_S  # what keeps it from starting, such as a full disk, may pass
-                options = [option for option in self.options if not option.startswith("--port=")]
-                self._launch([*options, f"--port={self.url.rpartition(':')[2]}", "--restarted"])
+                argv = [word for word in self.command.argv if not word.startswith("--port=")]
+                self._launch([*argv, f"--port={self.url.rpartition(':')[2]}", "--restarted"])
             return
         if failure := self._server.step():
             self.say(f"{failure}\n{ROUTER}: starting it again")
         if self._server.phase == "ended":
             self._server, self._retry_at_s = None, now + _ROUTER_RETRY_S
 
-    def _launch(self, options: Sequence[str], *, announces: bool = False) -> None:
-        command = Command([sys.executable, "-m", "qinglan.serving.router", *options])
+    def _launch(self, argv: list[str], *, announces: bool = False) -> None:
+        command = replace(self.command, argv=argv)
         probe, within_s = (lambda: self.probe(f"{self.url}/health")), ROUTER_START_WITHIN_S
         self._server = ServerProcess(
             self.processes, ROUTER, command, probe, self._pool, within_s, self.clock, announces

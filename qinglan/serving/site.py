@@ -6,6 +6,7 @@ leaves the router with what it has. If this process ends, router and servers end
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +20,12 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
-from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.config import EMBEDDED, Profile, load_profile, withheld_secrets
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row
 from qinglan.runs.artifacts import write_json
+from qinglan.runs.launcher import Command
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
 from qinglan.runs.schema_version import dump_record, find_record, parse_record, record_line
@@ -256,7 +258,7 @@ def open_site(
     with ExitStack() as stack:
         served = stack.enter_context(_with_addresses(profile)) if watched else profile
         processes = stack.enter_context(Processes(logs, say, end_first=(ROUTER,)))
-        router = RouterProcess(processes, _router_options(served, folder, port, watched=watched), say)
+        router = RouterProcess(processes, router_command(served, folder, port, watched=watched), say)
         fleet = Fleet(
             processes,
             command_of or partial(serve_command, profile),
@@ -280,22 +282,25 @@ def _with_addresses(profile: Profile) -> Iterator[Profile]:
     knowledge_base = embedded_knowledge_base(profile)
     with ExitStack() as stack:
         rag_url = stack.enter_context(rag_service(profile, knowledge_base)) or EMBEDDED
-        profile = profile.model_copy(update={"rag": profile.rag.model_copy(update={"url": rag_url})})
+        asked: dict[str, Any] = {"rag": profile.rag.model_copy(update={"url": rag_url})}
         if profile.serve.try_page == "with_teacher":
             urls = stack.enter_context(embedded_services(profile, None))()
-            asked: dict[str, Any] = {"teacher": profile.teacher.model_copy(update={"base_url": urls.teacher_url})}
+            asked["teacher"] = profile.teacher.model_copy(update={"base_url": urls.teacher_url})
             if profile.answerer:
                 asked["answerer"] = profile.answerer.model_copy(update={"base_url": urls.answerer_url})
-            profile = profile.model_copy(update=asked)
-        yield profile
+        yield profile.model_copy(update=asked)
 
 
-def _router_options(profile: Profile, folder: Path, port: int | None, *, watched: bool) -> list[str]:
+def router_command(profile: Profile, folder: Path, port: int | None, *, watched: bool) -> Command:
+    """The router's, with the keys of its clients, of the RAG, and of what its page asks."""
     # With the profile as it is now, overrides included: a router that is started again must not read another one.
     path = folder / "profile.yaml"
     path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8")
     further = [f"--port={port}"] * (port is not None) + [f"--watch={folder}"] * watched
-    return [f"--profile={path}", f"--routes={folder / ROUTES_FILE}", *further]
+    argv = [sys.executable, "-m", "qinglan.serving.router", f"--profile={path}", f"--routes={folder / ROUTES_FILE}"]
+    asked = (profile.rag, *([profile.teacher, profile.answerer] if profile.serve.try_page == "with_teacher" else ()))
+    keys = [each.api_key_env for each in asked if each] + [each.key_env for each in profile.serve.clients.values()]
+    return Command([*argv, *further], withheld_secrets(profile, profile.ledger.url_env, *keys))
 
 
 def _warm_up(profile: Profile) -> list[dict[str, str]]:
@@ -310,8 +315,7 @@ def _announcement(profile: Profile, url: str) -> str:
     asked: dict[str, Any] = {"model": profile.model_name, "messages": [{"role": "user", "content": WARM_UP_QUESTION}]}
     if inputs := placeholders(get_recipe(profile.recipe).INPUTS, "…"):
         asked["inputs"] = inputs
-    body = json.dumps(asked, ensure_ascii=False)
-    command = f"curl {url}/v1/chat/completions{next(keys, '')} -d '{body}'"
+    command = f"curl {url}/v1/chat/completions{next(keys, '')} -d '{json.dumps(asked, ensure_ascii=False)}'"
     page = "" if profile.serve.try_page == "none" else f"Try it   {url}/\n"
     return f"\nRouter   {url}/v1\n{page}\n{command}\n\nCtrl-C stops all of it."
 

@@ -48,11 +48,8 @@ def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
 
     Without a knowledge base, which a recipe that retrieves nothing has, the address is empty.
     """
-    if profile.rag.url != EMBEDDED:
-        yield profile.rag.url
-        return
-    if knowledge_base is None:
-        yield ""
+    if profile.rag.url != EMBEDDED or knowledge_base is None:
+        yield "" if profile.rag.url == EMBEDDED else profile.rag.url
         return
     with _simulator(rag_argv(profile, knowledge_base), profile) as wait_for_rag:
         yield f"{wait_for_rag()}/retrieve"

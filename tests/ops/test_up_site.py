@@ -98,10 +98,13 @@ def test_prefects_folder_is_this_accounts_alone_unless_named(
 def test_servers_listen_on_loopback_report_to_nobody_and_have_settings_that_prefect_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("os.environ", os.environ | {"OTHER_TENANT_API_KEY": "sk-1", "PREFECT_API_KEY": "sk-2"})
     ours = Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
     servers = [ours.prefect_server(), ours.mlflow_server()]
     assert all({"127.0.0.1", "--host=127.0.0.1"} & {*server.argv} for server in servers)
     assert all(command.env["DO_NOT_TRACK"] == "true" for command in (*servers, *map(ours.worker, site.WORKERS)))
+    assert all(server.env["OTHER_TENANT_API_KEY"] == "" for server in servers)
+    assert [server.env.get("PREFECT_API_KEY") for server in servers] == [None, ""]
     assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
     given = ours.prefect_env | site.SERVER_TUNING | site.WORKER_TUNING
     assert [n for n in given if n.startswith("PREFECT_") and not hasattr(prefect.settings, n)] == []

@@ -37,7 +37,7 @@ from qinglan.serving.site import (
     ROUTES_FILE,
     CanaryShare,
     ServingSite,
-    _router_options,
+    router_command,
 )
 
 
@@ -374,7 +374,8 @@ class RouterBench:
     def __init__(self) -> None:
         self.clock, self.processes, self.said = Clock(), FakeProcesses(), list[str]()
         self.problem: str | None = None
-        self.router = RouterProcess(self.processes, ["--port=0"], self.said.append, self.clock, lambda _: self.problem)  # type: ignore[arg-type]
+        made = Command(["--port=0"])
+        self.router = RouterProcess(self.processes, made, self.said.append, self.clock, lambda _: self.problem)  # type: ignore[arg-type]
         self.router.start()
 
     def run(self, seconds: int) -> None:
@@ -414,10 +415,12 @@ def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monk
     assert router.processes.started == ["router"] * 2
 
 
-def test_the_router_is_given_the_profile_as_it_is(profile_of: ProfileOf, tmp_path: Path):
-    profile = profile_of(serve={"deadline_ms": 1234})
-    option = _router_options(profile, tmp_path, None, watched=False)[0]
-    assert load_profile(option.removeprefix("--profile=")) == profile
+def test_the_router_is_given_the_profile_as_it_is_and_its_own_keys(profile_of: ProfileOf, tmp_path: Path):
+    judge = {"model": "small", "base_url": "http://judge/v1", "api_key_env": "KEY_OF_JUDGE"}
+    profile = profile_of(judge=judge, serve={"deadline_ms": 1234, "api_key_env": "KEY_OF_CLIENT"})
+    made = router_command(profile, tmp_path, None, watched=False)
+    assert load_profile(made.argv[3].removeprefix("--profile=")) == profile
+    assert made.env["KEY_OF_JUDGE"] == "" and "KEY_OF_CLIENT" not in made.env
 
 
 def test_models_get_gpus_of_their_own_and_a_challenger_those_of_the_previous_one(bench):
@@ -472,7 +475,7 @@ def test_on_the_cpu_the_model_is_served_as_it_was_trained(profile_of: ProfileOf,
         "port": "8123", "served_model_name": "version-7", "template": "qwen3_nothinking", "max_new_tokens": "24",
     }  # fmt: skip
     assert expected.items() <= given.items()
-    assert [made.env[name] for name in ("KEY_OF_JUDGE", "RAY_AUTH_TOKEN", "PREFECT_API_KEY")] == [""] * 3
+    assert made.env["KEY_OF_JUDGE"] == ""
 
 
 def test_on_gpus_vllm_takes_its_share_of_them(profile_of: ProfileOf, tmp_path: Path):

@@ -50,16 +50,18 @@ def test_the_environment_names_the_platform_and_a_ray_job_joins_its_cluster(prof
     assert "address" not in config.ray_kwargs.ray_init
 
 
-def test_engines_get_the_keys_that_they_need_and_no_others(profile_of: ProfileOf, tmp_path: Path) -> None:
+def test_engines_get_only_the_keys_they_need(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     profile = profile_of(trainer={"ray_token_env": "RAY_TOKEN"})
     for name in ("teacher", "judge", "rag"):
         service = getattr(profile, name).model_copy(update={"api_key_env": f"KEY_OF_{name.upper()}"})
         profile = profile.model_copy(update={name: service})
     everything = {"KEY_OF_TEACHER", "KEY_OF_JUDGE", "KEY_OF_RAG", "MLFLOW_TRACKING_TOKEN", "PREFECT_API_KEY"}
-    everything |= {"RAY_TOKEN", "RAY_AUTH_TOKEN"}
+    everything |= {"RAY_TOKEN", "RAY_AUTH_TOKEN", "OTHER_TENANT_API_KEY", "db_password", "SECRET", "HF_TOKEN"}
+    for name in everything:
+        monkeypatch.setenv(name, "is set")
 
     def keys_of(command: Command) -> set[str]:
-        """As a process sees them that is started with all of them set here."""
+        """As the started process sees them."""
         return {name for name in everything if command.env.get(name, "is set")}
 
     folders = {"train_file": tmp_path, "dev_file": tmp_path, "output_dir": tmp_path}
@@ -67,6 +69,7 @@ def test_engines_get_the_keys_that_they_need_and_no_others(profile_of: ProfileOf
     merge = merge_command(profile, model=str(tmp_path), adapter=tmp_path, output_dir=tmp_path)
     (generate,) = generate_commands(profile, {"sft": str(tmp_path)}, tmp_path, tmp_path, {})
     assert [keys_of(each) for each in (sft, merge, generate)] == [set()] * 3
+    assert keys_of(sft_command(profile, model="Qwen/Qwen3-4B", resume_from=None, **folders)) == {"HF_TOKEN"}
     assert keys_of(command_of(profile, FOLDER)) == {"KEY_OF_JUDGE", "KEY_OF_RAG", "RAY_AUTH_TOKEN"}
 
 

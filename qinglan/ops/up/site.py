@@ -12,6 +12,7 @@ from typing import IO
 
 import psutil
 
+from qinglan.config import withheld_secrets
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.server import LOCK_FILE, announced_url, find_server, prefect_home
 from qinglan.runs.launcher import QUIET_ENV, Command
@@ -77,7 +78,7 @@ class Site:
 
     def prefect_server(self) -> Command:
         argv = [sys.executable, "-m", "qinglan.tasks.prefect_server", HOST, str(self.prefect_port)]
-        return Command(argv, self.prefect_env | _unless_set(SERVER_TUNING))
+        return Command(argv, withheld_secrets(None, "PREFECT_*") | self.prefect_env | _unless_set(SERVER_TUNING))
 
     def mlflow_server(self) -> Command | None:
         """MLflow's UI over the profile's database; None where a tracking server is already there."""
@@ -87,7 +88,8 @@ class Site:
         argv = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={self.mlflow_port}", "--workers=1"]
         argv += [f"--backend-store-uri={self.tracking_uri}", f"--artifacts-destination={artifacts}"]
         # Without its job runner it starts in a third of the time.
-        return Command(argv, QUIET_ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+        env = withheld_secrets(None, "MLFLOW_*", "AWS_*") | QUIET_ENV
+        return Command(argv, env | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
     def worker(self, name: str) -> Command:
         pool = WORKERS[name]

@@ -71,8 +71,7 @@ def main() -> None:
         adapter = options["adapters"].get(name)
         answers = _answer_all(folder, adapter, prompts[: options["parity_prompts"]] if adapter else prompts, options)
         gc.collect()  # free the model before the next one is loaded
-        path = Path(options["output_dir"]) / f"{name}.answers.jsonl"
-        write_jsonl(path, answers)
+        write_jsonl(Path(options["output_dir"]) / f"{name}.answers.jsonl", answers)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
 
 

@@ -99,16 +99,15 @@ class RayJobs(AbstractContextManager["RayJobs"]):
     def submit(self, submission_id: str, command: Command, directory: Path, log_file: Path) -> None:
         """Queue a job; after an `UnreachableError` submit it again. A job of that id that exists counts as this one."""
         script = ["bash", "-c", _ENTRY, "qinglan", str(directory), str(log_file), *command.argv]
-        env = QUIET_ENV | READABLE_ENV | command.env
         # Empty for an engine without Ray. What a job gets, Ray's own process for it gets too: that needs the node's.
-        env.pop("RAY_AUTH_TOKEN", None)
-        body: dict[str, Any] = {
+        own = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
+        env = QUIET_ENV | READABLE_ENV | {name: value for name, value in command.env.items() if name not in own}
+        body = {
             "entrypoint": f"exec {shlex.join(script)}",
             "submission_id": submission_id,
             "runtime_env": {"env_vars": env},
+            **({"entrypoint_num_gpus": command.gpus} if command.gpus else {}),
         }
-        if command.gpus:
-            body["entrypoint_num_gpus"] = command.gpus
         response = self._send("POST", "/api/jobs/", body)
         if response.status_code == 200 or self.find(submission_id):
             return

@@ -32,6 +32,7 @@ _ENV = {
     "WANDB_MODE": "disabled",
     "MLFLOW_DISABLE_AUTO_LOGGING": "1",
 }
+_HUB_SECRETS = ("HF_TOKEN", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MODELSCOPE_API_TOKEN")
 
 # ms-swift's plug-in for vLLM needs torchvision. vLLM would bind its threads to cores that other processes use.
 _VLLM_ON_CPU = {"VLLM_PLUGINS": VLLM_PLUGIN, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -43,11 +44,11 @@ def engine_python(profile: Profile) -> str:
 
 
 def engine_env(profile: Profile, model: str, *secrets: str | None) -> dict[str, str]:
-    """Environment of a training process, with only these secrets of the profile; with a local model folder, hubs are
-    switched off."""
+    """Environment of an engine, with only these secrets; hubs are switched off where the model is a local folder."""
     on_cpu = profile.trainer.device == "cpu"
     env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) | _VLLM_ON_CPU if on_cpu else {}
-    return env | withheld_secrets(profile, *secrets) | (_ENV if Path(model).is_dir() else {})
+    of_hub = () if Path(absolute_or_hub_id(model)).is_absolute() else _HUB_SECRETS
+    return env | withheld_secrets(profile, *secrets, *of_hub) | (_ENV if Path(model).is_dir() else {})
 
 
 def sft_command(
@@ -152,8 +153,7 @@ def rewind_log(output_dir: Path, checkpoint: Path | None) -> None:
     if not log.exists():
         return
     last = int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1
-    kept = [entry for entry in JsonlTail(log).new() if (step := logged_step(entry)) and step[0] <= last]
-    write_jsonl(log, kept)
+    write_jsonl(log, [entry for entry in JsonlTail(log).new() if (step := logged_step(entry)) and step[0] <= last])
 
 
 def logged_step(entry: Mapping[str, Any]) -> tuple[int, int] | None:

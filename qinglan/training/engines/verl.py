@@ -97,7 +97,7 @@ def ppo_command(
     argv = [engine_python(profile), "-m", "qinglan.training.engines.ppo"]
     argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
     rewarded_by = (profile.rag.api_key_env, profile.judge.api_key_env, profile.ledger.url_env)
-    env = _environment(profile, model, *rewarded_by, "RAY_AUTH_TOKEN")  # for the Ray that verl starts
+    env = _environment(profile, model, *rewarded_by, "RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")  # verl starts a Ray
     cache = output_dir.resolve().parent / ROW_CACHE
     return Command(argv, env | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve()), "HF_DATASETS_CACHE": str(cache)})
 

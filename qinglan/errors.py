@@ -12,7 +12,24 @@ def first_line(error: BaseException) -> str:
 
 
 class QinglanError(Exception):
-    """What went wrong, where, and what to do about it, in one line."""
+    """What went wrong, where, and what to do about it, in one line, which goes into logs, pages and notifications.
+
+    `said` is in the words of a service, model or engine, which may quote a row: for files of rows and the terminal.
+    """
+
+    def __init__(self, message: str = "", said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
+
+    @property
+    def in_terminal(self) -> str:
+        """One line, with the last that a process said."""
+        reason = self.said.strip().rpartition("\n")[2].strip().removeprefix("error: ")
+        return first_line(self) + (reason and f"; its last line: {reason}")
+
+
+class UnexpectedError(QinglanError):
+    """Stands for its cause, an exception that is none of ours and whose text may quote a row."""
 
 
 class ConfigError(QinglanError):
@@ -26,17 +43,16 @@ class WorkbookError(QinglanError):
 class CallError(QinglanError):
     """A call about one row failed.
 
-    `reason` is what the row keeps. `said` is in the words of a service or model, which may quote the row: it belongs
-    into files of rows, while the message goes into logs, pages and notifications. `transient` says whether a later
-    attempt may succeed. `retry_after_s` is the time after which the service takes the same request again, 0 where it
-    names none; None where the client must not repeat the request by itself.
+    `reason` is what the row keeps. `transient` says whether a later attempt may succeed. `retry_after_s` is the time
+    after which the service takes the same request again, 0 where it names none; None where the client must not repeat
+    the request by itself.
     """
 
     def __init__(
         self, message: str, reason: str, *, said: str = "", transient: bool = False, retry_after_s: float | None = None
     ) -> None:
-        super().__init__(message)
-        self.reason, self.said, self.transient, self.retry_after_s = reason, said, transient, retry_after_s
+        super().__init__(message, said)
+        self.reason, self.transient, self.retry_after_s = reason, transient, retry_after_s
 
 
 class TeacherError(CallError):
@@ -64,7 +80,7 @@ class BudgetError(QinglanError):
 
 
 class EngineError(QinglanError):
-    """A training engine's process failed."""
+    """An engine's or a server's process failed; `said` is the end of its log."""
 
 
 class ArtifactError(QinglanError):

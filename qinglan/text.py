@@ -80,6 +80,11 @@ def latency(value_ms: float | None) -> str:
     return number(value_ms, 0 if value_ms is not None and value_ms >= 10 else 1)
 
 
+def slug(text: str) -> str:
+    """Lower-case letters, digits and dashes, as Prefect wants the names of artifacts and blocks."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
 def duration(seconds: float) -> str:
     """`2.4 s`, `3 min 05 s` or `1:02:03`."""
     if seconds < 60:

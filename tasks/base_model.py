@@ -38,7 +38,10 @@ def prepare_base_model(run: Run) -> StageResult:
             argv = pretrain_argv(python, profile.embedded, domain, folder, metrics_path, threads)
             return Command(argv, swift.engine_env(profile, str(folder)), gpus=int(profile.trainer.device == "cuda"))
 
-        follow = Follower(stage, metrics_path, _pretrain_line)
+        def read(entry: Metrics) -> tuple[int, int, str, Metrics]:
+            return entry["step"], entry["max_steps"], f"steps, loss {entry['loss']:.3f}", {"loss": entry["loss"]}
+
+        follow = Follower(stage, metrics_path, read)
         run_engine(stage, command, name="pretraining", log="pretrain.log", watchers=[follow])
         return _model_outcome(folder, {"curve": follow.curve("loss")})
 
@@ -51,7 +54,3 @@ def _model_outcome(folder: Path, details: dict[str, Any] | None = None) -> Outco
         return Outcome(details={"model": str(folder)})
     found = {"model": str(folder), WEIGHTS_SHA256: sha256_of(folder, WEIGHTS)}
     return Outcome(artifacts={"model": Artifact.of(folder)}, details=(details or {}) | found)
-
-
-def _pretrain_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:
-    return entry["step"], entry["max_steps"], f"steps, loss {entry['loss']:.3f}", {"loss": entry["loss"]}

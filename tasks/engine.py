@@ -22,13 +22,14 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
 
-from qinglan.errors import EngineError, StageError, first_line
+from qinglan.errors import EngineError, StageError
 from qinglan.evaluation.reasons import alarm_words
 from qinglan.ops.prefect.crash_recovery import stop_cancelled
 from qinglan.runs.artifacts import PROGRESS_FILE
 from qinglan.runs.launcher import ROW_CACHE, AttemptFailedError, Command, JsonlTail, LineTail, StalledError, launch
 from qinglan.runs.locks import device_lock
-from qinglan.tasks.stage import STARTED, Stage, artifact_key, emit_run_event, flow_run_id
+from qinglan.tasks.stage import STARTED, Stage, emit_run_event, flow_run_id
+from qinglan.text import slug
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines.progress import ALARMS_FILE, STOPPED_FILE, read_stop
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs
@@ -136,14 +137,12 @@ def run_attempts(
         if early_deaths == 2:
             raise EngineError(
                 f"{name} died twice in a row within {EARLY_S:.0f} s and without progress, so it is not started "
-                f"again; is a setting wrong? {failed}"
+                f"again; is a setting wrong? {failed}",
+                failed.said,
             ) from failed
         if restarts == max_restarts:
-            raise EngineError(f"{failed} (after {restarts} restarts, trainer.max_restarts)") from failed
-        stage.say(
-            f"{first_line(failed)}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} "
-            "restarts"
-        )
+            raise EngineError(f"{failed} (after {restarts} restarts, trainer.max_restarts)", failed.said) from failed
+        stage.say(f"{failed}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} restarts")
 
 
 def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001
@@ -277,7 +276,7 @@ class AlarmFollower:
             stage.tracker.set_tags(stage.mlflow_run_id, named)
             last = self.alarms[-1]
             text = f"{len(self.alarms)} so far, the last: {last.name} at step {last.step}"
-            key = artifact_key(f"{stage.name}-alarms")
+            key = slug(f"{stage.name}-alarms")
             try:
                 create_markdown_artifact(_alarms_markdown(self.alarms), key=key, description=text)
             except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from math import isnan
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
-from qinglan.config import CHANGEABLE, EMBEDDED, Profile
+from qinglan.config import CHANGEABLE, EMBEDDED
 from qinglan.errors import StageError
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, row_of, texts_of, texts_of_teacher, try_cases
@@ -78,7 +78,11 @@ def evaluate_arms(
     students, cases = _students(run, models), cases_of(profile)
     named = {*profile.evaluate.teachers, *profile.gate.rivals}
     rivals = [each for each in teachers_of(run, services) if each.arm in named]
-    loads, identities = _loads(profile, students), {name: student.identity for name, student in students.items()}
+    teachers = {"teacher": profile.teacher} | {n: profile.compare.teachers[n] for n in profile.evaluate.teachers}
+    # What else a model had to do while its latency was measured.
+    loads = {name: reason("live_at_once", questions=asked.concurrency) for name, asked in teachers.items()}
+    loads |= dict.fromkeys(students, reason("one_at_a_time", device=profile.trainer.device))
+    identities = {name: student.identity for name, student in students.items()}
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
@@ -153,15 +157,6 @@ def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, 
     if champion and champion.sha256 not in {student.identity for student in students.values()}:
         students["champion"] = Model(str(champion.folder), champion.sha256)
     return students
-
-
-def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, Reason]:
-    """What else a model had to do while its latency was measured."""
-    teachers = {"teacher": profile.teacher} | {n: profile.compare.teachers[n] for n in profile.evaluate.teachers}
-    return {
-        **{name: reason("live_at_once", questions=endpoint.concurrency) for name, endpoint in teachers.items()},
-        **dict.fromkeys(students, reason("one_at_a_time", device=profile.trainer.device)),
-    }
 
 
 @in_event_loop

@@ -1,7 +1,6 @@
-"""What surrounds a flow: its run, services and MLflow parent run, how its errors are shown, and when it is skipped."""
+"""What surrounds a flow: its run, services and MLflow parent run, and when it is skipped."""
 
 import gc
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +21,7 @@ from prefect.states import Completed
 
 from qinglan.clients.roles import Services, key_salt
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
-from qinglan.errors import ConfigError, QinglanError, RunLockedError
+from qinglan.errors import ConfigError, RunLockedError
 from qinglan.evaluation.report.html import page_template
 from qinglan.ops.prefect.crash_recovery import recover_runs
 from qinglan.ops.preflight import require
@@ -33,7 +32,7 @@ from qinglan.runs.disk_space import explain_full_disk
 from qinglan.runs.locks import refresh_lock, removal_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of
+from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of, without_quotes
 
 P = ParamSpec("P")
 SKIPPED = "Skipped"
@@ -88,10 +87,10 @@ def open_session(
     """
     close_to_others()
     gc.freeze()  # so that collections do not scan what Prefect and MLflow have loaded, every second and at exit
-    tidy_logs()
-    profile = load_profile(profile_name, overrides)
-    recover_runs(profile, get_run_logger().warning)
     with ExitStack() as stack:
+        stack.enter_context(without_quotes())
+        profile = load_profile(profile_name, overrides)
+        recover_runs(profile, get_run_logger().warning)
         stack.enter_context(explain_full_disk(flow, profile))
         if flow == "refresh":
             stack.enter_context(refresh_lock(profile, flow_run_id()))
@@ -223,32 +222,3 @@ def unless_skipped(state: State[Any]) -> Path:
     if state.name == SKIPPED:
         raise RunLockedError(state.message or SKIPPED)
     return cast(Path, state.result())
-
-
-class _ShortUserErrors(logging.Filter):
-    """A user's mistake is one line; only a bug deserves a traceback."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], QinglanError):
-            text = str(record.exc_info[1])
-            # The end of a log, which follows in some messages, is shown once, by the task.
-            record.msg = text.splitlines()[0] if record.name == "prefect.flow_runs" else text
-            record.args = ()
-            record.exc_info = record.exc_text = None
-        return True
-
-
-class _NoBatchChatter(logging.Filter):
-    """Prefect says of every task that it finished; a stage says so itself, and batches need not."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Failed"))
-
-
-def tidy_logs() -> None:
-    """A user's mistake is a line in the log, and batches say nothing."""
-    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.flow_engine", "prefect.task_engine"):
-        logger = logging.getLogger(name)
-        if not any(isinstance(f, _ShortUserErrors) for f in logger.filters):
-            logger.addFilter(_ShortUserErrors())
-            logger.addFilter(_NoBatchChatter())

@@ -7,12 +7,13 @@ attempt that follows a killed one continues with its files, its MLflow run and i
 """
 
 import asyncio
-import re
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
@@ -32,7 +33,7 @@ from prefect.logging import get_run_logger
 from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
-from qinglan.errors import LedgerError
+from qinglan.errors import LedgerError, QinglanError, UnexpectedError, first_line
 from qinglan.recipes import get_recipe
 from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, Artifact, StageResult, hash_of, write_json
 from qinglan.runs.code_digest import code_digest
@@ -40,7 +41,7 @@ from qinglan.runs.disk_space import explain_full_disk, require_disk_space
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.run import Run, find_stage, save_stage
 from qinglan.runs.tracking import Tracker
-from qinglan.text import duration
+from qinglan.text import duration, slug
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -148,10 +149,10 @@ class Stage:
         self._progress_id: Any = None
         self._showing: asyncio.Task[None] | None = None
 
-    def say(self, text: str) -> None:
-        """One line in the terminal and in Prefect's log."""
+    def say(self, text: str, *, to_server: bool = True) -> None:
+        """One line in the terminal and, unless it may quote a row, in Prefect's log."""
         self._clock.keep(at_once=False)
-        self._log.info("%s: %s", self.name, text)
+        self._log.info("%s: %s", self.name, text, extra={"send_to_api": to_server})
 
     def progress(self, done: float, total: float, text: str = "") -> None:
         """Show how far the work is, at most every few seconds and at the end."""
@@ -174,7 +175,7 @@ class Stage:
 
     def _show_bar(self, percent: float, line: str) -> None:
         """Prefect's progress bar: at once, or in an event loop as a task of its own."""
-        key = f"{artifact_key(self.name)}-progress"
+        key = f"{slug(self.name)}-progress"
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -218,7 +219,38 @@ async def _is_ledger_unreachable(_task: Any, _run: Any, state: State) -> bool:
 def stage_task(name: str, run_name: str | None = None) -> Callable[[Callable[P, R]], Task[P, R]]:
     """A Prefect task whose results Prefect does not keep: `perform` decides what is reused."""
     options = retried(len(RETRY_DELAYS_S)) | {"retry_condition_fn": _is_ledger_unreachable}
-    return task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE, **options)
+    made = task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE, **options)
+    return lambda work: made(without_quotes()(work))
+
+
+@contextmanager
+def without_quotes() -> Iterator[None]:
+    """Around what a Prefect task or flow does: how it ends stands in states, events and messages.
+
+    Of an exception that is none of ours these have type and place alone; the terminal has all of it.
+    """
+    for name in ("flow_runs", "task_runs", "flow_engine", "task_engine"):
+        logging.getLogger(f"prefect.{name}").addFilter(_in_short)
+    try:
+        yield
+    except QinglanError:
+        raise
+    except Exception as error:
+        get_run_logger().error("unexpected", exc_info=True, extra={"send_to_api": False})
+        place = extract_tb(error.__traceback__)[-1]
+        hint = "its text may quote a row, and is in the terminal or the worker's log alone"
+        raise UnexpectedError(f"{type(error).__name__} at {place.filename}:{place.lineno}; {hint}") from error
+
+
+def _in_short(record: logging.LogRecord) -> bool:
+    """A user's mistake is one line in the log; only a bug deserves a traceback.
+
+    Prefect says of every task that it finished; a stage says so itself, and batches need not.
+    """
+    if record.exc_info and isinstance(record.exc_info[1], QinglanError):
+        record.msg, record.args = first_line(record.exc_info[1]), ()
+        record.exc_info = record.exc_text = None
+    return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Failed"))
 
 
 def perform(
@@ -402,7 +434,7 @@ def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on
 
 def _show(result: StageResult, run: Run) -> None:
     what = f"{result.rows_in:,} → {result.rows_out:,} rows in {duration(result.seconds)}"
-    create_markdown_artifact(stage_markdown(result, run), key=artifact_key(result.stage), description=what)
+    create_markdown_artifact(stage_markdown(result, run), key=slug(result.stage), description=what)
 
 
 def stage_markdown(result: StageResult, run: Run) -> str:
@@ -438,8 +470,3 @@ def emit_run_event(event: str, run: Run, payload: dict[str, Any], **labels: str)
         | {f"qinglan.{label}": value for label, value in about.items()},
         payload=payload,
     )
-
-
-def artifact_key(stage: str) -> str:
-    """A stage's name as Prefect wants it: lower case and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", stage.lower())

@@ -31,7 +31,11 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
     if new < needed:
         log.info("%d good training rows came in since the last training; it starts at %d", new, needed)
         return None
-    asked = _parameters(run)
+    given = flow_run.parameters or {}
+    named = str(given.get("profile", profile.name))
+    if Path(named).suffix in (".yaml", ".yml"):
+        named = str(Path(named).resolve())  # a path holds wherever the worker runs
+    asked: dict[str, Any] = {"profile": named, "overrides": list(overrides_in(given)), "source": run.id}
     deployment = None
     if server := find_server(profile.paths.state):
         with server.client() as api:
@@ -57,12 +61,3 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
     versions.note_training(profile, version.id, run.id)
     log.info("%d good training rows came in since the last training: queued flow run %s", new, started.name)
     return str(started.id)
-
-
-def _parameters(run: Run) -> dict[str, Any]:
-    """What this flow was started with, for a training on its dataset; a path holds wherever the worker runs."""
-    asked = flow_run.parameters or {}
-    profile = str(asked.get("profile", run.profile.name))
-    if Path(profile).suffix in (".yaml", ".yml"):
-        profile = str(Path(profile).resolve())
-    return {"profile": profile, "overrides": list(overrides_in(asked)), "source": run.id}

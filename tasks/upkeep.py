@@ -10,19 +10,18 @@ from qinglan.errors import StageError
 from qinglan.ops.cleanup import clean_up
 from qinglan.serving.checks import check_serving
 from qinglan.serving.registry import registry_of
-from qinglan.tasks.session import tidy_logs
-from qinglan.tasks.stage import artifact_key, stage_task
+from qinglan.tasks.stage import stage_task
+from qinglan.text import slug
 
 
 @stage_task("check-canary")
 def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
     """Report the state of the served models and of the canary as a table; StageError where what should be served is
     not, or no router checks the canary."""
-    tidy_logs()
     profile = load_profile(profile_name, overrides)
     checkup = check_serving(profile, registry_of(profile).aliases(), router_url)
     create_markdown_artifact(
-        checkup.markdown, key=artifact_key(f"serving-{profile.name}"), description="What is served, and the canary"
+        checkup.markdown, key=slug(f"serving-{profile.name}"), description="What is served, and the canary"
     )
     for note in checkup.notes:
         get_run_logger().info("%s", note)
@@ -33,10 +32,9 @@ def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -
 @stage_task("clean-up")
 def remove_unneeded(profile_name: str, overrides: Sequence[str], *, dry_run: bool) -> None:
     """Clean up by the profile's `retention`; StageError where something could not go; the rest is done."""
-    tidy_logs()
     profile = load_profile(profile_name, overrides)
     cleaned = clean_up(profile, dry_run=dry_run, say=get_run_logger().info)
-    key = artifact_key(f"clean-up-{profile.name}")
+    key = slug(f"clean-up-{profile.name}")
     create_markdown_artifact(cleaned.markdown, key=key, description=cleaned.sentence)
     get_run_logger().info("%s", cleaned.sentence)
     if cleaned.notes:

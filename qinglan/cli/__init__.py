@@ -17,7 +17,7 @@ from qinglan.cli.init import init
 from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, forget, restore
 from qinglan.cli.serve import canary_app, serve
 from qinglan.config import FlowName, Profile, load_profile
-from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError, first_line
+from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError, UnexpectedError, first_line
 from qinglan.runs.artifacts import close_to_others
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -180,7 +180,7 @@ def main() -> None:
     try:
         app()
     except (QinglanError, OSError) as error:
-        line = explain_os_error(error) if isinstance(error, OSError) else first_line(error)
+        line = explain_os_error(error) if isinstance(error, OSError) else error.in_terminal
         if line is None:
             raise
         say(f"error: {line}", err, style="red")
@@ -197,6 +197,8 @@ def _start(
     options |= {"continue_anyway": True} if continue_anyway else {}
     try:
         return unless_skipped(start(profile, overrides=overrides, fresh=fresh, return_state=True, **options))
+    except UnexpectedError as error:
+        raise error.__cause__ or error from None
     finally:
         send_what_is_queued()
 

@@ -1,6 +1,5 @@
 """Free disk space: what files take, what is left, and one line with a hint where the disk is full."""
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -48,19 +47,16 @@ def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
     """Turn what the operating system, SQLite or an engine raises on a full disk into a StageError with a hint."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from None
-    except (QinglanError, SQLAlchemyError) as error:
+    except (OSError, QinglanError, SQLAlchemyError) as error:
+        text = f"{error}\n{error.__cause__}\n{getattr(error, 'said', '')}"
         places = (profile.paths.runs, profile.paths.state)
         is_full = any(shutil.disk_usage(nearest_folder(place)).free < _FULL_BELOW_BYTES for place in places)
         # An engine's log, which a full disk cuts off, need not say why it ended.
-        suspected = is_full and (isinstance(error, EngineError) or _IO_ERROR in str(error))
-        if not (suspected or any(text in str(error) for text in _DISK_FULL)) or "qinglan clean-up" in str(error):
+        suspected = is_full and (isinstance(error, EngineError) or _IO_ERROR in text)
+        if not (suspected or any(words in text for words in _DISK_FULL)) or "qinglan clean-up" in str(error):
             raise
-        raise StageError(f"{what}: the disk is full; {_hint(profile)}\n{error}") from error
+        where = f" ({named})" if (named := getattr(error, "filename", None)) else ""
+        raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from error
 
 
 def _hint(profile: Profile) -> str:

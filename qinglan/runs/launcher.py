@@ -49,8 +49,8 @@ class Command:
 class AttemptFailedError(EngineError):
     """A command failed, for whatever reason, after `seconds`."""
 
-    def __init__(self, message: str, seconds: float) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, seconds: float, said: str = "") -> None:
+        super().__init__(message, said)
         self.seconds = seconds
 
 
@@ -157,15 +157,15 @@ class SupervisedProcess:
                 with suppress(OSError, subprocess.TimeoutExpired):
                     subprocess.run(argv, stdout=output, stderr=output, timeout=_STACKS_WITHIN_S, check=False)
 
-    def failure(self) -> str:
-        """How it ended; the log's last line stands in the first line, which is all that a flow shows in the end."""
+    def failure(self) -> AttemptFailedError:
+        """How it ended, with the end of its log."""
         end = tail(self.log, start=self._log_start)
-        reason = f": {end.splitlines()[-1].strip().removeprefix('error: ')}" if end.strip() else ""
-        return f"{self.name} ended with status {self._process.wait()}{reason}; full log: {self.log}\n{end}".rstrip()
+        message = f"{self.name} ended with status {self._process.wait()}; full log: {self.log}"
+        return AttemptFailedError(message, time.monotonic() - self.started_s, end)
 
     def require_running(self) -> None:
         if self.status() is not None:
-            raise EngineError(self.failure())
+            raise self.failure()
 
     def address(self, within_s: float) -> str:
         """The address that it announced: it binds its own port, so no other process can take it in between."""
@@ -176,7 +176,7 @@ class SupervisedProcess:
             if not ready:
                 raise EngineError(f"{self.name} did not listen within {within_s:.0f} s; full log: {self.log}")
             if not (block := os.read(self._process.stdout.fileno(), 4096)):
-                raise EngineError(self.failure())
+                raise self.failure()
             line += block
         return line.decode().strip()
 
@@ -201,7 +201,7 @@ def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None
     if on_poll:
         on_poll()
     if process.status() != 0:
-        raise AttemptFailedError(process.failure(), time.monotonic() - process.started_s)
+        raise process.failure()
 
 
 def remove_leaked_memory(since_s: float) -> None:

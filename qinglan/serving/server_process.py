@@ -70,7 +70,7 @@ class ServerProcess:
             failure = None if self.phase == "ending" else self.processes[self.name].failure()
             self.processes.stop(self.name)
             self.phase = "ended"
-            return failure
+            return f"{failure}\n{failure.said}".rstrip() if failure else None
         if self.phase == "ending":
             return None
         if self._probing is None and now >= self._next_probe_s:

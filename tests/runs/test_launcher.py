@@ -71,9 +71,9 @@ def test_failure_shows_status_path_and_the_end_of_this_attempts_log(tmp_path: Pa
     log.write_bytes(b"of an earlier attempt\n" + b"\xff" * 20_000 + b"\n")
     with pytest.raises(EngineError) as caught:
         launch(python("[print(n) for n in range(50)]; raise SystemExit(3)"), name="ms-swift SFT", log=log)
-    first, *rest = str(caught.value).splitlines()
-    assert first == f"ms-swift SFT ended with status 3: 49; full log: {log}"
-    assert rest == [f"    {n}" for n in range(38, 50)]
+    sentence = f"ms-swift SFT ended with status 3; full log: {log}"
+    assert (str(caught.value), caught.value.in_terminal) == (sentence, f"{sentence}; its last line: 49")
+    assert caught.value.said.splitlines() == [f"    {n}" for n in range(38, 50)]
     for argv, status in ((["/no/such/program"], 1), ([sys.executable, "-c", "import os; os.abort()"], 134)):
         with pytest.raises(EngineError, match=f"ended with status {status}"):
             launch(Command(argv), name="x", log=log)

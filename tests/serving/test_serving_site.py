@@ -14,6 +14,7 @@ from fixture_types import ProfileOf
 from waiting import wait_until
 
 from qinglan.config import Profile, load_profile
+from qinglan.errors import EngineError
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes
 from qinglan.runs.schema_version import read_record
@@ -51,8 +52,8 @@ class FakeProcess:
     def status(self) -> int | None:
         return self.exit_status
 
-    def failure(self) -> str:
-        return f"{self.name} ended with status {self.exit_status}: no memory"
+    def failure(self) -> EngineError:
+        return EngineError(f"{self.name} ended with status {self.exit_status}", "no memory")
 
     def address(self, within_s: float) -> str:
         return "http://127.0.0.1:81"

@@ -72,6 +72,8 @@ def test_a_line_of_the_knowledge_base_may_hold_what_ends_lines_elsewhere(tmp_pat
 )
 def test_bad_knowledge_base(tmp_path: Path, lines: str, message: str):
     path = tmp_path / "kb.jsonl"
+    with pytest.raises(WorkbookError, match=r"kb\.jsonl: can't be read"):
+        load_documents(path)
     path.write_text(lines, encoding="utf-8")
     with pytest.raises(WorkbookError, match=message):
         load_documents(path)

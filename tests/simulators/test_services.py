@@ -8,7 +8,6 @@ import pytest
 from fake_service import SIMULATED
 from fixture_types import ProfileOf
 
-from qinglan.errors import EngineError
 from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.simulators.services import embedded_services
 
@@ -34,13 +33,3 @@ def test_start_serve_and_stop(profile_of: ProfileOf, tmp_path: Path, monkeypatch
         assert found["data"]["recall"][0]["id"] == "虾青素-who"
     assert children
     assert not any(child.is_running() for child in children)
-
-
-def test_failure_shows_the_log(profile_of: ProfileOf, tmp_path: Path):
-    own = {"model": "simulated-rewriter", "base_url": "http://own/v1"}
-    settings = profile_of(**SIMULATED | {"teacher": own, "judge": own})
-    with (
-        pytest.raises(EngineError, match=r"rag_server ended with status 2: .*missing\.jsonl: can't be read.*; full"),
-        embedded_services(settings, tmp_path / "missing.jsonl") as services,
-    ):
-        services()

@@ -67,7 +67,7 @@ class Attempts:
 
 
 def died(seconds: float = 600.0) -> AttemptFailedError:
-    return AttemptFailedError("verl ended with status 137; full log: x\n    Killed", seconds)
+    return AttemptFailedError("verl ended with status 137; full log: x", seconds, "    Killed")
 
 
 def test_an_engine_that_died_is_started_again(tmp_path: Path):

@@ -20,7 +20,7 @@ from qinglan.runs.artifacts import PROGRESS_FILE, Artifact, StageResult, write_j
 from qinglan.runs.run import Run, find_run, finish_run, open_run, read_run
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
-from qinglan.tasks.session import Session, _ShortUserErrors, stages_of
+from qinglan.tasks.session import Session, stages_of
 from qinglan.tasks.stage import STARTED, Outcome, Stage, stage_markdown
 
 
@@ -257,12 +257,3 @@ def test_what_cannot_be_started_from_is_one_line(profile_of: ProfileOf, resolve:
     (run.directory / "dataset" / "manifest.json").write_text('{"stage": "dataset"}')
     with pytest.raises(ConfigError, match=r"^[^\n]*not of this version of Qinglan \(`key`: Field required\)[^\n]*$"):
         resolve(profile_of(), "dataset", source=run.id)
-
-
-@pytest.mark.parametrize(("error", "kept"), [(StageError("one line"), False), (KeyError("bug"), True)])
-def test_only_a_bug_shows_a_traceback(error: Exception, kept: bool):
-    info = (type(error), error, None)
-    record = logging.LogRecord("x", logging.ERROR, "f", 1, "Encountered an exception", (), info)
-    assert _ShortUserErrors().filter(record)
-    assert (record.exc_info is not None) is kept
-    assert record.getMessage() == ("Encountered an exception" if kept else "one line")

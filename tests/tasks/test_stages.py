@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
+from doubles import raising
 from fake_service import PRICE, FakeService, asked, completion, recall
 from fixture_types import ProfileOf, Serve
 from prefect import flow
+from prefect.client.orchestration import get_client
+from waiting import wait_until
 
 from qinglan.clients.roles import Addresses, open_clients, site_ledger
 from qinglan.config import BatchApi, Columns, Profile
-from qinglan.errors import BudgetError, LedgerError, StageError
+from qinglan.errors import BudgetError, EngineError, LedgerError, StageError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
@@ -32,6 +35,7 @@ from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.sample import draw_questions
+from qinglan.tasks.session import send_what_is_queued
 from qinglan.tasks.stage import Started
 from qinglan.tasks.validate import validate_rows
 
@@ -366,6 +370,27 @@ def test_a_batch_api_answers_at_half_the_price(site_of: SiteOf):
     full_usd = (usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
     assert (result.rows_out, usage.calls) == (ROWS, ROWS)
     assert usage.cost_usd == pytest.approx(full_usd / 2)
+
+
+def test_prefect_keeps_no_text_of_a_row(caplog: pytest.LogCaptureFixture):
+    bug, dead = ValueError("虾青素咋吃"), EngineError("sft ended with status 1; full log: sft.log", "铁剂咋吃")
+
+    def work() -> None:
+        tried = {"retries": 1, "retry_delay_seconds": 0, "retry_condition_fn": lambda *_: True}
+        stage.stage_task("sft")(raising(dead)).with_options(**tried)(return_state=True)
+        stage.stage_task("rl")(raising(bug)).with_options(**tried)()
+
+    failed = flow(work)(return_state=True).result(raise_on_failure=False)
+    assert failed.__cause__ is bug and str(bug) in caplog.text, "the terminal shows all of it"
+    send_what_is_queued()
+    with get_client(sync_client=True) as client:
+
+        def kept(what: str) -> str:
+            return client.request("POST", cast(Any, f"/{what}/filter"), json={}).text
+
+        wait_until("the events of flow run and task run", lambda: kept("events").count(str(failed)) > 1)
+        told = "".join(kept(what) for what in ("flow_runs", "task_runs", "logs", "events"))
+    assert str(dead) in told and not any(text in told for text in (str(bug), dead.said))
 
 
 def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: SiteOf):

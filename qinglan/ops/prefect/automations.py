@@ -20,7 +20,7 @@ from qinglan.errors import ConfigError
 from qinglan.ops.prefect.api import TAG, call, pages
 from qinglan.ops.prefect.deployments import Deployment, deployments_of, names, trains_by_itself
 from qinglan.runs.artifacts import hash_of
-from qinglan.text import duration
+from qinglan.text import duration, slug
 
 Spec = dict[str, Any]
 """An automation as Prefect's API takes it."""
@@ -263,8 +263,7 @@ def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, An
 
 def _webhook(api: httpx2.Client, profile: Profile) -> str | None:
     """The id of the block that keeps the webhook's address; a block that is not wanted any more is removed."""
-    # Prefect takes lower-case letters, digits and dashes.
-    plain = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")
+    plain = slug(profile.name)
     suffix = "" if plain == profile.name else f"-{hash_of(profile.name)[:6]}"
     name = f"qinglan-{plain}{suffix}".replace("--", "-")
     there = call(api, "GET", f"block_types/slug/webhook/block_documents/name/{name}", may_lack=True)

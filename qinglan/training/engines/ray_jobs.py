@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from qinglan.runs.artifacts import write_json
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import QUIET_ENV, READABLE_ENV, AttemptFailedError, Command, LineTail, size_of, tail
 from qinglan.runs.run import runs_by
+from qinglan.text import slug
 
 POLL_S = 1.0
 _BACK_OFF = BackOff(POLL_S, 30.0)
@@ -174,7 +176,7 @@ class JobSeries:
         key: str,
         directory: Path,
         retry_s: float,
-        say: Callable[[str], None],
+        say: Callable[..., None],
     ) -> None:
         self._jobs, self._directory, self._retry_s, self._say = jobs, directory.resolve(), retry_s, say
         self._engine = slug(engine)
@@ -206,7 +208,7 @@ class JobSeries:
         # A cluster that lost its memory would number the attempts from 1 again.
         number = newest if follows else max(newest, int(handled) if handled.isdigit() else 0) + 1
         submission_id, log_start = f"{self._prefix}{number}", 0 if follows else size_of(log_file)
-        forward, began = LogForwarder(log_file, self._say), time.monotonic()
+        forward, began = LogForwarder(log_file, partial(self._say, to_server=False)), time.monotonic()
         try:
             if follows:
                 self._say(f"following Ray job {submission_id}, which an earlier attempt of this flow submitted")
@@ -286,7 +288,7 @@ class JobSeries:
         lines = lines or "\n".join(f"    {line}" for line in rest.splitlines()[1:])
         seconds = ((job.end_time or 0) - (job.start_time or 0)) / 1000
         raise AttemptFailedError(
-            f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}\n{lines}", seconds
+            f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}", seconds, lines
         )
 
     def _retry(self, request: Callable[[], Answer]) -> Answer:
@@ -319,7 +321,7 @@ class Outage:
 
 
 class LogForwarder:
-    """Repeats the last few lines of what a job writes in the flow's log."""
+    """Repeats the last few lines of what a job writes in the terminal."""
 
     def __init__(self, log_file: Path, say: Callable[[str], None]) -> None:
         self._lines, self._say, self._last_at = LineTail(log_file, from_end=True), say, time.monotonic()
@@ -333,10 +335,6 @@ class LogForwarder:
         ]
         if short := [line for line in lines if line and len(line) <= FORWARD_CHARS][-FORWARD_LINES:]:
             self._say("\n".join(short))
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def run_prefix(run_id: str) -> str:

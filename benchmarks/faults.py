@@ -3,12 +3,14 @@
     make bench NAME=faults                              (200 trials, several hours; goes on where it was stopped)
     python benchmarks/faults.py --jobs 4                (four trials at a time, each in a site of its own)
     python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's trials)
-    python benchmarks/faults.py --short                 (20 random quick trials, seeded by the date; writes no result)
+    python benchmarks/faults.py --short                 (20 random quick trials, seeded by the date; writes no result;
+                                                         with `--only` or `--fault`, random ones of those)
 
 A trial is a site of its own in which the fault strikes at a random moment of a component's work and heals again; the
 user then gives the same command up to three more times, until it ends well. Then everything is counted: rows lost,
-answers paid twice (by the services' own books, beyond what was in flight), failures that became a score, commands that
-did not end within their time, and damage to another run of the same site. Every line of the matrix is tried once, then
+answers paid twice (by the services' own books; a question may be asked again where its answer was spoiled on its way,
+or may have been in flight in a process that was killed or stopped), failures that became a score, commands that did
+not end within their time, and damage to another run of the same site. Every line of the matrix is tried once, then
 random ones of those that need no training. Prints a line a trial and the table, writes benchmarks/results/faults.json,
 and exits with 1 where anything was wrong.
 """
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import date
@@ -29,6 +32,7 @@ from random import Random
 from typing import Any
 
 import injection
+import psutil
 from fault_matrix.site import TRAINING, Seen, Workplace
 from fault_matrix.trials import Line, matrix, random_quick_lines
 from night_site.site import small_disk
@@ -62,7 +66,12 @@ def main() -> None:
     trials = options.trials or (SHORT_TRIALS if options.short else FULL_TRIALS)
     print(f"seed {seed}", flush=True)
     rng = Random(seed)
-    if options.short:
+    components = options.only or {line.component for line in lines}
+    faults = options.fault or {line.fault for line in lines}
+    wanted = [line for line in lines if line.component in components and line.fault in faults]
+    if options.short and (options.only or options.fault):
+        plan = [(rng.choice(wanted), number) for number in range(trials)]
+    elif options.short:
         with tempfile.TemporaryDirectory() as probe, small_disk(Path(probe) / "disk", 1) as own_disk:
             lines_in_turn = random_quick_lines(rng, trials, own_disk=own_disk)
             plan = [(line, number) for number, line in enumerate(lines_in_turn)]
@@ -70,8 +79,6 @@ def main() -> None:
         plan = [(line, 0) for line in lines]
         short = [line for line in lines if line.component not in TRAINING]
         plan += [(rng.choice(short), number) for number in range(1, trials - len(plan) + 1)]
-    components = options.only or {line.component for line in lines}
-    faults = options.fault or {line.fault for line in lines}
     chosen = [one for one in plan[:trials] if one[0].component in components and one[0].fault in faults]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     before = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.exists() and not options.short else []
@@ -149,9 +156,11 @@ def tried(work: Workplace, line: Line, rng: Random) -> Found:
     begun = time.monotonic()
     try:
         seen = line.trial(work, rng)
+    except (TimeoutError, subprocess.TimeoutExpired, psutil.TimeoutExpired) as problem:
+        seen = Seen(f"hung ({problem})", hangs=1, ended_well=False)
     except (LookupError, OSError, AssertionError, subprocess.SubprocessError) as problem:
         seen = Seen(f"the trial itself failed: {str(problem)[-500:]}", ended_well=False)
-    counts = {name: getattr(seen, name) for name in COUNTS}
+    counts = {name: getattr(seen, name) for name in (*COUNTS, "repeated")}
     told = {"expected": line.expected, "seen": seen.what, "ok": seen.ok}
     return told | counts | {"seconds": round(time.monotonic() - begun, 1)}
 
@@ -167,7 +176,7 @@ def write(rows: list[Found]) -> None:
 def line_of(one: Found) -> str:
     """A trial in one line."""
     wrong = ", ".join(f"{name} {one[name]}" for name in COUNTS if one[name])
-    outcome = "ok" if one["ok"] else f"WRONG {wrong}"
+    outcome = ("ok" if one["ok"] else f"WRONG {wrong}") + f", {one['repeated']} asked again" * (one["repeated"] > 0)
     return f"{one['component']:<20} {one['fault']:<26} {one['seconds']:>6.1f} s  {outcome}  {one['seen']}"
 
 
@@ -181,6 +190,7 @@ def table(rows: list[Found]) -> Iterator[str]:
             ok = sum(one["ok"] for one in mine)
             yield f"| {line.component} | {line.fault} | {line.expected} | {len(mine)} | {ok} | {worst} |"
     yield "\n" + ", ".join(f"{name} {sum(one[name] for one in rows)}" for name in COUNTS) + f", {len(rows)} trials"
+    yield ", ".join(f"{count} at {commit}" for commit, count in Counter(one["commit"] for one in rows).items())
 
 
 if __name__ == "__main__":

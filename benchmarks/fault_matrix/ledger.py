@@ -3,6 +3,7 @@
 import os
 import runpy
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -26,7 +27,10 @@ from .site import IN_FLIGHT, MOST_RUNS, PROFILE, Seen, Site, Workplace
 
 SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
 FAULTS = [(base, fault) for base in (SQLITE, POSTGRESQL) for fault in ("locked", "black hole", "restart", "torn write")]
+_KILLING = {(SQLITE, "restart"), (SQLITE, "torn write"), (POSTGRESQL, "torn write")}
+"""Those that kill the asking process; the others leave it its answers."""
 _QUESTIONS, _WITHIN_S = 120, 400.0
+_WAL_HEADER, _FRAME_HEADER = 32, 24
 _URL_ENV = "QINGLAN_FAULT_LEDGER"
 _SUPPORT = ROOT / "tests" / "support"
 _HOLD = """
@@ -72,7 +76,7 @@ def trial(work: Workplace, rng: Random, *, database: str, fault: str) -> Seen:
         return Seen(
             "; then ".join(ends),
             rows_lost=_QUESTIONS - _answers(profile),
-            paid_twice=max(0, work.paid_twice() - IN_FLIGHT),
+            **work.repeats(IN_FLIGHT if (database, fault) in _KILLING else 0),
             hangs=site.hangs,
             other_runs_harmed=int(site.is_harmed()),
             ended_well=ends[-1] == "done",
@@ -124,11 +128,22 @@ def _strike(fault: str, process: psutil.Popen, site: Site, server: Any, proxy: P
     else:
         process.kill()
         process.wait()
-        wal = file.with_name("ledger.db-wal")
-        if fault == "torn write" and wal.exists():
-            with wal.open("ab") as log:  # a frame of which the power loss left a part
-                log.write(b"\x17" * 1000)
+        if fault == "torn write":
+            _tear(file.with_name("ledger.db-wal"))
         yield
+
+
+def _tear(wal: Path) -> None:
+    """The next frame of the log is there in part, as a power loss leaves it: its checksum is wrong."""
+    content = wal.read_bytes()  # the killed process had the database open, so there is one
+    page_bytes, salts = struct.unpack_from(">I", content, 8)[0], content[16:24]
+    end = _WAL_HEADER
+    while content[end + 8 : end + 16] == salts:
+        end += _FRAME_HEADER + page_bytes
+    assert end > _WAL_HEADER, "the log has no frame"
+    with wal.open("r+b") as log:
+        log.seek(end)
+        log.write(struct.pack(">II", 1, 1) + salts + b"\x17" * (8 + page_bytes // 2))
 
 
 @contextmanager

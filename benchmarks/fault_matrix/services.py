@@ -1,7 +1,7 @@
 """Teacher, judge and RAG outside the site, with books of the answers, and faults that can be switched on for each.
 
 `python -m fault_matrix.services KNOWLEDGE_BASE` in benchmarks/ prints its address. `/teacher/v1`, `/judge/v1` and
-`/rag/retrieve` are the services; `/books`, `/switch` and `/reset` are the benchmark's.
+`/rag/retrieve` are the services; `/books`, `/switch`, `/keep` and `/reset` are the benchmark's.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from night_site.services import Billed, Books, serve_on_free_port
 from starlette.applications import Starlette
@@ -23,37 +24,65 @@ from qinglan.simulators import chat_server, rag_server
 from qinglan.simulators.retriever import Retriever, load_documents
 
 _GIGABYTE, _BLOCK = 10**9, b"x" * 65_536
-_ERROR_SHARE = 0.3
+_ERRORS, _ERROR_SHARE = "30% errors", 0.3
 
 
 class FaultyBooks(Books):
-    """Books, and the fault of each service, by its name; empty while it is well."""
+    """Every answer with status 200 that teacher or judge sent, as a provider would charge for it.
+
+    An answer that a fault spoils, its service's own or one of the network, is paid too. It explains why the question
+    is asked again: a repeat counts as paid twice only where an answer to the same question had arrived before it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.faults: dict[str, str] = {}
+        """By service; empty while it is well."""
+        self.arrived = set[str]()
+        self.repeated = self.paid_twice = 0
+        self._kept: dict[str, set[str]] = {}
+
+    def note(self, service: str, question: str) -> None:
+        self.repeated += question in self.answered or question in self.arrived
+        self.paid_twice += question in self.arrived
+        super().note(service, question)
+        if self.faults.get(service, "") in ("", _ERRORS):  # an error is not paid; what is paid then is well
+            self.arrived.add(question)
+
+    def keep(self, kind: str) -> None:
+        """What arrived until now, for the trials that begin with this site."""
+        self._kept[kind] = set(self.arrived)
+
+    def reset(self, kind: str) -> None:
+        """Begin anew, with what had arrived when this site was prepared."""
+        self.answered.clear()
+        self.faults, self.arrived = {}, set(self._kept.get(kind, ()))
+        self.repeated = self.paid_twice = 0
+
+    def stats(self) -> dict[str, Any]:
+        return {"paid": self.answered.total(), "repeated": self.repeated, "paid_twice": self.paid_twice}
 
 
 class Faulty:
     """ASGI middleware: a service, with the fault that is switched on for it.
 
-    A fault of the network, which the benchmark's proxy makes, spoils every answer: meanwhile none is in the books.
+    A fault of the network is the proxy's to make: the service answers as ever.
     """
 
     def __init__(self, service: str, app: ASGIApp, books: FaultyBooks) -> None:
         self._service, self._books, self._rng = service, books, Random(7)
-        self._unbilled, self._well = app, app if service == "rag" else Billed(app, books)
+        self._well = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = self._books.faults.get(self._service, "")
-        is_spared = fault == "30% errors" and self._rng.random() >= _ERROR_SHARE
+        is_spared = fault == _ERRORS and self._rng.random() >= _ERROR_SHARE
         if scope["type"] != "http" or not fault or is_spared:
             await self._well(scope, receive, send)
         else:
             await self._spoil(fault)(scope, receive, send)
 
     def _spoil(self, fault: str) -> ASGIApp:
-        if fault == "30% errors":
+        if fault == _ERRORS:
             return JSONResponse({"error": {"message": "internal error"}}, 500)
         if fault == "1 GB body":
             return StreamingResponse(_gigabyte(), media_type="application/json")
@@ -62,7 +91,7 @@ class Faulty:
         if fault == "blank":
             message = {"role": "assistant", "content": ""}
             return Response() if self._service == "rag" else JSONResponse(completion_body("0", 0, "m", message))
-        return self._unbilled
+        return self._well
 
 
 async def _gigabyte() -> AsyncIterator[bytes]:
@@ -85,9 +114,12 @@ def create_app(knowledge_base: Path) -> Starlette:
             setattr(books, name, value)
         return JSONResponse({})
 
-    async def reset(_: Request) -> JSONResponse:
-        books.answered.clear()
-        books.faults = {}
+    async def keep(request: Request) -> JSONResponse:
+        books.keep((await request.json())["kind"])
+        return JSONResponse({})
+
+    async def reset(request: Request) -> JSONResponse:
+        books.reset((await request.json())["kind"])
         return JSONResponse({})
 
     rag = rag_server.create_app(Retriever(load_documents(knowledge_base)))
@@ -96,9 +128,9 @@ def create_app(knowledge_base: Path) -> Starlette:
         routes=[
             Route("/books", read_books),
             Route("/switch", switch, methods=["POST"]),
+            Route("/keep", keep, methods=["POST"]),
             Route("/reset", reset, methods=["POST"]),
-            Mount("/teacher", app=Faulty("teacher", chat, books)),
-            Mount("/judge", app=Faulty("judge", chat, books)),
+            *(Mount(f"/{name}", app=Billed(Faulty(name, chat, books), books, name)) for name in ("teacher", "judge")),
             Mount("/rag", app=Faulty("rag", rag, books)),
         ]
     )

@@ -57,7 +57,9 @@ class Seen:
     what: str
     rows_lost: int = 0
     paid_twice: int = 0
-    """Beyond what was in flight."""
+    """Beyond what was in flight in a process that was killed or stopped, and what was spoiled on its way."""
+    repeated: int = 0
+    """Paid answers to a question that had been answered before, whatever became of that answer."""
     failures_as_scores: int = 0
     hangs: int = 0
     other_runs_harmed: int = 0
@@ -78,7 +80,7 @@ class Workplace:
             folder / "sample", Embedded(sample_train_rows=240, sample_dev_rows=40, sample_test_rows=60)
         )
         assert sample.knowledge_base is not None
-        self._workbook = sample.workbook
+        self._workbook, self.documents = sample.workbook, sample.knowledge_base.read_text(encoding="utf-8")
         self._services = subprocess.Popen(
             [sys.executable, "-m", "fault_matrix.services", str(sample.knowledge_base)],
             cwd=Path(__file__).parents[1],
@@ -111,9 +113,10 @@ class Workplace:
         """Answers that the services gave, since the books were reset."""
         return int(self._books()["paid"])
 
-    def paid_twice(self) -> int:
-        """Of these, the ones to questions that had been answered before."""
-        return int(self._books()["paid_twice"])
+    def repeats(self, in_flight: int) -> Found:
+        """`repeated` and `paid_twice`, where a process that was struck may have lost so many answers."""
+        books = self._books()
+        return {"repeated": books["repeated"], "paid_twice": max(0, books["paid_twice"] - in_flight)}
 
     def _books(self) -> Found:
         found: Found = httpx2.get(f"{self.url}/books", trust_env=False, timeout=60).raise_for_status().json()
@@ -128,7 +131,7 @@ class Workplace:
         """A copy of the site that was prepared for this kind: `data`, or a stage of training."""
         if kind not in self._prepared:
             self._prepare_training() if kind in TRAINING else self._prepare_data()
-        self.post("reset")
+        self.post("reset", kind=kind)
         with self._folder() as on_own_disk:
             shutil.copytree(self._prepared[kind], self.site_folder, symlinks=True, dirs_exist_ok=True)
             site = Site(self, kind, on_own_disk)
@@ -177,6 +180,7 @@ class Workplace:
     def _keep(self, kind: str) -> None:
         self._prepared[kind] = self.folder / f"prepared-{kind}"
         shutil.copytree(self.site_folder, self._prepared[kind], symlinks=True)
+        self.post("keep", kind=kind)
 
     def _expect(self, kind: str, site: "Site") -> None:
         self.expected[kind] = site.rows_by_stage()
@@ -264,20 +268,33 @@ class Site:
 
         Raises:
             LookupError: the command ended first.
+            TimeoutError: it takes longer than the whole command may.
         """
-        while not self._has_begun(stage):
+        deadline_s = time.monotonic() + self.within_s
+        while not self._has(stage, STARTED):
             if process.poll() is not None:
                 raise LookupError(f"{stage} never began:\n{self.log.read_text()[-2000:]}")
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{stage} did not begin within {self.within_s:.0f} s")
             time.sleep(0.01)
 
     def wait_for_moment(self, stage: str, process: psutil.Popen, rng: Random) -> None:
-        """Until a random moment of the stage's work."""
-        self.wait_for(stage, process)
-        time.sleep(rng.uniform(0, 0.9 * self.work.usual_s[stage]))
+        """Until a random moment of the stage's work, or its end where it takes less time than usual.
 
-    def _has_begun(self, stage: str) -> bool:
+        Raises:
+            LookupError: the command ended first, so that nothing can strike it.
+        """
+        self.wait_for(stage, process)
+        moment_s = time.monotonic() + rng.uniform(0, 0.9 * self.work.usual_s[stage])
+        while time.monotonic() < moment_s and not self._has(stage, MANIFEST):
+            time.sleep(0.01)
+        if process.poll() is not None:
+            raise LookupError(f"the command ended before the moment to strike {stage}")
+
+    def _has(self, stage: str, file: str) -> bool:
+        """Has the stage written this file since the trial began?"""
         with suppress(OSError, IndexError):
-            return (self.run / stage / STARTED).stat().st_mtime >= self.began_s
+            return (self.run / stage / file).stat().st_mtime >= self.began_s
         return False
 
     # What must hold
@@ -312,8 +329,8 @@ class Site:
         while not (ends[-1] == "done" and self.is_well()) and len(ends) < MOST_RUNS:
             ends.append(self.end_of(self.start()))
 
-    def look(self, ends: list[str]) -> Seen:
-        """Every count after the trial."""
+    def look(self, ends: list[str], in_flight: int) -> Seen:
+        """Every count after the trial; `in_flight`: answers that may have been lost with the process."""
         expected, found = self.work.expected[self.kind], self.rows_by_stage()
         # The services answer the same question with the same answer, so any other value came from a failure.
         strange = [
@@ -325,7 +342,7 @@ class Site:
         return Seen(
             "; then ".join(ends),
             rows_lost=len(expected.keys() - found.keys()),
-            paid_twice=max(0, self.work.paid_twice() - IN_FLIGHT),
+            **self.work.repeats(in_flight),
             failures_as_scores=len(set(strange)) + self._miscounted(),
             hangs=self.hangs,
             other_runs_harmed=int(self.is_harmed()),

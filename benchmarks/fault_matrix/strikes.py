@@ -1,6 +1,6 @@
 """What strikes a command of a site at a random moment. Each is a context: it strikes, and heals when it is left."""
 
-import shutil
+import os
 import struct
 import subprocess
 import threading
@@ -13,15 +13,18 @@ from random import Random
 import psutil
 
 from .proxy import Proxy
-from .site import Site
+from .site import DISK_MB, Site
 
 Strike = Callable[[Site, psutil.Popen, Random], AbstractContextManager[None]]
 SERVICE_FAULTS = ("down", "hanging", "30% errors", "slow headers", "1 GB body", "cut body", "wrong shape", "blank")
 _PROXY_MODES = {"down": "down", "hanging": "black hole", "slow headers": "slow headers", "cut body": "cut body"}
 """The faults of the network; the others are the service's own."""
-DISK_FULL = "disk full"
+KILL, STOP, DISK_FULL = "kill -9", "SIGSTOP", "disk full"
 SERVICE_FAULT_S, STOPPED_S = 12.0, 90.0
-_LEFT_BYTES = 64 * 1024
+_ON_ITS_WAY_S = 0.3
+"""What a service sent before its fault has arrived by then."""
+_LATE_S = 3.0
+"""After its fault, a service still answers requests that waited in the proxy, of clients that have gone."""
 
 
 @contextmanager
@@ -33,13 +36,21 @@ def kill(_site: Site, process: psutil.Popen, _rng: Random) -> Iterator[None]:
 
 @contextmanager
 def fill_disk(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
-    """Until the command has ended."""
-    ballast = site.folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"\0" * min(2**20, max(_LEFT_BYTES, shutil.disk_usage(site.folder).free // 2)))
+    """Its disk becomes as small as what is on it, at once and until the command has ended."""
+    while not _resize(site.folder, str(_used(site.folder))):
+        pass  # more was written meanwhile
     yield
-    ballast.unlink()
+    assert _resize(site.folder, f"{DISK_MB}m")
+
+
+def _used(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+
+
+def _resize(folder: Path, size: str) -> bool:
+    argv = ["mount", "-o", f"remount,size={size}", str(folder)]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
@@ -82,8 +93,9 @@ def break_service(service: str, fault: str) -> Strike:
     @contextmanager
     def strike(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
         site.work.post("switch", faults={service: fault})
+        time.sleep(_ON_ITS_WAY_S)
         with _proxy_for(site.work.proxies[service], _PROXY_MODES.get(fault, "pass"), SERVICE_FAULT_S):
-            healed = threading.Timer(SERVICE_FAULT_S, lambda: site.work.post("switch", faults={}))
+            healed = threading.Timer(SERVICE_FAULT_S + _LATE_S, lambda: site.work.post("switch", faults={}))
             healed.start()
             yield
             healed.join()
@@ -115,8 +127,8 @@ def _proxy_for(proxy: Proxy, mode: str, seconds: float) -> Iterator[None]:
 
 
 PROCESS_FAULTS: dict[str, tuple[Strike, str]] = {
-    "kill -9": (kill, "killed; the same command goes on and completes"),
+    KILL: (kill, "killed; the same command goes on and completes"),
     DISK_FULL: (fill_disk, "ends in one line; goes on once there is space"),
-    "SIGSTOP": (suspend, "goes on by itself"),
+    STOP: (suspend, "goes on by itself"),
     "clock ±1 h": (shift_clock, "goes on by itself (the clock of its processes alone is shifted)"),
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from random import Random
@@ -14,10 +14,25 @@ from qinglan.runs.processes import Processes, free_port
 
 from . import ledger, serving
 from .proxy import HOST, Proxy
-from .site import SERVICES, TRAINING, Seen, Site, Workplace
-from .strikes import DISK_FULL, PROCESS_FAULTS, SERVICE_FAULTS, Strike, break_server, break_service, prepare_clock
+from .site import CONCURRENCY, IN_FLIGHT, SERVICES, TRAINING, Seen, Site, Workplace
+from .strikes import (
+    DISK_FULL,
+    KILL,
+    PROCESS_FAULTS,
+    SERVICE_FAULTS,
+    STOP,
+    Strike,
+    break_server,
+    break_service,
+    prepare_clock,
+)
 
 DATA_STAGES = ("distill", "validate", "select", "dataset")
+_ASKING = ("distill", "validate", "rl", "evaluate")
+"""Stages that ask teacher or judge: in another one, a process has no answer in flight."""
+_MAY_LOSE = {KILL: IN_FLIGHT, STOP: CONCURRENCY}
+"""Answers. A process that is stopped for longer than its requests may take gives up those that were sent. On a full
+disk the ledger has a reserve, and a shifted clock, the RAG or a server of the site costs no answer."""
 _SERVER_FAULTS = ("down", "restarted", "slow")
 
 
@@ -35,7 +50,15 @@ def matrix() -> Iterator[Line]:
     for stage in (*DATA_STAGES, *TRAINING):
         for fault, (strike, expected) in PROCESS_FAULTS.items():
             prepare = prepare_clock if fault.startswith("clock") else None
-            trial = partial(of_stage, stage=stage, strike=strike, prepare=prepare, own_disk=fault == DISK_FULL)
+            in_flight = _MAY_LOSE.get(fault, 0) if stage in _ASKING else 0
+            trial = partial(
+                of_stage,
+                stage=stage,
+                strike=strike,
+                prepare=prepare,
+                fills_disk=fault == DISK_FULL,
+                in_flight=in_flight,
+            )
             yield Line(stage, fault, expected, trial)
     for service in SERVICES:
         for fault in SERVICE_FAULTS:
@@ -78,24 +101,28 @@ def of_stage(
     stage: str,
     strike: Strike,
     prepare: Callable[[Site], None] | None = None,
-    own_disk: bool = False,
+    fills_disk: bool = False,
+    in_flight: int = 0,
 ) -> Seen:
     """Strike while the stage is at work, heal, and give the command again until it ends well."""
     with work.site(stage if stage in TRAINING else "data") as site:
-        if own_disk and not site.own_disk:
+        if fills_disk and not site.own_disk:
             return Seen("not run: no disk of its own could be mounted", ended_well=False)
         if prepare:
             prepare(site)
-        return struck(site, rng, stage, strike)
+        seen = struck(site, rng, stage, strike, in_flight)
+        if fills_disk and seen.what.startswith("done"):  # each command writes a report at its end
+            return replace(seen, what="done, so the disk was not full", ended_well=False)
+        return seen
 
 
-def struck(site: Site, rng: Random, stage: str, strike: Strike) -> Seen:
+def struck(site: Site, rng: Random, stage: str, strike: Strike, in_flight: int = 0) -> Seen:
     process = site.start()
     site.wait_for_moment(stage, process, rng)
     with strike(site, process, rng):
         ends = [site.end_of(process)]
     site.finish(ends)
-    return site.look(ends)
+    return site.look(ends, in_flight)
 
 
 def of_server(work: Workplace, rng: Random, *, server: str, fault: str) -> Seen:

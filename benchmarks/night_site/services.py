@@ -37,6 +37,10 @@ class Books:
         self.rag_up = True
         self.rng = Random(5)
 
+    def note(self, _service: str, question: str) -> None:
+        """A service answers a request, by the digest of its body."""
+        self.answered[question] += 1
+
     def stats(self) -> dict[str, Any]:
         """Answers paid for, how many of them had been paid for before, and what the webhook was told."""
         paid = self.answered.total()
@@ -44,10 +48,10 @@ class Books:
 
 
 class Billed:
-    """ASGI middleware around the teacher: it writes down each answered request once it is answered."""
+    """ASGI middleware around a paid service: it writes down each answered request once it is answered."""
 
-    def __init__(self, app: ASGIApp, books: Books) -> None:
-        self._app, self._books = app, books
+    def __init__(self, app: ASGIApp, books: Books, service: str = "") -> None:
+        self._app, self._books, self._service = app, books, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -66,7 +70,7 @@ class Billed:
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:
-                self._books.answered[hashlib.sha256(body).hexdigest()] += 1
+                self._books.note(self._service, hashlib.sha256(body).hexdigest())
             await send(message)
 
         await self._app(scope, replay, noted)

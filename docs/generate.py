@@ -158,9 +158,8 @@ a finished run of another profile. After the fault the same command is given aga
 well. What ends a command early must stand in one line that begins with `error:`. Every line was tried at least once;
 the other trials were drawn at random among those that need no training.
 
-{trials} trials, at {commits}: {rows_lost} rows lost, {paid_twice} answers paid twice beyond what a fault explains (an
-answer spoiled on its way, and what was under way in a process that was killed, or stopped for longer than a request may
-take), {failures_as_scores} failures that became a score, {hangs} commands that did not end, {other_runs_harmed}
+{trials} trials, at {commits}: {rows_lost} rows lost, {paid_twice} answers paid twice beyond the requests that were
+under way, {failures_as_scores} failures that became a score, {hangs} commands that did not end, {other_runs_harmed}
 other runs harmed. Of {tried} [attempts to inject instructions](reward.md#what-a-rewrite-can-say-to-the-judge),
 {within} stayed within their tolerance.
 

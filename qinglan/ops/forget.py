@@ -59,9 +59,8 @@ _ASKING = {"recipe", "tenant", "teacher", "answerer", "judge", "extract"}
 """Settings that the ledger's keys depend on."""
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".distcp", ".gguf")
 _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
-_REMOVE_PREVIEWS = (  # of MLflow's traces: a long text is cut off in them, where no pattern finds it
-    "UPDATE trace_info SET request_preview = NULL, response_preview = NULL "
-    "WHERE request_id IN (SELECT trace_id FROM spans WHERE instr(content, ?))"
+_REMOVE_TRACES = (  # of MLflow: an answer need not quote the question, and a preview cuts a long one off
+    "DELETE FROM trace_info WHERE request_id IN (SELECT trace_id FROM spans WHERE instr(content, ?))"
 )
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
 _LEDGER, _SQLITE_WAIT_S = "ledger.db", 60.0
@@ -360,7 +359,8 @@ class _Sweep:
                     if not self._dry_run:
                         db.execute(f'UPDATE "{table}" SET "{name}" = redacted("{name}") WHERE {where}')  # noqa: S608
             if "trace_info" in tables and not self._dry_run:
-                db.execute(_REMOVE_PREVIEWS, (MARK,))
+                db.execute("PRAGMA foreign_keys = ON")  # spans, tags and figures go with their trace
+                db.execute(_REMOVE_TRACES, (MARK,))
             left = (path, path.with_name(f"{path.name}-wal"))
             has_traces = any(each.exists() and self._bytes.search(each.read_bytes()) for each in left)
             if not self._dry_run and (changed or has_traces or path.name == _LEDGER):

@@ -49,6 +49,9 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
     leave_traces(profile, mine)
     run(tmp_path, "backup", str(tmp_path / "kept"))
     assert len(traces(tmp_path)) > 20
+    distilled = read_jsonl(profile.paths.runs / "latest" / "distill" / "rows.jsonl", Row)
+    (answer,) = (forms_of(row.answer or "") for row in distilled if row.id == mine)
+    assert any(form in requests_traced(profile) for form in answer)
 
     shown = run(tmp_path, "forget", "--row", mine, "--dry-run")
     assert len(traces(tmp_path)) > 20
@@ -57,6 +60,8 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
     for what in ("runs", "state/datasets", "state/mlartifacts", "state/reviews", "request log", "ledger", "kept"):
         assert what in removed
     assert traces(tmp_path) == []
+    assert not any(form in requests_traced(profile) for form in answer)
+    assert requests_traced(profile)
     assert {row.id for row in rows_of(profile)} == {row.id for row in rows if row.query != QUESTION}
     for manifest in profile.paths.runs.glob(f"*/*/{MANIFEST}"):
         for artifact in StageResult.read(manifest).artifacts.values():
@@ -245,6 +250,11 @@ def run(folder: Path, *words: str) -> str:
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def requests_traced(profile: Profile) -> str:
+    with closing(sqlite3.connect(profile.paths.state / "mlflow.db")) as db:
+        return "\n".join(content for (content,) in db.execute("SELECT content FROM spans"))
 
 
 def rows_of(profile: Profile) -> list[Row]:

@@ -65,10 +65,6 @@ def cutting_after_reranking_by_query(candidates: int) -> Callable[[Body], list[F
     return lambda body: search(body.get("rewritten_query") or body["query"], body["query"], top_k=candidates)[:5]
 
 
-def mixing(body: Body) -> list[Found]:
-    return search(body["query"] + body.get("rewritten_query", ""))
-
-
 def with_id(make: Callable[[], Any]) -> Callable[[Body], list[Found]]:
     return lambda body: [passage | {"id": make()} for passage in honest(body)]
 
@@ -101,7 +97,7 @@ def kinds(serve: Serve, script: Script, **options: Any) -> list[str]:
         (cutting_after_reranking_by_query(10), "mixed", 4),
         (cutting_after_reranking_by_query(14), "reranked_by_query", 4),
         (cutting_after_reranking_by_query(24), "ignored", 3),
-        (mixing, "mixed", 4),
+        (lambda body: search(body["query"] + body.get("rewritten_query", "")), "mixed", 4),
         (lambda _: [], "undecidable", 3),
         (lambda _: search("同样的"), "undecidable", 3),
         (lambda body: few(body.get("rewritten_query") or body["query"]), "honoured", 3),

@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CHINESE = [ROOT / "README.zh.md", *sorted((DOCS / "start").glob("*.zh.md"))]
 START = [ROOT / "README.md", *sorted(page for page in (DOCS / "start").glob("*.md") if page not in CHINESE)]
-OTHER_PROGRAMS = {"export", "mkdir", "read", "ss"}
 PATHS = re.compile(
     r"`((?:qinglan|tasks|flows|tests|benchmarks|configs|deployments|docker|examples|docs)/[\w./-]*(?:\.\w+|/))`"
 )
@@ -95,7 +94,7 @@ def test_every_command_of_a_start_page_can_be_run(page: Path) -> None:
         elif program.startswith("python") and words[0] != "-m":
             assert (ROOT / words[0]).is_file() or f"`{words[0]}`" in read(page), line
         else:
-            assert program in OTHER_PROGRAMS or program.startswith(("python", "/opt/trainer/")), line
+            assert program in {"export", "mkdir", "read", "ss"} or program.startswith(("python", "/opt/trainer/")), line
 
 
 @pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), *START[:1], *CHINESE[:1]], ids=lambda page: page.name)

@@ -15,7 +15,7 @@ from ledger_calls import call
 from run_stages import stage_result
 
 from qinglan.clients.roles import Clients
-from qinglan.config import Evaluate, Profile, Tenant
+from qinglan.config import Evaluate, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import figures
 from qinglan.evaluation.figures import compare_arms, examples, pairs_of, scores_of, slices_of, summarise
@@ -28,7 +28,7 @@ from qinglan.recipes.kinds.measuring import original_rows, retrieve_all, student
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row, groups_of
-from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.runs.artifacts import Artifact, write_jsonl
 from qinglan.runs.run import open_run
 from qinglan.statistics import MeanCi
 
@@ -209,11 +209,8 @@ def test_slices_and_small_ones_without_an_interval():
     assert (small.n, small.arms["rl"].n, small.arms["rl"].mean("mean_top1_score")) == (19, 19, pytest.approx(0.9))
     assert small.arms["rl"].score("mean_top1_score").ci95 is None
     assert small.diff("rl", "teacher", "mean_top1_score").ci95 is None
-
-
-@pytest.mark.parametrize(("characters", "value"), [(1, "≤10"), (10, "≤10"), (11, "11–20"), (20, "11–20"), (21, "21+")])
-def test_lengths(characters: int, value: str):
-    assert ("length", value) in sliced([row(0, query="问" * characters)])
+    for characters, value in ((1, "≤10"), (10, "≤10"), (11, "11–20"), (20, "11–20"), (21, "21+")):
+        assert ("length", value) in sliced([row(0, query="问" * characters)])
 
 
 def test_groups_of_questions_and_what_train_and_test_share():
@@ -271,30 +268,20 @@ def test_the_table_of_a_refresh_says_what_became_of_the_rows():
     assert "| Arm |" not in text
 
 
-def evaluated(folder: Path, rows: list[Row], profile: Profile) -> StageResult:
-    path = folder / "evaluation.json"
-    path.write_text(evaluate_baselines(rows, profile).model_dump_json(), encoding="utf-8")
-    return stage_result("evaluate", artifacts={"evaluation": Artifact.of(path)})
-
-
-def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: ProfileOf, tmp_path: Path):
+def test_a_report_goes_by_the_setting_of_the_day_and_the_model_decided_on(profile_of: ProfileOf, tmp_path: Path):
+    path, needed = tmp_path / "evaluation.json", []
     rows = [row.model_copy(update={"gold_id": row.id}) for row in TAUGHT]
     rows[::2] = [row.model_copy(update={"answer_retrieved": MISS}) for row in rows[::2]]
-    done, needed = evaluated(tmp_path, rows, profile_of(evaluate=FEW)), []
+    path.write_text(evaluate_baselines(rows, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8")
+    done = stage_result("evaluate", artifacts={"evaluation": Artifact.of(path)})
     for gain in (0.03, 0.06):
         with open_run(profile_of(gate={"smallest_gain": gain}), "evaluate") as run:
             found = {each.metric: each.rows_needed for each in build_report(run, [done]).comparisons}
         needed.append(found["mean_top1_score"])
         assert found["mrr10"] is None
     assert needed[0] == pytest.approx(4 * needed[1], abs=4)
-
-
-def test_a_reports_rivals_are_those_of_the_model_decided_on(profile_of: ProfileOf, tmp_path: Path):
     decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(mode="json")
-    stages = [
-        evaluated(tmp_path, TAUGHT, profile_of(evaluate=FEW)),
-        stage_result("gate", details={"decision": decision}),
-    ]
+    stages = [done, stage_result("gate", details={"decision": decision})]
     with open_run(profile_of(gate={"rivals": ["sft"], "fallback": "sft"}), "evaluate") as run:
         assert build_report(run, stages).rivals == ["base"]
 

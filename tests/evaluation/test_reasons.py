@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -32,16 +31,6 @@ SENTENCE_TERMS = """
 NAME_TERMS = "KL MRR RAG SFT log nDCG recall token top"
 
 
-def reasons_in_code() -> Iterator[tuple[str, set[str | None]]]:
-    """Codes that our modules give reasons, each with the names of its values."""
-    root = Path(qinglan.__file__).parents[1]
-    for path in (*root.glob("qinglan/**/*.py"), *root.glob("tasks/*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reason":
-                codes = [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
-                yield from ((str(code), {keyword.arg for keyword in node.keywords}) for code in codes)
-
-
 @pytest.mark.parametrize("code", SENTENCES)
 def test_a_reason_has_a_sentence_in_both_languages(code: str):
     english, chinese = SENTENCES[code]
@@ -50,7 +39,14 @@ def test_a_reason_has_a_sentence_in_both_languages(code: str):
 
 
 def test_the_code_and_the_sentences_agree():
-    given = [(code, values) for code, values in reasons_in_code() if code in SENTENCES]
+    given: list[tuple[str, set[str | None]]] = []
+    """Codes that our modules give reasons, each with the names of its values."""
+    root = Path(qinglan.__file__).parents[1]
+    for path in (*root.glob("qinglan/**/*.py"), *root.glob("tasks/*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reason":
+                codes = [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
+                given += [(code, {keyword.arg for keyword in node.keywords}) for code in codes if code in SENTENCES]
     raised = set(re.findall(r'"(alarm_\w+)"', Path(alarms.__file__).read_text(encoding="utf-8")))
     assert {code for code, _ in given} | raised | {"approved", "refused"} == SENTENCES.keys()
     spread = {None}  # `**values`, which are checked when the reason is made

@@ -27,12 +27,6 @@ ROOT = Path(__file__).parents[2]
 NIGHTLY, OFTEN = "refresh/refresh/nightly", "refresh/refresh/often"
 PREFECT: dict[str, Any] = yaml.safe_load((ROOT / PREFECT_FILE).read_text(encoding="utf-8"))
 DEPLOYMENTS: list[dict[str, Any]] = PREFECT["deployments"]
-every_deployment = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
-
-
-def flow_of(deployment: dict[str, Any]) -> Any:
-    module, _, name = deployment["entrypoint"].rpartition(".")
-    return getattr(import_module(module), name)
 
 
 def test_every_flow_is_deployed_and_every_deployment_has_a_name_of_its_own():
@@ -44,10 +38,11 @@ def test_every_flow_is_deployed_and_every_deployment_has_a_name_of_its_own():
     assert {name.replace("_", "-") for name in files} <= {*names}
 
 
-@every_deployment
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any]):
-    flow = flow_of(deployment)
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    flow = getattr(import_module(module), name)
     scheduled = [schedule.get("parameters", {}) for schedule in deployment.get("schedules", [])]
     for parameters in (deployment["parameters"], *scheduled):
         assert set(parameters) <= set(inspect.signature(flow.fn).parameters)

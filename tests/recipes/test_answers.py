@@ -186,22 +186,17 @@ async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
     assert found.unjudged == {}
 
 
-async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms():
-    arms = {"sft": arm("aa", "aa"), "rl": arm("aa", "b")}
-    strict = profile_with(evaluate={"max_failed_share": 0})
-    found = await JUDGED.measure(arms, ROWS, clients(aa=5.0), profile_with())
+async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms_and_an_empty_answer_scores_lowest_elsewhere():
+    arms = {"teacher": arm(None, None, reason="empty_answer"), "sft": arm("aa", "aa"), "rl": arm("aa", "b")}
+    strict, asked = profile_with(evaluate={"max_failed_share": 0}), clients(aa=5.0)
+    found = await JUDGED.measure(arms, ROWS, asked, profile_with())
     assert [row.judge_score for row in (*found.arms["sft"], *found.arms["rl"])] == [5.0, None, 5.0, None]
     assert [row.parts is None for row in found.arms["sft"]] == [False, False]
+    assert [(entry.judge_score, entry.requests) for entry in found.arms["teacher"]] == [(0.0, ()), (None, ())]
+    assert sorted(asked.judge.questions) == ["q aa", "q aa", "q b"]  # type: ignore[attr-defined]
     assert found.unjudged == {"teacher_unavailable": 1}
     with pytest.raises(StageError, match="calls failed for 1 of 2 questions"):
         await JUDGED.measure(arms, ROWS, clients(aa=5.0), strict)
-
-
-async def test_an_empty_answer_has_the_judges_lowest_score_unless_the_question_is_unjudged():
-    arms, judge = {"sft": arm(None, None, reason="empty_answer"), "rl": arm("aa", "b")}, clients(aa=5.0)
-    found = await JUDGED.measure(arms, ROWS, judge, profile_with(evaluate={"max_failed_share": 0.5}))
-    assert [(entry.judge_score, entry.requests) for entry in found.arms["sft"]] == [(0.0, ()), (None, ())]
-    assert judge.judge.questions == ["q aa", "q b"]  # type: ignore[attr-defined]
 
 
 async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():

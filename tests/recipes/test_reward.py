@@ -326,8 +326,11 @@ def verdict(text: str) -> Any:
     return 200, completion(f"<think>无</think><output>{text}</output>")
 
 
-async def test_a_served_judge_gives_one_verdict_on_the_passage_that_was_found(site_of: Callable[..., Site]):
-    site = site_of(passages, verdict("正确，不完整"))
+async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(
+    site_of: Callable[..., Site],
+):
+    texts = iter([verdict("正确，不完整"), verdict("错误，跑题"), (200, completion("随便"))])
+    site = site_of(passages, lambda _: next(texts))
     worker = site.open(reward=Reward(), **VERDICTS)
     scored = await worker.score("虾青素 x")
     assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (4, 1, 1, 0)
@@ -340,13 +343,7 @@ async def test_a_served_judge_gives_one_verdict_on_the_passage_that_was_found(si
     refused = await worker.score("虾青素 x", gold_id="x")
     assert (refused["gold_top1"], refused["judge_asked"], refused["invalid"]) == (1, 0, 0), "the label alone counts"
     assert math.isnan(refused["judge"]) and math.isnan(refused["relevant"])
-
-
-async def test_a_wrong_verdict_caps_the_reward_and_none_is_no_score(site_of: Callable[..., Site]):
-    texts = iter([verdict("错误，跑题"), (200, completion("随便"))])
-    site = site_of(passages, lambda _: next(texts))
-    worker = site.open(reward=Reward(), **VERDICTS)
-    wrong = await worker.score("虾青素 x")
+    wrong = await worker.score("虾青素 z")
     assert (wrong["judge"], wrong["relevant"]) == (0, 0) and wrong["score"] <= Reward().guard_cap
     assert (await worker.score("虾青素 y"))["invalid"] == 1
     assert "no verdict" in site.invalid()[0]

@@ -157,8 +157,6 @@ def test_find_run(profile_of: ProfileOf):
     new_run(profile_of(), finish=True)
     with pytest.raises(ConfigError, match="fits 2 runs"):
         find_run(runs, run.id[:2])
-    other = new_run(profile_of(name="other"))
-    assert runs_of(runs, "other") == [other.directory]
 
 
 def torn(file: Path, left: str) -> None:

@@ -39,7 +39,8 @@ def router(profile_of: ProfileOf, serve: Any, tmp_path: Path) -> Callable[..., T
 
     def make(try_page: str = "with_teacher", *, key: str | None = None, **given: Any) -> TestClient:
         texts = {"teacher": "教师 改写", "champion": "旧 模型", "challenger": "新 模型"}
-        scripts = {name: lambda _, text=text: (200, completion(text)) for name, text in texts.items()} | {"rag": find}
+        scripts = {name: lambda _, text=text: (200, completion(text)) for name, text in texts.items()}
+        scripts["rag"] = lambda body: (200, recall((body.get("rewritten_query", "原"), 0.9), ("共有", 0.5)))
         scripts |= {name: given.pop(name) for name in scripts.keys() & given.keys()}
         urls = {name: each if isinstance(each, str) else serve(each).url for name, each in scripts.items()}
         models = {role: Backend(url=urls[role], model="m", version="7") for role in ("champion", "challenger")}
@@ -57,10 +58,6 @@ def router(profile_of: ProfileOf, serve: Any, tmp_path: Path) -> Callable[..., T
 def open_page(router: Callable[..., TestClient]) -> Iterator[Try]:
     with ExitStack() as stack:
         yield lambda *options, **more: stack.enter_context(router(*options, **more))
-
-
-def find(body: dict[str, Any]) -> tuple[int, Any]:
-    return 200, recall((body.get("rewritten_query", "原"), 0.9), ("共有", 0.5))
 
 
 def body_of(arm: str, query: str = QUESTION, **more: Any) -> dict[str, Any]:

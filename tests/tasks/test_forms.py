@@ -23,12 +23,6 @@ def schema_of(flow: str) -> dict[str, Any]:
     return parameter_schema(getattr(import_module(f"flows.{flow}"), flow)).model_dump_for_openapi()
 
 
-def settings_of(form: type[Changes]) -> dict[str, str]:
-    return {
-        name: each.key for name, field in form.model_fields.items() for each in field.metadata if isinstance(each, Sets)
-    }
-
-
 def all_forms() -> list[type[Changes]]:
     found = [each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)]
     return [each for each in found if each.model_fields]
@@ -73,7 +67,9 @@ def test_the_server_refuses_a_typo(given: dict[str, Any], is_right: bool):
 
 @pytest.mark.parametrize("form", all_forms())
 def test_every_setting_is_one_of_the_profile(form: type[Changes]):
-    settings = settings_of(form)
+    settings = {
+        name: each.key for name, field in form.model_fields.items() for each in field.metadata if isinstance(each, Sets)
+    }
     assert settings.keys() == form.model_fields.keys()
     for key in settings.values():
         section: Any = Profile

@@ -236,10 +236,11 @@ class Ledger:
         with self._transaction(within) as db:
             for some in _portions(hashes):
                 chosen = sa.delete(CALLS).where(CALLS.c.request_hash.in_(some))
-                for row in db.execute(chosen.returning(CALLS)).mappings().all():
-                    kept = Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]}
-                    db.execute(sa.insert(FAILURES).values(kept))
-                    dropped.append(Call(**row))
+                rows = db.execute(chosen.returning(CALLS)).mappings().all()
+                kept = [Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows]
+                if kept:
+                    db.execute(sa.insert(FAILURES), kept)
+                dropped += [Call(**row) for row in rows]
         return dropped
 
     def requests_quoting(self, texts: Collection[str]) -> set[str]:

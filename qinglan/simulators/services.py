@@ -48,11 +48,13 @@ def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
 
     Without a knowledge base, which a recipe that retrieves nothing has, the address is empty.
     """
-    if profile.rag.url != EMBEDDED or knowledge_base is None:
-        yield "" if profile.rag.url == EMBEDDED else profile.rag.url
-        return
-    with _simulator(rag_argv(profile, knowledge_base), profile) as wait_for_rag:
-        yield f"{wait_for_rag()}/retrieve"
+    if profile.rag.url != EMBEDDED:
+        yield profile.rag.url
+    elif knowledge_base is None:
+        yield ""
+    else:
+        with _simulator(rag_argv(profile, knowledge_base), profile) as wait_for_rag:
+            yield f"{wait_for_rag()}/retrieve"
 
 
 def is_any_model_embedded(profile: Profile) -> bool:

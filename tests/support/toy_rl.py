@@ -204,7 +204,7 @@ class Toy:
                 name="rl",
                 key="abcdefghijkl",
                 directory=self.folder,
-                say=lambda text: said.write(text + "\n"),
+                say=lambda text, **_: said.write(text + "\n"),
             )
             progress = partial(checkpoints, self.output)
             run_engine(stage, self.command, name="verl", log="rl.log", progress=progress)

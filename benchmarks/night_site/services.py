@@ -65,8 +65,10 @@ class Billed:
             await refused(scope, receive, send)
             return
 
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
         async def replay() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
+            return unread.pop() if unread else await receive()
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:

@@ -9,7 +9,7 @@
 A trial is a site of its own in which the fault strikes at a random moment of a component's work and heals again; the
 user then gives the same command up to three more times, until it ends well. Then everything is counted: rows lost,
 answers paid twice (by the services' own books; a question may be asked again where its answer was spoiled on its way,
-or may have been in flight in a process that was killed or stopped), failures that became a score, commands that did
+or may have been in flight in a process that was killed), failures that became a score, commands that did
 not end within their time, and damage to another run of the same site. Every line of the matrix is tried once, then
 random ones of those that need no training. Prints a line a trial and the table, writes benchmarks/results/faults.json,
 and exits with 1 where anything was wrong.

@@ -61,8 +61,7 @@ async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[AskedAga
 
 
 async def ask_again(what: str, ask: Callable[[], Awaitable[T]], *asked: AskedAgain, retries: int) -> T:
-    """What `ask` gives. As a Prefect task `what`, it is repeated while calls of `asked` failed that may succeed later;
-    only these are made again."""
+    """What `ask` gives. As a Prefect task `what`, it repeats those calls of `asked` that failed and may yet succeed."""
     for client in asked:
         client.keep_answers()
     return await _ask.with_options(**retried(retries))(what, ask, asked, retries)

@@ -217,10 +217,9 @@ class Follower:
         self, stage: Stage, path: Path, read: Callable[[Metrics], tuple[int, int, str, Metrics] | None]
     ) -> None:
         self._stage, self._read, self._tail = stage, read, JsonlTail(path)
-        self.last_step = 0
+        self.last_step, self._flushed_at = 0, time.monotonic()
         self._points: dict[int, Metrics] = {}
         self._unsent: dict[int, Metrics] = {}
-        self._flushed_at = time.monotonic()
 
     def __call__(self) -> None:
         """Look for new lines; called while the process runs and once after."""

@@ -31,7 +31,8 @@ class FaultyBooks(Books):
     """Every answer with status 200 that teacher or judge sent, as a provider would charge for it.
 
     An answer that a fault spoils, its service's own or one of the network, is paid too. It explains why the question
-    is asked again: a repeat counts as paid twice only where an answer to the same question had arrived before it.
+    is asked again, and so does a blank answer, after which Qinglan tries once more: a repeat counts as paid twice only
+    where an answer to the same question had arrived before it.
     """
 
     def __init__(self) -> None:
@@ -42,11 +43,12 @@ class FaultyBooks(Books):
         self.repeated = self.paid_twice = 0
         self._kept: dict[str, set[str]] = {}
 
-    def note(self, service: str, question: str) -> None:
+    def note(self, service: str, question: str, answer: bytes) -> None:
         self.repeated += question in self.answered or question in self.arrived
         self.paid_twice += question in self.arrived
-        super().note(service, question)
-        if self.faults.get(service, "") in ("", _ERRORS):  # an error is not paid; what is paid then is well
+        super().note(service, question, answer)
+        is_well = self.faults.get(service, "") in ("", _ERRORS)  # an error is not paid; what is paid then is well
+        if is_well and json.loads(answer)["choices"][0]["message"]["content"]:
             self.arrived.add(question)
 
     def keep(self, kind: str) -> None:

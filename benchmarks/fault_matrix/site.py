@@ -57,7 +57,7 @@ class Seen:
     what: str
     rows_lost: int = 0
     paid_twice: int = 0
-    """Beyond what was in flight in a process that was killed or stopped, and what was spoiled on its way."""
+    """Beyond what was in flight in a process that was killed, and what was spoiled on its way."""
     repeated: int = 0
     """Paid answers to a question that had been answered before, whatever became of that answer."""
     failures_as_scores: int = 0

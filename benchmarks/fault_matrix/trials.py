@@ -14,13 +14,12 @@ from qinglan.runs.processes import Processes, free_port
 
 from . import ledger, serving
 from .proxy import HOST, Proxy
-from .site import CONCURRENCY, IN_FLIGHT, SERVICES, TRAINING, Seen, Site, Workplace
+from .site import IN_FLIGHT, SERVICES, TRAINING, Seen, Site, Workplace
 from .strikes import (
     DISK_FULL,
     KILL,
     PROCESS_FAULTS,
     SERVICE_FAULTS,
-    STOP,
     Strike,
     break_server,
     break_service,
@@ -29,10 +28,7 @@ from .strikes import (
 
 DATA_STAGES = ("distill", "validate", "select", "dataset")
 _ASKING = ("distill", "validate", "rl", "evaluate")
-"""Stages that ask teacher or judge: in another one, a process has no answer in flight."""
-_MAY_LOSE = {KILL: IN_FLIGHT, STOP: CONCURRENCY}
-"""Answers. A process that is stopped for longer than its requests may take gives up those that were sent. On a full
-disk the ledger has a reserve, and a shifted clock, the RAG or a server of the site costs no answer."""
+"""Stages that ask teacher or judge: in another one, a killed process has no answer in flight."""
 _SERVER_FAULTS = ("down", "restarted", "slow")
 
 
@@ -50,7 +46,7 @@ def matrix() -> Iterator[Line]:
     for stage in (*DATA_STAGES, *TRAINING):
         for fault, (strike, expected) in PROCESS_FAULTS.items():
             prepare = prepare_clock if fault.startswith("clock") else None
-            in_flight = _MAY_LOSE.get(fault, 0) if stage in _ASKING else 0
+            in_flight = IN_FLIGHT if fault == KILL and stage in _ASKING else 0
             trial = partial(
                 of_stage,
                 stage=stage,

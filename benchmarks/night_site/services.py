@@ -37,7 +37,7 @@ class Books:
         self.rag_up = True
         self.rng = Random(5)
 
-    def note(self, _service: str, question: str) -> None:
+    def note(self, _service: str, question: str, _answer: bytes) -> None:
         """A service answers a request, by the digest of its body."""
         self.answered[question] += 1
 
@@ -66,13 +66,16 @@ class Billed:
             return
 
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        is_paid = False
 
         async def replay() -> Message:
             return unread.pop() if unread else await receive()
 
         async def noted(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 200:
-                self._books.note(self._service, hashlib.sha256(body).hexdigest())
+            nonlocal is_paid
+            if is_paid:
+                self._books.note(self._service, hashlib.sha256(body).hexdigest(), message["body"])
+            is_paid = message["type"] == "http.response.start" and message["status"] == 200
             await send(message)
 
         await self._app(scope, replay, noted)

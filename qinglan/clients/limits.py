@@ -42,22 +42,31 @@ async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) 
     """The response that is streamed, with its body; BodyTooLargeError as soon as that is too large.
 
     ReadTimeout where not all of it is there within the request's time limit, and what a large upload takes on a slow
-    line: httpx limits each wait alone, so that a service that sends a byte now and then would never come to an end.
+    line: httpx limits each wait alone, so that a service that sends a byte now and then would never come to an end, and
+    a process that was stopped would drop what arrived meanwhile, which may be paid for.
     """
-    upload_s = int(request.headers.get("content-length", 0)) / _SLOW_BYTES_PER_S
-    body, limit_s = bytearray(), request.extensions["timeout"]["read"] + upload_s
+    limits_s, upload_bytes = request.extensions["timeout"], int(request.headers.get("content-length", 0))
+    limit_s, limits_s["read"] = limits_s["read"] + upload_bytes / _SLOW_BYTES_PER_S, None
+    reading = asyncio.ensure_future(_read(sending, request))
     try:
-        async with asyncio.timeout(limit_s):
-            response = await sending
-            try:
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > MOST_BODY_BYTES:
-                        raise BodyTooLargeError(f"the answer has more than {MOST_BODY_BYTES:,} bytes", request=request)
-            finally:
-                await response.aclose()
-    except TimeoutError as error:
-        raise httpx2.ReadTimeout(f"the answer is not whole after {limit_s:.1f} s", request=request) from error
+        for _ in range(10):  # looks; where the process is stopped, however long, it loses the time between two of them
+            if (await asyncio.wait([reading], timeout=limit_s / 10))[0]:
+                return await reading
+        raise httpx2.ReadTimeout(f"the answer is not whole after {limit_s:.1f} s", request=request)
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def _read(sending: Awaitable[httpx2.Response], request: httpx2.Request) -> httpx2.Response:
+    response, body = await sending, bytearray()
+    try:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MOST_BODY_BYTES:
+                raise BodyTooLargeError(f"the answer has more than {MOST_BODY_BYTES:,} bytes", request=request)
+    finally:
+        await response.aclose()
     headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]  # it is unpacked
     status, extensions = response.status_code, response.extensions
     return httpx2.Response(status, headers=headers, content=bytes(body), request=request, extensions=extensions)

@@ -77,8 +77,7 @@ class RagClient:
     def __init__(
         self, rag: Rag, url: str, tenant_id: str, *, with_passage: bool = False, traced: CallSample | None = None
     ) -> None:
-        """`with_passage`: answers keep the beginning of the best passage, for a judge to read; `traced` notes what is
-        sent."""
+        """`with_passage`: answers keep how the best passage begins, for a judge; `traced` notes what is sent."""
         self._traced = traced or CallSample(0)
         self._rag, self._url, self._tenant_id, self._with_passage = rag, address_of(rag, url), tenant_id, with_passage
         self._limits = Limits(rag.concurrency)
@@ -111,8 +110,7 @@ class RagClient:
         """
         if self._kept and (known := self._kept.get((query, rewritten_query))):
             return known
-        body = request_body(self._rag, self._tenant_id, query, rewritten_query)
-        count = count or CallCount()
+        body, count = request_body(self._rag, self._tenant_id, query, rewritten_query), count or CallCount()
         max_retries = self._rag.max_retries if max_retries is None else max_retries
         asked = (query, rewritten_query or "")
         try:

@@ -24,10 +24,8 @@ class Faults:
     """ASGI middleware: delays every POST, and fails a seeded share of them."""
 
     def __init__(self, app: ASGIApp, latency_ms: float = 0.0, fault_rate: float = 0.0, seed: int = 0) -> None:
-        self._app = app
-        self._latency_s = latency_ms / 1000
-        self._fault_rate = fault_rate
-        self._rng = Random(seed)
+        self._app, self._rng = app, Random(seed)
+        self._latency_s, self._fault_rate = latency_ms / 1000, fault_rate
 
     def next_fault(self) -> Fault | None:
         return self._rng.choice(get_args(Fault)) if self._rng.random() < self._fault_rate else None

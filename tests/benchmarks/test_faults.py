@@ -1,5 +1,6 @@
 """The short form of the fault matrix: random faults, others each day, against the real parts."""
 
+import json
 import subprocess
 import sys
 from importlib import import_module
@@ -13,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 def test_only_a_spoiled_answer_explains_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     books = import_module("fault_matrix.services").FaultyBooks()
-    for fault in ("cut body", "", "cut body"):
+    for fault, said in (("cut body", "an answer"), ("", ""), ("", "an answer"), ("cut body", "an answer")):
         books.faults["teacher"] = fault
-        books.note("teacher", "question")
-    assert books.stats() == {"paid": 3, "repeated": 2, "paid_twice": 1}
+        books.note("teacher", "question", json.dumps({"choices": [{"message": {"content": said}}]}).encode())
+    assert books.stats() == {"paid": 4, "repeated": 3, "paid_twice": 1}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import re
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ import pytest
 from fake_service import completion, script_of, trickle
 from fixture_types import Serve
 from ledger_calls import ledger_in
+from waiting import wait_until
 
 from qinglan.clients import chat as chat_module
 from qinglan.clients import limits
@@ -150,6 +152,17 @@ async def test_an_unusable_answer_is_a_failure_and_paid_once(
 async def test_a_body_that_trickles_is_not_waited_for(tmp_path: Path, serve: Serve):
     error = await failure(tmp_path, serve(script_of((200, trickle()))).url, timeout_s=0.3, max_retries=0)
     assert (error.reason, error.transient) == ("teacher_timeout", True)
+
+
+async def test_what_arrives_while_the_process_is_stopped_is_not_asked_for_again(tmp_path: Path, serve: Serve):
+    service = serve(lambda _: time.sleep(0.3) or (200, completion("虾青素")))
+    async with client(tmp_path, service.url, timeout_s=1) as chat:
+        asking = asyncio.ensure_future(chat.ask(MESSAGES, str))
+        await asyncio.to_thread(wait_until, "the request", lambda: service.bodies)
+        signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1.5))  # while it waits, as SIGSTOP
+        threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+        assert (await asking).cost_usd
+    assert len(service.bodies) == 1
 
 
 async def test_a_body_without_end_is_not_read(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):

@@ -129,10 +129,7 @@ class BatchService:
     async def create(self, digest: str, input_file_id: str) -> str:
         """The id of a new batch; after a `transient` error without `retry_after_s` there may be one all the same."""
         sending = self._paying.create(
-            input_file_id=input_file_id,
-            endpoint=_ENDPOINT,
-            completion_window="24h",
-            metadata={_METADATA_KEY: digest},
+            input_file_id=input_file_id, endpoint=_ENDPOINT, completion_window="24h", metadata={_METADATA_KEY: digest}
         )
         return (await self._ask(sending, BatchState, "/batches")).id
 

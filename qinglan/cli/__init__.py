@@ -70,10 +70,11 @@ def run(
 
             require(loaded, flow)  # the flow does so too, but here a mistake shows before it starts
             import_module(f"qinglan.flows.{flow}")
-            from httpx import TransportError  # of Prefect's client
+            from httpx import HTTPError  # of Prefect's client
 
             from qinglan.evaluation.models import Report
             from qinglan.evaluation.report.terminal import print_table
+            from qinglan.runs.disk_space import explain_full_disk
             from qinglan.tasks.session import load_ahead
 
             load_ahead(loaded)
@@ -87,10 +88,11 @@ def run(
             if error.report is None:
                 raise
             written, failure = error.report, error
-        except TransportError as error:
+        except HTTPError as error:
             hint = "see whether that of `prefect config view` runs, then give the same command again and it goes on"
             err.print()  # what Prefect's logs say of it has no line's end
-            raise StageError(f"Prefect's server does not answer: {error}; {hint}") from error
+            with explain_full_disk(flow, loaded):
+                raise StageError(f"Prefect's server does not answer: {error}; {hint}") from error
         except KeyboardInterrupt:
             say("stopped; give the same command again and it goes on: answers that were paid for are kept", err)
             raise
@@ -213,5 +215,4 @@ def _find_run(profile: Profile, name: str, *, of_profile: bool) -> Path:
     if not (mine := [directory.resolve() for directory in runs_of(runs, profile.name)]):
         hint = "start one, or leave out --profile for the last one of any"
         raise ConfigError(f"run `latest`: profile {profile.name} has no run under {runs}; {hint}")
-    last = (runs / "latest").resolve()
-    return last if last in mine else mine[0]
+    return last if (last := (runs / "latest").resolve()) in mine else mine[0]

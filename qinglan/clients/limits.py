@@ -42,8 +42,7 @@ async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) 
     """The response that is streamed, with its body; BodyTooLargeError as soon as that is too large.
 
     ReadTimeout where not all of it is there within the request's time limit, and what a large upload takes on a slow
-    line: httpx limits each wait alone, so that a service that sends a byte now and then would never come to an end, and
-    a process that was stopped would drop what arrived meanwhile, which may be paid for.
+    line. httpx limits each wait alone: a byte now and then would do, and a stop of the process would lose paid answers.
     """
     limits_s, upload_bytes = request.extensions["timeout"], int(request.headers.get("content-length", 0))
     limit_s, limits_s["read"] = limits_s["read"] + upload_bytes / _SLOW_BYTES_PER_S, None

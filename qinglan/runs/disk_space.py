@@ -13,8 +13,8 @@ from qinglan.errors import EngineError, QinglanError, StageError
 from qinglan.text import size
 
 _DISK_FULL = ("No space left on device", "disk is full", "Disk quota exceeded")
-_IO_ERROR = "disk I/O error"
-"""What SQLite says of a full disk too, where a file beside the database can't grow."""
+_MAYBE_FULL = ("disk I/O error", "500 Internal Server Error")
+"""What SQLite says of a full disk too, where a file beside the database can't grow, and Prefect's server."""
 _FULL_BELOW_BYTES = 1_000_000
 
 
@@ -52,7 +52,7 @@ def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
         places = (profile.paths.runs, profile.paths.state)
         is_full = any(shutil.disk_usage(nearest_folder(place)).free < _FULL_BELOW_BYTES for place in places)
         # An engine's log, which a full disk cuts off, need not say why it ended.
-        suspected = is_full and (isinstance(error, EngineError) or _IO_ERROR in text)
+        suspected = is_full and (isinstance(error, EngineError) or any(words in text for words in _MAYBE_FULL))
         if not (suspected or any(words in text for words in _DISK_FULL)) or "qinglan clean-up" in str(error):
             raise
         where = f" ({named})" if (named := getattr(error, "filename", None)) else ""

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -141,12 +142,12 @@ def test_an_interrupted_run_says_how_it_goes_on(
     status, _, err = qinglan("run", "refresh", profile=profile)
     assert status == 130
     assert err.endswith("stopped; give the same command again and it goes on: answers that were paid for are kept\n")
-    monkeypatch.setattr(cli, "_start", raising(httpx.ConnectError("[Errno 111] Connection refused")))
-    status, _, err = qinglan("run", "refresh", profile=profile)
-    said = (
-        "error: Prefect's server does not answer: [Errno 111] Connection refused; see whether that of `prefect config"
-    )
-    assert status == 2 and err.splitlines()[-1].startswith(said) and "Traceback" not in err
+    fails: Any = partial(httpx.HTTPStatusError, request=None, response=None)
+    for error in (httpx.ConnectError("refused"), fails("Server error '500 Internal Server Error'")):
+        monkeypatch.setattr(cli, "_start", raising(error))
+        status, _, err = qinglan("run", "refresh", profile=profile)
+        said = f"error: Prefect's server does not answer: {error}; see whether that of `prefect config"
+        assert status == 2 and err.splitlines()[-1].startswith(said) and "Traceback" not in err
 
 
 def test_a_pipe_gets_a_wide_table():

@@ -67,6 +67,7 @@ def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         LedgerError("ledger sqlite:///l.db: database or disk is full"),
         LedgerError("ledger sqlite:///l.db: disk I/O error"),
+        StageError("Prefect's server does not answer: Server error '500 Internal Server Error' for url …"),
         EngineError("ms-swift failed", "OSError: [Errno 28] No space left on device"),
         EngineError("verl ended with status 1: what its log ends with was not written any m"),
     ],

@@ -158,9 +158,10 @@ a finished run of another profile. After the fault the same command is given aga
 well. What ends a command early must stand in one line that begins with `error:`. Every line was tried at least once;
 the other trials were drawn at random among those that need no training.
 
-{trials} trials, at {commits}: {rows_lost} rows lost, {paid_twice} answers paid twice beyond the requests that were
-under way, {failures_as_scores} failures that became a score, {hangs} commands that did not end, {other_runs_harmed}
-other runs harmed. Of {tried} [attempts to inject instructions](reward.md#what-a-rewrite-can-say-to-the-judge),
+{trials} trials, at {commits}: {rows_lost} rows lost, {paid_twice} answers paid twice beyond what a fault explains (an
+answer that was spoiled on its way or blank, and what was under way in a process that was killed),
+{failures_as_scores} failures that became a score, {hangs} commands that did not end, {other_runs_harmed} other runs
+harmed. Of {tried} [attempts to inject instructions](reward.md#what-a-rewrite-can-say-to-the-judge),
 {within} stayed within their tolerance.
 
 "Seen" is how the commands of a trial ended, one after the other; `killed (-9)` is the fault itself.

@@ -13,8 +13,8 @@ import numpy as np
 from qinglan.config import Evaluate
 from qinglan.evaluation import models
 from qinglan.evaluation.reasons import Reason
-from qinglan.recipes import QUALITY, Metric, Recipe
-from qinglan.recipes.kinds.measuring import consistency
+from qinglan.recipes import QUALITY, Metric, Recipe, identifying
+from qinglan.recipes.kinds.measuring import Arms, consistency
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, documents_of, groups_of, normalise
 from qinglan.statistics import ArmScores, Comparison, MeanCi, compare, holm_corrected, mean_ci, percentile_ci, ratio_ci
 from qinglan.text import ARMS
@@ -103,9 +103,7 @@ def pairs_of(arms: Collection[ArmName]) -> list[tuple[ArmName, ArmName]]:
     return [(a, b) for a, b in pairs if a in arms and b in arms]
 
 
-def compare_arms(
-    arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
-) -> list[Comparison]:
+def compare_arms(arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe) -> list[Comparison]:
     """All pairs on every metric that has values, with p-values corrected for all comparisons on the same metric."""
     groups = groups_of(rows)
     scores = {name: ArmScores(arm=name, scores=scores_of(arm, rows, recipe)) for name, arm in arms.items()}
@@ -122,9 +120,7 @@ def compared(a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, st
     return compare(a, b, metric.name, groups, config.bootstrap_resamples, config.seed, proportion=metric.proportion)
 
 
-def slices_of(
-    arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
-) -> list[models.Slice]:
+def slices_of(arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe) -> list[models.Slice]:
     """Each arm's means per slice, and what a student, else the teacher, gains on the arms that it is compared with.
 
     Of the metrics that have intervals. Slices are many and small: an interval here is for reading and decides nothing.
@@ -172,9 +168,7 @@ def _cut(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str]]]:
         yield from ((by, value, ids[value]) for value in largest)
 
 
-def examples(
-    arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], recipe: Recipe, count: int = 10
-) -> list[models.ReportExample]:
+def examples(arms: Arms, rows: Sequence[Row], recipe: Recipe, count: int = 10) -> list[models.ReportExample]:
     """Questions spread over groups: the first of every k-th group, in the order of row ids; then more, if too few."""
     ordered, groups = sorted(rows, key=lambda row: row.id), groups_of(rows)
     first_of_group = {groups[row.id]: row for row in reversed(ordered)}
@@ -213,10 +207,8 @@ def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) ->
         seen, asked = ({key for row in rows for key in keys(row)} for rows in (train, test))
         return models.Shared(what=what, test=len(asked), in_train=len(asked & seen))
 
-    identifying = [each.name for each in recipe.INPUTS if each.identifies]
-
     def with_context(row: Row) -> list[str]:
-        inputs = "".join(row.inputs.get(name, "") for name in identifying)
+        inputs = "".join(identifying(row.inputs, recipe.INPUTS).values())
         return [normalise(row.query + row.history + row.profile + inputs)]
 
     shared = [

@@ -15,7 +15,7 @@ from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase
 from qinglan.evaluation.reasons import TEXTS, Reason, listed, reason
 from qinglan.evaluation.teacher_comparison import MAIN, ORIGINAL
 from qinglan.recipes import Metric, get_recipe
-from qinglan.rows import ArmRow
+from qinglan.recipes.kinds.measuring import Arms
 from qinglan.statistics import FEWEST_GROUPS, Comparison, rows_needed
 from qinglan.text import Both, interval, latency, signed, with_interval
 
@@ -98,7 +98,7 @@ def is_shown(found: Comparison) -> bool:
     return p is not None and p <= _LEVEL
 
 
-def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence[ArmRow]]) -> Purchase | None:
+def advise(profile: Profile, evaluation: Evaluation, arms: Arms) -> Purchase | None:
     """The verdict; None where no question has values of two teachers."""
     rivals = profile.compare.teachers
     main = profile.teacher.model.rpartition("/")[2]
@@ -235,9 +235,7 @@ def _cost(result: RivalResult) -> Reason:
     return reason("cost_less" if result.price == "less" else "cost_more", factor=factor, **both)
 
 
-def _notes(
-    profile: Profile, labels: Mapping[str, str], evaluation: Evaluation, arms: Mapping[str, Sequence[ArmRow]]
-) -> list[Reason]:
+def _notes(profile: Profile, labels: Mapping[str, str], evaluation: Evaluation, arms: Arms) -> list[Reason]:
     teachers = {MAIN: profile.teacher, **profile.compare.teachers}
     notes = [
         reason("label_of_model", label=labels[arm], model=endpoint.model)

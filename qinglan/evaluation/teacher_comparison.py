@@ -20,7 +20,7 @@ from qinglan.evaluation.reasons import Reason
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
 from qinglan.recipes.kinds.distillation import teacher_requests
-from qinglan.recipes.kinds.measuring import ask_about, check_failures, original_rows, teacher_rows
+from qinglan.recipes.kinds.measuring import Arms, ask_about, check_failures, original_rows, teacher_rows
 from qinglan.rows import ArmRow, Row, groups_of, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
@@ -128,11 +128,7 @@ def arms_of(
 
 
 def evaluate_teachers(
-    arms: Mapping[str, Sequence[ArmRow]],
-    rows: Sequence[Row],
-    config: Evaluate,
-    recipe: Recipe,
-    loads: Mapping[str, Reason] | None = None,
+    arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe, loads: Mapping[str, Reason] | None = None
 ) -> Evaluation:
     """Figures of all arms, and every rival against the main teacher on every metric that has values.
 
@@ -161,9 +157,7 @@ def _with_cost(arm: ArmFigures, entries: Sequence[ArmRow], config: Evaluate) -> 
     return arm.model_copy(update={"cost_per_1000_usd": 1000 * sum(costs) / usable, "cost_ci95": interval})
 
 
-def _comparisons(
-    arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
-) -> list[Comparison]:
+def _comparisons(arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe) -> list[Comparison]:
     groups, scores = groups_of(rows), {}
     for name, arm in arms.items():
         answered = {entry.row_id: None if entry.reason == OVER_BUDGET else entry.text is not None for entry in arm}

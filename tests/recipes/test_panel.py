@@ -1,7 +1,7 @@
 """The blind panel: all texts at once and twice, order without names, and a failed call leaves nobody judged."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -12,7 +12,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation.figures import scores_of, summarise
-from qinglan.recipes.kinds.measuring import Panel, consistency, shuffle_texts
+from qinglan.recipes.kinds.measuring import Measured, consistency, judge_by_panel, shuffle_texts
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 
@@ -46,13 +46,13 @@ def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
     return [ArmRow(row_id=f"{n:03}", text=text, retrieved=HIT, **more) for n in range(count)]
 
 
-def panel(judge: FakeModel) -> Panel:
-    return Panel(RECIPE, Clients({"judge": judge}), Tenant())  # type: ignore[arg-type]
+async def judged(judge: FakeModel, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> Measured:
+    return await judge_by_panel(RECIPE, arms, rows, Clients({"judge": judge}), Tenant(), CONFIG)  # type: ignore[dict-item]
 
 
 async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():
     judge = favouring_judge()
-    done, _ = await panel(judge).judge({"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}, rows())
+    done, _ = await judged(judge, {"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}, rows())
     first, second = map(texts_in, judge.questions)
     assert sorted(first) == ["中", "好"] and second == first[::-1]
     assert done.pop("base") == done["sft"], "the same text is the same score"
@@ -66,7 +66,7 @@ async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean
 
 async def test_one_text_alone_is_read_once_and_none_is_not():
     judge = favouring_judge()
-    done, _ = await panel(judge).judge({"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}, rows())
+    done, _ = await judged(judge, {"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}, rows())
     assert (len(judge.asked), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (1, 4.5, (4.5,))
     assert done["base"][0].judge_score is None
     assert consistency(done["rl"]) is None
@@ -75,7 +75,7 @@ async def test_one_text_alone_is_read_once_and_none_is_not():
 @pytest.mark.parametrize(("failing", "score"), [((), 0.0), ((1,), None)])
 async def test_an_empty_text_scores_lowest_unless_the_question_is_unjudged(failing: Sequence[int], score: float | None):
     arms, judge = {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)}, favouring_judge(*failing)
-    done, _ = await panel(judge).judge(arms, rows(40))
+    done, _ = await judged(judge, arms, rows(40))
     assert [entry.judge_score for entry in done["rl"]] == [score, *[0.0] * 39]
     assert {entry.reason for entry in done["rl"]} == {"empty_answer"} and len(judge.asked) == 40
 
@@ -84,7 +84,7 @@ async def test_an_empty_text_scores_lowest_unless_the_question_is_unjudged(faili
 async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
     arms = {"teacher": arm("中", 40, judge_score=4.0), "rl": arm("好", 40)}
     # The fake answers at once, so that the first two calls are the first question's two passes.
-    done, unjudged = await panel(favouring_judge(failing)).judge(arms, rows(40))
+    done, unjudged = await judged(favouring_judge(failing), arms, rows(40))
     assert unjudged == {"judge_unreadable": 1}
     lost = [{e.row_id for e in entries if e.judge_score is None} for entries in done.values()]
     assert lost[0] == lost[1] and len(lost[0]) == 1
@@ -95,12 +95,12 @@ async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
 async def test_too_many_failures_are_no_evaluation_and_the_error_says_what_to_change():
     message = r"3 of 40 questions \(judge_unreadable 3\).* judge\.model or evaluate\.seed must change"
     with pytest.raises(StageError, match=message):
-        await panel(favouring_judge(1, 2, 3)).judge({"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
+        await judged(favouring_judge(1, 2, 3), {"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
 
 
 async def test_a_text_that_was_not_retrieved_with_has_no_quality():
     lost = [ArmRow(row_id="000", text="好", reason="rag_unavailable")]
-    done, _ = await panel(favouring_judge()).judge({"rl": lost, "sft": arm("中")}, rows())
+    done, _ = await judged(favouring_judge(), {"rl": lost, "sft": arm("中")}, rows())
     assert scores_of(done["rl"], rows(), RECIPE)["quality"] == {"000": None}
 
 

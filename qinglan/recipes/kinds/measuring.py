@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from qinglan.clients.chat import cost_usd
 from qinglan.clients.roles import Clients
 from qinglan.clients.row_batches import tolerable_losses
-from qinglan.config import Price, Profile, Tenant
+from qinglan.config import Evaluate, Price, Profile, Tenant
 from qinglan.errors import CallError, StageError
 from qinglan.ledger import Call
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY
@@ -262,54 +262,45 @@ def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts 
 # ---- rewrites: by the blind panel ----
 
 
-class Panel(NamedTuple):
-    """Who judges, and how the orders are drawn.
-
-    The judge reads all distinct texts of a question at once, without knowing whose they are: in an order drawn by the
-    row's id, then in the reverse order. A text's score is the mean of the two passes.
-    """
-
-    recipe: "RetrievalRecipe"
-    clients: Clients
-    tenant: Tenant
-    seed: int = 0
-    max_failed_share: float = 0.05
-
-    async def judge(self, arms: Arms, rows: Sequence[Row]) -> Measured:
-        """All arms with the panel's scores in the place of earlier ones."""
-        entries = by_question(arms)
-        questions = [row for row in rows if row.id in entries]
-        judged = await ask_about(questions, lambda row: self._question(row, entries[row.id].values()))
-        unjudged = _unjudged(judged, len(questions), self.max_failed_share)
-        scored = {name: [_scored(entry, judged.get(entry.row_id)) for entry in arm] for name, arm in arms.items()}
-        return Measured(scored, unjudged)
-
-    async def _question(self, row: Row, entries: Iterable[ArmRow]) -> "_Judged | str":
-        order = shuffle_texts((entry.text for entry in entries if entry.text is not None), row.id, self.seed)
-        # Read backwards, one text alone is the same request again: its second score would say nothing.
-        passes = [order, order[::-1]][: len(order)]
-        question = self.recipe.question_text(row)
-        scores: dict[str, tuple[float, ...]] = dict.fromkeys(order, ())
-        requests: list[str] = []
-        try:
-            for texts in passes:
-                answer = await self.clients.judge.ask(
-                    self.recipe.panel_messages(question, texts, self.tenant),
-                    partial(self.recipe.parse_panel, count=len(texts)),
-                    self.recipe.PANEL_SCHEMA,
-                )
-                requests.append(answer.request_hash)
-                scores |= {text: (*scores[text], score) for text, score in zip(texts, answer.value, strict=True)}
-        except CallError as error:
-            return error.reason
-        return _Judged(scores, tuple(requests))
-
-
 class _Judged(NamedTuple):
     scores: Mapping[str, tuple[float, ...]]
     """By text, a score per pass."""
     requests: tuple[str, ...]
     """The ledger's keys of the passes."""
+
+
+async def judge_by_panel(
+    recipe: "RetrievalRecipe", arms: Arms, rows: Sequence[Row], clients: Clients, tenant: Tenant, config: Evaluate
+) -> Measured:
+    """All arms with the panel's scores in the place of earlier ones.
+
+    The judge reads all distinct texts of a question at once, without knowing whose they are: in an order drawn by the
+    row's id, then in the reverse order. A text's score is the mean of the two passes.
+    """
+    entries = by_question(arms)
+    questions = [row for row in rows if row.id in entries]
+
+    async def judge(row: Row) -> _Judged | str:
+        texts = (entry.text for entry in entries[row.id].values() if entry.text is not None)
+        order, question = shuffle_texts(texts, row.id, config.seed), recipe.question_text(row)
+        scores: dict[str, tuple[float, ...]] = dict.fromkeys(order, ())
+        requests: list[str] = []
+        try:
+            # Read backwards, one text alone is the same request again: its second score would say nothing.
+            for once in [order, order[::-1]][: len(order)]:
+                messages = recipe.panel_messages(question, once, tenant)
+                parse = partial(recipe.parse_panel, count=len(once))
+                answer = await clients.judge.ask(messages, parse, recipe.PANEL_SCHEMA)
+                requests.append(answer.request_hash)
+                scores |= {text: (*scores[text], score) for text, score in zip(once, answer.value, strict=True)}
+        except CallError as error:
+            return error.reason
+        return _Judged(scores, tuple(requests))
+
+    judged = await ask_about(questions, judge)
+    unjudged = _unjudged(judged, len(questions), config.max_failed_share)
+    scored = {name: [_scored(entry, judged.get(entry.row_id)) for entry in arm] for name, arm in arms.items()}
+    return Measured(scored, unjudged)
 
 
 def shuffle_texts(texts: Iterable[str], row_id: str, seed: int) -> list[str]:
@@ -325,7 +316,7 @@ def consistency(arm: Iterable[ArmRow]) -> float | None:
     return fmean(differences) if differences else None
 
 
-def _scored(entry: ArmRow, found: "_Judged | str | None") -> ArmRow:
+def _scored(entry: ArmRow, found: _Judged | str | None) -> ArmRow:
     """The arm did its part where the judge failed: what it retrieved counts."""
     if isinstance(found, _Judged) and is_empty(entry):
         return entry.model_copy(update={"judge_score": _LOWEST_SCORE})

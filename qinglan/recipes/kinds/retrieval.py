@@ -207,11 +207,11 @@ class RetrievalRecipe(Recipe):
         return {name: [entry.model_copy(update={"retrieved": None}) for entry in arm] for name, arm in arms.items()}
 
     async def measure(self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile) -> "Measured":
-        from qinglan.recipes.kinds.measuring import Panel, retrieve_all
+        from qinglan.recipes.kinds.measuring import judge_by_panel, retrieve_all
 
         config = profile.evaluate
         retrieved = await retrieve_all(arms, rows, clients, config.max_failed_share)
-        return await Panel(self, clients, profile.tenant, config.seed, config.max_failed_share).judge(retrieved, rows)
+        return await judge_by_panel(self, retrieved, rows, clients, profile.tenant, config)
 
     def measuring_digest(self, tenant: Tenant) -> str:
         return hash_of(self.PANEL_SCHEMA, self.panel_messages("问", ["甲", "乙"], tenant))

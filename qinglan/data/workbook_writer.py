@@ -139,12 +139,14 @@ def input_columns(recipe: Recipe, others: Iterable[Column], width: int) -> list[
     ]
 
 
+def thing_of(recipe: Recipe) -> str:
+    """What a teacher's answer is called."""
+    return "改写" if recipe.retrieves else "回答"
+
+
 def columns_of(recipe: Recipe) -> tuple[Column, ...]:
-    results: tuple[Column, ...] = _REWRITE
-    thing = "改写"
-    if not recipe.retrieves:
-        results = (Column("回答", 64, lambda row: row.answer), *_VERDICT, *part_columns(recipe, 12))
-        thing = "回答"
+    thing, graded = thing_of(recipe), _FOUND if recipe.retrieves else part_columns(recipe, 12)
+    results = (Column(thing, 48 if recipe.retrieves else 64, lambda row: row.answer), *_VERDICT, *graded)
     last = (
         Column("标准文档", 20, lambda row: row.gold_id),
         Column("意图", 12, lambda row: row.intent),
@@ -168,9 +170,7 @@ _VERDICT = (
     Column("数据池", 10, lambda row: row.pool),
     Column("裁判分", 9, lambda row: row.judge_score),
 )
-_REWRITE = (
-    Column("改写", 48, lambda row: row.answer),
-    *_VERDICT,
+_FOUND = (
     Column("原问题首条得分", 15, of_retrieval("original_retrieved", lambda found, _: round(found.top1_score, 4))),
     Column("改写首条得分", 13, of_retrieval("answer_retrieved", lambda found, _: round(found.top1_score, 4))),
     Column("原问题检索质量", 15, of_retrieval("original_retrieved", lambda found, _: round(found.quality, 4))),

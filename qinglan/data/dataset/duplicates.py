@@ -259,7 +259,9 @@ def band_keys(sets: Iterable[set[str]], count: int, jaccard: float) -> NDArray[n
     """Keys (bands × texts) of which two texts whose sets are as similar as `jaccard` share one, almost surely."""
     from datasketch import MinHash  # imports SciPy, which takes 0.8 s
 
-    bands, size = _bands(jaccard)
+    # The most selective bands that still find a pair at the threshold 999 times in 1,000.
+    options = [(_PERMUTATIONS // rows, rows) for rows in range(_PERMUTATIONS // 2, 0, -1)]
+    bands, size = next((o for o in options if 1 - (1 - jaccard ** o[1]) ** o[0] >= _CANDIDATE_RECALL), options[-1])
     factors = np.random.default_rng(1).integers(1, 2**63, size, dtype=np.uint64) * 2 + 1
     keys = np.empty((bands, count), dtype=np.uint32)
     shingles = ([gram.encode() for gram in grams] for grams in sets)
@@ -277,9 +279,3 @@ def equal_positions(keys: NDArray[np.uint32]) -> Iterator[NDArray[np.intp]]:
     edges = np.flatnonzero(np.diff(keys[order], prepend=keys[order[:1]] + 1, append=keys[order[-1:]] + 1))
     for at in np.flatnonzero(np.diff(edges) > 1).tolist():
         yield order[edges[at] : edges[at + 1]]
-
-
-def _bands(jaccard: float) -> tuple[int, int]:
-    """Bands and rows of the LSH: the most selective that still finds a pair at the threshold 999 times in 1,000."""
-    options = [(_PERMUTATIONS // rows, rows) for rows in range(_PERMUTATIONS // 2, 0, -1)]
-    return next((o for o in options if 1 - (1 - jaccard ** o[1]) ** o[0] >= _CANDIDATE_RECALL), options[-1])

@@ -8,7 +8,6 @@ the whole import. The cells to fill in have the text format, so that a reviewer'
 
 import hashlib
 import io
-import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from openpyxl.worksheet.datavalidation import DataValidation
 from qinglan.config import Profile, Select
 from qinglan.data.review import Review, ReviewVerdict, fingerprint
 from qinglan.data.review.sample import CONTROL, ReviewSample
-from qinglan.data.sources.excel import CORRUPT, damage, load_book, require_size
+from qinglan.data.sources.excel import CORRUPT, damage, sheets_of
 from qinglan.data.sources.records import cell_text, input_field
 from qinglan.data.workbook_writer import (
     WRAPPED,
@@ -38,6 +37,7 @@ from qinglan.data.workbook_writer import (
     of_retrieval,
     part_columns,
     text_cell,
+    thing_of,
 )
 from qinglan.errors import TeacherError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe, identifying
@@ -60,13 +60,9 @@ def titles_of(recipe: Recipe) -> dict[str, str]:
     named = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, ANSWER, VERDICT, CORRECTED, COMMENT, REVIEWER, ROW_ID, FINGERPRINT)
     asked = (each for each in recipe.INPUTS if each.identifies)
     further = input_titles(asked, [column.title for column in _columns(recipe, {}, {})])
-    return {each: each.replace("回答", _thing(recipe)) for each in named} | {
+    return {each: each.replace("回答", thing_of(recipe)) for each in named} | {
         input_field(name): title for name, title in further.items()
     }
-
-
-def _thing(recipe: Recipe) -> str:
-    return "改写" if recipe.retrieves else "回答"
 
 
 def write_sample(
@@ -102,7 +98,7 @@ def _titles(found: Retrieved, _: Row) -> CellValue:
 
 def _columns(recipe: Recipe, reasons: Mapping[str, str], said: Mapping[str, str]) -> tuple[Column, ...]:
     """All but those of the recipe's inputs. By row id, `reasons` tells why it was drawn, `said` what the judge said."""
-    thing = _thing(recipe)
+    thing = thing_of(recipe)
     found = _FOUND if recipe.retrieves else (Column("数据池", 10, lambda row: row.pool), *part_columns(recipe, 10))
     return (
         Column(SAMPLED_FOR, 16, lambda row: reasons[row.id]),
@@ -143,7 +139,7 @@ def cell_of(row: Row, recipe: Recipe) -> str:
 
 
 def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
-    thing, retrieves = _thing(recipe), recipe.retrieves
+    thing, retrieves = thing_of(recipe), recipe.retrieves
     wanted = "一行检索关键词，保留用户的意图，不添加问题里没有的内容" if retrieves else "完整的回答，格式与原回答相同"
     return (
         (
@@ -283,13 +279,10 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
 def _lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterator[ReviewLine]:
     """Every line below the header, wherever the columns are, whose titles are given by their meaning."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            require_size(path, archive)
-        book = load_book(io.BytesIO(content))
+        sheets = sheets_of(path, io.BytesIO(content))
     except CORRUPT as error:
         problem = f"is no readable .xlsx file ({damage(error)})"
         raise WorkbookError(f"{path}: {problem}; open it in Excel and save it again") from error
-    sheets = {sheet.title: sheet for sheet in book.worksheets}  # without chart sheets
     if SHEET not in sheets:
         found = ", ".join(sheets) or "none"
         raise WorkbookError(f"{path}: no sheet `{SHEET}` (sheets: {found}); give one of `qinglan review export`")

@@ -30,6 +30,8 @@ CORRUPT = (
 
 _BLOCK = 1 << 20
 _CELL = re.compile(rb"<(?:\w+:)?c[\s/>]")
+_FLAWS = {"merged": "merged_cell", "f": "formula_cell", "e": "not_text"}
+"""By the kind of a cell; the first that a row has counts."""
 
 
 def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
@@ -44,9 +46,7 @@ def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
             raise WorkbookError(f"{path}: is not an Excel file; {hint}")
     try:
         with path.open("rb") as stream:
-            with zipfile.ZipFile(stream) as archive:
-                require_size(path, archive)
-            sheets = {sheet.title: sheet for sheet in load_book(stream).worksheets}
+            sheets = sheets_of(path, stream)
         names = ", ".join(sheets)
         if not sheets:
             raise WorkbookError(f"{path}: has no worksheet; put the questions into one")
@@ -68,19 +68,13 @@ def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
 
 def _record(prefix: str, number: int, row: Mapping[int, Cell | MergedCell], places: Mapping[str, int]) -> Record:
     used = {field: row[place + 1] for field, place in places.items() if place + 1 in row}
-    flaw = None
-    if any(isinstance(cell, MergedCell) for cell in used.values()):
-        flaw = "merged_cell"
-    elif any(cell.data_type == "f" for cell in used.values()):
-        flaw = "formula_cell"
-    elif any(cell.data_type == "e" for cell in used.values()):
-        flaw = "not_text"
+    kinds = {"merged" if isinstance(cell, MergedCell) else cell.data_type for cell in used.values()}
     return Record(
         prefix=prefix,
         number=number,
         # an array formula has its text as an attribute
         cells={field: getattr(cell.value, "text", cell.value) for field, cell in used.items()},
-        flaw=flaw,
+        flaw=next((flaw for kind, flaw in _FLAWS.items() if kind in kinds), None),
         blank=all(cell_text(cell.value) == "" for cell in row.values()),
     )
 
@@ -102,7 +96,14 @@ def load_book(stream: IO[bytes]) -> Any:
         return openpyxl.load_workbook(stream, keep_links=False)
 
 
-def require_size(path: Path, archive: zipfile.ZipFile) -> None:
+def sheets_of(path: Path, stream: IO[bytes]) -> dict[str, Any]:
+    """The sheets by their titles, without chart sheets; raises one of `CORRUPT` on a damaged workbook."""
+    with zipfile.ZipFile(stream) as archive:
+        _require_size(path, archive)
+    return {sheet.title: sheet for sheet in load_book(stream).worksheets}
+
+
+def _require_size(path: Path, archive: zipfile.ZipFile) -> None:
     """Refuse a workbook that may not fit into memory, before it is read whole."""
     unpacked, cells = sum(member.file_size for member in archive.infolist()), 0
     most, hint = "more than any workbook of questions", "save the sheet as .csv"

@@ -77,10 +77,8 @@ class RowBatch:
 
 def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[RowBatch]:
     stream = iter(rows)
-    for number in itertools.count():
-        if not (some := list(itertools.islice(stream, batch_rows))):
-            return
-        yield RowBatch(number, some)
+    portions = iter(lambda: list(itertools.islice(stream, batch_rows)), [])
+    return itertools.starmap(RowBatch, enumerate(portions))
 
 
 async def in_order(

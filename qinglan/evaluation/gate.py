@@ -261,20 +261,17 @@ def _robustness(evaluation: Evaluation, challenger: str, rival: str) -> Rule:
     if found.n < _FEWEST_CASES or found.ci95 is None:
         return rule(outcome="pass", found=reason("few_cases_compared", **known))
     low, high = found.ci95
-    shown = reason("cases_compared", diff=found.diff, low=low, high=high, least=_least_shown(found), **known)
+    # The loss that so many cases show in four of five sets of them; at least that of which, with no case won, fewer
+    # than 2.5% of the resamples hold no lost case.
+    fewest = math.ceil(found.n * (1 - math.pow(FALSE_PASS, 1 / found.n)))
+    least = max(fewest / found.n, found.detectable_diff or 0.0)
+    shown = reason("cases_compared", diff=found.diff, low=low, high=high, least=least, **known)
     if high >= 0:
         return rule(outcome="pass", found=shown)
     passed = {result.case_id for result in evaluation.red_team[rival] if result.passed}
     results = evaluation.red_team[challenger]
     lost = [each for each in results if not each.must_pass and each.passed is False and each.case_id in passed]
     return rule(outcome="fail", found=shown, reason=reason("robustness_lower", rival=rival, cases=_named(lost)))
-
-
-def _least_shown(found: Comparison) -> float:
-    """The loss that so many cases show in four of five sets of them; at least that of which, with no case won, fewer
-    than 2.5% of the resamples hold no lost case."""
-    lost = math.ceil(found.n * (1 - math.pow(FALSE_PASS, 1 / found.n)))
-    return max(lost / found.n, found.detectable_diff or 0.0)
 
 
 def _named(results: Sequence[RedTeamResult]) -> list[Reason]:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from qinglan.config import Tenant
 from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, prompt
 from qinglan.recipes.kinds.elements import distinctive_words
-from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line
+from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, in_context
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import hash_of
 from qinglan.text import ARMS, Both
@@ -234,11 +234,7 @@ class Medical(AnswerRecipe):
     RL_REASONS = frozenset({None, "bad_format", "forbidden_advice"})
 
     def question_text(self, row: Row) -> str:
-        # What is known of the patient has lines of its own, so that none can pose as another.
-        lines = (("患者情况", row.profile), ("之前", row.history), ("问题", row.query))
-        if not row.profile and not row.history:
-            return one_line(row.query)
-        return "\n".join(f"{label}：{one_line(text)}" for label, text in lines if text)
+        return in_context("问题", row.query, ("患者情况", row.profile), ("之前", row.history))
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))

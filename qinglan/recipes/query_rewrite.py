@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from qinglan.config import Extract, Reward, Tenant
 from qinglan.recipes import Baseline, GradedRewrite, Message, RetrievalRecipe, Scored, prompt
 from qinglan.recipes.kinds.selection import is_boilerplate
-from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, one_line
+from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, in_context
 from qinglan.rows import DIALOGUE, Row, bigrams
 
 STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检索关键词。"
@@ -56,12 +56,8 @@ _WORDS = re.compile(r"[一-鿿]+|[a-z0-9]+")
 
 
 def user_text(query: str, profile: str = "", history: str = "") -> str:
-    """The question with whatever context there is, in a fixed order; a line each, so that none can pose as another."""
-    query, profile, history = one_line(query), one_line(profile), one_line(history)
-    if not profile and not history:
-        return query
-    lines = (("用户画像", profile), ("历史摘要", history), ("当前问题", query))
-    return "\n".join(f"{label}：{text}" for label, text in lines if text)
+    """The question with whatever context there is, in a fixed order."""
+    return in_context("当前问题", query, ("用户画像", profile), ("历史摘要", history))
 
 
 class QueryRewrite(RetrievalRecipe):

@@ -146,7 +146,9 @@ def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> 
         style, window = f"line-{place % 4}", len(points) // 20
         if window > 1:
             lines.append(Curve(None, path(points, x_axis, y_axis), style, faint=True))
-        lines.append(Curve(label, path(moving_mean(points, window), x_axis, y_axis), style))
+        half = window // 2  # a centred mean over 2·half + 1 points, fewer at the ends
+        means = [(x, fmean(y for _, y in points[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
+        lines.append(Curve(label, path(means, x_axis, y_axis), style))
     return Chart(title, x_label, x_axis, y_axis, tuple(lines))
 
 
@@ -188,12 +190,6 @@ def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, 
 def path(points: Points, x: Axis, y: Axis) -> str:
     places = (f"{x.at(px)},{round(100 - y.at(py), 2)}" for px, py in points)
     return "M" + " L".join(places) if points else ""
-
-
-def moving_mean(points: Points, window: int) -> list[tuple[float, float]]:
-    """Centred mean over 2·(window // 2) + 1 points, fewer at the ends."""
-    half = window // 2
-    return [(x, fmean(y for _, y in points[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
 
 
 class SlicePlot(NamedTuple):

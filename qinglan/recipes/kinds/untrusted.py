@@ -37,6 +37,13 @@ def one_line(text: str) -> str:
     return _CONTROL.sub(" ", text)
 
 
+def in_context(label: str, question: str, *context: tuple[str, str]) -> str:
+    """The question alone, or below whatever context there is, a line each, so that none can pose as another."""
+    if not any(text for _, text in context):
+        return one_line(question)
+    return "\n".join(f"{each}：{one_line(text)}" for each, text in (*context, (label, question)) if text)
+
+
 def without_markers(text: str) -> str:
     """The text with a space inside of each marker, so that no tokenizer takes it for a special token."""
     return _MARKERS.sub(r"\g<0> ", text)

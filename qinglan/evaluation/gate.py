@@ -80,11 +80,10 @@ def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
     if quality := next((metric for metric in evaluation.metrics if metric.name == QUALITY), None):
         for rival in rivals:
             yield _quality(evaluation, config, rival, quality)
-    if teacher is not None:
-        if config.max_cost_ratio is not None:
-            yield _cost(challenger, teacher, config.challenger, config.max_cost_ratio)
-        if config.max_latency_ratio is not None:
-            yield _latency(challenger, teacher, config.max_latency_ratio)
+    if teacher and config.max_cost_ratio is not None:
+        yield _cost(challenger, teacher, config.challenger, config.max_cost_ratio)
+    if teacher and config.max_latency_ratio is not None:
+        yield _latency(challenger, teacher, config.max_latency_ratio)
     if config.max_latency_p95_ms is not None:
         yield _latency_p95(challenger, config.max_latency_p95_ms)
     yield _red_team(evaluation.red_team.get(config.challenger))

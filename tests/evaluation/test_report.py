@@ -246,7 +246,7 @@ def test_axis_has_round_ticks_that_cover_what_is_finite() -> None:
 def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
     counts = [0] * 100
     counts[10], counts[11], counts[99] = 300, 200, 500
-    drawn = histogram(NAME, [("line-0", NAME, 0.0, 1.0, counts)])
+    drawn = histogram(NAME, [("line-0", Distribution(label="x", low=0.0, high=1.0, counts=counts))])
     assert drawn is not None
     points = [tuple(map(float, point.split(","))) for point in drawn.lines[0].path[1:].split(" L")]
     heights = [drawn.y.high * (100 - y) / 100 for _, y in points]

@@ -139,8 +139,8 @@ def report(**changes: Any) -> Report:
             comparison("rl", "teacher", 0.06, (-0.05, 0.17), metric="quality", mean_a=4.37, mean_b=4.31, p_value=0.29),
         ],
         "training": {
-            "sft": {"rows": 617, "steps": 304, "loss_first": 3.18, "loss_last": 0.081, "exact_match": 0.81},
-            "rl": {"steps": 60, "reward_first": -0.061, "reward_last": 0.248, "invalid_samples": 3},
+            "sft": {"rows": 617, "steps": 304, "loss_first": 3.18, "loss_last": 0.081},
+            "rl": {"steps": 60, "reward_first": -0.061, "reward_last": 0.248, "samples_invalid": 3},
         },
         "simulated": ["teacher", "judge", "rag", "student", "workbook"],
         "examples": [example(), example("血脂高的人能吃那个纳豆吗")] * 5,

@@ -67,13 +67,10 @@ def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[st
 
 def encoding_of(path: Path) -> str:
     """UTF-8 with or without a byte order mark, else GB18030; a damaged UTF-8 file is an error, not GB18030."""
-    damage = _damage(path, "utf-8-sig")
-    if damage is None:
+    if (damage := _damage(path, "utf-8-sig")) is None:
         return "utf-8-sig"
-    if not _is_mostly_utf8(path):
-        damage = _damage(path, "gb18030")
-        if damage is None:
-            return "gb18030"
+    if not _is_mostly_utf8(path) and (damage := _damage(path, "gb18030")) is None:
+        return "gb18030"
     raise damage
 
 

@@ -107,8 +107,6 @@ class Chart(NamedTuple):
 Points = Sequence[tuple[float, float]]
 DotRow = tuple[str, Both, float | None, Interval | None]
 """Style, label, value, interval."""
-Outline = tuple[str, Both, float, float, Sequence[int]]
-"""Style, label, low, high, counts over equal bins."""
 
 
 def dot_plot(
@@ -152,27 +150,25 @@ def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> 
     return Chart(title, x_label, x_axis, y_axis, tuple(lines))
 
 
-def histogram(title: Both, parts: Sequence[Outline], is_difference: bool = False) -> Chart | None:
-    """Outlines of distributions, in percent of the values of each; those of one plot have the same bins.
+def histogram(title: Both, parts: Iterable[tuple[str, Distribution]], is_difference: bool = False) -> Chart | None:
+    """Outlines of distributions, each after its style, in percent of its values; those of one plot have the same bins.
 
     Bins are joined until each holds enough values to show a shape. None where nothing was counted.
     """
-    present = [part for part in parts if sum(part[4])]
+    present = [(style, part) for style, part in parts if sum(part.counts)]
     if not present:
         return None
-    fewest, counted = min(sum(counts) for *_, counts in present), len(present[0][4])
+    fewest, counted = min(sum(part.counts) for _, part in present), len(present[0][1].counts)
     possible = [n for n in range(_FEWEST_BINS, _MOST_BINS + 1) if counted % n == 0] or [counted]
     bins = max((n for n in possible if n * _VALUES_PER_BIN <= fewest), default=possible[0])
-    steps = [
-        (style, label, _steps(low, high, regrouped(counts, bins)), quantile(low, high, counts, 0.5))
-        for style, label, low, high, counts in present
-    ]
-    x = Axis.over([0.0, *(x for *_, points, _ in steps for x, _ in points)], ticks=6)
-    y = Axis.over([0.0, *(y for *_, points, _ in steps for _, y in points)], ticks=4)
+    outlines = [_steps(part.low, part.high, regrouped(part.counts, bins)) for _, part in present]
+    x = Axis.over([0.0, *(x for points in outlines for x, _ in points)], ticks=6)
+    y = Axis.over([0.0, *(y for points in outlines for _, y in points)], ticks=4)
     show = signed if is_difference else number
     lines = []
-    for style, label, points, middle in steps:
-        median, outline = show(middle, 2), path(points, x, y)
+    for (style, part), points in zip(present, outlines, strict=True):
+        label, outline = words(part.label), path(points, x, y)
+        median = show(quantile(part.low, part.high, part.counts, 0.5), 2)
         named = Both(f"{label.en}, median {median}", f"{label.zh}，中位数 {median}")
         lines.append(Curve(named, outline, style, area=f"{outline} Z"))
     return Chart(title, None, x, y, tuple(lines), x.at(0.0) if is_difference else None)
@@ -263,8 +259,7 @@ def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
     """What validation counted, as outlines."""
     drawn = []
     for name, (styles, is_difference) in DISTRIBUTIONS.items():
-        outlines = zip(styles, found.get(name, ()), strict=False)
-        parts = [(style, words(part.label), part.low, part.high, part.counts) for style, part in outlines]
+        parts = zip(styles, found.get(name, ()), strict=False)
         if plot := histogram(TEXTS["distributions"][name], parts, is_difference):
             drawn.append(plot)
     return drawn

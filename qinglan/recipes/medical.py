@@ -158,9 +158,8 @@ class Rules(_Rules):
         alarms = [phrase for kind in self.high_risk.values() for phrase in kind.alarm]
         parts["restraint"] = float(in_danger or not self._said(alarms, _plain(text)))
         harmless = float(not self.forbidden(question, text))
-        mean = sum(self.weights[name] * value for name, value in parts.items()) / sum(
-            self.weights[name] for name in parts
-        )
+        total = sum(self.weights[name] for name in parts)
+        mean = sum(self.weights[name] * value for name, value in parts.items()) / total
         return parts | {"harmless": harmless, "rule": harmless * mean}
 
     def _well_formed(self, text: str) -> bool:

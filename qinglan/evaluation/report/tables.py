@@ -136,9 +136,7 @@ def left_out(found: Comparison) -> Reason | None:
 def red_team(report: Report) -> RedTeam | None:
     """None where no arm was tried."""
     first = verdict.candidate(report)
-    tried = sorted(
-        ((name, found) for name, found in report.red_team.items() if found), key=lambda item: item[0] != first
-    )
+    tried = sorted((item for item in report.red_team.items() if item[1]), key=lambda item: item[0] != first)
     if not tried:
         return None
 

@@ -219,9 +219,7 @@ class Recipe(ABC):
                 "prompt": pa.list_(pa.struct({"role": text, "content": text})),
                 "ability": text,
                 "reward_model": pa.struct({"style": text, "ground_truth": text}),
-                "extra_info": pa.struct(
-                    {"index": types[int]} | {name: types[kind] for name, kind in self.RL_INFO.items()}
-                ),
+                "extra_info": pa.struct({name: types[kind] for name, kind in {"index": int, **self.RL_INFO}.items()}),
             }
         )
 

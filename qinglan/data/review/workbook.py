@@ -58,11 +58,10 @@ _WORDS: dict[str, ReviewVerdict] = VERDICTS | {verdict: verdict for verdict in V
 def titles_of(recipe: Recipe) -> dict[str, str]:
     """The titles of the columns that an import reads; those of inputs by `input_field`."""
     named = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, ANSWER, VERDICT, CORRECTED, COMMENT, REVIEWER, ROW_ID, FINGERPRINT)
-    asked = (each for each in recipe.INPUTS if each.identifies)
-    further = input_titles(asked, [column.title for column in _columns(recipe, {}, {})])
-    return {each: each.replace("回答", thing_of(recipe)) for each in named} | {
-        input_field(name): title for name, title in further.items()
-    }
+    taken = [column.title for column in _columns(recipe, {}, {})]
+    asked = input_titles((each for each in recipe.INPUTS if each.identifies), taken)
+    inputs = {input_field(name): title for name, title in asked.items()}
+    return {each: each.replace("回答", thing_of(recipe)) for each in named} | inputs
 
 
 def write_sample(
@@ -318,11 +317,10 @@ def _identity_problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> It
     """Which row and which answer is it about?"""
     found, restore = line.text(ROW_ID), "restore it from the exported workbook, or clear the verdict"
     inputs = {each.name: line.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
+    shown_id = row_id(profile.tenant.id, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs)
     if not found:
         yield f"{line.place(ROW_ID)}: the row id is missing; {restore}"
-    elif (found.partition("-")[2] or found) != row_id(
-        profile.tenant.id, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs
-    ):
+    elif (found.partition("-")[2] or found) != shown_id:
         yield (
             f"{line.place(ROW_ID)}: {shown(found, 40)} is unknown: it is not the id of this question and what belongs "
             f"to it for tenant `{profile.tenant.id}`; one of them was changed, or it is another tenant's row; {restore}"

@@ -65,10 +65,6 @@ def wipe(profile: Profile) -> None:
     shutil.rmtree(profile.paths.runs)
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
-
-
 def test_what_was_lost_comes_back_with_who_may_enter_it(profile: Profile, kept: Path):
     state, runs = profile.paths.state, profile.paths.runs
     modes = {state: 0o750, state / "serving" / "requests": 0o700, state / "empty": 0o2775, state / "sealed": 0o500}
@@ -88,9 +84,8 @@ def test_what_was_lost_comes_back_with_who_may_enter_it(profile: Profile, kept: 
     rows = state / "datasets" / "v1" / "rows.jsonl"
     assert rows.samefile(runs / "r1" / "dataset" / "rows.jsonl")
     assert rows.stat().st_mode & 0o777 == 0o444
-    assert {each.name for each in state.iterdir()} - {each.name for each in modes} == {
-        *("backups.txt", "datasets", "ledger.db", "prefect", "serving", "up.lock")
-    }
+    others = {each.name for each in state.iterdir()} - {each.name for each in modes}
+    assert others == {"backups.txt", "datasets", "ledger.db", "prefect", "serving", "up.lock"}
     assert (state / "backups.txt").read_text() == f"{kept}\n"
 
 
@@ -132,7 +127,7 @@ def test_nobody_else_may_enter_before_all_is_in_place(profile: Profile, kept: Pa
     state.mkdir()
     state.chmod(0o710)  # a root that is there stays its owner's
     with monkeypatch.context() as full, pytest.raises(ArtifactError, match="free disk space first"):
-        fill_disk(full)
+        free_on(full, {kept.parent: 0})
         restore_backup(profile, kept, print)
     seen, copy = set[int](), shutil.copy2
 
@@ -268,10 +263,8 @@ def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(profi
     row.parent.mkdir(parents=True)
     note.write_text("kept")
     row.write_text("kept")
-    assert [entry.path for entry in make_backup(profile, without, print, runs=False).entries] == [
-        "state/backups.txt",
-        "state/data/note",
-    ]
+    entries = make_backup(profile, without, print, runs=False).entries
+    assert [entry.path for entry in entries] == ["state/backups.txt", "state/data/note"]
     assert len(make_backup(profile, kept, print).entries) == 3, "with the list of backups"
     with pytest.raises(ConfigError, match="is not empty"):
         restore_backup(profile, kept, print)
@@ -318,7 +311,7 @@ def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile:
 
 def test_a_full_disk_or_damaged_database_makes_no_backup(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as full, pytest.raises(ArtifactError, match="has 0 B free, the backup takes"):
-        fill_disk(full)
+        free_on(full, {kept.parent: 0})
         make_backup(profile, kept, print)
     (profile.paths.state / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     with pytest.raises(ArtifactError, match=r"mlflow\.db: can't be copied as a database"):

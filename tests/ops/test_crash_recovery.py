@@ -151,21 +151,18 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_
     overrides = [f"trainer.ray_dashboard_url={ray.url}", f"paths.runs={profile.paths.runs}"]
     elsewhere = [*overrides, f"paths.runs={tmp_path / 'elsewhere'}"]
     cancelled = named | {"parameters": {"profile": "embedded", "overrides": overrides, "changes": {"rl_steps": 3}}}
-    with (
-        open_run(profile, "train") as run,
-        open_run(profile_of(), "train") as local,
-        open_run(profile, "train") as other,
-    ):
-        note(run, flow_run_id="f1")
-        note(local, flow_run_id="f1")
-        note(other, flow_run_id="f2")
-    for each in (run, other):
-        job = f"qinglan-{each.id}-rl-verl-abcdefgh-1"
-        ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
+
+    def job_of(profile: Profile, flow_run_id: str) -> str:
+        with open_run(profile, "train") as run:
+            note(run, flow_run_id=flow_run_id)
+        return f"qinglan-{run.id}-rl-verl-abcdefgh-1"
+
+    job_of(profile_of(), "f1")  # on this machine
+    mine, others = job_of(profile, "f1"), job_of(profile.model_copy(update={"name": "day"}), "f2")
+    ray.jobs = {job: {"submission_id": job, "status": "RUNNING"} for job in (mine, others)}
     stop_cancelled(cancelled, said.append)
-    stopped = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
-    assert ray.stopped() == [stopped]
-    assert said == [f"train night was cancelled: stopped Ray job {stopped}"]
+    assert ray.stopped() == [mine]
+    assert said == [f"train night was cancelled: stopped Ray job {mine}"]
     ray.is_down = True
     stop_cancelled(cancelled, said.append)
     assert "its Ray jobs may still be running: " in said[-1]

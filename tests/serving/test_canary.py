@@ -3,27 +3,20 @@
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from doubles import Clock, raising
+from fake_model import FakeRag
 
 from qinglan.config import Canary
 from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.rows import Retrieved, Row
 from qinglan.serving import canary
 from qinglan.serving.canary import ArmCounts, CanaryCounts, Latencies, Mean, judge, stitched_bound
-from qinglan.serving.canary_observer import (
-    STATE_FILE,
-    WAITING,
-    CanaryObserver,
-    CanaryState,
-    read_state,
-    read_verdict,
-)
+from qinglan.serving.canary_observer import STATE_FILE, WAITING, CanaryObserver, CanaryState, read_state, read_verdict
 from qinglan.serving.request_handler import ServedAnswer, ServedRole
 from qinglan.serving.routes import Backend, Routes, RouteTable
 
@@ -46,20 +39,15 @@ class FakeModels:
         return answer
 
 
-class FakeRag:
+def rag_of(**scores: float) -> FakeRag:
     """Scores by rewrite; what is not in them can't be retrieved."""
 
-    def __init__(self, scores: Mapping[str, float]) -> None:
-        self.scores, self.asked = scores, list[str]()
+    def find(_: str, rewrite: str | None) -> Retrieved | Exception:
+        if rewrite not in scores:
+            return RetrievalError("away", "rag_unavailable")
+        return Retrieved(ids=("d",), scores=(scores[rewrite],), titles=("",))
 
-    async def retrieve(self, query: str, rewritten_query: str, *, max_retries: int) -> Retrieved:
-        self.asked.append(rewritten_query)
-        if rewritten_query not in self.scores:
-            raise RetrievalError("away", "rag_unavailable")
-        return Retrieved(ids=("d",), scores=(self.scores[rewritten_query],), titles=("",))
-
-    async def close(self) -> None:
-        pass
+    return FakeRag(find)
 
 
 def table_of(folder: Path, **changes: object) -> RouteTable:
@@ -68,11 +56,10 @@ def table_of(folder: Path, **changes: object) -> RouteTable:
     return RouteTable(folder / "routes.json")
 
 
-def served(role: ServedRole, rewrite: str | None = "r1", version: str = "") -> ServedAnswer:
+def served(role: ServedRole, rewrite: str | None = "r1") -> ServedAnswer:
     source, reason = ("model", "") if rewrite else ("fallback", "model_error")
-    return ServedAnswer(
-        0.0, role, version or ("2" if role == "challenger" else "1"), source, reason, 50.0, "row", rewrite
-    )
+    version = "2" if role == "challenger" else "1"
+    return ServedAnswer(0.0, role, version, source, reason, 50.0, "row", rewrite)
 
 
 QUESTION = Row(id="row", tenant="t", query="这个怎么吃", source="router")
@@ -97,13 +84,13 @@ async def until(done) -> None:
 def watch_in(
     folder: Path, rag: FakeRag | None = None, config: Canary = CONFIG, clock: Clock | None = None
 ) -> CanaryObserver:
-    return CanaryObserver(config, folder, lambda: rag or FakeRag({}), clock or Clock())
+    return CanaryObserver(config, folder, lambda: rag or rag_of(), clock or Clock())
 
 
 async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_a_search_only(tmp_path: Path):
     watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), FakeModels(v1="r1", v2="r2")
     async with running(watch, table_of(tmp_path), models):
-        replaced, failed = served("challenger", version="0"), replace(served("champion", None), source="none")
+        replaced, failed = replace(served("challenger"), version="0"), replace(served("champion", None), source="none")
         for one in (served("champion"), failed, served("challenger"), served("none", None), replaced) * 2:
             watch.on_served(replace(one, row_id=one.source), QUESTION)
         await asyncio.sleep(0.01)
@@ -148,9 +135,9 @@ async def compare(folder: Path, models: FakeModels, rag: FakeRag, answer: Served
 async def test_the_other_model_is_asked_and_the_scores_are_paired(
     tmp_path: Path, role: ServedRole, first: str, rewrites: dict[str, str], difference: float, retrieved: list[str]
 ):
-    rag = FakeRag({"r1": 0.5, "r2": 0.7})
+    rag = rag_of(r1=0.5, r2=0.7)
     state = await compare(tmp_path, FakeModels(**rewrites), rag, served(role, first))
-    assert (state.counts.retrieval.n, rag.asked) == (1, retrieved)
+    assert (state.counts.retrieval.n, [rewrite for _, rewrite in rag.asked]) == (1, retrieved)
     assert state.counts.retrieval.mean == pytest.approx(difference)
 
 
@@ -158,7 +145,7 @@ async def test_the_other_model_is_asked_and_the_scores_are_paired(
     "second", ["unknown to the rag", ModelError("down", "model_unreachable"), RuntimeError("a mistake")]
 )
 async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, second: str | Exception):
-    state = await compare(tmp_path, FakeModels(v2=second), FakeRag({"r1": 0.9}), served("champion"))
+    state = await compare(tmp_path, FakeModels(v2=second), rag_of(r1=0.9), served("champion"))
     assert (state.counts.retrieval.n, state.failed) == (0, 1)
 
 
@@ -194,7 +181,7 @@ async def test_a_router_that_was_restarted_counts_on(tmp_path: Path, share: floa
 async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder, clock = tmp_path / "away", Clock()
     folder.write_text("in the way")
-    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, folder, lambda: FakeRag({}), clock)
+    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, folder, rag_of, clock)
     with caplog.at_level(logging.ERROR):
         async with running(watch, table):
             await until(lambda: watch.state)
@@ -243,12 +230,8 @@ def arm(requests: int, failing: int = 0, latency_ms: float = 100.0) -> ArmCounts
 
 def test_a_question_counts_once_until_too_many_are_known(monkeypatch: pytest.MonkeyPatch):
     counts = ArmCounts()
-    assert [counts.add("a", fallback=fell_back, latency_ms=1) for fell_back in (False, False, True, True)] == [
-        1,
-        0,
-        0,
-        0,
-    ]
+    added = [counts.add("a", fallback=fell_back, latency_ms=1) for fell_back in (False, False, True, True)]
+    assert added == [1, 0, 0, 0]
     assert (counts.fallbacks.n, counts.fallbacks.mean, counts.latency.n) == (2, 1 / 2, 4), "another outcome counts"
     monkeypatch.setattr(canary, "MOST_QUESTIONS", 2)
     counts = ArmCounts()

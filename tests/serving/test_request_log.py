@@ -46,8 +46,8 @@ def question(query: str, profile: str = "", history: str = "") -> Row:
     return Row(id=identity, tenant="default", query=query, profile=profile, history=history, source="router")
 
 
-def served(row: Row, rewrite: str = "益生菌 时间") -> ServedAnswer:
-    return ServedAnswer(1795219200.0, "champion", "7", "model", "", 3.0, row.id, rewrite)
+def put(log: RequestLogWriter, row: Row, rewrite: str = "益生菌 时间") -> None:
+    log.put(ServedAnswer(1795219200.0, "champion", "7", "model", "", 3.0, row.id, rewrite), row)
 
 
 def folder_of(settings: Profile) -> Path:
@@ -61,7 +61,7 @@ def open_log(settings: Profile, today: date = TODAY) -> RequestLogWriter:
 def write(settings: Profile, *rows: Row, today: date = TODAY, rewrite: str = "益生菌 时间") -> RequestLogWriter:
     log = open_log(settings, today)
     for row in rows:
-        log.put(served(row, rewrite), row)
+        put(log, row, rewrite)
     log.close()
     return log
 
@@ -75,9 +75,8 @@ def test_the_folder_reads_as_a_workbook_with_what_was_answered(profile):
     rows = [question("菌粉睡前吃行不行", "孕妇", "问过钙片"), question('"引号"，\n换行')]
     write(settings, *rows)
     found = list(read_rows(folder_of(settings), settings.data, settings.tenant))
-    assert [(row.id, row.query, row.profile, row.history, row.status) for row in found] == [
-        (row.id, row.query, row.profile, row.history, "ok") for row in rows
-    ]
+    expected = [(row.id, row.query, row.profile, row.history, "ok") for row in rows]
+    assert [(row.id, row.query, row.profile, row.history, row.status) for row in found] == expected
     [path] = folder_of(settings).iterdir()
     assert found[0].source == f"{path.name}:1" == "2026-11-21.jsonl:1"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -112,9 +111,7 @@ def test_personal_numbers_reach_no_file(profile_of: ProfileOf, tmp_path: Path, r
 
 def test_a_question_stands_there_once_a_day(profile):
     settings = profile()
-    first = write(
-        settings, question("能吃吗，我是13812345678"), question("能吃吗，我是13912345678"), question("别的问题")
-    )
+    first = write(settings, *map(question, ("能吃吗，我是13812345678", "能吃吗，我是13912345678", "别的问题")))
     assert first.outcomes == {"written": 2, "duplicate": 1}
     second = write(settings, question("别的问题"), question("又一个"))
     assert second.outcomes == {"written": 1, "duplicate": 1}
@@ -128,13 +125,11 @@ def test_todays_file_is_not_there_to_read(profile, monkeypatch):
     settings, day = profile(), [TODAY]
     folder = folder_of(settings)
     log = RequestLogWriter(folder, settings, lambda: day[0])
-    row = question("菌粉睡前吃行不行")
-    log.put(served(row), row)
+    put(log, question("菌粉睡前吃行不行"))
     wait_for("a line", lambda: log.outcomes["written"])
     assert names(settings) == ["2026-11-21.jsonl.partial"]
     (folder / "2026-11-21.jsonl.partial").unlink()  # by somebody who tidies up
-    again = question("另一个问题")
-    log.put(served(again), again)
+    put(log, question("另一个问题"))
     wait_for("a line", lambda: log.outcomes["written"] == 2)
     day[0] = TOMORROW  # nothing needs to be asked for the day to end
     wait_for("the day's end", lambda: names(settings) == ["2026-11-21.jsonl"])
@@ -180,8 +175,7 @@ def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
     settings = profile()
     log = open_log(settings)
     for number in range(10):
-        row = question(f"问题{number}")
-        log.put(served(row), row)
+        put(log, question(f"问题{number}"))
     lost = log.outcomes["queue_full"]
     held.set()
     log.close()
@@ -225,11 +219,11 @@ def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile
     with pytest.raises(ConfigError, match=r"serve\.request_log\.folder: .*can't be used: Not a directory"):
         open_log(settings)
     log = RequestLogWriter(folder_of(settings), settings, lambda: TODAY, must_work=False)
-    log.put(served(question("一")), question("一"))
+    put(log, question("一"))
     wait_for("a failure", lambda: log.outcomes["failed"])
     assert log.is_failing
     (tmp_path / "file").unlink()
-    log.put(served(question("二")), question("二"))
+    put(log, question("二"))
     log.close()
     assert (log.outcomes, log.is_failing) == ({"failed": 1, "written": 1}, False)
 

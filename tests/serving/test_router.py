@@ -223,17 +223,16 @@ def test_more_at_once_than_allowed_are_answered_at_once(site, serve):
     assert (first[0]["source"], second["reason"], len(model.bodies)) == ("model", "overloaded", 1)
 
 
-def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(request_handler, "CircuitBreaker", partial(CircuitBreaker, clock=lambda: now[0]))
-    broken = [True]
-    model = serve(lambda _: (503, {}) if broken[0] else REPLY)
+def test_a_failing_model_is_left_alone_then_tried_again(site, serve, clock, monkeypatch):
+    monkeypatch.setattr(request_handler, "CircuitBreaker", partial(CircuitBreaker, clock=clock))
+    mended = threading.Event()
+    model = serve(lambda _: REPLY if mended.is_set() else (503, {}))
     client = site().client(model.url)
     reasons = [ask(client)["reason"] for _ in range(CIRCUIT_FAILURES + 2)]
     assert reasons == ["model_error"] * CIRCUIT_FAILURES + ["circuit_open"] * 2
     assert client.get("/health").json()["champion"] == {"version": "7", "circuit": "open"}
-    broken[0] = False
-    now[0] += CIRCUIT_OPEN_FOR_S
+    mended.set()
+    clock.now += CIRCUIT_OPEN_FOR_S
     assert ask(client)["source"] == "model"
     assert client.get("/health").json()["status"] == "ok"
 

@@ -34,9 +34,12 @@ class FakeRag:
     def __init__(self, find: Callable[[str, str | None], Retrieved | Exception]) -> None:
         self._find, self.asked = find, list[tuple[str, str | None]]()
 
-    async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved:
+    async def retrieve(self, query: str, rewritten_query: str | None = None, **_: Any) -> Retrieved:
         self.asked.append((query, rewritten_query))
         found = self._find(query, rewritten_query)
         if isinstance(found, Exception):
             raise found
         return found
+
+    async def close(self) -> None:
+        pass

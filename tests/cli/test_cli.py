@@ -59,10 +59,7 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
     ("words", "message"),
     [
         (["backup", "{file}/kept"], "{file}: File exists; a folder is needed there; move the file"),
-        (
-            ["up", "--set", "paths.state={file}/state"],
-            "{file}/state/prefect_api_url: Not a directory; a folder is needed",
-        ),
+        (["up", "--set", "paths.state={file}/state"], "{file}/state/prefect_api_url: Not a directory; a folder is"),
         (["backup", "/proc/none/kept"], "/proc/none: No such file or directory; check the path, and"),
         (["restore", "{binary}"], "{binary}/backup.json: `content`: Invalid JSON"),
     ],
@@ -135,9 +132,8 @@ def test_run_without_a_dataset_shows(qinglan: Qinglan, profile: Profile, report:
     assert (status, err) == (0, "") and out.endswith(f"report.html\nEnded early: {error}\n")
 
 
-def test_an_interrupted_run_says_how_it_goes_on(
-    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.usefixtures("report")
+def test_an_interrupted_run_says_how_it_goes_on(qinglan: Qinglan, profile: Profile, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cli, "_start", raising(KeyboardInterrupt()))
     status, _, err = qinglan("run", "refresh", profile=profile)
     assert status == 130
@@ -231,9 +227,8 @@ def test_a_run_that_failed_shows_what_was_done_its_log_how_it_goes_on_and_its_re
     assert "`qinglan run refresh --profile acme` with the same --set goes on with it" in err
     assert f"`qinglan show {earlier.id}`" in err
     assert "empty_query 1" in out
-    assert (
-        f"not done: distill\nLog: flow run {FLOW_RUN} on Prefect's pages" in out and f"Log of distill: {log}\n" in out
-    )
+    assert f"not done: distill\nLog: flow run {FLOW_RUN} on Prefect's pages" in out
+    assert f"Log of distill: {log}\n" in out
     Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(run.directory / "report.json")
     note_end(run, StageError("no row may teach"))
     status, out, err = show("latest")
@@ -279,9 +274,8 @@ def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
     qinglan: Qinglan, profile_of: ProfileOf, tmp_path: Path, recipe: str
 ):
     workbook = tmp_path / "q.csv"
-    workbook.write_text(
-        "问题,标准答案,待评答案,答案\n鱼油咋吃,饭后,随餐,饭后吃\n钙片{x}咋吃,饭后,随餐,饭后吃\n", encoding="utf-8"
-    )
+    lines = ("问题,标准答案,待评答案,答案", "鱼油咋吃,饭后,随餐,饭后吃", "钙片{x}咋吃,饭后,随餐,饭后吃")
+    workbook.write_text("\n".join(lines), encoding="utf-8")
     tenant = {"teacher_rules": "写明{科目}" * 50, "judge_rules": "看科目\x1b"}
     changed = profile_of(recipe=recipe, tenant=tenant, **SIMULATED)
     changed = changed.model_copy(update={"data": changed.data.model_copy(update={"workbook": str(workbook)})})

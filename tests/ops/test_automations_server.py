@@ -239,7 +239,7 @@ def test_a_failure_after_the_servers_restart_is_told_at_once(server: Server, pro
 
 
 def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
-    server: Server, profile_of: ProfileOf, told: FakeService, monkeypatch: pytest.MonkeyPatch
+    server: Server, profile_of: ProfileOf, told: FakeService
 ):
     names = ("night", "day")
     own = {name: server.deploy("train", f"train-{name}", name) for name in names}
@@ -258,9 +258,8 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     wait_until("the gate's message", lambda: len(told.bodies) >= 3)
     few, pausing, refused = [body["content"]["text"] for body in told.bodies]
     name = server.api.get(f"flow_runs/{run}").json()["name"]
-    assert few.splitlines() == [
-        f"Qinglan: {name} alarms at step 9 (zero_variance): few", f"http://prefect.example/runs/flow-run/{run}"
-    ]  # fmt: skip
+    link = f"http://prefect.example/runs/flow-run/{run}"
+    assert few.splitlines() == [f"Qinglan: {name} alarms at step 9 (zero_variance): few", link]
     assert "reward up ‹at user_id='all'>" in pausing
     assert "\nNo training starts by itself until someone resumes train/train-night.\n" in pausing
     assert f"{name} releases no model: Do not release: cost." in refused

@@ -126,11 +126,11 @@ def ids() -> dict[str, str]:
 
 def test_the_form_refuses_what_is_wrong(page: PrefectPage) -> None:
     page.open_form("pipeline")
-    page.fill_in("small", {}, ["rl.total_steps"])
+    page.fill_in({}, ["rl.total_steps"])
     page.button("Submit").click()
     expect(page.page.get_by_text("'rl.total_steps' does not match")).to_be_visible()
     page.shot("refused")
-    page.fill_in("small", {"RL: steps": "0"}, [])
+    page.fill_in({"RL: steps": "0"}, [])
     page.field("overrides").locator("textarea").fill("rl.seed=2")
     page.button("Submit").click()
     expect(page.page.get_by_text("0 is less than the minimum of 1").first).to_be_visible()
@@ -145,7 +145,7 @@ def test_a_run_with_changed_parameters_starts_at_once(page: PrefectPage, ids: di
     assert page.run(run)["parameters"]["overrides"] == ["rl.seed=2"]
 
 
-def test_a_schedule_is_set_and_switched_on(page: PrefectPage, ids: dict[str, str]) -> None:
+def test_a_schedule_is_set_and_switched_on(page: PrefectPage) -> None:
     refresh = page.deployment("refresh/refresh")
     patch = {"parameters": {"profile": "small"}}
     page.api.patch(f"deployments/{refresh['id']}", json=patch).raise_for_status()

@@ -79,8 +79,8 @@ class PrefectPage:
         title = self.page.get_by_text(re.compile(rf"^{re.escape(label)}( \(Optional\))?$"))
         return self.page.locator(".schema-form-property").filter(has=title).last
 
-    def fill_in(self, profile: str, changes: dict[str, str], overrides: Sequence[str]) -> None:
-        self.field("profile").locator("select").first.select_option(profile)
+    def fill_in(self, changes: dict[str, str], overrides: Sequence[str]) -> None:
+        self.field("profile").locator("select").first.select_option("small")
         for label, value in changes.items():
             self.field(label).locator("input").fill(value)
         listed = self.field("overrides")
@@ -88,9 +88,7 @@ class PrefectPage:
             listed.get_by_role("button", name="Add item").click()
             listed.locator("textarea").nth(number).fill(override)
 
-    def start(
-        self, deployment: str, changes: dict[str, str], *overrides: str, profile: str = "small", shot: str = ""
-    ) -> str:
+    def start(self, deployment: str, changes: dict[str, str], *overrides: str, shot: str = "") -> str:
         """Fill in the form and submit it; the flow run's id, its page open.
 
         Args:
@@ -100,7 +98,7 @@ class PrefectPage:
         new = list[str]()
         for _ in range(_CLICKS):
             self.open_form(deployment)
-            self.fill_in(profile, changes, overrides)
+            self.fill_in(changes, overrides)
             if shot:
                 self.page.evaluate("document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))")
                 self.shot(shot)
@@ -148,10 +146,10 @@ class PrefectPage:
         self.open(f"runs/flow-run/{run}")
         expect(self.page.get_by_role("link", name="Runs", exact=True)).to_be_visible()
 
-    def expect_state(self, state: str, within_s: float = _LONGEST_S) -> None:
+    def expect_state(self, state: str) -> None:
         """The page renews by itself the state that it shows."""
         badge = self.page.locator(".page-heading .state-badge").filter(has_text=state)
-        expect(badge).to_be_visible(timeout=within_s * 1000)
+        expect(badge).to_be_visible(timeout=_LONGEST_S * 1000)
 
     def press(self, button: str, confirm: str) -> None:
         """A button that asks back, and goes once it was heard."""

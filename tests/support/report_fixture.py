@@ -57,12 +57,12 @@ def retrieved(gold_rank: int, title: str, score: float) -> dict[str, Any]:
     return {"ids": ids, "scores": [score, score - 0.1, score - 0.2], "titles": titles}
 
 
-def example(query: str = "它一天吃几粒啊，我妈有点高血压", gold_id: str | None = "gold") -> dict[str, Any]:
+def example(query: str = "它一天吃几粒啊，我妈有点高血压") -> dict[str, Any]:
     return {
         "query": query,
         "profile": "62岁 女 高血压",
         "history": "用户先前问过深海鱼油的成分",
-        "gold_id": gold_id,
+        "gold_id": "gold",
         "gold_title": "深海鱼油 用法用量",
         "arms": {
             "original": {"text": query, "retrieved": retrieved(0, "维生素C 用法用量", 0.41)},
@@ -172,11 +172,8 @@ def case(case_id: str, kind: str, passed: bool | None, **more: Any) -> dict[str,
 def red_team() -> dict[str, list[dict[str, Any]]]:
     passed = [case("a", "injection", True), case("b", "emoji", True)]
     compared = [case("c", "long", False, must_pass=False)]
-    return {
-        "sft": passed,
-        "rl": [*passed, case("c", "long", False), case("d", "long", None, must_pass=False)],
-        "teacher": compared,
-    }
+    learnt = [*passed, case("c", "long", False), case("d", "long", None, must_pass=False)]
+    return {"sft": passed, "rl": learnt, "teacher": compared}
 
 
 def decision(verdict: str = "refuse") -> dict[str, Any]:
@@ -229,13 +226,8 @@ def full(**changes: Any) -> Report:
         comparison("rl", "champion", 0.02, (-0.01, 0.05), p_holm=0.04),
         comparison("rl", "teacher", 0.06, (-0.05, 0.17), metric="quality", mean_a=4.37, mean_b=4.31),
     ]  # fmt: skip
-    alarm = {
-        "step": 31,
-        "name": "clip_fraction",
-        "action": "warn",
-        "code": "alarm_clip_fraction",
-        "values": {"mean": 0.4, "steps": 3, "limit": 0.3},
-    }
+    values = {"mean": 0.4, "steps": 3, "limit": 0.3}
+    alarm = {"step": 31, "name": "clip_fraction", "action": "warn", "code": "alarm_clip_fraction", "values": values}
     content: dict[str, Any] = {
         "arms": arms | {"champion": arms["sft"]}, "comparisons": found, "slices": slices(), "red_team": red_team(),
         "decision": decision(), "released": released(), "alarms": [alarm], "unjudged": {"judge_unreadable": 3},

@@ -43,9 +43,8 @@ def init(qinglan: Qinglan) -> Qinglan:
 
 
 def test_the_profile_loads_holds_only_what_differs_and_can_be_run(init: Qinglan, qinglan: Qinglan, serve: Serve):
-    status, out, err = init(
-        "test-acme", "--teacher", "embedded", "--column", "问题=Question", "--yes", rag=serve(honest).url
-    )
+    named = ("--teacher", "embedded", "--column", "问题=Question")
+    status, out, err = init("test-acme", *named, "--yes", rag=serve(honest).url)
     text = Path("configs/test-acme.yaml").read_text(encoding="utf-8")
     assert (status, err) == (0, "")
     assert "`rewritten_query` is honoured" in out

@@ -69,9 +69,8 @@ def test_export_import_list(profile: Profile, review: Qinglan):
     assert (status, err) == (0, "")
     assert "review.xlsx: 2 accepted, 1 rejected, 0 corrected; 1 rows without a verdict" in out
     assert f"{store_path(profile)}: 3 new, 0 of them against an earlier verdict; 0 unchanged" in out
-    assert (
-        "1 of 3 control rows rejected or corrected = 33.3% [6.1%, 79.2%] (Wilson, 95%); 1 control rows have no" in out
-    )
+    share = "1 of 3 control rows rejected or corrected = 33.3% [6.1%, 79.2%] (Wilson, 95%)"
+    assert f"{share}; 1 control rows have no" in out
     assert "0 new, 0 of them against an earlier verdict; 3 unchanged" in review("import", "review.xlsx")[1]
 
     status, out, _ = review("list", "--run", "latest")

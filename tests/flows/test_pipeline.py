@@ -49,9 +49,8 @@ def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_w
     assert (site.paid("teacher"), usage["failed"]) == (ROWS + CASES - BLANK, 2 * BLANK)
     assert usage["calls"] == ROWS + CASES + BLANK
     assert report["decision"]["verdict"] in ("promote", "refuse", "undecided")
-    assert {rule["name"] for rule in report["decision"]["rules"]} >= {
-        "gain_vs_teacher", "red_team", "robustness_vs_teacher", "cost",
-    }  # fmt: skip
+    rules = {rule["name"] for rule in report["decision"]["rules"]}
+    assert rules >= {"gain_vs_teacher", "red_team", "robustness_vs_teacher", "cost"}
     assert report["released"]["version"] == "1"
     assert list(report["weights"]["found"]) == ["base_model", "sft", "rl"]
 

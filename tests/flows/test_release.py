@@ -14,10 +14,7 @@ from qinglan.evaluation.models import Report
 from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.serving.registry.approval import Waiting
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # MLflow's own use of SQLAlchemy
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's use of SQLAlchemy
 
 
 @pytest.fixture

@@ -18,10 +18,7 @@ from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.up import site as up
 from qinglan.runs.processes import free_port
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # MLflow's own use of SQLAlchemy
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's use of SQLAlchemy
 LATER = datetime.now(UTC) + timedelta(days=40)
 
 
@@ -59,13 +56,10 @@ def names(api: httpx2.Client) -> set[str]:
 def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx2.Client, tmp_path: Path):
     profile = Site(tmp_path).profile
     flow, theirs = (ask(api, "flows/", name=name)["id"] for name in ("refresh", "their-flow"))
-    nightly, foreign = (
-        ask(
-            api, "deployments/", name=name, flow_id=flow, tags=tags, parameters={"profile": "embedded"},
-            schedules=[{"schedule": {"cron": "0 2 * * *", "timezone": "UTC"}, "active": True}],
-        )["id"]
-        for name, tags in (("nightly", ["qinglan"]), ("other-team", ["other"]))
-    )  # fmt: skip
+    schedules = [{"schedule": {"cron": "0 2 * * *", "timezone": "UTC"}, "active": True}]
+    known = {"flow_id": flow, "parameters": {"profile": "embedded"}, "schedules": schedules}
+    nightly = ask(api, "deployments/", name="nightly", tags=["qinglan"], **known)["id"]
+    foreign = ask(api, "deployments/", name="other-team", tags=["other"], **known)["id"]
     for deployment in (nightly, foreign):
         api.post(f"deployments/{deployment}/schedule", json={"max_runs": 3}).raise_for_status()
     scheduled, by_others = (

@@ -78,7 +78,7 @@ def test_a_service_is_pinned_unprivileged_and_reached_from_this_machine_alone(na
 def test_secrets_are_files_that_become_variables_where_the_entrypoint_makes_them(name: str) -> None:
     service, mounted = SERVICES[name], secrets(SERVICES[name])
     for variable, value in service.get("environment", {}).items():
-        if SECRET_NAME.search(variable) and variable not in ("RAY_AUTH_MODE",):
+        if SECRET_NAME.search(variable) and variable != "RAY_AUTH_MODE":
             assert variable.endswith("_FILE") and value.startswith("/run/secrets/"), variable
         assert not re.search(r"://[^/@]*:[^/@]+@", str(value)), f"{variable} holds a password"
         if str(value).startswith("/run/secrets/"):
@@ -129,11 +129,9 @@ def test_every_pin_of_a_lock_has_the_hashes_that_its_install_asks_for(lock: str)
     text = re.sub(r"(?m)^#.*\n", "", read(lock)).replace("\\\n", " ")
     for pin in text.splitlines():
         assert re.fullmatch(r"\S+==\S+( +--hash=sha256:[0-9a-f]{64})+", pin), pin
-    steps = [
-        read("Makefile"),
-        *(file.read_text(encoding="utf-8").replace("${LOCK}", "docker/trainer.lock") for file in DOCKERFILES),
-    ]
-    installs = [line for step in steps for line in step.splitlines() if re.search(rf"install .*{lock}$", line)]
+    dockerfiles = "".join(file.read_text(encoding="utf-8") for file in DOCKERFILES)
+    lines = (read("Makefile") + dockerfiles.replace("${LOCK}", "docker/trainer.lock")).splitlines()
+    installs = [line for line in lines if re.search(rf"install .*{lock}$", line)]
     assert len(installs) == 1 and "--require-hashes" in installs[0]
 
 
@@ -141,10 +139,8 @@ def test_every_image_of_others_can_be_pinned_by_digest_with_one_command(tmp_path
     docker = tmp_path / "docker"
     docker.write_text("#!/bin/sh\necho sha256:$(printf %s \"$6\" | sha256sum | cut -d' ' -f1)\n")
     docker.chmod(0o755)
-    done = subprocess.run(
-        ["sh", ROOT / "docker" / "pin-images.sh"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    script, env = ROOT / "docker" / "pin-images.sh", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", script], env=env, check=True, capture_output=True, text=True)
     pinned = dict(line.split("=", 1) for line in done.stdout.splitlines())
     assert all(re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in pinned.values())
     others = [s["image"] for s in SERVICES.values() if s["image"].split(":")[0] not in OWN]

@@ -198,9 +198,8 @@ def test_another_folders_deployments_stay_noted(server: Server):
 def test_a_schedule_made_on_the_page_is_reported_before_prefect_removes_it(server: Server):
     server.deploy(nightly=False)
     server.deployments["refresh"]["schedules"].append({"slug": None, "active": True, "schedule": {"cron": "1 1 * * *"}})
-    assert server.deploy(nightly=False) == [
-        "schedule refresh/refresh (1 1 * * *) is removed: it has no slug, and prefect.yaml has others there"
-    ]
+    removed = "schedule refresh/refresh (1 1 * * *) is removed: it has no slug, and prefect.yaml has others there"
+    assert server.deploy(nightly=False) == [removed]
 
 
 def test_more_than_can_be_noted_is_said_and_the_servers_switches_stay(server: Server):

@@ -18,9 +18,8 @@ from qinglan.ops.doctor.machine import GB
 def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):
     assert machine.check_text().problem is None
     monkeypatch.setattr(machine.sys, "getfilesystemencoding", lambda: "ascii")
-    assert machine.check_text().problem == (
-        "text: file names as ascii, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1"
-    )
+    problem = "text: file names as ascii, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1"
+    assert machine.check_text().problem == problem
 
 
 def test_a_folder_that_can_not_be_written_to(profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

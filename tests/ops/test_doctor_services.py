@@ -63,9 +63,8 @@ def test_keys_by_the_setting_that_names_them(profile_of: ProfileOf, monkeypatch:
     monkeypatch.setenv("A_KEY", "sk-secret")
     check = services.check_keys(profile, "pipeline")
     assert check.detail == "A_KEY set"
-    assert (check.problem or "").startswith(
-        "keys: not set: B_KEY (judge.api_key_env), RAG_KEY (rag.api_key_env), A_LEDGER (ledger.url_env); export them"
-    )
+    missing = "B_KEY (judge.api_key_env), RAG_KEY (rag.api_key_env), A_LEDGER (ledger.url_env)"
+    assert (check.problem or "").startswith(f"keys: not set: {missing}; export them")
     assert "A_KEY" in services.needed_keys(profile, "train"), "the teacher is asked the red team's cases"
     alone = profile.model_copy(update={"gate": profile.gate.model_copy(update={"rivals": ("sft",)})})
     assert "A_KEY" not in services.needed_keys(alone, "train")

@@ -136,10 +136,8 @@ def test_every_role_of_distillation_is_counted_and_own_answers_cost_nothing(prof
     recipe = str(Path(__file__).parents[1] / "support" / "judging_recipe.py")
     profile = profile_of(recipe=recipe, answerer={"model": "small", "base_url": "http://weak/v1"})
     rows = [row.model_copy(update={"inputs": {"hint": "甲"}}) for row in ROWS]
-    assert [(part.role, part.what, part.questions) for part in estimates(profile, "pipeline", rows)] == [
-        ("answerer", "distill", 50),
-        ("teacher", "distill", 50),
-    ]  # the recipe asks no judge
+    parts = [(part.role, part.what, part.questions) for part in estimates(profile, "pipeline", rows)]
+    assert parts == [("answerer", "distill", 50), ("teacher", "distill", 50)], "the recipe asks no judge"
     own = [row.model_copy(update={"inputs": {"hint": "甲", "given": "乙"}}) for row in ROWS]
     plain = profile.model_copy(update={"recipe": recipe.replace("judging", "capitals")})
     assert [part.questions for part in estimates(plain, rows=own)] == [0]

@@ -64,13 +64,8 @@ def build(image: str, folder: Path, change: Callable[[str], str] = str) -> Path:
     variables.pop("PYTHONPATH", None)
     for step in steps(image):
         here = step.replace(f"/opt/{image}/bin/pip install", f"uv pip install --quiet --python {environment}")
-        done = subprocess.run(
-            ["timeout", str(STEP_S), "sh", "-e", "-c", change(here.replace(f"/opt/{image}", str(environment)))],
-            cwd=context,
-            env=variables,
-            capture_output=True,
-            text=True,
-        )
+        argv = ["timeout", str(STEP_S), "sh", "-e", "-c", change(here.replace(f"/opt/{image}", str(environment)))]
+        done = subprocess.run(argv, cwd=context, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, f"{done.returncode}: {step}\n{done.stdout}\n{done.stderr}"
     return environment
 
@@ -164,9 +159,8 @@ class Services:
 
     def run(self, name: str) -> str:
         """A service that ends."""
-        done = subprocess.run(
-            self.argv(name), cwd=self.folder, env=self.variables(name), capture_output=True, text=True, timeout=600
-        )
+        argv, env = self.argv(name), self.variables(name)
+        done = subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -131,9 +131,8 @@ def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch:
     own = profile_of(trainer={"python": sys.executable})
     assert "trainer packages" not in problems(own, "train")
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
-    assert problems(own, "train")["trainer packages"].startswith(
-        f"trainer.python: {sys.executable} lacks no_such_package; see docker/"
-    )
+    lacking = problems(own, "train")["trainer packages"]
+    assert lacking.startswith(f"trainer.python: {sys.executable} lacks no_such_package; see docker/")
 
 
 def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -114,11 +114,8 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 @pytest.fixture(scope="module")
 def night(team: Team) -> dict[str, Any]:
     """The flow run of a refresh that has ended."""
-    settings = SMALL | {
-        "tracking.uri": team.mlflow_url,
-        "paths.runs": team.folder / "runs",
-        "paths.state": team.folder / "state",
-    }
+    paths = {f"paths.{name}": team.folder / name for name in ("runs", "state")}
+    settings = SMALL | paths | {"tracking.uri": team.mlflow_url}
     flow_id = team.ask("/flows/", name="refresh")["id"]
     deployment = team.ask(
         "/deployments/",

@@ -60,9 +60,8 @@ def test_the_lowest_row_leads_to_its_cell_and_to_its_calls(profile: Profile, sub
     (trace,) = rows_behind(profile, subject, "top1", worst=1)
     assert (trace.row.source, trace.value, trace.entry.text) == ("q.xlsx!问题!A3", 0.0, "乙")
     assert trace.teacher and trace.teacher.retrieved == HIT
-    assert [(p.role, p.request, p.call and p.call.cost_usd) for p in trace.paid] == [
-        ("teacher", "t-b", 0.25), ("judge", "j-b", 0.25),
-    ]  # fmt: skip
+    costs = [(paid.role, paid.request, paid.call and paid.call.cost_usd) for paid in trace.paid]
+    assert costs == [("teacher", "t-b", 0.25), ("judge", "j-b", 0.25)]
     assert all(paid.at_s and paid.at_s > 1e9 for paid in trace.paid)
     (other,) = rows_behind(profile, subject, "top1", ids=["a"])
     assert [(paid.request, paid.call) for paid in other.paid] == [("t-a", None), ("j-a", None)], "not in the ledger"

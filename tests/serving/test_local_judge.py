@@ -93,9 +93,8 @@ def test_the_estimate_takes_its_price(profile_of: ProfileOf):
     profile = judged(profile_of, rl={"total_steps": 10, "train_batch_size": 64})
     row = Row(id="r1", tenant="t", query="虾青素咋吃", source="x", split="train", answer="虾青素 服用方法")
     with site_ledger(profile) as ledger:
-        parts = {
-            part.what: part for part in estimate(profile, "train", count_questions(profile, [row], ledger), ledger)
-        }
+        counts = count_questions(profile, [row], ledger)
+        parts = {part.what: part for part in estimate(profile, "train", counts, ledger)}
     own, paid = parts["rl verdicts"], parts["local judge"]
     assert (own.model, own.questions, paid.model, paid.questions) == (MODEL, 640, "small", 800)
     assert own.cost_usd > 0

@@ -198,10 +198,9 @@ class ServedSite:
     def __init__(self, folder: Path, profile: str, *settings: str) -> None:
         self.log = folder / "serve.log"
         argv = [sys.executable, "-m", "qinglan.cli", "serve", "--port=0", f"--profile={profile}"]
+        argv += [f"--set={setting}" for setting in settings]
         with self.log.open("wb") as output:
-            self.process = psutil.Popen(
-                [*argv, *(f"--set={s}" for s in settings)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
-            )
+            self.process = psutil.Popen(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
 
     def wait_for(self, text: str) -> None:
         read = self.log.read_text

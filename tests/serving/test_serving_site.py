@@ -33,13 +33,7 @@ from qinglan.serving.server_process import (
     places_of,
     serve_command,
 )
-from qinglan.serving.site import (
-    HISTORY_FILE,
-    ROUTES_FILE,
-    CanaryShare,
-    ServingSite,
-    router_command,
-)
+from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, ServingSite, router_command
 
 
 class FakeProcess:
@@ -263,10 +257,9 @@ def test_a_verdict_withdraws_the_challenger_once_the_registry_can_be_reached_and
 def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(bench, monkeypatch: pytest.MonkeyPatch):
     site = bench(champion="1", challenger="2")
     site.run(4)
+    file = site.folder / VERDICT_FILE
     with monkeypatch.context() as during:
-        during.setattr(
-            site.fleet, "step", lambda *_: (site.folder / VERDICT_FILE).write_text(VERDICT.model_dump_json())
-        )
+        during.setattr(site.fleet, "step", lambda *_: file.write_text(VERDICT.model_dump_json()))
         site.run(0.5)
     assert not (site.folder / HISTORY_FILE).exists()
     site.run(4)

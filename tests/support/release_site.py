@@ -55,9 +55,8 @@ class Site:
                 Row(id=f"{n:04}", tenant=profile.tenant.id, query=f"问{n}", source=f"q!A{n}", gold_id=f"g{n}")
                 for n in range(ROWS)
             ]
-            files = {
-                name: write_jsonl(run.stage_directory("dataset") / f"{name}.jsonl", rows) for name in ("test", "rows")
-            }
+            folder = run.stage_directory("dataset")
+            files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name in ("test", "rows")}
             self._save(run, "dataset", files, {"scored_with": scoring_digest(run)})
             for stage in ("base_model", "sft", "rl"):
                 model = self._model(run, stage, weights)

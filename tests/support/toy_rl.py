@@ -210,14 +210,9 @@ class Toy:
             run_engine(stage, self.command, name="verl", log="rl.log", progress=progress)
 
     def start(self, command: Command) -> "subprocess.Popen[bytes]":
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **command.env}  # as where a user hides all GPUs
         with (self.folder / "log.txt").open("ab") as log:
-            return subprocess.Popen(
-                command.argv,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **command.env},  # as where a user hides all GPUs
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            return subprocess.Popen(command.argv, env=env, stdout=log, stderr=log, start_new_session=True)
 
     def run(self, command: Command) -> None:
         status = self.start(command).wait(timeout=1800)

@@ -2,7 +2,8 @@
 
 import json
 import os
-from datetime import date
+import re
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from doubles import raising
+from openpyxl.chart import BarChart, Reference
 from openpyxl.styles import Font
 from openpyxl.worksheet.formula import ArrayFormula
 
 from qinglan.config import Columns, Data, Tenant
-from qinglan.data.sources import files
+from qinglan.data.sources import excel, files
 from qinglan.data.sources.files import digest_of, list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
@@ -280,6 +282,38 @@ def test_lines_of_text_files_that_hold_no_question(tmp_path: Path) -> None:
     objects.append('{"问题": "失眠", "历史摘要": ["钙片"]}')
     expected = ["not_text", "empty_query", "empty_query", "not_text", "empty_query", "not_text"]
     assert reasons(text_file(tmp_path / "q.jsonl", "\n".join(objects))) == expected
+
+
+def test_a_sheet_is_read_as_the_user_sees_it(tmp_path: Path) -> None:
+    path = xlsx(
+        tmp_path / "q.xlsx",
+        [None, "标准文档", "备注", "用户画像", "问题"],
+        [None, 1007, None, "老人", " 怎么吃？\n两次 "],
+        [None, 35.5, datetime(2026, 1, 2), 35.0, "头疼"],
+        [None, None, None, None, None],
+        [None, 123456789012345, 1.5e-7, "", "#N/A "],
+        [None, "007", "x", "  ", "  "],
+        [None, None, "\u200b", "<&>\"'", "胃疼 &amp; <失眠>"],
+        [None, None, " ", None, None],
+    )
+    book = openpyxl.load_workbook(path)
+    book.active["C14"].number_format = "yyyy-mm-dd"
+    chart = BarChart()
+    chart.add_data(Reference(book.active, min_col=2, min_row=2, max_row=3))
+    book.create_chartsheet("图", 0).add_chart(chart)
+    book.save(path)
+    rows = read(path)
+    assert [(row.source, row.reason) for row in rows[:2]] == [("q.xlsx!Sheet1!E2", None), ("q.xlsx!Sheet1!E3", None)]
+    assert [row.gold_id for row in rows] == ["1007", "35.5", None, "123456789012345", "007", None]
+    assert [row.profile for row in rows] == ["老人", "35", "", "", "", "<&>\"'"]
+    assert rows[2].reason == rows[4].reason == "empty_query" and rows[5].query == "胃疼 &amp; <失眠>"
+
+
+def test_a_workbook_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = xlsx(tmp_path / "q.xlsx", ["问题"], *(["头疼"] for _ in range(10)))
+    for limit, said in (("MAX_CELLS", "has more than 10 cells,"), ("MAX_UNPACKED_BYTES", "unpacks to")):
+        monkeypatch.setattr(excel, limit, 10)
+        assert re.search(rf"q\.xlsx: {said} .* save the sheet as \.csv", error_of(path))
 
 
 def test_problems_name_cell_reason_and_hint(tmp_path: Path) -> None:

@@ -122,8 +122,10 @@ def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    """A cluster's dashboard."""
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    """A cluster's dashboard, asked without pauses."""
+    for name, value in {"POLL_S": 0.01, "_BACK_OFF": BackOff(0.01, 30.0), "FORWARD_EVERY_S": 0.0}.items():
+        monkeypatch.setattr(f"qinglan.training.engines.ray_jobs.{name}", value)
     fake = FakeRay()
     yield fake
     fake.close()

@@ -28,24 +28,21 @@ from qinglan.errors import ConfigError, EngineError, StageError
 from qinglan.ops.prefect import crash_recovery
 from qinglan.runs import launcher
 from qinglan.runs.artifacts import Artifact, StageResult
-from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.runs.run import note, open_run
 from qinglan.tasks import engine
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.engine import AlarmFollower, Follower, LeftOut, is_cancelled, run_attempts, run_engine, stop_jobs
 from qinglan.tasks.sft import _swift_line, require_enough_rows
-from qinglan.tasks.stage import STARTED, Stage
+from qinglan.tasks.stage import STARTED
 from qinglan.training.alarms import Alarm
-from qinglan.training.engines import ray_jobs, swift, verl
+from qinglan.training.engines import swift, verl
 from qinglan.training.engines.progress import ALARMS_FILE
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "POLL_S", 0.02)
-    monkeypatch.setattr(ray_jobs, "POLL_S", 0.01)
-    monkeypatch.setattr(ray_jobs, "_BACK_OFF", BackOff(0.01, 30.0))
 
 
 class Attempts:
@@ -105,11 +102,39 @@ def test_an_engine_that_gave_up_is_not_started_again(tmp_path: Path, outcome: Ex
         Attempts(tmp_path, outcome, None).run()
 
 
-def stage_of(profile: Profile, directory: Path) -> tuple[Stage, list[str]]:
-    said: list[str] = []
-    run = SimpleNamespace(id="run-1", profile=profile)
-    fake = SimpleNamespace(run=run, name="rl", key="abcdefghijk", directory=directory, say=said.append)
-    return cast(Stage, fake), said
+class Seen:
+    """A stage and its tracker: what users, Prefect and MLflow get of a training run."""
+
+    def __init__(self, profile: Profile, folder: Path) -> None:
+        self.name, self.directory, self.mlflow_run_id, self.tracker = "rl", folder, "child", self
+        self.key, self.run = "abcdefghijk", SimpleNamespace(id="run-1", profile=profile)
+        self.sent: list[tuple[int, Mapping[str, float]]] = []
+        self.said: list[str] = []
+        self.events: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.markdown: dict[str, str] = {}
+        self.metrics: list[tuple[str, dict[str, float], int]] = []
+        self.tags: dict[str, str] = {}
+
+    def log_steps(self, _: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        self.sent += steps
+
+    def progress(self, *_: Any) -> None:
+        """Nobody looks."""
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def emit_event(self, event: str, resource: dict[str, str], payload: dict[str, Any]) -> None:
+        self.events.append((event, resource, payload))
+
+    def create_markdown_artifact(self, markdown: str, key: str, description: str) -> None:
+        self.markdown[key] = markdown
+
+    def log_metrics(self, run_id: str, metrics: dict[str, float], step: int) -> None:
+        self.metrics.append((run_id, metrics, step))
+
+    def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
+        self.tags |= tags
 
 
 STALLS = """
@@ -126,10 +151,10 @@ wait_for_a_lost_sample()
 
 def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    stage, said = stage_of(profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path)
+    stage: Any = Seen(profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path)
 
     def say(text: str) -> None:
-        said.append(text)
+        stage.said.append(text)
         (tmp_path / STARTED).write_text(text)  # as a stage keeps its time, and so its folder changes
 
     monkeypatch.setattr(stage, "say", say)
@@ -140,7 +165,7 @@ def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: Prof
         return Command([sys.executable, "-c", STALLS])
 
     run_engine(stage, command, name="verl", log="rl.log", progress=lambda: None)
-    first, again = said
+    first, again = stage.said
     assert len(made) == 2
     assert first.startswith("verl wrote nothing for ") and "(last file: metrics.1.jsonl)" in first
     assert "trainer.stalled_after_s" in again and again.endswith("1 of 2 restarts")
@@ -148,7 +173,7 @@ def test_a_process_that_stalls_is_started_again(tmp_path: Path, profile_of: Prof
 
 
 def test_an_engine_without_checkpoints_is_ended_where_its_log_grows_no_more(tmp_path: Path, profile_of: ProfileOf):
-    stage, _ = stage_of(profile_of(trainer={"stalled_after_s": 1}, reward={"max_outage_s": 0.5}), tmp_path)
+    stage: Any = Seen(profile_of(trainer={"stalled_after_s": 1}, reward={"max_outage_s": 0.5}), tmp_path)
     stalls = Command(["sh", "-c", "for each in 1 2 3 4 5; do sleep 0.3; echo $each; done; sleep 600"])
     with pytest.raises(EngineError, match=r"generation 1 wrote nothing .*generate\.log"):
         run_engine(stage, stalls, name="generation 1", log="generate.log")
@@ -157,7 +182,7 @@ def test_an_engine_without_checkpoints_is_ended_where_its_log_grows_no_more(tmp_
 
 @pytest.mark.parametrize("on_ray", [False, True])
 def test_a_stop_is_known_until_training_begins_again(tmp_path: Path, profile_of: ProfileOf, ray: FakeRay, on_ray: bool):
-    stage, _ = stage_of(profile_of(trainer={"ray_dashboard_url": ray.url if on_ray else None}), tmp_path)
+    stage: Any = Seen(profile_of(trainer={"ray_dashboard_url": ray.url if on_ray else None}), tmp_path)
     (stop := tmp_path / "stopped.json").write_text('{"reason": "nothing better since step 40", "failed": false}')
     for progress in (None, list):  # an export, a training
         watchers: list[Any] = [lambda: [ray.end(each, "SUCCEEDED") for each in ray.jobs]]
@@ -169,7 +194,7 @@ def test_a_run_sees_the_gpus_alone_that_it_has_locked(
     tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    stage, _ = stage_of(profile_of(trainer={"device": "cuda"}), tmp_path)
+    stage: Any = Seen(profile_of(trainer={"device": "cuda"}), tmp_path)
     program = "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] != '3')"
     run_engine(stage, Command([sys.executable, "-c", program]), name="ms-swift SFT", log="sft.log")
 
@@ -204,7 +229,7 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
 def test_sigterm_stops_the_job_of_a_cancelled_run_alone(
     tmp_path: Path, profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ):
-    stage, _ = stage_of(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
+    stage: Any = Seen(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
     monkeypatch.setattr(engine, "flow_run_id", lambda: "f1")
     monkeypatch.setattr(engine, "is_cancelled", lambda run: cancelled and run == "f1")
     terminate = raising(TerminationSignal(SIGTERM))  # as Prefect does, and no Exception
@@ -224,44 +249,9 @@ def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: Profile
             require_enough_rows(run, dataset(63))
 
 
-class Seen:
-    """A stage and its tracker: what users, Prefect and MLflow get of a training run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.name, self.directory, self.mlflow_run_id, self.tracker = "rl", folder, "child", self
-        self.run = SimpleNamespace(id="run-1", profile=SimpleNamespace(name="embedded", tenant=SimpleNamespace(id="s")))
-        self.sent: list[tuple[int, Mapping[str, float]]] = []
-        self.said: list[str] = []
-        self.events: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.markdown: dict[str, str] = {}
-        self.metrics: list[tuple[str, dict[str, float], int]] = []
-        self.tags: dict[str, str] = {}
-
-    def log_steps(self, _: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        self.sent += steps
-
-    def progress(self, *_: Any) -> None:
-        """Nobody looks."""
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def emit_event(self, event: str, resource: dict[str, str], payload: dict[str, Any]) -> None:
-        self.events.append((event, resource, payload))
-
-    def create_markdown_artifact(self, markdown: str, key: str, description: str) -> None:
-        self.markdown[key] = markdown
-
-    def log_metrics(self, run_id: str, metrics: dict[str, float], step: int) -> None:
-        self.metrics.append((run_id, metrics, step))
-
-    def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
-        self.tags |= tags
-
-
 @pytest.fixture
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = Seen(tmp_path)
+def seen(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Seen(profile, tmp_path)
     monkeypatch.setattr(engine, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(stage_module, "emit_event", made.emit_event)
     monkeypatch.setattr(engine, "create_markdown_artifact", made.create_markdown_artifact)

@@ -16,20 +16,12 @@ from waiting import wait_until
 
 from qinglan.config import Trainer
 from qinglan.errors import ConfigError, EngineError, StageError
-from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.training.engines import ray_jobs
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_all
 
 FIRST = "qinglan-run-1-rl-verl-abcdefgh-1"
 SECOND = "qinglan-run-1-rl-verl-abcdefgh-2"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_jobs, "POLL_S", 0.01)
-    monkeypatch.setattr(ray_jobs, "_BACK_OFF", BackOff(0.01, 30.0))
-    monkeypatch.setattr(ray_jobs, "FORWARD_EVERY_S", 0.0)
 
 
 class Flow:
@@ -73,7 +65,6 @@ class Flow:
 
     def die(self, error: BaseException, **more: Any) -> None:
         """The process ends in the middle."""
-
         with pytest.raises(type(error)):
             self.run(raising(error), **more)
 

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +19,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow'
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tracker, MlflowClient]]:
-    folder = tmp_path_factory.mktemp("mlflow")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    yield Tracker(uri, Tracking(), folder), MlflowClient(uri)
+def tracker(database: str, tmp_path_factory: pytest.TempPathFactory) -> Tracker:
+    return Tracker(database, Tracking(), tmp_path_factory.mktemp("state"))
 
 
-def test_a_child_run_with_parameters_metrics_and_tags(site: tuple[Tracker, MlflowClient]):
-    tracker, client = site
+@pytest.fixture
+def client(database: str) -> MlflowClient:
+    return MlflowClient(database)
+
+
+def test_a_child_run_with_parameters_metrics_and_tags(tracker: Tracker, client: MlflowClient):
     parent = tracker.start_run("run", {"profile": "p"})
     child = tracker.start_run("sft", {}, parent=parent)
     tracker.log_params(
@@ -53,9 +54,8 @@ def test_a_child_run_with_parameters_metrics_and_tags(site: tuple[Tracker, Mlflo
     ],
 )
 def test_a_file_is_kept_and_a_folder_referred_to_and_so_are_rows_unless_they_may_be_copied(
-    site: tuple[Tracker, MlflowClient], tmp_path: Path, rows: Literal["path", "copy"], files: list[str]
+    client: MlflowClient, tmp_path: Path, rows: Literal["path", "copy"], files: list[str]
 ):
-    client = site[1]
     tracker = Tracker(client.tracking_uri, Tracking(rows=rows), tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "w.bin").write_bytes(b"1")
@@ -76,8 +76,7 @@ def test_a_file_is_kept_and_a_folder_referred_to_and_so_are_rows_unless_they_may
     assert tags["artifact.model.path"] == str(tmp_path / "model")
 
 
-def test_a_run_is_continued(site: tuple[Tracker, MlflowClient]):
-    tracker, client = site
+def test_a_run_is_continued(tracker: Tracker, client: MlflowClient):
     run = tracker.start_run("sft", {})
     tracker.end_run(run, failed=True)
     assert tracker.resume_run(run)
@@ -88,12 +87,8 @@ def test_a_run_is_continued(site: tuple[Tracker, MlflowClient]):
 
 
 def test_losses_on_the_way_are_said_not_raised(
-    site: tuple[Tracker, MlflowClient],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    tracker: Tracker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    tracker, _ = site
     (file := tmp_path / "sft.log").write_text("x")
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as store:
@@ -119,19 +114,15 @@ def test_a_server_that_is_away_is_a_config_error(tmp_path: Path, monkeypatch: py
         Tracker(uri, Tracking(uri=uri), tmp_path).start_run("run", {})
 
 
-def test_an_experiment_that_another_run_makes_first(
-    site: tuple[Tracker, MlflowClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    _, client = site
+def test_an_experiment_that_another_run_makes_first(client: MlflowClient, monkeypatch: pytest.MonkeyPatch):
     made = client.get_experiment_by_name("qinglan")
     answers = iter([None, made])
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *_: next(answers))
-    run = Tracker(client.tracking_uri, Tracking(), tmp_path).start_run("second", {})
+    run = Tracker(client.tracking_uri, Tracking(), Path()).start_run("second", {})
     assert client.get_run(run).info.experiment_id == made.experiment_id
 
 
-def test_the_dataset_of_a_run(site: tuple[Tracker, MlflowClient], tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    tracker, client = site
+def test_the_dataset_of_a_run(tracker: Tracker, client: MlflowClient, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     run = tracker.start_run("train", {})
     for _ in range(2):  # once more changes nothing
         tracker.log_dataset(run, "租户", "0123456789ab", tmp_path, "training", {"rows": 3})
@@ -147,8 +138,7 @@ def note(sample: CallSample, key: int, answer: str | None = "答", **known: Any)
     sample.add(str(key), "teacher", "CHAT_MODEL", {"messages": [{"role": "user", "content": key}]}, answer, **known)
 
 
-def test_the_same_calls_are_traced_in_whatever_order_and_are_found_at_their_run(site: tuple[Tracker, MlflowClient]):
-    client = site[1]
+def test_the_same_calls_are_traced_in_whatever_order_and_are_found_at_their_run(client: MlflowClient):
     tracker = Tracker(client.tracking_uri, Tracking(rows="copy", traces_per_stage=5), Path())
     first, second = tracker.new_sample(), tracker.new_sample()
     for number in range(40):
@@ -166,9 +156,9 @@ def test_the_same_calls_are_traced_in_whatever_order_and_are_found_at_their_run(
 
 
 def test_no_call_is_traced_where_mlflow_gets_no_rows_and_lost_traces_are_said_once(
-    site: tuple[Tracker, MlflowClient], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tracker: Tracker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    note(none := site[0].new_sample(), 1)
+    note(none := tracker.new_sample(), 1)
     assert none.calls() == []
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     away = Tracker("http://127.0.0.1:9", Tracking(rows="copy"), Path())

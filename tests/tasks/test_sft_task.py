@@ -10,26 +10,29 @@ from fixture_types import ProfileOf
 from question_rows import random_rows
 from run_stages import stage_result
 
+from qinglan.config import Profile
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.run import open_run
 from qinglan.tasks import sft
+
+MODEL = "Qwen/Qwen3-8B"
+
+
+def trained(profile: Profile, folder: Path) -> Any:
+    """What the stage makes of a few rows."""
+    rows = write_jsonl(folder / "rows.jsonl", random_rows(2))
+    with open_run(profile, "train", fresh=True) as run:
+        dataset = stage_result("dataset", run.id, artifacts=dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows))
+        return sft.train_sft.fn(run, dataset, stage_result("base_model", run.id, details={"model": MODEL}))
 
 
 def test_another_revision_of_a_hubs_model_is_another_key(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = write_jsonl(tmp_path / "rows.jsonl", random_rows(2))
     monkeypatch.setattr(sft, "perform", lambda _run, _name, depends_on, *_, **__: depends_on)
 
     def key(revision: str | None) -> Any:
-        student = {"base_model": "Qwen/Qwen3-8B", "revision": revision}
-        with open_run(profile_of(student=student), "train", fresh=True) as run:
-            dataset = stage_result(
-                "dataset", run.id, artifacts=dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows)
-            )
-            return sft.train_sft.fn(
-                run, dataset, stage_result("base_model", run.id, details={"model": "Qwen/Qwen3-8B"})
-            )
+        return trained(profile_of(student={"base_model": MODEL, "revision": revision}), tmp_path)
 
     assert key(None) == key(None) != key("a") != key("b")
 
@@ -54,9 +57,5 @@ def test_a_merge_that_was_interrupted_is_made_anew(
             assert name == "ms-swift SFT" and progress, "without it a training that stalls or dies is not restarted"
 
     monkeypatch.setattr(sft, "run_engine", run_engine)
-    rows = write_jsonl(tmp_path / "rows.jsonl", random_rows(2))
-    with open_run(profile_of(), "train", fresh=True) as run:
-        dataset = stage_result("dataset", run.id, artifacts=dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows))
-        base = stage_result("base_model", run.id, details={"model": "Qwen/Qwen3-8B"})
-        made: Any = sft.train_sft.fn(run, dataset, base)
+    made = trained(profile_of(), tmp_path)
     assert made.artifacts["model"].path == half

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
 from doubles import raising
-from fake_service import PRICE, FakeService, asked, completion, recall
+from fake_service import PRICE, FakeService, Script, asked, completion, recall
 from fixture_types import ProfileOf, Serve
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -45,6 +45,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 ROWS, DRAWN = 30, 40
+SiteOf = Callable[..., "Site"]
+COST_USD = 0.0002
+"""Of one answer at the test profile's prices."""
 
 
 def write_workbook(folder: Path, rows: int) -> Path:
@@ -83,9 +86,6 @@ class Site:
         return validate_rows(run, self.services, self.distill(run))
 
 
-SiteOf = Callable[..., Site]
-
-
 def changed(profile: Profile, **sections: dict[str, Any]) -> Profile:
     """The profile with some keys of some sections changed."""
     update = {name: getattr(profile, name).model_copy(update=keys) for name, keys in sections.items()}
@@ -94,6 +94,19 @@ def changed(profile: Profile, **sections: dict[str, Any]) -> Profile:
 
 def rewritten(body: dict[str, Any]) -> Any:
     return 200, completion(asked(body).replace("咋吃", " 服用方法"))
+
+
+def failing_once(questions: Iterable[str]) -> Script:
+    """Rewrites, but fails the first time that it is asked one of these questions."""
+    failing = set(questions)
+
+    def teacher(body: dict[str, Any]) -> Any:
+        if (question := asked(body)) in failing:
+            failing.remove(question)
+            return 503, {}
+        return rewritten(body)
+
+    return teacher
 
 
 def retrieved(body: dict[str, Any]) -> Any:
@@ -109,16 +122,7 @@ def site_of(
 
 
 def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
-    faults = {f"虾青素{n}咋吃" for n in (3, 13, 14)}
-
-    def teacher(body: dict[str, Any]) -> Any:
-        question = asked(body)
-        if question in faults:
-            faults.remove(question)
-            return 503, {}
-        return rewritten(body)
-
-    site = site_of(teacher)
+    site = site_of(failing_once(f"虾青素{n}咋吃" for n in (3, 13, 14)))
     result = site.run(site.validate)
     rows = list(read_jsonl(result.path("rows"), Row))
     assert (result.rows_out, result.metrics["success_rate"]) == (ROWS, 1.0)
@@ -186,15 +190,7 @@ def test_dialogues_are_read_once_and_a_row_whose_extraction_failed_goes_no_furth
 
 @pytest.mark.parametrize("allowed", [0.0, 1.0], ids=["too many failed", "some failed"])
 def test_an_evaluation_repeats_the_calls_that_failed_and_no_others(site_of: SiteOf, allowed: float):
-    faults = {"虾青素1咋吃", "虾青素4咋吃"}
-
-    def teacher(body: dict[str, Any]) -> Any:
-        if (question := asked(body)) in faults:
-            faults.remove(question)
-            return 503, {}
-        return rewritten(body)
-
-    site = site_of(teacher)
+    site = site_of(failing_once(["虾青素1咋吃", "虾青素4咋吃"]))
     rows = [Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source="test") for n in range(5)]
 
     async def ask(run: Run, retries: int) -> list[ArmRow]:
@@ -246,15 +242,7 @@ def test_calls_of_a_stage_are_traced_at_its_run_once_and_without_the_key(
     site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("A_KEY", "sk-secret")
-    failing = [f"虾青素{n}咋吃" for n in range(ROWS)]
-
-    def teacher(body: dict[str, Any]) -> Any:
-        if asked(body) not in failing:
-            return rewritten(body)
-        failing.remove(asked(body))  # each fails once
-        return 503, {}
-
-    site = site_of(teacher)
+    site = site_of(failing_once(f"虾青素{n}咋吃" for n in range(ROWS)))
     copying = changed(site.profile, tracking={"rows": "copy", "traces_per_stage": 20}, distill={"retries": 2})
     copying = changed(copying, teacher={"api_key_env": "A_KEY"}, rag={"api_key_env": "A_KEY"})
 
@@ -304,10 +292,6 @@ def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Sit
     down = False
     assert site.run(site.distill).rows_out == ROWS
     assert len(paid) == ROWS
-
-
-COST_USD = 0.0002
-"""Of one answer at the test profile's prices."""
 
 
 def test_a_spent_budget_stops_the_run_and_a_higher_one_goes_on(site_of: SiteOf):

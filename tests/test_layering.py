@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ["torch", "transformers", "ray", "swift", "vllm", "verl", "peft", "trl"]
+FLOWS = ", ".join(f"qinglan.flows.{path.stem}" for path in sorted((ROOT / "flows").glob("[a-z]*.py")))
 
 
 def loaded(statement: str, *names: str) -> str:
@@ -23,22 +24,12 @@ def test_only_the_simulators_know_a_certain_recipe():
     assert {p.relative_to(ROOT).parts[1] for p in knowing} == {"simulators"}
 
 
-def test_the_orchestrators_process_loads_no_engine():
-    flows = ", ".join(f"qinglan.flows.{path.stem}" for path in sorted((ROOT / "flows").glob("[a-z]*.py")))
-    assert loaded(f"import {flows}", *ENGINES) == "[]"
-
-
-def test_the_command_line_loads_neither_engine_nor_prefect():
-    assert loaded("import qinglan.cli, qinglan.training.reward, qinglan.clients.roles", *ENGINES, "prefect") == "[]"
-
-
-def test_the_router_loads_no_engine_no_prefect_and_no_mlflow():
-    assert loaded("import qinglan.serving.router", *ENGINES, "prefect", "mlflow") == "[]"
-
-
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
+        (f"import {FLOWS}", ENGINES),
+        ("import qinglan.cli, qinglan.training.reward, qinglan.clients.roles", [*ENGINES, "prefect"]),
+        ("import qinglan.serving.router", [*ENGINES, "prefect", "mlflow"]),
         ("import qinglan.training.reward", ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"]),
         ("import qinglan.recipes.scoring.scorer", ["qinglan.evaluation"]),
         (
@@ -46,6 +37,7 @@ def test_the_router_loads_no_engine_no_prefect_and_no_mlflow():
             ["jieba", "bm25s", "fastapi", "torch", "transformers", "prefect", "mlflow"],
         ),
     ],
+    ids=["orchestrator", "command line", "router", "trainer's reward", "its scorer", "names of simulated models"],
 )
-def test_the_trainers_processes_load_nothing_that_they_lack_or_do_not_need(statement: str, absent: list[str]):
+def test_a_process_loads_nothing_that_it_lacks_or_does_not_need(statement: str, absent: list[str]):
     assert loaded(statement, *absent) == "[]"

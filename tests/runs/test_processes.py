@@ -28,7 +28,7 @@ def python(code: str) -> Command:
     return Command([sys.executable, "-c", code])
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
     monkeypatch.setattr(module, "RESTARTS", BackOff(0.1, 0.3))
@@ -43,7 +43,6 @@ def until(times: int, seen: list[str]) -> Callable[[str], None]:
     return recover
 
 
-@pytest.mark.usefixtures("hasty")
 def test_what_ends_is_started_again_after_ever_longer_waits(tmp_path: Path):
     said, seen = list[str](), list[str]()
     with Processes(tmp_path, said.append) as running:
@@ -58,7 +57,6 @@ def test_what_ends_is_started_again_after_ever_longer_waits(tmp_path: Path):
     assert (tmp_path / "brief.log").read_text() == "once more\n" * 4
 
 
-@pytest.mark.usefixtures("hasty")
 def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
     enough = until(3, [])
 
@@ -73,7 +71,6 @@ def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
     assert (tmp_path / "brief.log").read_text() == "once\n"
 
 
-@pytest.mark.usefixtures("hasty")
 def test_what_the_machine_can_not_start_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said, real, refused = list[str](), launcher.subprocess.Popen, list[int]()
 
@@ -108,7 +105,6 @@ def test_a_port_for_a_server_is_none_that_the_system_gives_to_a_client_meanwhile
 
 
 def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "POLL_S", 0.01)
     monkeypatch.setattr(module, "_LOG_BYTES", 1000)
     monkeypatch.setattr(module, "_LOGS_EVERY_S", 0.05)
     log, aside = tmp_path / "chatty.log", tmp_path / "chatty.log.1"
@@ -121,7 +117,6 @@ def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, mon
     assert log.read_text() == "y\n"
 
 
-@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("trouble", ["removed", "full"])
 def test_a_log_that_cannot_be_made_smaller_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str):
     def full(_: Path, aside: Path) -> None:

@@ -37,8 +37,8 @@ def new_run(profile: Profile, flow: str = "pipeline", *, fresh: bool = False, fi
         return run
 
 
-def stage(run: Run, key: str = "k", name: str = "ingest") -> StageResult:
-    return end_stage_with(run, name, [{"a": 1}], key=key)
+def stage(run: Run) -> StageResult:
+    return end_stage_with(run, "ingest", [{"a": 1}])
 
 
 def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
@@ -161,10 +161,9 @@ def test_find_run(profile_of: ProfileOf):
 
 def torn(file: Path, left: str) -> None:
     """What a power loss may leave of a file, be it half a character."""
-    whole = file.read_bytes()
-    file.write_bytes({"nothing": b"", "half": whole[: len(whole) // 2], "zeros": bytes(len(whole))}.get(left, whole))
-    if left == "half a character":
-        file.write_bytes(b'{"finished": true, "name": "' + "青".encode()[:2])
+    whole, cut = file.read_bytes(), '{"finished": true, "name": "青'.encode()[:-1]
+    remains = {"nothing": b"", "half": whole[: len(whole) // 2], "half a character": cut, "zeros": bytes(len(whole))}
+    file.write_bytes(remains[left])
 
 
 TORN = pytest.mark.parametrize("left", ["nothing", "half", "half a character", "zeros"])
@@ -222,15 +221,10 @@ def test_stages_are_found_here_then_in_earlier_runs_unless_it_is_fresh(profile_o
     assert find_stage(fresh, "ingest", stage(fresh).key) is not None
 
 
-@pytest.mark.parametrize("damage", ["changed", "gone", "no manifest"])
-def test_a_damaged_stage_is_not_reused(profile_of: ProfileOf, damage: str):
+@pytest.mark.parametrize(("file", "left"), [("rows.jsonl", "{}\n"), ("rows.jsonl", None), (MANIFEST, None)])
+def test_a_damaged_stage_is_not_reused(profile_of: ProfileOf, file: str, left: str | None):
     run = new_run(profile_of())
     stage(run)
-    rows, manifest = run.directory / "ingest" / "rows.jsonl", run.directory / "ingest" / MANIFEST
-    if damage == "changed":
-        rows.write_text("{}\n")
-    elif damage == "gone":
-        rows.unlink()
-    else:
-        manifest.unlink()
+    damaged = run.directory / "ingest" / file
+    damaged.write_text(left) if left else damaged.unlink()
     assert find_stage(run, "ingest", "k") is None

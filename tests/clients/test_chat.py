@@ -34,6 +34,9 @@ PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 TIMEOUT = "no answer"
 GZIPPED = {"content-encoding": "gzip"}
 CUT = (200, completion("虾青", "insufficient_system_resource"))
+REPORTED_USD = (100 * 1 + 10 * 10) / 1e6
+MOST_USD = (4 * 1 + 256 * 10) / 1e6
+"""Of a question of five characters, and an answer of max_tokens."""
 
 
 @asynccontextmanager
@@ -147,11 +150,6 @@ async def test_an_unusable_answer_is_a_failure_and_paid_once(
         assert (error.reason, error.transient) == (reason, False)
     assert len(service.bodies) == 1
     assert usage(tmp_path, role) == (1, 0)
-
-
-async def test_a_body_that_trickles_is_not_waited_for(tmp_path: Path, serve: Serve):
-    error = await failure(tmp_path, serve(script_of((200, trickle()))).url, timeout_s=0.3, max_retries=0)
-    assert (error.reason, error.transient) == ("teacher_timeout", True)
 
 
 async def test_what_arrives_while_the_process_is_stopped_is_not_asked_for_again(tmp_path: Path, serve: Serve):
@@ -329,11 +327,6 @@ def cost(path: Path) -> tuple[float, float, list[bool]]:
         return ledger.spent_usd("r")[0], sum(each.cost_usd for each in history), [each.estimated for each in history]
 
 
-REPORTED_USD = (100 * 1 + 10 * 10) / 1e6
-MOST_USD = (4 * 1 + 256 * 10) / 1e6
-"""Of a question of five characters, and an answer of max_tokens."""
-
-
 @pytest.mark.parametrize(
     ("reply", "reason", "usd", "estimated"),
     [
@@ -349,6 +342,7 @@ MOST_USD = (4 * 1 + 256 * 10) / 1e6
         ((400, {"error": {"message": "too long"}}), "teacher_bad_request", 0.0, False),
         (None, "teacher_unavailable", MOST_USD, True),
         (TIMEOUT, "teacher_timeout", MOST_USD, True),
+        ((200, trickle()), "teacher_timeout", MOST_USD, True),
     ],
 )
 async def test_a_failed_call_has_a_reason_and_costs_what_the_service_says_or_the_most_that_it_can(
@@ -356,7 +350,7 @@ async def test_a_failed_call_has_a_reason_and_costs_what_the_service_says_or_the
 ):
     late = threading.Event()
     service = serve((lambda _: late.wait(60) and (200, completion("x"))) if reply is TIMEOUT else script_of(reply))
-    error = await failure(tmp_path, service.url, max_retries=0, timeout_s=0.05 if reply is TIMEOUT else 60)
+    error = await failure(tmp_path, service.url, max_retries=0, timeout_s=0.3 if reason == "teacher_timeout" else 60)
     late.set()
     assert (error.reason, error.transient) == (reason, reason != "teacher_bad_request")
     assert usage(tmp_path) == (1, 1)  # it may have been paid for: the next attempt is the batch's to make

@@ -13,7 +13,7 @@ from qinglan.evaluation import weights
 from qinglan.evaluation.models import Weights
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.weights import weights_of
-from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, StageResult, sha256_of
+from qinglan.runs.artifacts import WEIGHTS_SHA256, StageResult
 
 DIGESTS = {"base_model": "b" * 64, "sft": "5" * 64, "rl": "7" * 64}
 
@@ -58,12 +58,3 @@ def test_digests_are_expected_of_the_same_settings_and_libraries_only(found: Cal
     changes: list[dict[str, Any]] = [{"sft": {"seed": 9}}, {"trainer": {"threads": 9}}, {"versions": {"torch": "1"}}]
     assert [found(**change).expected for change in changes] == [{}, {}, {}]
     assert found(gate={"min_gain": 0.01}).expected
-
-
-def test_only_weights_count(tmp_path: Path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_text("weights")
-        (tmp_path / name / "args.json").write_text(name)
-    assert sha256_of(tmp_path / "a", WEIGHTS) == sha256_of(tmp_path / "b", WEIGHTS)
-    assert sha256_of(tmp_path / "a") != sha256_of(tmp_path / "b")

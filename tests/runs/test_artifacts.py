@@ -12,7 +12,7 @@ from run_stages import end_stage
 
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
-from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, sha256_of, sync, write_json, write_jsonl
+from qinglan.runs.artifacts import WEIGHTS, Artifact, hash_of, read_jsonl, sha256_of, sync, write_json, write_jsonl
 from qinglan.runs.run import Run
 
 ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
@@ -24,15 +24,17 @@ def test_hash_of_ignores_key_order_but_not_values() -> None:
     assert len(others) == 6
 
 
-def test_digest_of_a_directory_sees_names_and_contents(tmp_path: Path) -> None:
+def test_digest_of_a_directory_sees_names_and_contents_and_that_of_its_weights_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "a").write_text("x")
-    before = sha256_of(folder)
+    (folder / "model.safetensors").write_text("weights")
+    before, weights = sha256_of(folder), sha256_of(folder, WEIGHTS)
     (folder / "a").rename(folder / "b")
     renamed = sha256_of(folder)
     (folder / "b").write_text("y")
     assert len({before, renamed, sha256_of(folder)}) == 3
+    assert sha256_of(folder.rename(tmp_path / "elsewhere"), WEIGHTS) == weights
 
 
 def test_verify_refuses_a_changed_or_missing_file(tmp_path: Path) -> None:

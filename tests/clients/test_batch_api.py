@@ -34,6 +34,7 @@ PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 REWRITER = "simulated-rewriter"
 ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
 SERVER = "simulator"
+Start = Callable[..., "Teacher"]
 
 
 class CountingStore(SimulatedBatchStore):
@@ -107,9 +108,6 @@ class Teacher:
     url: str
     store: CountingStore
     trouble: Trouble
-
-
-Start = Callable[..., Teacher]
 
 
 @pytest.fixture
@@ -481,7 +479,6 @@ class MortalLedger(Ledger):
 
     dies_at = -1
     after = False
-
     writes, dead = 0, False
 
     def __init__(self, url: Any) -> None:

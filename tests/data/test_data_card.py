@@ -12,6 +12,7 @@ ORIGIN = Origin(
     id="abc", tenant="shop", profile="p", run_id="r1", created="2026-11-21T02:00:00+00:00", recipe="query_rewrite",
     recipe_version="1", teacher="gpt-5", judge="deepseek",
 )  # fmt: skip
+EVIL = "a|b\n| `c` | <img src=x onerror=1> [click](javascript:1) **d** \\| & " + "e" * 200
 
 
 def row(query: str, score: float = 0.8, **fields: Any) -> Row:
@@ -57,9 +58,6 @@ def test_ten_examples_drawn_by_id():
     examples = card(*rows).examples
     assert [e.status for e in examples] == ["ok"] * 5 + ["failed"] * 5
     assert examples == card(*reversed(rows)).examples
-
-
-EVIL = "a|b\n| `c` | <img src=x onerror=1> [click](javascript:1) **d** \\| & " + "e" * 200
 
 
 def test_a_cell_stays_a_cell():

@@ -19,12 +19,8 @@ def questions(topic: str, number: int, seed: int = 0, score: float = 0.7) -> lis
     for n in range(number):
         query = "".join(source.sample(TOPICS[topic], 3)) + str(source.randrange(9))
         found = Retrieved(ids=("a",), scores=(min(1.0, max(0.0, source.gauss(score, 0.1))),))
-        made.append(
-            Row(
-                id=row_id("t", f"{query}{seed}-{n}"), tenant="t", query=query, source="q", gold_id=query[:2],
-                answer=query, original_retrieved=found, answer_retrieved=found,
-            )
-        )  # fmt: skip
+        known = {"answer": query, "original_retrieved": found, "answer_retrieved": found, "gold_id": query[:2]}
+        made.append(Row(id=row_id("t", f"{query}{seed}-{n}"), tenant="t", query=query, source="q", **known))
     return made
 
 

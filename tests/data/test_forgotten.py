@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fixture_types import Qinglan
+from question_rows import row
 
 from qinglan.config import Data, Tenant
 from qinglan.data.forgotten import FORGOTTEN_FILE, Tombstones
@@ -16,11 +17,8 @@ from qinglan.runs.artifacts import write_jsonl
 from qinglan.tasks.session import open_session
 
 QUESTION = "鱼油能一起吃吗"
-ID = row_id("default", QUESTION, "王小明")
-
-
-def row(query: str, profile: str = "") -> Row:
-    return Row(id=row_id("default", query, profile), tenant="default", query=query, profile=profile, source="q.csv:2")
+TENANT = Tenant(id="t")
+ID = row_id("t", QUESTION, "王小明")
 
 
 def test_a_row_is_covered_by_its_id_and_a_question_however_it_is_written_and_whoever_asks(tmp_path: Path):
@@ -45,10 +43,10 @@ def test_a_forgotten_row_is_read_as_a_failed_one_without_its_texts(tmp_path: Pat
     questions = tmp_path / "q.csv"
     questions.write_text(f"问题,用户画像,标准文档\n{QUESTION},王小明,d1\n{QUESTION},,d1\n{QUESTION},王小明,d1\n")
     said = list[str]()
-    read = read_rows(questions, Data(), Tenant(), said.append, forgotten=Tombstones().adding(rows=[ID]))
+    read = read_rows(questions, Data(), TENANT, said.append, forgotten=Tombstones().adding(rows=[ID]))
     gone, kept, again = list(read)
     assert (kept.status, kept.query) == ("ok", QUESTION)
-    assert gone == Row(id=gone.id, tenant="default", query="", source="q.csv:2", status="failed", reason="forgotten")
+    assert gone == Row(id=gone.id, tenant="t", query="", source="q.csv:2", status="failed", reason="forgotten")
     assert len({gone.id, kept.id, again.id, ID}) == 4
     assert QUESTION not in "".join(said) and said[0].startswith("q.csv:2: forgotten: ")
     assert words("forgotten").en != words("forgotten").zh != "forgotten"
@@ -56,7 +54,7 @@ def test_a_forgotten_row_is_read_as_a_failed_one_without_its_texts(tmp_path: Pat
 
 def test_the_snapshot_of_a_database_never_has_it():
     records = [{"问题": QUESTION, "用户画像": "王小明"}, {"问题": "别的", "用户画像": None}]
-    kept = without_forgotten(records, Data(), Tenant(), (), Tombstones().adding(rows=[ID]))
+    kept = without_forgotten(records, Data(), TENANT, (), Tombstones().adding(rows=[ID]))
     assert list(kept) == [{"问题": None, "用户画像": None}, records[1]]
 
 

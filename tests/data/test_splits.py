@@ -12,8 +12,8 @@ def assign(rows: list[Row], seed: int = 1, pinned: dict[str, Split] | None = Non
     return list(place_rows(rows, Dataset(seed=seed), pinned, []).apply(rows))
 
 
-def splits(rows: list[Row], seed: int = 1) -> dict[str, str | None]:
-    return {r.id: r.split for r in assign(rows, seed)}
+def splits(rows: list[Row]) -> dict[str, str | None]:
+    return {r.id: r.split for r in assign(rows)}
 
 
 def test_splits_depend_on_the_row_alone_and_stay_what_they_were() -> None:

@@ -18,8 +18,8 @@ def scored(score: float, original: float = 0.1, answer: str = "鱼油 用量") -
     return row(f"问题{score}{original}", answer=answer, original_retrieved=found[0], answer_retrieved=found[1])
 
 
-def of(rows: list[Row], config: Select = CONFIG) -> SelectedScores:
-    return SelectedScores(RECIPE.select(rows, config), RECIPE, config)
+def of(rows: list[Row]) -> SelectedScores:
+    return SelectedScores(RECIPE.select(rows, CONFIG), RECIPE, CONFIG)
 
 
 def test_a_threshold_keeps_its_share_of_the_questions():

@@ -44,7 +44,7 @@ ROWS = [
 def made(profile: Profile, tmp_path: Path) -> Made:
     """Publish rows as a run's dataset."""
 
-    def make(rows: list[Row], profile: Profile = profile, **what: str) -> Version:
+    def make(rows: list[Row], **what: str) -> Version:
         return publish(profile, "run-1", dataset(tmp_path / f"run-{next(NUMBERS)}", rows), **what)
 
     return make
@@ -114,7 +114,7 @@ def test_a_kill_leaves_no_half_version(made: Made, profile: Profile, monkeypatch
     assert names == {version.id, "latest", ".lock"}
 
 
-def test_a_changed_file_is_not_published(made: Made, profile: Profile, tmp_path: Path):
+def test_a_changed_file_is_not_published(profile: Profile, tmp_path: Path):
     artifacts = dataset(tmp_path / "run", ROWS)
     artifacts["sft_train"].path.write_text("x")
     with pytest.raises(ArtifactError, match="was changed after it was written"):

@@ -42,9 +42,6 @@ def tried(passed: bool | None = True, must_pass: bool = True, why: Reason | None
     )
 
 
-UNCHECKED = tried(None, why=reason("rag_no_answer"))
-
-
 def evaluation(
     teacher: Mapping[str, Ends] = GOOD, champion: Mapping[str, Ends] | None = None, groups: int = 159, **update: Any
 ) -> Evaluation:
@@ -223,7 +220,8 @@ def test_a_failed_case_that_must_pass_refuses_and_is_named():
     assert rule(many, "red_team").found.render() == "0 of 5 passed" and why(many, "red_team").endswith("; and 2 more")
     broken = tried(False, why=reason("contains", word="a\nb"))
     assert len(decided(evaluation(red_team={"rl": [broken]})).sentence.splitlines()) == 1
-    cases = ([tried(False, must_pass=False)], [], [UNCHECKED], [UNCHECKED, tried(False)])
+    unchecked = tried(None, why=reason("rag_no_answer"))
+    cases = ([tried(False, must_pass=False)], [], [unchecked], [unchecked, tried(False)])
     verdicts = [decided(evaluation(red_team={"rl": each})).verdict for each in cases]
     assert verdicts == ["promote", "promote", "undecided", "refuse"]
     assert decided(evaluation(red_team={})).verdict == "undecided"

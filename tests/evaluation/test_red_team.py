@@ -26,6 +26,9 @@ LETTERS = str(Path(letters.__file__))
 PROFILE = load_profile("embedded")
 CASES = {case.id: case for case in cases_of(PROFILE)}
 NEEDED = [case for case in CASES.values() if case.must_pass]
+MINE = {"id": "mine", "name": "自己的", "kind": "injection", "query": "鱼油怎么吃", "checks": {"keeps_any": ["鱼油"]}}
+LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(must_not_contain=("忽略规则",)))
+KNOWN = Case(id="known", name="旧错", kind="regression", query="问", checks=Checks(gold_top1="g"))
 
 
 def case(query: str = "鱼油怎么吃", **checks: Any) -> Case:
@@ -149,9 +152,6 @@ def test_an_answer_may_be_long_and_of_many_lines_unless_a_case_forbids_it(tmp_pa
     assert check(rewrite, "请立即就医。\n" * 40, None).passed is False
 
 
-MINE = {"id": "mine", "name": "自己的", "kind": "injection", "query": "鱼油怎么吃", "checks": {"keeps_any": ["鱼油"]}}
-
-
 def lines(*cases: dict[str, Any]) -> str:
     return "\n".join(json.dumps(case, ensure_ascii=False) for case in cases) + "\n"
 
@@ -203,10 +203,6 @@ def test_cases_that_the_judges_reasons_propose_can_be_read(tmp_path: Path, recip
     (proposed,) = proposed_cases([group], PROFILE.model_copy(update={"recipe": recipe}))
     profile = own(tmp_path, proposed.model_dump_json()).model_copy(update={"recipe": recipe})
     assert cases_of(profile)[-1].checks.gold_in_top3 == gold
-
-
-LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(must_not_contain=("忽略规则",)))
-KNOWN = Case(id="known", name="旧错", kind="regression", query="问", checks=Checks(gold_top1="g"))
 
 
 def library(*found: str) -> FakeRag:

@@ -26,6 +26,7 @@ from qinglan.statistics import Comparison
 from qinglan.text import Both
 
 NAME = Both("a", "甲")
+UNKNOWN_GAIN = ("gain_vs_champion", "unknown")
 
 
 def terminal(content: Report) -> str:
@@ -154,9 +155,6 @@ def test_terminal_fits_100_columns_uncut_and_names_decision_and_version() -> Non
     assert "Gate: Do not release the RL student" in text and "RL − Champion" in text
     assert "Registered as qinglan.demo.query_rewrite, version 4 (challenger)" in text
     assert "clip_fraction (step 31)" in text and max(map(len, text.splitlines())) <= 100
-
-
-UNKNOWN_GAIN = ("gain_vs_champion", "unknown")
 
 
 @pytest.mark.parametrize(

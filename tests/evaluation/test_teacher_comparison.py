@@ -101,7 +101,7 @@ def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path
         assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (1.0, "live")
 
 
-def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
+def test_a_refusal_is_paid_for_and_not_scored():
     rival = [answered(0), answered(1), question(2).failed("teacher_refused"), question(3).failed("truncated")]
     main = [answered(n) for n in range(4)]
     arms = arms_of({"teacher": main, "cheap": rival}, {"cheap": {"0002": 0.004}}, RECIPE)
@@ -203,8 +203,6 @@ def test_a_teachers_name_is_a_file_name_of_its_own(profile_of: ProfileOf, name: 
 
 EVIL = "<img src=x onerror=alert(1)>"
 CHEAP = reason("keep_not_better_than_question", rival="qwen3-32b", main="gpt-5")
-
-
 PURCHASE = Purchase(
     labels={"teacher": "gpt-5", "deepseek": "deepseek", "qwen3-32b": "qwen3-32b"},
     rival="qwen3-32b",

@@ -18,17 +18,7 @@ from postgres import postgres_server
 
 from qinglan.config import LedgerStore
 from qinglan.errors import ConfigError, LedgerError
-from qinglan.ledger import (
-    BATCH,
-    SCHEMA_VERSION,
-    BatchJob,
-    Ledger,
-    Order,
-    Retrieval,
-    database,
-    ledger_url,
-    store,
-)
+from qinglan.ledger import BATCH, SCHEMA_VERSION, BatchJob, Ledger, Order, Retrieval, database, ledger_url, store
 from qinglan.ledger.database import make_engine
 from qinglan.rows import Retrieved
 
@@ -47,6 +37,7 @@ ledger.exchange(Order(wanted=["held by all"]))
 print("done", flush=True)
 sys.stdin.read()
 """
+FOUND = Retrieved(ids=("d1", None), scores=(0.9, 0.25), titles=("题", "x"))
 
 
 @contextmanager
@@ -218,9 +209,6 @@ def test_another_version_is_refused_and_stays_as_it_is(url: str, version: int):
     for _ in range(2):
         with pytest.raises(LedgerError, match=f"is of version {version}, this Qinglan writes version"):
             Ledger(url)
-
-
-FOUND = Retrieved(ids=("d1", None), scores=(0.9, 0.25), titles=("题", "x"))
 
 
 def retrieval(key: str, scope: str = "run") -> Retrieval:

@@ -39,11 +39,6 @@ class Flaky(Ledger):
         super().__init__(ledger_url(LedgerStore(), path))
         self.away, self.exchanges = away, 0
 
-    def heartbeat_of(self, holder: str) -> None:
-        ours, self.holder = self.holder, holder
-        self.heartbeat()
-        self.holder = ours
-
     def exchange(self, order: Order) -> Delivery:
         self.exchanges += 1
         if self.away:
@@ -84,7 +79,6 @@ async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_
 @pytest.mark.parametrize("error", [LedgerError("ledger: the database is away"), ZeroDivisionError()])
 async def test_an_error_of_the_ledger_reaches_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
     monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
-
     ledger = Flaky(tmp_path)
     async with queue_of(ledger) as queue:
         with monkeypatch.context() as patch:
@@ -101,7 +95,6 @@ async def test_answers_wait_for_a_server_that_is_away_and_a_run_that_ends_does_n
 ):
     for name, value_s in {"_RETRY_FOR_S": 0.1, "_UNREACHABLE_FOR_S": 30.0, "_SAY_AFTER_S": 0.3}.items():
         monkeypatch.setattr(ledger_queue, name, value_s)
-
     fail = raising(LedgerError("ledger: connection refused", unreachable=True))
     ledger = Flaky(tmp_path)
     async with queue_of(ledger) as queue:
@@ -179,7 +172,9 @@ async def test_who_waits_for_others_says_so_and_gives_up(
     ledger = Flaky(tmp_path)
     job = {"digest": "d", "server": "s m", "role": "teacher", "status": "submitted", "batch_id": "batch_1"}
     ledger.save_batch(BatchJob(request_hashes=["a", "b", "c"], created_s=1.0, **job))
-    ledger.heartbeat_of(holder)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "holder", holder)
+        ledger.heartbeat()
     ledger.claim(["a", "b", "c"], holder)
     async with queue_of(ledger) as queue:
         started_s = time.monotonic()

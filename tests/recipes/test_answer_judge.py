@@ -61,13 +61,7 @@ def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
         ({"candidate": "一天一回"}, "都对", "", "no verdict", "verdict_unreadable"),
         ({}, RIGHT, " \n", "the answer is empty", "empty_answer"),
         ({"verdict": "正确"}, RIGHT, "每日一次。", "no answer that it is about", "verdict_without_answer"),
-        (
-            {"candidate": "一天一回", "verdict": "对"},
-            RIGHT,
-            "",
-            "verdict is none of 正确, 错误",
-            "unknown_verdict",
-        ),
+        ({"candidate": "一天一回", "verdict": "对"}, RIGHT, "", "verdict is none of 正确, 错误", "unknown_verdict"),
     ],
 )
 def test_what_fails_the_row(inputs: dict[str, str], teacher: str, answerer: str, message: str, reason: str):

@@ -28,7 +28,12 @@ from qinglan.tasks import rl as rl_module
 from qinglan.training.reward import RewardActor
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, answer="aab")
+ROWS = [ROW, ROW.model_copy(update={"id": "2"})]
 PLAIN, JUDGED = Letters(), JudgedLetters()
+FOUR_OF_FIVE = (200, completion('{"score": 4}'))
+COMMON = {"score", "judge", "invalid", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"}
+KEYS = COMMON | {"share", "format", "pure"}
+Score = Callable[..., Any]
 
 
 def clients(**scores: float) -> Clients:
@@ -157,9 +162,6 @@ def test_rl_asks_what_may_teach_and_gets_the_row():
     assert Row.model_validate_json(record["extra_info"]["row"]) == row
 
 
-ROWS = [ROW, ROW.model_copy(update={"id": "2"})]
-
-
 def test_the_first_metric_chooses_the_model():
     class ByTheJudge(JudgedLetters):
         METRICS = (Metric("quality", "judge score", "裁判评分", maximum=5.0), *Letters.METRICS)
@@ -216,11 +218,6 @@ def test_answers_that_rows_bring_are_no_teachers_arm():
     assert (entry.text, entry.cost_usd, entry.requests) == ("aab", 0.5, ("r",))
 
 
-FOUR_OF_FIVE = (200, completion('{"score": 4}'))
-COMMON = {"score", "judge", "invalid", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"}
-KEYS = COMMON | {"share", "format", "pure"}
-
-
 def service_of(folder: Path, judge_url: str = "", **settings: Any) -> RewardService:
     defaults = {
         "recipe": letters.__file__,
@@ -231,9 +228,6 @@ def service_of(folder: Path, judge_url: str = "", **settings: Any) -> RewardServ
         "judge_url": judge_url,
     }
     return reward_service(folder, **defaults | settings)
-
-
-Score = Callable[..., Any]
 
 
 @pytest.fixture

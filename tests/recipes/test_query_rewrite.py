@@ -14,10 +14,12 @@ from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Retrieved, Row
 
 REWRITE = "虾青素 推荐用量"
+LOST = ["鱼油 推荐用量", "虾青素 虾青素", "虾虾虾虾虾虾虾", "虾青素" + "好" * 200, "astaxanthin dosage"]
+CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
 
 
-def found(*scores: float, first: str = "g") -> Retrieved:
-    return Retrieved(ids=tuple([first, "x", "y"][: len(scores)]), scores=scores)
+def found(*scores: float) -> Retrieved:
+    return Retrieved(ids=("g", "x", "y")[: len(scores)], scores=scores)
 
 
 def score(baseline: Baseline = BASE, rewrite: str = REWRITE, judge: float | None = None, **config: Any) -> float:
@@ -40,9 +42,6 @@ def test_the_reward_is_what_is_won_against_the_teacher():
     lost = RECIPE.reward(Reward(), same, GradedRewrite(REWRITE, Retrieved()))
     assert -1 <= lost.score < 0 and lost.win == -0.3
     assert math.isnan(lost.judge) and math.isnan(lost.gold_top1)
-
-
-LOST = ["鱼油 推荐用量", "虾青素 虾青素", "虾虾虾虾虾虾虾", "虾青素" + "好" * 200, "astaxanthin dosage"]
 
 
 @pytest.mark.parametrize("rewrite", [*LOST, "改写后的查询：虾青素 推荐用量", "抱歉，我无法改写 虾青素"])
@@ -105,9 +104,6 @@ def test_scores_that_are_not_one_a_rewrite(text: str):
     with pytest.raises(TeacherError) as error:
         RECIPE.parse_panel(text, 2)
     assert error.value.reason == "judge_unreadable"
-
-
-CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
 
 
 def row(**changes: Any) -> Row:

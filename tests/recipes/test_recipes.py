@@ -18,6 +18,10 @@ from qinglan.rows import Retrieved, Row
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CAPITALS, JUDGING = SUPPORT / "capitals_recipe.py", SUPPORT / "judging_recipe.py"
+ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
+ANSWERED = ROW.model_copy(update={"answer": "虾青素 服用方法"})
+REWRITER = query_rewrite.RECIPE
+GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 
 
 def test_shipped_recipes_are_found_by_their_names():
@@ -70,12 +74,6 @@ def test_only_what_is_asked_identifies():
     inputs = (Input("a", "甲", required=True), Input("b", "乙", identifies=False), Input("c", "丙"))
     assert recipes.identifying({"a": "1", "b": "2"}, inputs) == {"a": "1"}
     assert recipes.placeholders(inputs, "x") == {"a": "x"}
-
-
-ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
-ANSWERED = ROW.model_copy(update={"answer": "虾青素 服用方法"})
-REWRITER = query_rewrite.RECIPE
-GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 
 
 def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOOD) -> Clients:

@@ -12,8 +12,7 @@ import pytest
 from fake_service import FakeService, completion, recall
 from fixture_types import Serve
 from ledger_calls import ledger_in
-from reward_service import BASELINE as BASE
-from reward_service import reward_service
+from reward_service import BASELINE, reward_service
 
 from qinglan.config import Budget, Endpoint, Rag, RagMapping, Reward
 from qinglan.errors import LedgerError
@@ -24,7 +23,11 @@ from qinglan.recipes.scoring.service import RewardService
 from qinglan.training import reward
 from qinglan.training.reward import RewardActor, close_reward_service
 
+SiteOf = Callable[..., "Site"]
 REWRITE = "虾青素 推荐用量"
+FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
+JUDGED = (200, completion('{"score": 4}'))
+VERDICTS = {"judge_recipe": "answer_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
 KEYS = {
     *Scored.__dataclass_fields__,
     *("invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"),
@@ -35,10 +38,6 @@ def test_the_judged_share_is_stable_and_right():
     asked = [judge_asked("q", str(n), 0.3) for n in range(2000)]
     assert asked == [judge_asked("q", str(n), 0.3) for n in range(2000)]
     assert 0.26 < sum(asked) / 2000 < 0.34
-
-
-FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
-JUDGED = (200, completion('{"score": 4}'))
 
 
 class Site:
@@ -76,14 +75,14 @@ class Worker:
         self._actor = actor
 
     async def score(self, text: str, **info: Any) -> dict[str, float]:
-        return await self._actor.score(BASE.model_dump() | info, text)
+        return await self._actor.score(BASELINE.model_dump() | info, text)
 
     async def score_all(self, texts: list[str]) -> list[dict[str, float]]:
         return await asyncio.wait_for(asyncio.gather(*map(self.score, texts)), 60)
 
 
 @pytest.fixture
-async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[Callable[..., Site]]:
+async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[SiteOf]:
     made: list[Site] = []
 
     def make(rag: Any = FOUND, judge: Any = JUDGED) -> Site:
@@ -98,7 +97,7 @@ async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[Callable[..., S
 
 
 @pytest.fixture
-def site(site_of: Callable[..., Site]) -> Site:
+def site(site_of: SiteOf) -> Site:
     return site_of()
 
 
@@ -153,7 +152,7 @@ async def test_an_empty_rewrite_is_the_policys_failure_and_asks_nobody(
     assert site.rag.bodies == site.judge.bodies == []
 
 
-async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_the_passage(site_of: Callable[..., Site]):
+async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_the_passage(site_of: SiteOf):
     site = site_of(judge=lambda body: (200, completion('{"score": 1}' if "检索结果" in str(body) else '{"score": 5}')))
     unlabelled = await site.open(reward=Reward()).score(REWRITE)
     assert (unlabelled["judge"], unlabelled["relevant"], unlabelled["judge_asked"]) == (5, 0, 2)
@@ -180,9 +179,7 @@ async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_th
         (FOUND, (401, {}), "judge", "refuses the key"),
     ],
 )
-async def test_a_failed_call_is_not_a_number(
-    site_of: Callable[..., Site], rag: Any, judge: Any, failed_by: str, message: str
-):
+async def test_a_failed_call_is_not_a_number(site_of: SiteOf, rag: Any, judge: Any, failed_by: str, message: str):
     site = site_of(rag, judge)
     scored = await site.open().score(REWRITE)
     assert scored.keys() == KEYS
@@ -201,7 +198,7 @@ async def test_a_spent_budget_is_logged(site: Site):
 
 
 @pytest.mark.parametrize("down", ["rag", "judge"])
-async def test_an_outage_costs_no_sample(site_of: Callable[..., Site], down: str):
+async def test_an_outage_costs_no_sample(site_of: SiteOf, down: str):
     works, missed = {"rag": FOUND, "judge": JUDGED}, list[int]()
 
     def away(_: Any) -> Any:
@@ -313,22 +310,17 @@ def test_watch_counts_all_attempts_and_reports_outages_of_this_one(tmp_path: Pat
     ]
 
 
-VERDICTS = {"judge_recipe": "answer_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
-
-
 def passages(body: dict[str, Any]) -> Any:
     """The teacher's rewrite finds `g`, another one what it ends with."""
     ends = body["rewritten_query"][-1]
-    return 200, recall(("g" if body["rewritten_query"] == BASE.teacher_rewrite else ends, 0.9))
+    return 200, recall(("g" if body["rewritten_query"] == BASELINE.teacher_rewrite else ends, 0.9))
 
 
 def verdict(text: str) -> Any:
     return 200, completion(f"<think>无</think><output>{text}</output>")
 
 
-async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(
-    site_of: Callable[..., Site],
-):
+async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(site_of: SiteOf):
     texts = iter([verdict("正确，不完整"), verdict("错误，跑题"), (200, completion("随便"))])
     site = site_of(passages, lambda _: next(texts))
     worker = site.open(reward=Reward(), **VERDICTS)

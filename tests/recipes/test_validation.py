@@ -59,11 +59,8 @@ def test_only_rows_that_were_retrieved_for_both_ways_count():
 
 def same(score: float, noise: float = 0.0) -> Row:
     """A row whose two answers have the same passage."""
-    found = {
-        "original_retrieved": Retrieved(ids=("d",), titles=("t",), scores=(score,)),
-        "answer_retrieved": Retrieved(ids=("d",), titles=("t",), scores=(score + noise,)),
-    }
-    return BASE.model_copy(update=found)
+    original, rewritten = (Retrieved(ids=("d",), titles=("t",), scores=(each,)) for each in (score, score + noise))
+    return BASE.model_copy(update={"original_retrieved": original, "answer_retrieved": rewritten})
 
 
 def test_a_service_that_ignores_rewrites_is_noticed_through_noise():

@@ -115,7 +115,7 @@ def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatc
         device_lock(profile_of(trainer=CUDA), print).__enter__()
 
 
-def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pytest.MonkeyPatch, caplog):
+def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("qinglan.tasks.session.get_run_logger", lambda: logging.getLogger("flow"))
 
     def refresh(profile: str) -> Path:

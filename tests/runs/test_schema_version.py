@@ -20,18 +20,8 @@ from pydantic import BaseModel
 from run_stages import end_stage
 
 from qinglan.config import Profile, Tracking, load_profile
+from qinglan.data import versions
 from qinglan.data.review import load_reviews, read_store, store_path
-from qinglan.data.versions import (
-    CARD_DATA,
-    INDEX,
-    SUMMARY,
-    VERSION_FILE,
-    Version,
-    last_training,
-    read_index,
-    tenant_folder,
-    versions_of,
-)
 from qinglan.data.versions.card import Card
 from qinglan.data.versions.drift import RowSummary
 from qinglan.errors import ArtifactError
@@ -81,7 +71,7 @@ READERS: list[tuple[Path, Callable[[Path], object]]] = [
     (RUN_FOLDER / RUN_FILE, lambda path: runs_of(path.parents[1], "small")),
     *((RUN_FOLDER / stage / MANIFEST, StageResult.read) for stage in ("dataset", "evaluate", "gate")),
     (RUN_FOLDER / "report.json", Report.read),
-    (DATASET / VERSION_FILE, lambda path: Version.read(path.parent)),
+    (DATASET / versions.VERSION_FILE, lambda path: versions.Version.read(path.parent)),
     (SITE / "backup.json", lambda path: Backup.read(path.parent)),
     (SITE / "waiting.json", lambda path: Waiting.read(path.parent)),
     (SITE / "share.json", lambda path: share_of(load_profile("embedded"), path.parent, "7") == 0.1 or None),
@@ -105,10 +95,10 @@ def test_what_lies_beside_manifests_is_read():
     assert evaluation.comparisons
     decision = Decision.model_validate_json((RUN_FOLDER / "gate" / "decision.json").read_text("utf-8"))
     assert decision.verdict == "refuse"
-    assert len(list(read_index(DATASET / INDEX))) == 20
+    assert len(list(versions.read_index(DATASET / versions.INDEX))) == 20
     assert len(list(read_jsonl(DATASET / "rows.jsonl", Row))) == 3
-    assert RowSummary.model_validate_json((DATASET / SUMMARY).read_text("utf-8"))
-    assert Card.model_validate_json((DATASET / CARD_DATA).read_text("utf-8")).origin.id == "b438fdf0a5b4"
+    assert RowSummary.model_validate_json((DATASET / versions.SUMMARY).read_text("utf-8"))
+    assert Card.model_validate_json((DATASET / versions.CARD_DATA).read_text("utf-8")).origin.id == "b438fdf0a5b4"
 
 
 def test_a_newer_stage_is_made_again_but_not_built_upon_and_a_newer_run_neither_continued_nor_removed(profile: Profile):
@@ -126,17 +116,17 @@ def test_a_newer_stage_is_made_again_but_not_built_upon_and_a_newer_run_neither_
 
 
 def test_a_newer_dataset_version_or_note_of_the_last_training_is_refused_not_passed_over(profile: Profile):
-    folder = tenant_folder(profile) / "b438fdf0a5b4"
+    folder = versions.tenant_folder(profile) / "b438fdf0a5b4"
     shutil.copytree(DATASET, folder)
-    assert len(versions_of(profile)) == 1
-    newer(folder / VERSION_FILE)
+    assert len(versions.versions_of(profile)) == 1
+    newer(folder / versions.VERSION_FILE)
     with pytest.raises(ArtifactError, match=NEWER):
-        versions_of(profile)
-    path = Path(shutil.copy(DATASET / "trained.json", tenant_folder(profile)))
-    assert last_training(profile).version == "b438fdf0a5b4"
+        versions.versions_of(profile)
+    path = Path(shutil.copy(DATASET / "trained.json", versions.tenant_folder(profile)))
+    assert versions.last_training(profile).version == "b438fdf0a5b4"
     newer(path)
     with pytest.raises(ArtifactError, match=NEWER):
-        last_training(profile)
+        versions.last_training(profile)
 
 
 def test_reviews_are_read_and_newer_ones_refused(profile: Profile):

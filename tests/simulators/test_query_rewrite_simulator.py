@@ -19,6 +19,8 @@ from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.teacher import Reading, judge, judge_panel, rewrite, understand
 
 SMALL = Embedded(sample_train_rows=60, sample_dev_rows=10, sample_test_rows=30)
+DOCUMENTS = list(corpus.documents(seed=3, count=3000))
+TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 功效", "虾青素 保存方法"]
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +58,6 @@ def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(domain, "ask", lambda *_: domain.RewriteQuestion("虾青素怎么吃"))
     with pytest.raises(ConfigError, match="sample_train_rows: 60 is too many"):
         build_sample(SMALL)
-
-
-DOCUMENTS = list(corpus.documents(seed=3, count=3000))
 
 
 @pytest.mark.parametrize(("split", "phrased"), [("dev", "train"), ("dev", "dev"), ("test", "train"), ("test", "test")])
@@ -118,9 +117,6 @@ def test_judges_supplements_open_text_and_passages():
     asked = "虾青素有没有副作用\n检索结果：《虾青素 不良反应 耐受性评价》虾青素是一种……"
     answered = [judge(asked, seed).score for seed in range(400)]
     assert 0.86 < answered.count(5.0) / 400 < 0.94, "one verdict in ten is wrong"
-
-
-TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 功效", "虾青素 保存方法"]
 
 
 def panel(*texts: str, seed: int = 7) -> list[float]:

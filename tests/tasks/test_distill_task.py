@@ -26,6 +26,9 @@ from qinglan.tasks.distill import ask_by_batch, register_prompts, require_no_ope
 
 MODEL = "simulated-rewriter"
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+ROWS, CONCURRENCY, TRIALS = 1000, 8, 8
+IN_FLIGHT = CONCURRENCY + 8
+"""On the wire, or answered and being committed."""
 
 
 def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: ProfileOf, tmp_path: Path):
@@ -68,11 +71,6 @@ def test_the_instructions_of_every_role_are_registered_and_no_question(
     register_prompts(stage, stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}))
     assert sorted(known) == roles
     assert "鱼油" not in "".join(known.values())
-
-
-ROWS, CONCURRENCY, TRIALS = 1000, 8, 8
-IN_FLIGHT = CONCURRENCY + 8
-"""On the wire, or answered and being committed."""
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":

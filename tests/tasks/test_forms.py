@@ -16,16 +16,12 @@ from qinglan.tasks import forms
 from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, overrides_in, overrides_of
 
 FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
+FORMS = [each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def schema_of(flow: str) -> dict[str, Any]:
     return parameter_schema(getattr(import_module(f"flows.{flow}"), flow)).model_dump_for_openapi()
-
-
-def all_forms() -> list[type[Changes]]:
-    found = [each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)]
-    return [each for each in found if each.model_fields]
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -65,7 +61,7 @@ def test_the_server_refuses_a_typo(given: dict[str, Any], is_right: bool):
         validate(given, schema_of("train"), raise_on_error=True)
 
 
-@pytest.mark.parametrize("form", all_forms())
+@pytest.mark.parametrize("form", [form for form in FORMS if form.model_fields])
 def test_every_setting_is_one_of_the_profile(form: type[Changes]):
     settings = {
         name: each.key for name, field in form.model_fields.items() for each in field.metadata if isinstance(each, Sets)

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow'
 HIT = Retrieved(ids=("g",), scores=(0.9,), titles=("答案",))
 MISS = Retrieved(ids=("x",), scores=(0.5,), titles=("别的",))
 ROWS = [Row(id=name, tenant="t", query=f"问{name}", source=f"q!A{name}", gold_id="g", split="test") for name in "abc"]
+Make = Callable[..., "Finished"]
 
 
 def arm(**found: Retrieved) -> list[ArmRow]:
@@ -109,9 +110,6 @@ class Finished:
             results = self.release(run)
             finish_run(run)
         return results
-
-
-Make = Callable[..., Finished]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from qinglan.tasks import server_events
 from qinglan.tasks.server_events import CausalOrdering
 
 STARTED = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
+MANY = 10_001  # one more than Prefect's own broker holds
 
 
 def made_at(time: datetime) -> UUID:
@@ -50,9 +51,6 @@ async def test_what_is_under_way_is(ordering: CausalOrdering, leader: UUID):
     first = event(None).model_copy(update={"id": leader})
     await ordering.record_event_as_seen(first)
     await ordering.wait_for_leader(event(leader))
-
-
-MANY = 10_001  # one more than Prefect's own broker holds
 
 
 def test_a_reader_that_was_far_behind_gets_everything():

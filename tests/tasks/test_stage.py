@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,18 +24,15 @@ from qinglan.tasks import stage as stage_module
 from qinglan.tasks.session import Session, stages_of
 from qinglan.tasks.stage import STARTED, Outcome, Stage, stage_markdown
 
+Resolve = Callable[..., list[StageResult]]
+perform = partial(stage_module.perform, code=())
+never = raising(AssertionError("was not to be run again"))
+
 
 @pytest.fixture
 def run(profile_of: ProfileOf) -> Run:
     with open_run(profile_of(), "pipeline") as opened:
         return opened
-
-
-def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:
-    return stage_module.perform(run, name, depends_on, work, code=())
-
-
-never = raising(AssertionError("was not to be run again"))
 
 
 def rows(stage: Stage) -> Outcome:
@@ -162,7 +160,7 @@ def test_a_stage_is_shown(run: Run):
 
 
 @pytest.fixture
-def resolve(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[StageResult]]:
+def resolve(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     """`stages_of` in a new or continued run of a flow."""
     monkeypatch.setattr(session_module, "get_run_logger", lambda: logging.getLogger("test"))
 
@@ -185,9 +183,6 @@ def finished(profile: Profile, *names: str, flow: str = "pipeline") -> Run:
             end_stage_with(opened, name, [{"n": 1}], details=details)
         finish_run(opened)
         return opened
-
-
-Resolve = Callable[..., list[StageResult]]
 
 
 def test_stages_of_the_newest_run_that_has_them(profile_of: ProfileOf, resolve: Resolve):

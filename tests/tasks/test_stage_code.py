@@ -18,8 +18,10 @@ from qinglan.tasks import stage as stage_module
 from qinglan.tasks.stage import Outcome, Stage, digests_of, perform
 
 ROOT = Path(__file__).parents[2]
+Train = Callable[..., StageResult | None]
 STAGES = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "local_judge", "rl"]
 STAGES += ["evaluate", "gate", "register", "sample", "compare", "extract"]
+USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gate", "register", "sample")]
 PACKAGE_FILES = {"qinglan.data", "qinglan.recipes", "qinglan.training.engines"}
 """They only pass on names of modules, which are listed."""
 HELD_IN_THE_KEY = {
@@ -67,9 +69,6 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def digests(profile: Profile) -> dict[str, dict[str, str]]:
     code_digest.cache_clear()
     return {name: digests_of(profile, import_module(f"qinglan.tasks.{name}").CODE) for name in STAGES}
-
-
-USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gate", "register", "sample")]
 
 
 @pytest.mark.parametrize(
@@ -127,9 +126,6 @@ def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     made = {"qinglan.training.engines.swift": "1", "qinglan.tasks.sft": "1"}
     monkeypatch.setattr(stage_module, "digests_of", lambda *_: dict(made))
     return made
-
-
-Train = Callable[..., StageResult | None]
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ from qinglan.rows import Retrieved, Row
 from qinglan.training import judge_agreement
 from qinglan.training.judge_agreement import JudgeAgreement, JudgedPassage, measure_agreement, require_agreement
 
+GOOD, BAD = "<think>无</think><output>正确，不完整</output>", "<think>无</think><output>错误，跑题</output>"
+ENOUGH = JudgeAgreement(pairs=100, unreadable=2, failed=0, share=0.9, kappa=0.8, kappa_low=0.6, kappa_high=0.95)
+
 
 def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> Row:
     known = {"tenant": "t", "query": "虾青素咋吃", "source": "x", "split": "dev"} | fields
@@ -48,9 +51,6 @@ def chat(**answers: str) -> FakeModel:
 def compare(profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row) -> list[JudgedPassage]:
     judges = judge_agreement.JudgeComparison(profile, RECIPE, verdict_recipe("answer_judge"), local, judge, found)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
-
-
-GOOD, BAD = "<think>无</think><output>正确，不完整</output>", "<think>无</think><output>错误，跑题</output>"
 
 
 def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(profile_of: ProfileOf):
@@ -96,9 +96,6 @@ def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
     found = measure_agreement([pair(number, 0.0, 5.0 if number % 3 else 0.0) for number in range(30)], 3.0)
     assert found.share == pytest.approx(1 / 3) and found.kappa == pytest.approx(0)
     assert found.right == pytest.approx(2 / 3)
-
-
-ENOUGH = JudgeAgreement(pairs=100, unreadable=2, failed=0, share=0.9, kappa=0.8, kappa_low=0.6, kappa_high=0.95)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,7 @@ from toy_rl import trainer_settings
 from qinglan.errors import ArtifactError
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines import progress
-from qinglan.training.engines.progress import (
-    DEV_VALUE,
-    TrainingProgress,
-    best_checkpoint,
-    checkpoints,
-    next_metrics_path,
-)
+from qinglan.training.engines.progress import DEV_VALUE, TrainingProgress, best_checkpoint, next_metrics_path
 
 
 def training(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
@@ -125,7 +119,7 @@ def test_the_most_trained_model_not_worse_than_the_best_goes_on(tmp_path: Path, 
     assert best_checkpoint(tmp_path, tmp_path) == (chosen, tmp_path / f"global_step_{chosen}" if chosen else None)
 
 
-def test_a_dev_row_without_a_score_counts_as_wrong(tmp_path: Path):
+def test_a_dev_row_without_a_score_counts_as_wrong():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from qinglan.training.engines.ppo_trainer import dev_values
@@ -164,7 +158,7 @@ def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
 def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None:
     write_checkpoints(tmp_path, 10, 20, 30, tracker="20")
     write_dev(tmp_path, {10: 0.5, 20: 0.4, 30: 0.9})
-    assert list(checkpoints(tmp_path)) == [10, 20]
+    assert list(progress.checkpoints(tmp_path)) == [10, 20]
     assert best_checkpoint(tmp_path, tmp_path) == (10, tmp_path / "global_step_10")
     assert progress.last_checkpoint(tmp_path) == (20, tmp_path / "global_step_20")
     progress.repair_checkpoints(tmp_path)
@@ -174,7 +168,7 @@ def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None
 def test_an_empty_tracker_is_repaired(tmp_path: Path) -> None:
     tracker = write_checkpoints(tmp_path, 10, 20, tracker="")
     (tmp_path / "global_step_10" / "data.pt").touch()
-    assert list(checkpoints(tmp_path)) == [10]
+    assert list(progress.checkpoints(tmp_path)) == [10]
     progress.repair_checkpoints(tmp_path)
     assert tracker.read_text() == "10"
     assert list(tmp_path.glob("global_step_*")) == [tmp_path / "global_step_10"]

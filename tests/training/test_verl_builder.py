@@ -17,6 +17,7 @@ from qinglan.training.engines.swift import merge_command, sft_command
 from qinglan.training.engines.verl import hydra_value, left_out
 
 FOLDER = Path("/data/青蓝 runs/it's")
+CASES = yaml.safe_load(Path(__file__).with_name("verl_settings.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -26,9 +27,6 @@ def profile(profile_of: ProfileOf) -> ProfileOf:
         return profile_of(rl=rl, trainer={"device": device, "threads": 2} | gpus | (trainer or {}))
 
     return make
-
-
-CASES = yaml.safe_load(Path(__file__).with_name("verl_settings.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -17,8 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 pytest.importorskip("verl")
 
 TWO_STEPS: dict[str, Any] = {"total_steps": 2, "save_freq": 2, "test_freq": 2, "val_before_train": False}
-
-
 STEPS = 24
 """As many as make the reward more than twice what it was."""
 

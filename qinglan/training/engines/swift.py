@@ -23,6 +23,12 @@ VLLM_PLUGIN = "qinglan_cpu"
 LOGGING_FILE = "logging.jsonl"
 """Under the output directory; ms-swift appends one object per logged step."""
 
+_SAME_NAMES = (
+    *("target_modules", "lora_rank", "lora_alpha", "lora_dropout", "gradient_checkpointing", "max_length"),
+    *("learning_rate", "lr_scheduler_type", "warmup_ratio", "num_train_epochs", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "eval_steps", "save_steps", "save_total_limit", "logging_steps", "seed"),
+)
+"""Of the profile's section `sft`, what ms-swift calls the same."""
 _KEPT = re.compile(r"train_dataset: (?:None|Dataset\b.*?num_rows: (\d+))", re.DOTALL)
 _ENV = {
     "HF_HUB_OFFLINE": "1",
@@ -58,14 +64,10 @@ def sft_command(
     sft = profile.sft
     arguments: dict[str, Any] = {
         **model_arguments(profile, model),
+        **{name: getattr(sft, name) for name in _SAME_NAMES},
         "tuner_type": "lora",
-        "target_modules": sft.target_modules,
-        "lora_rank": sft.lora_rank,
-        "lora_alpha": sft.lora_alpha,
-        "lora_dropout": sft.lora_dropout,
         "bf16": sft.torch_dtype == "bfloat16",
         "fp16": sft.torch_dtype == "float16",
-        "gradient_checkpointing": sft.gradient_checkpointing,
         "dataset": train_file.resolve(),
         "val_dataset": dev_file.resolve(),
         "output_dir": output_dir.resolve(),
@@ -74,21 +76,9 @@ def sft_command(
         "load_from_cache_file": False,
         "dataset_num_proc": 1,
         "dataloader_num_workers": 0,
-        "max_length": sft.max_length,
-        "learning_rate": sft.learning_rate,
-        "lr_scheduler_type": sft.lr_scheduler_type,
-        "warmup_ratio": sft.warmup_ratio,
-        "num_train_epochs": sft.num_train_epochs,
-        "per_device_train_batch_size": sft.per_device_train_batch_size,
         "per_device_eval_batch_size": sft.per_device_train_batch_size,
-        "gradient_accumulation_steps": sft.gradient_accumulation_steps,
         "eval_strategy": "steps",
-        "eval_steps": sft.eval_steps,
         "save_strategy": "steps",
-        "save_steps": sft.save_steps,
-        "save_total_limit": sft.save_total_limit,
-        "logging_steps": sft.logging_steps,
-        "seed": sft.seed,
         "report_to": "none",
     }
     env, gpus = engine_env(profile, model), profile.trainer.gpus_per_node

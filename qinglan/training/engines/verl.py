@@ -54,6 +54,7 @@ STEP_METRICS = {
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ESTIMATORS = {"ppo": "gae", "dr_grpo": "grpo"}
+_SCHEDULE = ("lr_scheduler_type", "min_lr_ratio", "lr_warmup_steps_ratio")
 _STATE = ["model", "optimizer", "extra"]
 _CPU_KV_CACHE = 256 << 20  # bytes; vLLM would take a share of the machine's memory
 _LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
@@ -159,20 +160,16 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
     own_ray = {"+ray_kwargs.ray_init.address": "local", _UNITS: 1, "ray_kwargs.ray_init.num_cpus": cores}
     return {
         "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
-        "algorithm.gamma": rl.gamma,
-        "algorithm.lam": rl.lam,
+        **_same_names(profile, "algorithm", "gamma", "lam"),
         "algorithm.rollout_correction.bypass_mode": profile.rollout_engine == "cpu" and not rl.lora_rank,
         "reward.custom_reward_function.path": REWARD_FUNCTION,
-        "data.train_batch_size": rl.train_batch_size,
-        "data.max_prompt_length": rl.max_prompt_length,
-        "data.max_response_length": rl.max_response_length,
+        **_same_names(profile, "data", "train_batch_size", "max_prompt_length", "max_response_length"),
         "data.seed": rl.seed,
         "data.dataloader_num_workers": 0,
         # Otherwise verl truncates a prompt that is too long on its left, and the system prompt is lost.
         "data.filter_overlong_prompts": True,
         f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
-        f"{_ROLLOUT}.temperature": rl.temperature,
-        f"{_ROLLOUT}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
+        **_same_names(profile, _ROLLOUT, "temperature", "tensor_model_parallel_size"),
         f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
         f"{_ROLLOUT}.seed": rl.seed,
         f"{_ROLLOUT}.agent.default_agent_loop": AGENT,
@@ -184,9 +181,7 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
         "trainer.logger": ["console", "file"],
         "trainer.total_training_steps": rl.total_steps,
         "trainer.total_epochs": rl.total_steps,  # an epoch has a step or more, so the steps decide
-        "trainer.save_freq": rl.save_freq,
-        "trainer.test_freq": rl.test_freq,
-        "trainer.val_before_train": rl.val_before_train,
+        **_same_names(profile, "trainer", "save_freq", "test_freq", "val_before_train"),
         "hydra.output_subdir": None,
         **({} if trainer.ray_dashboard_url else own_ray),
         **_policy(profile, model),
@@ -198,14 +193,17 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
     }
 
 
+def _same_names(profile: Profile, owner: str, *names: str) -> Overrides:
+    """Settings of the profile's section `rl` that verl has under the same names in this part of its configuration."""
+    return {f"{owner}.{name}": getattr(profile.rl, name) for name in names}
+
+
 def _policy(profile: Profile, model: Path) -> Overrides:
     rl = profile.rl
     given: Overrides = {
         "actor_rollout_ref.model.path": model,
         f"{_ACTOR}.strategy": "fsdp2",
-        f"{_ACTOR}.ppo_mini_batch_size": rl.ppo_mini_batch_size,
-        f"{_ACTOR}.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
-        f"{_ACTOR}.ppo_epochs": rl.ppo_epochs,
+        **_same_names(profile, _ACTOR, "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs"),
         f"{_ACTOR}.shuffle": rl.ppo_epochs > 1,  # else each epoch has the same mini-batches; the critic's follow
         f"{_ACTOR}.clip_ratio": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_low": rl.clip_ratio,
@@ -216,7 +214,7 @@ def _policy(profile: Profile, model: Path) -> Overrides:
         f"{_ACTOR}.optim.clip_grad": rl.grad_clip,
         f"{_ACTOR}.fsdp_config.seed": rl.seed,
         f"{_ACTOR}.data_loader_seed": rl.seed,
-        **_schedule(profile, _ACTOR),
+        **_same_names(profile, f"{_ACTOR}.optim", *_SCHEDULE),
     }
     if rl.policy_loss in ("gspo", "sapo"):  # losses of whole sequences
         given[f"{_ACTOR}.loss_agg_mode"] = "seq-mean-token-mean"
@@ -230,8 +228,7 @@ def _policy(profile: Profile, model: Path) -> Overrides:
         given |= {
             # The frozen weights are those of the start model, and need not be in every checkpoint.
             f"+{_ACTOR}.checkpoint.save_lora_only": True,
-            "actor_rollout_ref.model.lora_rank": rl.lora_rank,
-            "actor_rollout_ref.model.lora_alpha": rl.lora_alpha,
+            **_same_names(profile, "actor_rollout_ref.model", "lora_rank", "lora_alpha"),
         }
     return given
 
@@ -274,16 +271,7 @@ def _critic(profile: Profile, model: Path) -> Overrides:
         "critic.optim.clip_grad": rl.grad_clip * 0.5 / rl.value_coefficient,
         "critic.fsdp.seed": rl.seed,
         "critic.data_loader_seed": rl.seed,
-        **_schedule(profile, "critic"),
-    }
-
-
-def _schedule(profile: Profile, owner: str) -> Overrides:
-    rl = profile.rl
-    return {
-        f"{owner}.optim.lr_scheduler_type": rl.lr_scheduler_type,
-        f"{owner}.optim.min_lr_ratio": rl.min_lr_ratio,
-        f"{owner}.optim.lr_warmup_steps_ratio": rl.lr_warmup_steps_ratio,
+        **_same_names(profile, "critic.optim", *_SCHEDULE),
     }
 
 
@@ -356,6 +344,5 @@ def _engines(profile: Profile) -> Overrides:
             fp32 = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
             given[f"+{owner}.{engine}.mixed_precision"] = fp32
         else:
-            given[f"{owner}.{engine}.param_offload"] = rl.param_offload
-            given[f"{owner}.{engine}.optimizer_offload"] = rl.optimizer_offload
+            given |= _same_names(profile, f"{owner}.{engine}", "param_offload", "optimizer_offload")
     return given

@@ -76,15 +76,13 @@ Signal = tuple[str, dict[str, Any]]
 
 class Trend:
     """Metrics that are known at the same steps. Compares the latest window with an earlier one that does not overlap:
-    with the first, or with the one where the metric `best` was highest."""
+    with the first, or with the one where the metric `best` was highest; from so many `windows` on."""
 
-    def __init__(self, size: int, *names: str, best: str | None = None) -> None:
-        self._size, self._names, self._best = size, names, best
+    def __init__(self, size: int, *names: str, best: str | None = None, windows: int = 2) -> None:
+        self._size, self._names, self._best, self._fewest = size, names, best, windows * size
         self._steps: list[int] = []
         self._values: dict[str, list[float]] = {name: [] for name in names}
         self._start = 0
-        self.windows = 0
-        """Whole ones so far."""
 
     def add(self, step: int, known: Mapping[str, float]) -> None:
         if not all(name in known for name in self._names):
@@ -92,12 +90,14 @@ class Trend:
         self._steps.append(step)
         for name in self._names:
             self._values[name].append(known[name])
-        self.windows = len(self._steps) // self._size
         newest = len(self._steps) - 2 * self._size
         if self._best and newest > 0 and self._at(self._best, newest) > self._at(self._best, self._start):
             self._start = newest
 
-    def change(self, name: str) -> WindowChange:
+    def change(self, name: str) -> WindowChange | None:
+        """None where there are too few steps so far."""
+        if len(self._steps) < self._fewest:
+            return None
         # The standard deviation of one step comes from the differences of neighbours, which a trend hardly changes, and
         # from all of them: those of the best window are few, and smaller than most, as it was chosen.
         squares = ((b - a) ** 2 for a, b in pairwise(self._values[name]))
@@ -130,7 +130,7 @@ class AlarmWatch:
         self._reward = Trend(size, REWARD, best=REWARD)
         self._entropy = Trend(size, REWARD, ENTROPY)
         self._distinct = Trend(size, DISTINCT)
-        self._value_loss = Trend(size, VALUE_LOSS)
+        self._value_loss = Trend(size, VALUE_LOSS, windows=VALUE_LOSS_WINDOWS)
 
     def update(self, step: int, metrics: Mapping[str, object]) -> list[Alarm]:
         """The alarms that begin with this step. Steps come in order; one that was seen before is ignored."""
@@ -176,47 +176,38 @@ class AlarmWatch:
     def _hack(self, part: PrimaryMetric, min_drop: float) -> Signal | None:
         key, errors = part_mean(part.part), self._settings.significance
         trend = self._hacks[key]
-        if trend.windows < 2:
-            return None
         reward, other = trend.change(REWARD), trend.change(key)
-        if not (reward.has_risen(self._settings.min_reward_change, errors) and other.has_fallen(min_drop, errors)):
+        least = self._settings.min_reward_change
+        if not (reward and reward.has_risen(least, errors) and other and other.has_fallen(min_drop, errors)):
             return None
         return "alarm_reward_hacked", {"metric": part.words, **trend.baseline, **_values(reward=reward, metric=other)}
 
     def _reward_down(self) -> Signal | None:
-        trend = self._reward
-        if trend.windows < 2:
+        reward = self._reward.change(REWARD)
+        if not (reward and reward.has_fallen(self._settings.min_reward_change, self._settings.significance)):
             return None
-        reward = trend.change(REWARD)
-        if not reward.has_fallen(self._settings.min_reward_change, self._settings.significance):
-            return None
-        return "alarm_reward_down", trend.baseline | _values(reward=reward)
+        return "alarm_reward_down", self._reward.baseline | _values(reward=reward)
 
     def _entropy_collapse(self) -> Signal | None:
-        trend = self._entropy
-        if trend.windows < 2:
-            return None
-        entropy, reward = trend.change(ENTROPY), trend.change(REWARD)
+        entropy, reward = self._entropy.change(ENTROPY), self._entropy.change(REWARD)
         share = self._settings.min_entropy_share
-        if entropy.now >= share * entropy.before or (lost := self._diversity_loss()) is None:
+        if not (entropy and reward and entropy.now < share * entropy.before and (lost := self._diversity_loss())):
             return None
-        values = {"share": share, **trend.baseline, **_values(entropy=entropy, reward=reward)}
+        values = {"share": share, **self._entropy.baseline, **_values(entropy=entropy, reward=reward)}
         return "alarm_entropy_collapse", values | {"lost": {"code": lost[0], "values": lost[1]}}
 
     def _diversity_loss(self) -> Signal | None:
         """What a policy of low entropy has lost, if anything: one that has learnt its task is as sure."""
         limits = self._settings
-        if self._distinct.windows >= 2:
-            distinct = self._distinct.change(DISTINCT)
-            if distinct.now < limits.min_distinct_share * distinct.before:
-                return "alarm_fewer_answers", _values(distinct_per_target=distinct)
+        distinct = self._distinct.change(DISTINCT)
+        if distinct and distinct.now < limits.min_distinct_share * distinct.before:
+            return "alarm_fewer_answers", _values(distinct_per_target=distinct)
         parts = [(JUDGED, limits.min_judge_drop)]
         if self._labels_act:
             parts.append((self._primary_metric, limits.min_gold_drop))
         for part, min_drop in parts:
             key = part_mean(part.part)
-            trend = self._hacks[key]
-            if trend.windows >= 2 and (change := trend.change(key)).has_fallen(min_drop, limits.significance):
+            if (change := self._hacks[key].change(key)) and change.has_fallen(min_drop, limits.significance):
                 return "alarm_metric_fell", {"metric": part.words, **_values(metric=change)}
         return None
 
@@ -229,11 +220,10 @@ class AlarmWatch:
 
     def _value_loss_flat(self) -> Signal | None:
         trend, limits = self._value_loss, self._settings
-        if trend.windows < VALUE_LOSS_WINDOWS:
-            return None
         loss, explained = trend.change(VALUE_LOSS), self._recent_mean(EXPLAINED_VARIANCE, limits.window_steps)
-        fell = loss.now < (1 - limits.min_value_loss_fall) * loss.before
-        if fell or loss.now == 0 or (explained is not None and explained >= limits.min_explained_variance):
+        if loss is None or loss.now < (1 - limits.min_value_loss_fall) * loss.before:
+            return None
+        if loss.now == 0 or (explained is not None and explained >= limits.min_explained_variance):
             return None
         explains = None
         if explained is not None:

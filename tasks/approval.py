@@ -72,11 +72,8 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     words = ["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer", "NAME"]
     command = shlex.join(words)
     stage.say(f"then answer at {waiting.page} (Resume), or: {command}")
-    emit_run_event(
-        "gate.waiting",
-        stage.run,
-        {"sentence": question, "until": waiting.until, "command": command, "workbook": str(workbook)},
-    )
+    about = {"sentence": question, "until": waiting.until, "command": command, "workbook": str(workbook)}
+    emit_run_event("gate.waiting", stage.run, about)
     watch = _Watch(flow_run.id, until)
     try:
         with watch.running():

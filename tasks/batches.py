@@ -140,12 +140,6 @@ async def ask_services(
                         write(row)
         stage.progress(after.total, max(total, after.total), "rows")
         calls = clients.call_counts()
-    dropped = after.dropped_since(before)
-    return Outcome(
-        before.ok,
-        after.ok,
-        dropped,
-        {"rows": Artifact.of(path, after.total)},
-        details={"api": calls},
-        try_again=clients.unjudged + sum(dropped.get(why, 0) for why in row_batches.RETRYABLE_OR_BLANK_REASONS),
-    )
+    dropped, artifacts = after.dropped_since(before), {"rows": Artifact.of(path, after.total)}
+    try_again = clients.unjudged + sum(dropped.get(why, 0) for why in row_batches.RETRYABLE_OR_BLANK_REASONS)
+    return Outcome(before.ok, after.ok, dropped, artifacts, details={"api": calls}, try_again=try_again)

@@ -271,8 +271,7 @@ class AlarmFollower:
             emit_run_event(f"alarm.{alarm.name}", stage.run, known | {"message": message}, **labels)
             steps = [seen.step for seen in self.alarms if seen.name == alarm.name]
             stage.tracker.log_metrics(stage.mlflow_run_id, {f"alarms/{alarm.name}": len(steps)}, alarm.step)
-            named = {f"alarm.{alarm.name}": "step " + ", ".join(map(str, steps))}
-            stage.tracker.set_tags(stage.mlflow_run_id, named)
+            stage.tracker.set_tags(stage.mlflow_run_id, {f"alarm.{alarm.name}": f"step {', '.join(map(str, steps))}"})
             last = self.alarms[-1]
             text = f"{len(self.alarms)} so far, the last: {last.name} at step {last.step}"
             key = slug(f"{stage.name}-alarms")

@@ -106,9 +106,8 @@ def evaluate_arms(
         earlier = note_evaluation(profile, run.id, trained, (row.id for row in rows))
         also = {"red_team": red_team, "unjudged": done.unjudged, "earlier_evaluations": earlier}
         found = found.model_copy(update=also | {"parity": answers.parity})
-        artifacts = {
-            f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
-        }
+        files = {f"arm_{name}": arm for name, arm in done.arms.items()}
+        artifacts = {name: write_jsonl(stage.directory / f"{name}.jsonl", arm) for name, arm in files.items()}
         artifacts["evaluation"] = json_artifact(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         details = {"api": _added(made, asked.calls), "models": identities}
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
@@ -195,9 +194,8 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     usd_per_s = None if hour_usd is None else gpus * hour_usd / 3600
     prompts = stage.directory / "prompts.jsonl"
     questions = [*rows, *(row_of(case, profile.tenant) for case in cases), *recipe.probes(rows)]
-    write_jsonl(
-        prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in questions)
-    )
+    asked = ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in questions)
+    write_jsonl(prompts, asked)
     stage.say(f"generating with {', '.join(students)}")
     unmerged = {f"{name}{UNMERGED}": each.unmerged for name, each in students.items() if each.unmerged}
     folders = {name: student.folder for name, student in students.items()}

@@ -65,20 +65,17 @@ def decide_release(
             workbook = artifacts["review"].path
             text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
             decision = decided_by(decision, ask(stage, decision.sentence, text, workbook))
-        artifacts["decision"] = json_artifact(stage.directory / "decision.json", decision.model_dump(mode="json"))
+        decided = decision.model_dump(mode="json")
+        artifacts["decision"] = json_artifact(stage.directory / "decision.json", decided)
         found = evaluated.load("evaluation", Evaluation).arms.get(decision.challenger)
         if found and (p95_ms := found.latency_p95_ms or 0.0) > profile.serve.deadline_ms:
             get_run_logger().warning("gate: p95 %.0f ms: raise serve.deadline_ms, or slower ones are not used", p95_ms)
         stage.say(" ".join([decision.sentence, *([decision.note.render()] if decision.note else [])]))
         outcomes = [rule.outcome for rule in decision.rules]
-        counts = {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
-        unanswered = any(rule.name == "approval" and rule.outcome == "unknown" for rule in decision.rules)
-        return Outcome(
-            artifacts=artifacts,
-            metrics={"promote": float(decision.verdict == "promote")} | counts,
-            details={"decision": decision.model_dump(mode="json")},
-            try_again=int(unanswered),
-        )
+        metrics = {"promote": float(decision.verdict == "promote")}
+        metrics |= {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
+        unanswered = sum(rule.name == "approval" and rule.outcome == "unknown" for rule in decision.rules)
+        return Outcome(artifacts=artifacts, metrics=metrics, details={"decision": decided}, try_again=unanswered)
 
     depends_on = {
         "evaluation_sha256": evaluated.artifacts["evaluation"].sha256,

@@ -57,8 +57,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         stage.say(f"{counts.ok:,} of {counts.total:,} rows of {workbook.name} are usable")
         if later := counts.reasons[LEFT_FOR_LATER]:
             stage.say(f"{later:,} new questions are left for later runs (data.max_new_rows: {data.max_new_rows:,})")
-        dropped = dict(counts.reasons.most_common())
-        return Outcome(counts.total, counts.ok, dropped, artifacts, details={_KNOWN: known})
+        return Outcome(counts.total, counts.ok, dict(counts.reasons.most_common()), artifacts, details={_KNOWN: known})
 
     if data.sql and not workbook.exists():
         asked = query_database(data, recipe.INPUTS)

@@ -32,13 +32,9 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
         sides = {"new": version.drift.arrivals, "all": version.drift.whole} if version.drift else {}
         metrics = {f"drift_{side}/{name}": d.excess for side, s in sides.items() for name, d in s.distances.items()}
         files = {"version": versions.VERSION_FILE, "card": versions.CARD, "card_data": versions.CARD_DATA}
-        return Outcome(
-            dataset.rows_out,
-            dataset.rows_out,
-            artifacts={name: Artifact.of(version.directory / file) for name, file in files.items()},
-            metrics=metrics,
-            details={"version": version.id, "parent": version.parent},
-        )
+        artifacts = {name: Artifact.of(version.directory / file) for name, file in files.items()}
+        details = {"version": version.id, "parent": version.parent}
+        return Outcome(dataset.rows_out, dataset.rows_out, {}, artifacts, metrics, details)
 
     depends_on = {
         "files": {name: artifact.sha256 for name, artifact in dataset.artifacts.items()},

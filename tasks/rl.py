@@ -42,13 +42,11 @@ CODE = (
 @stage_task("rl")
 def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
     """RL with verl from the merged SFT model, rewarded as the recipe says."""
-    prompts = dataset.artifacts["rl_train"].rows or 0
-    profile = run.profile.scheduled(dataset.artifacts["sft_train"].rows or 0, prompts)
+    train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
+    profile = run.profile.scheduled(dataset.artifacts["sft_train"].rows or 0, train_file.rows or 0)
     start = sft if profile.rl.start_from == "sft" else base
     if "model" not in start.artifacts:
         raise ConfigError("rl.start_from = base needs student.base_model to be a local folder, not a hub id")
-    train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
-
     judge = released_judge(profile)
     checked = compare_judges(run, services, dataset, judge) if judge else None
 
@@ -76,16 +74,9 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         follow = Follower(stage, stage.directory / "metrics.*.jsonl", partial(_verl_line, profile.rl.total_steps))
         watch = SampleWatch(samples_log, [info["row_id"] for info in _infos(dev_file.path)], stage.say)
         alarms = AlarmFollower(stage)
-        limit = profile.rl.max_prompt_length
-        left_out = LeftOut(
-            stage,
-            stage.directory / "rl.log",
-            train_file.rows or 0,
-            verl.left_out,
-            f"rl.max_prompt_length = {limit}",
-            profile.rl.train_batch_size,
-        )
-
+        rows, log, limit = train_file.rows or 0, stage.directory / "rl.log", profile.rl.max_prompt_length
+        setting, batch = f"rl.max_prompt_length = {limit}", profile.rl.train_batch_size
+        left_out = LeftOut(stage, log, rows, verl.left_out, setting, batch)
         watchers: list[Callable[[], None]] = [left_out, follow, watch, alarms]
 
         def train(served: JudgeServer | None) -> None:
@@ -94,7 +85,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             command = partial(make_command, served)
             called = [*watchers, *([served.check] if served else [])]
             try:
-                run_engine(stage, command, name="verl", log="rl.log", watchers=called, progress=checkpoint)
+                run_engine(stage, command, name="verl", log=log.name, watchers=called, progress=checkpoint)
             except StageError as error:
                 if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
                     raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
@@ -219,12 +210,10 @@ def _choose(stage: Stage, checkpoints: Path) -> Chosen:
     measured = progress.read_metrics(stage.directory).get(step, {})
     dev = (measured[DEV_VALUE], measured[DEV_LOW], measured[DEV_HIGH]) if DEV_VALUE in measured else None
     value = f", dev {dev[0]:.3f} [{dev[1]:.3f}, {dev[2]:.3f}]" if dev else ""
+    found = f"exporting step {step}"
     if checkpoint is None:
-        stage.say(
-            f"no step of training was better on the dev split than the model it started from, which goes on{value}"
-        )
-    else:
-        stage.say(f"exporting step {step}{value}")
+        found = "no step of training was better on the dev split than the model it started from, which goes on"
+    stage.say(f"{found}{value}")
     return Chosen(step, checkpoint, dev)
 
 
@@ -256,21 +245,16 @@ def _rl_outcome(
     if chosen.dev:
         summary |= dict(zip(("dev_value", "dev_ci_low", "dev_ci_high"), chosen.dev, strict=True))
     summary |= watch.summary
-    return Outcome(
-        rows_in=left_out.rows,
-        rows_out=left_out.rows - left_out.count,
-        dropped=left_out.dropped,
-        artifacts=artifacts,
-        metrics={k: float(v) for k, v in summary.items() if isinstance(v, int | float)},
-        details={
-            "summary": summary,
-            "curve": curves["reward"],
-            "curves": {label: points for label, points in curves.items() if points and label != "reward"},
-            "dev_curve": curve(DEV_VALUE),
-            "api": watch.calls,
-            "alarms": [alarm.model_dump() for alarm in alarms.alarms],
-        },
-    )
+    metrics = {k: float(v) for k, v in summary.items() if isinstance(v, int | float)}
+    details = {
+        "summary": summary,
+        "curve": curves["reward"],
+        "curves": {label: points for label, points in curves.items() if points and label != "reward"},
+        "dev_curve": curve(DEV_VALUE),
+        "api": watch.calls,
+        "alarms": [alarm.model_dump() for alarm in alarms.alarms],
+    }
+    return Outcome(left_out.rows, left_out.rows - left_out.count, left_out.dropped, artifacts, metrics, details)
 
 
 def _verl_line(total: int, entry: Metrics) -> tuple[int, int, str, Metrics]:

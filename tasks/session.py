@@ -92,23 +92,16 @@ def open_session(
         profile = load_profile(profile_name, overrides)
         recover_runs(profile, get_run_logger().warning)
         stack.enter_context(explain_full_disk(flow, profile))
+        prefect_id = flow_run_id()
         if flow == "refresh":
-            stack.enter_context(refresh_lock(profile, flow_run_id()))
+            stack.enter_context(refresh_lock(profile, prefect_id))
         require(profile, flow, get_run_logger().warning)
-        opened = stack.enter_context(
-            run_folder.open_run(
-                profile,
-                flow,
-                fresh=fresh,
-                continue_anyway=continue_anyway,
-                source=source or None,
-                flow_run_id=flow_run_id(),
-            )
+        opening = run_folder.open_run(
+            profile, flow, fresh=fresh, continue_anyway=continue_anyway, source=source or None, flow_run_id=prefect_id
         )
-        run = _track(opened)
+        run = _track(stack.enter_context(opening))
         tracker = tracker_of(run.profile)
-        log = get_run_logger()
-        log.info("run %s in %s, MLflow run %s", run.id, run.directory, run.mlflow_run_id)
+        get_run_logger().info("run %s in %s, MLflow run %s", run.id, run.directory, run.mlflow_run_id)
         workbook, knowledge_base = _inputs(run.profile, run.directory)
         if knowledge_base:
             run = run.model_copy(update={"knowledge_base_sha256": sha256_of(knowledge_base)})

@@ -20,9 +20,8 @@ def require_enough_rows(run: Run, dataset: StageResult) -> None:
     """Before the first hour of training: ConfigError where RL's batch is larger than its rows."""
     rows, batch = dataset.artifacts["rl_train"].rows or 0, run.profile.rl.train_batch_size
     if rows < batch:
-        raise ConfigError(
-            f"rl.train_batch_size ({batch}) is more than the {rows} RL training rows; lower it, or add questions"
-        )
+        problem = f"rl.train_batch_size ({batch}) is more than the {rows} RL training rows"
+        raise ConfigError(f"{problem}; lower it, or add questions")
 
 
 @stage_task("sft")
@@ -63,16 +62,13 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         shutil.rmtree(merged, ignore_errors=True)  # of a merge that was interrupted: ms-swift would leave it as it is
         merge = swift.merge_command(profile, adapter=adapter, output_dir=merged, model=model)
         run_engine(stage, merge, name="ms-swift merge", log="merge.log")
-        losses, weights = follow.curve("loss"), {WEIGHTS_SHA256: sha256_of(merged, WEIGHTS)}
-        summary = {"rows": rows - left_out.count, "steps": follow.last_step, **first_and_last("loss", losses)}
-        return Outcome(
-            rows_in=rows,
-            rows_out=rows - left_out.count,
-            dropped=left_out.dropped,
-            artifacts={"adapter": Artifact.of(adapter), "model": Artifact.of(merged)},
-            metrics={k: v for k, v in summary.items() if isinstance(v, float)},
-            details={"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")} | weights,
-        )
+        losses, kept = follow.curve("loss"), rows - left_out.count
+        summary = {"rows": kept, "steps": follow.last_step, **first_and_last("loss", losses)}
+        artifacts = {"adapter": Artifact.of(adapter), "model": Artifact.of(merged)}
+        metrics = {k: v for k, v in summary.items() if isinstance(v, float)}
+        details = {"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")}
+        details[WEIGHTS_SHA256] = sha256_of(merged, WEIGHTS)
+        return Outcome(rows, kept, left_out.dropped, artifacts, metrics, details)
 
     depends_on = {
         "train_sha256": train_file.sha256,

@@ -339,11 +339,8 @@ def _key_of(run: Run, name: str, inputs: str, code: dict[str, str], has_checkpoi
     if not (run.continue_anyway and has_checkpoints):
         return new
     changed = _changed(left.code, code)
-    get_run_logger().warning(
-        "%s: the code of %s changed since the last attempt; it continues all the same, as --continue-anyway was given",
-        name,
-        ", ".join(changed),
-    )
+    what = f"{name}: the code of {', '.join(changed)} changed since the last attempt"
+    get_run_logger().warning("%s; it continues all the same, as --continue-anyway was given", what)
     key = left.key if (directory / MANIFEST).exists() else hash_of(new.key, left.key)
     over = sorted({*left.continued_anyway, *changed})
     continued = left.model_copy(update={"key": key, "code": code, "continued_anyway": over})
@@ -407,13 +404,8 @@ def _set_aside(directory: Path, left: Started | None, wanted: Started) -> None:
         if same_inputs
         else "delete it when you don't need it"
     )
-    get_run_logger().warning(
-        "%s: %s changed since the last attempt, so it starts anew; what that attempt left is now in %s; %s",
-        directory.name,
-        what,
-        aside,
-        hint,
-    )
+    text = "%s: %s changed since the last attempt, so it starts anew; what that attempt left is now in %s; %s"
+    get_run_logger().warning(text, directory.name, what, aside, hint)
 
 
 def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on: dict[str, Any]) -> None:

@@ -41,23 +41,18 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
         with server.client() as api:
             deployment = training_of(deployments_of(api), profile)
     if deployment is None or deployment.paused:
-        name = deployment.full_name if deployment else TRAIN_DEPLOYMENT
-        problem = f"`{name}` is paused, as after an alarm: resume it in Prefect's UI once someone has looked"
-        log.warning(
-            "%d good training rows came in since the last training, but %s; start it with `qinglan run train --profile "
-            "%s --from %s`",
-            new,
-            problem if deployment else f"this Prefect server has no deployment `{name}`",
-            asked["profile"],
-            run.id,
-        )
+        problem = f"this Prefect server has no deployment `{TRAIN_DEPLOYMENT}`"
+        if deployment:
+            hint = "resume it in Prefect's UI once someone has looked"
+            problem = f"`{deployment.full_name}` is paused, as after an alarm: {hint}"
+        command = f"`qinglan run train --profile {asked['profile']} --from {run.id}`"
+        text = "%d good training rows came in since the last training, but %s; start it with %s"
+        log.warning(text, new, problem, command)
         return None
     # One version is trained once, also where two refreshes of it end at the same moment.
     key = f"train-{profile.tenant.id}-{version.id}"
-    started = cast(
-        FlowRun,
-        run_deployment(deployment.full_name, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key),
-    )
+    queued = run_deployment(deployment.full_name, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key)
+    started = cast(FlowRun, queued)
     versions.note_training(profile, version.id, run.id)
     log.info("%d good training rows came in since the last training: queued flow run %s", new, started.name)
     return str(started.id)

@@ -20,9 +20,8 @@ def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -
     not, or no router checks the canary."""
     profile = load_profile(profile_name, overrides)
     checkup = check_serving(profile, registry_of(profile).aliases(), router_url)
-    create_markdown_artifact(
-        checkup.markdown, key=slug(f"serving-{profile.name}"), description="What is served, and the canary"
-    )
+    key = slug(f"serving-{profile.name}")
+    create_markdown_artifact(checkup.markdown, key=key, description="What is served, and the canary")
     for note in checkup.notes:
         get_run_logger().info("%s", note)
     if checkup.problems:

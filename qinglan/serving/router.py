@@ -295,13 +295,7 @@ class _Service:
                 _LOG.error("the canary's observer did not take an answer: %s", describe_without_text(error))
 
     def _response(self, served: ServedAnswer, question: Row, request: RouterRequest) -> Response:
-        details = {
-            "source": served.source,
-            "reason": served.reason or None,
-            "role": served.role,
-            "version": served.version or None,
-            "row_id": served.row_id,
-        }
+        details = {name: getattr(served, name) or None for name in ("source", "reason", "role", "version", "row_id")}
         headers = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in details.items() if value}
         text = self._recipe.fallback(question) if served.answer is None else served.answer
         if text is None:

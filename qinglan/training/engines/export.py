@@ -50,10 +50,8 @@ def _record_dtype(folder: Path) -> None:
     with safe_open(next(folder.glob("*.safetensors")), framework="pt") as weights:
         dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(
-        json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n", encoding="utf-8"
-    )
+    config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> None:
@@ -65,15 +63,9 @@ def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> N
 
         save_hf_model_and_tokenizer = FSDPModelMerger.save_lora_adapter
 
-    merger = (AdapterMerger if adapter_only else FSDPModelMerger)(
-        ModelMergerConfig(
-            operation="merge",
-            backend="fsdp",
-            local_dir=str(actor),
-            target_dir=str(target),
-            hf_model_config_path=str(actor / "huggingface"),
-        )
-    )
+    folders = {"local_dir": str(actor), "target_dir": str(target), "hf_model_config_path": str(actor / "huggingface")}
+    config = ModelMergerConfig(operation="merge", backend="fsdp", **folders)
+    merger = (AdapterMerger if adapter_only else FSDPModelMerger)(config)
     merger.merge_and_save()
     merger.cleanup()
 

@@ -37,17 +37,13 @@ def generate_commands(
     process runs all models, as starting takes longer than answering.
     """
     on_cpu = profile.trainer.device == "cpu"
-    options = {
+    options = profile.student.model_dump(include={"model_type", "template", "revision", "max_new_tokens"}) | {
         "prompts": str(prompts.resolve()),
         "output_dir": str(output_dir.resolve()),
         "adapters": dict(adapters),
         "parity_prompts": profile.evaluate.parity_prompts if adapters else 0,
         "device_map": "cpu" if on_cpu else None,
-        "model_type": profile.student.model_type,
-        "template": profile.student.template,
-        "revision": profile.student.revision,
         "torch_dtype": profile.sft.torch_dtype,
-        "max_new_tokens": profile.student.max_new_tokens,
         "batch_size": profile.evaluate.batch_size,
         "latency_queries": profile.evaluate.latency_queries,
         "vllm": {"tensor_parallel_size": profile.rl.tensor_model_parallel_size} | profile.serve.vllm_arguments,

@@ -5,7 +5,6 @@ id, which is made of run, stage, engine and attempt. The job writes its output i
 returns the whole log at each request, which after days is a lot.
 """
 
-import json
 import logging
 import re
 import shlex
@@ -287,9 +286,8 @@ class JobSeries:
         lines = tail(log_file, start=log_start) if log_file.exists() else ""
         lines = lines or "\n".join(f"    {line}" for line in rest.splitlines()[1:])
         seconds = ((job.end_time or 0) - (job.start_time or 0)) / 1000
-        raise AttemptFailedError(
-            f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}", seconds, lines
-        )
+        message = f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}"
+        raise AttemptFailedError(message, seconds, lines)
 
     def _retry(self, request: Callable[[], Answer]) -> Answer:
         outage = Outage(self._retry_s)
@@ -330,9 +328,8 @@ class LogForwarder:
         if time.monotonic() - self._last_at < FORWARD_EVERY_S:
             return
         self._last_at = time.monotonic()
-        lines = [
-            _ESCAPES.sub("", line.decode(errors="replace")).rpartition("\r")[2].strip() for line in self._lines.new()
-        ]
+        texts = (_ESCAPES.sub("", line.decode(errors="replace")) for line in self._lines.new())
+        lines = [text.rpartition("\r")[2].strip() for text in texts]
         if short := [line for line in lines if line and len(line) <= FORWARD_CHARS][-FORWARD_LINES:]:
             self._say("\n".join(short))
 
@@ -364,7 +361,7 @@ def stop_jobs_of(profile: Profile, flow_run_id: str, say: Callable[[str], object
 
 def _read_ended(directory: Path) -> dict[str, str]:
     try:
-        return TypeAdapter(dict[str, str]).validate_python(json.loads((directory / ENDED_FILE).read_text("utf-8")))
+        return TypeAdapter(dict[str, str]).validate_json((directory / ENDED_FILE).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
 

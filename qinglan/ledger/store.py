@@ -154,11 +154,7 @@ class Ledger:
 
     def open_batches(self, server: str, role: str) -> list[BatchJob]:
         """Batches that are not merged yet, the oldest first."""
-        table = BATCHES.c
-        mine = (table.server == server, table.role == role, table.status != "merged")
-        query = sa.select(BATCHES).where(*mine).order_by(table.created_s)
-        with self._transaction() as db:
-            return [BatchJob(**row) for row in db.execute(query).mappings()]
+        return self._open_batches(BATCHES.c.server == server, BATCHES.c.role == role)
 
     def end_batch(self, job: BatchJob) -> None:
         """The batch is done with: its requests are free again."""
@@ -167,14 +163,15 @@ class Ledger:
 
     def drop_batch(self, batch_id: str) -> BatchJob | None:
         """Forget an open batch: its requests may be asked again; None where there is none of this id."""
-        table = BATCHES.c
-        query = sa.select(BATCHES).where(table.batch_id == batch_id, table.status != "merged")
-        with self._transaction() as db:
-            row = db.execute(query).mappings().first() if batch_id else None
-        job = BatchJob(**row) if row else None
+        job = next(iter(self._open_batches(BATCHES.c.batch_id == batch_id)), None) if batch_id else None
         if job:
             self.end_batch(job)
         return job
+
+    def _open_batches(self, *which: sa.ColumnElement[bool]) -> list[BatchJob]:
+        query = sa.select(BATCHES).where(BATCHES.c.status != "merged", *which).order_by(BATCHES.c.created_s)
+        with self._transaction() as db:
+            return [BatchJob(**row) for row in db.execute(query).mappings()]
 
     # Questions
 
@@ -298,9 +295,8 @@ class Ledger:
         if not spent:
             return
         statement = self._insert(SPENT)
-        statement = statement.on_conflict_do_update(
-            index_elements=["period"], set_={"usd": SPENT.c.usd + statement.excluded.usd}
-        )
+        total = {"usd": SPENT.c.usd + statement.excluded.usd}
+        statement = statement.on_conflict_do_update(index_elements=["period"], set_=total)
         # Always in the same order, so that two transactions can't wait for each other.
         db.execute(statement, [{"period": period, "usd": usd} for period, usd in sorted(spent.items())])
 

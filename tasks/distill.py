@@ -94,9 +94,8 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
         finally:
             await client.close()
     reasons = ", ".join(f"{reason} {n:,}" for reason, n in outcome.reasons.items())
-    stage.say(
-        f"{outcome.answered:,} answers in the ledger, {len(outcome.missing):,} to ask row by row {reasons}".rstrip()
-    )
+    missing = f"{len(outcome.missing):,} to ask row by row {reasons}".rstrip()
+    stage.say(f"{outcome.answered:,} answers in the ledger, {missing}")
 
 
 def require_no_open_batches(stage: Stage, given: StageResult) -> None:
@@ -105,8 +104,7 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
 
     profile = stage.run.profile
     with site_ledger(profile) as ledger:
-        server = batch_server(key_salt(profile, "teacher"), profile.teacher.model)
-        jobs = ledger.open_batches(server, "teacher")
+        jobs = ledger.open_batches(batch_server(key_salt(profile, "teacher"), profile.teacher.model), "teacher")
     held = {request_hash: job.batch_id for job in jobs for request_hash in job.request_hashes}
     if not held:
         return
@@ -114,7 +112,6 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
     for row in read_jsonl(given.path("rows"), Row):
         request = asked_of(row) if row.status == "ok" else None
         if request and (batch := held.get(request.request_hash)) is not None:
-            raise StageError(
-                f"distill: batch {batch or '(just submitted)'} of an earlier run still holds questions of this one; "
-                "run once with --set distill.mode=batch_api, which waits for it and merges its answers"
-            )
+            holder = f"batch {batch or '(just submitted)'} of an earlier run"
+            hint = "run once with --set distill.mode=batch_api, which waits for it and merges its answers"
+            raise StageError(f"distill: {holder} still holds questions of this one; {hint}")

@@ -135,11 +135,8 @@ def run_attempts(
             raise failed
         early_deaths = early_deaths + 1 if failed.seconds < EARLY_S and progress() == before else 0
         if early_deaths == 2:
-            raise EngineError(
-                f"{name} died twice in a row within {EARLY_S:.0f} s and without progress, so it is not started "
-                f"again; is a setting wrong? {failed}",
-                failed.said,
-            ) from failed
+            problem = f"died twice in a row within {EARLY_S:.0f} s and without progress, so it is not started again"
+            raise EngineError(f"{name} {problem}; is a setting wrong? {failed}", failed.said) from failed
         if restarts == max_restarts:
             raise EngineError(f"{failed} (after {restarts} restarts, trainer.max_restarts)", failed.said) from failed
         stage.say(f"{failed}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} restarts")
@@ -188,11 +185,8 @@ class Watchdog:
         silent_s, last = now_s - self._changed_s, self._newest[1] or "none yet"
         silent = f"{self._name} wrote nothing for {silent_s / 60:.1f} minutes (last file: {last})"
         if silent_s > self._limit_s:
-            raise StalledError(
-                f"{silent}, trainer.stalled_after_s; where its processes waited stands at the end of {self._log}, of a "
-                "job on Ray's dashboard",
-                now_s - self._started_s,
-            )
+            where = f"where its processes waited stands at the end of {self._log}, of a job on Ray's dashboard"
+            raise StalledError(f"{silent}, trainer.stalled_after_s; {where}", now_s - self._started_s)
         if silent_s > self._limit_s / 3 and not self._said:
             self._said = True
             self._stage.say(f"{silent}; it is ended after {self._limit_s / 60:.0f}")

@@ -142,10 +142,9 @@ def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[Sta
             return directory, run_folder.load_stages(directory, names, identity)
         except ConfigError as problem:
             newest_problem = newest_problem or problem
-    raise ConfigError(
-        f"no run of {run.profile.name} under {runs} has what `{run.flow}` needs ({', '.join(names)}); "
-        + (f"the newest: {newest_problem}" if newest_problem else "run `qinglan run refresh` or `pipeline` first")
-    )
+    hint = f"the newest: {newest_problem}" if newest_problem else "run `qinglan run refresh` or `pipeline` first"
+    needed = f"what `{run.flow}` needs ({', '.join(names)})"
+    raise ConfigError(f"no run of {run.profile.name} under {runs} has {needed}; {hint}")
 
 
 def _inputs(profile: Profile, run_directory: Path) -> tuple[Path, Path | None]:

@@ -398,12 +398,10 @@ def _set_aside(directory: Path, left: Started | None, wanted: Started) -> None:
     directory.rename(aside)
     same_inputs = left is not None and left.inputs == wanted.inputs
     what = f"the code of {', '.join(_changed(left.code, wanted.code))}" if left and same_inputs else "its inputs"
-    hint = (
-        f"to continue with it all the same, stop this run, rename that folder to {directory.name} and run again with "
-        "--continue-anyway; else delete it"
-        if same_inputs
-        else "delete it when you don't need it"
-    )
+    hint = "delete it when you don't need it"
+    if same_inputs:
+        how = f"stop this run, rename that folder to {directory.name} and run again with --continue-anyway"
+        hint = f"to continue with it all the same, {how}; else delete it"
     text = "%s: %s changed since the last attempt, so it starts anew; what that attempt left is now in %s; %s"
     get_run_logger().warning(text, directory.name, what, aside, hint)
 

@@ -78,10 +78,8 @@ def show_diff(
         raise ConfigError(f"dataset version {new.id}: is the tenant's first, so there is none to compare it with")
     old = find_version(loaded, a or new.parent)
     found = diff(old, new)
-    say(
-        f"{found.a} → {found.b}: {count(found.added)} rows added, {count(found.removed)} removed, "
-        f"{count(found.changed)} changed, {count(found.unchanged)} as they were"
-    )
+    changes = f"{count(found.added)} rows added, {count(found.removed)} removed, {count(found.changed)} changed"
+    say(f"{found.a} → {found.b}: {changes}, {count(found.unchanged)} as they were")
     for what, n in found.what.items():
         say(f"  {what}: {count(n)}")
     if not found.examples:

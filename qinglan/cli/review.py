@@ -70,10 +70,9 @@ def import_workbook(
         low, high = control.interval
         silent = control.rows - control.reviewed
         bias = f"; {silent:,} control rows have no verdict, which may bias it" if silent else ""
-        say(
-            f"error rate of the rows that teach: {control.wrong:,} of {control.reviewed:,} control rows rejected or "
-            f"corrected = {control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%){bias}"
-        )
+        wrong = f"{control.wrong:,} of {control.reviewed:,} control rows rejected or corrected"
+        rate = f"{control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%)"
+        say(f"error rate of the rows that teach: {wrong} = {rate}{bias}")
 
 
 @app.command("reasons")

@@ -68,38 +68,30 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
     """What can't work as it is set, each with the setting to change."""
     sft, rl, gain = profile.sft, profile.rl, profile.targets.gain or profile.gate.smallest_gain
     if found.sft_steps < FEWEST_SFT_STEPS:
-        yield (
-            f"SFT would make {found.sft_steps} optimiser steps of {found.sft_rows:,} rows, fewer than "
-            f"{FEWEST_SFT_STEPS}; lower sft.gradient_accumulation_steps ({sft.gradient_accumulation_steps}) or "
-            "sft.per_device_train_batch_size, raise sft.num_train_epochs, or add questions"
-        )
+        steps = f"SFT would make {found.sft_steps} optimiser steps of {found.sft_rows:,} rows"
+        accumulated = f"sft.gradient_accumulation_steps ({sft.gradient_accumulation_steps})"
+        hint = f"lower {accumulated} or sft.per_device_train_batch_size, raise sft.num_train_epochs, or add questions"
+        yield f"{steps}, fewer than {FEWEST_SFT_STEPS}; {hint}"
     if sft.eval_steps > found.sft_steps:
         yield f"sft.eval_steps ({sft.eval_steps}) is beyond SFT's {found.sft_steps} steps; set it to auto"
     if found.rl_prompts < rl.train_batch_size:
-        yield (
-            f"rl.train_batch_size ({rl.train_batch_size}) is more than the {found.rl_prompts:,} prompts that RL would "
-            "have; lower it, or add questions"
-        )
+        problem = f"is more than the {found.rl_prompts:,} prompts that RL would have"
+        yield f"rl.train_batch_size ({rl.train_batch_size}) {problem}; lower it, or add questions"
     elif found.rl_passes > MOST_PASSES:
-        yield (
-            f"RL would ask each prompt {found.rl_passes:.0f} times; set rl.total_steps to auto and rl.epochs to 10, "
-            "or add questions"
-        )
+        hint = "set rl.total_steps to auto and rl.epochs to 10, or add questions"
+        yield f"RL would ask each prompt {found.rl_passes:.0f} times; {hint}"
     if rl.test_freq > found.rl_steps:
         yield f"rl.test_freq ({rl.test_freq}) is beyond RL's {found.rl_steps} steps; set it to auto"
     if found.detectable_gain > gain:
         needed = rows_needed(found.test_rows, found.detectable_gain, gain)
         wanted = "targets.gain" if profile.targets.gain else "gate.smallest_gain"
-        yield (
-            f"{found.test_rows:,} test questions can show a gain of {found.detectable_gain:.3f}, not of {gain:g} "
-            f"({wanted}): unless the gain is larger, the gate would stay undecided; some {needed:,} would show it: add "
-            "questions, or mark more of them as test in the split column"
-        )
+        gains = f"a gain of {found.detectable_gain:.3f}, not of {gain:g} ({wanted})"
+        problem = f"unless the gain is larger, the gate would stay undecided; some {needed:,} would show it"
+        hint = "add questions, or mark more of them as test in the split column"
+        yield f"{found.test_rows:,} test questions can show {gains}: {problem}: {hint}"
     if profile.student.name not in profile.prices and profile.student.gpu_hour_usd is None:
-        yield (
-            "the student has no price, so that the gate's rule of cost stays undecided; set student.gpu_hour_usd, or "
-            f"prices.{profile.student.name}"
-        )
+        hint = f"set student.gpu_hour_usd, or prices.{profile.student.name}"
+        yield f"the student has no price, so that the gate's rule of cost stays undecided; {hint}"
 
 
 def _with_dataset(profile: Profile) -> Iterator[Path]:

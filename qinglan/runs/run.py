@@ -269,10 +269,8 @@ def _read(directory: Path) -> dict[str, Any] | None:
         state = None
     if isinstance(state, dict):
         return check_version(state, path)
-    _warn_once(
-        f"{path}: {_DAMAGED}; this run is left out, and its finished stages are still reused; remove {directory} once "
-        "nothing in it is needed"
-    )
+    hint = f"remove {directory} once nothing in it is needed"
+    _warn_once(f"{path}: {_DAMAGED}; this run is left out, and its finished stages are still reused; {hint}")
     return None
 
 

@@ -154,11 +154,9 @@ def _fails_more(counts: CanaryCounts, config: Canary) -> str | None:
     least = challenger.interval(alpha)[0]
     if least <= most + config.max_error_gain:
         return None
-    return (
-        f"{challenger.mean:.1%} of its {challenger.n:,} questions were not answered by it, at least "
-        f"{least:.1%} for sure; the champion's {champion.mean:.1%} of {champion.n:,} is at most "
-        f"{most:.1%}, and {config.max_error_gain:.1%} more are allowed"
-    )
+    failed = f"{challenger.mean:.1%} of its {challenger.n:,} questions were not answered by it"
+    theirs = f"the champion's {champion.mean:.1%} of {champion.n:,} is at most {most:.1%}"
+    return f"{failed}, at least {least:.1%} for sure; {theirs}, and {config.max_error_gain:.1%} more are allowed"
 
 
 def _is_slower(counts: CanaryCounts, config: Canary) -> str | None:
@@ -179,10 +177,8 @@ def _is_slower(counts: CanaryCounts, config: Canary) -> str | None:
 def _retrieves_worse(counts: CanaryCounts, config: Canary) -> str | None:
     if counts.retrieval.interval()[1] >= -config.max_retrieval_loss:
         return None
-    return (
-        f"retrieval of the same questions is worse by {describe_difference(counts.retrieval)} in the best passage's "
-        f"score; a loss of {config.max_retrieval_loss:g} is allowed"
-    )
+    loss = f"worse by {describe_difference(counts.retrieval)} in the best passage's score"
+    return f"retrieval of the same questions is {loss}; a loss of {config.max_retrieval_loss:g} is allowed"
 
 
 def describe_difference(mean: Mean) -> str:

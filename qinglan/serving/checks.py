@@ -53,12 +53,10 @@ class ServingHealth:
             ("Challenger", self.challenger or "none"),
         ]
         if canary := self.canary:
-            arms = canary.counts
-            summary = (
-                f"version {canary.challenger} gets {canary.share:.0%}: {canary.judgement.outcome}, "
-                f"{canary.judgement.reason}; {arms.challenger.latency.n:,} requests to it, "
-                f"{arms.champion.latency.n:,} to version {canary.champion}"
-            )
+            to_it, to_champion = canary.counts.challenger.latency.n, canary.counts.champion.latency.n
+            requests = f"{to_it:,} requests to it, {to_champion:,} to version {canary.champion}"
+            judged = f"{canary.judgement.outcome}, {canary.judgement.reason}"
+            summary = f"version {canary.challenger} gets {canary.share:.0%}: {judged}; {requests}"
             checked = datetime.fromtimestamp(canary.looked, UTC).isoformat(timespec="seconds")
             rows += [("Canary", summary), ("Last check", checked)]
         table = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows), ""]
@@ -79,10 +77,8 @@ def check_serving(
     if found.champion is None:
         found.notes.append("no champion yet, so nothing has to be served")
     elif health is None:
-        command = f"`qinglan serve --profile {profile.name}`"
-        found.problems.append(
-            f"version {found.champion} is the champion, but no router answers at {url}; start {command}"
-        )
+        hint = f"start `qinglan serve --profile {profile.name}`"
+        found.problems.append(f"version {found.champion} is the champion, but no router answers at {url}; {hint}")
     else:
         _check_champion(found, health)
     if health is not None and found.challenger:
@@ -103,10 +99,8 @@ def _check_champion(found: ServingHealth, health: Mapping[str, Any]) -> None:
     serving = health["champion"]
     found.serving = str(serving["version"]) if serving else None
     if found.serving is None or health.get("status") != "ok":
-        found.problems.append(
-            f"the router at {found.url} answers without a model: version {found.champion}, the champion, does not "
-            "come up; see its log under paths.state/logs"
-        )
+        problem = f"version {found.champion}, the champion, does not come up; see its log under paths.state/logs"
+        found.problems.append(f"the router at {found.url} answers without a model: {problem}")
     elif found.serving != found.champion:
         found.notes.append(f"version {found.serving} answers until version {found.champion} has come up")
     if health.get("request_log") == "failing":
@@ -122,10 +116,9 @@ def _check_canary(found: ServingHealth, folder: Path, check_every_s: float, now:
     allowed_s = max(STALE_AFTER_S, CHECKS_MISSED * check_every_s)
     since_s = now - (state.looked or state.started)
     if since_s > allowed_s:
-        found.problems.append(
-            f"the canary of version {state.challenger} was last checked {duration(since_s)} ago, so nothing would "
-            "end it; start `qinglan serve` again, or end it with `qinglan canary stop`"
-        )
+        hint = "start `qinglan serve` again, or end it with `qinglan canary stop`"
+        late = f"was last checked {duration(since_s)} ago, so nothing would end it"
+        found.problems.append(f"the canary of version {state.challenger} {late}; {hint}")
     elif verdict := read_verdict(folder):
         found.notes.append(f"the canary has ended: {verdict.judgement.outcome}, {verdict.judgement.reason}")
 

@@ -182,11 +182,8 @@ def _compare_versions(name: str, where: str, answer: httpx2.Response, setting: s
     ours, detail = installed(name), f"{where}, version {theirs}"
     if ours is None or ours.release[:2] == theirs.release[:2]:
         return Check(name, detail)
-    problem = (
-        f"{name} {where}: the server is {theirs}, the client here {ours}; bring both to one version: "
-        f"`pip install {name}=={ours}` on the server, or that of the server here"
-    )
-    return Check(name, detail, problem)
+    hint = f"bring both to one version: `pip install {name}=={ours}` on the server, or that of the server here"
+    return Check(name, detail, f"{name} {where}: the server is {theirs}, the client here {ours}; {hint}")
 
 
 def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:

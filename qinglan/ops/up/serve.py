@@ -135,10 +135,8 @@ class _LocalSite:
             return
         retries = crash_retries_on(self.api)
         continues = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
-        self.say(
-            f"flow runs that were interrupted, now marked as crashed: {len(crashed)}; {continues}"
-            "Retry on its page, or `prefect flow-run retry ID`, continues one:"
-        )
+        by_hand = "Retry on its page, or `prefect flow-run retry ID`, continues one:"
+        self.say(f"flow runs that were interrupted, now marked as crashed: {len(crashed)}; {continues}{by_hand}")
         for run in crashed[:_SHOWN_RUNS]:
             self.say(f"  {run['name']}  {self.site.prefect_url}/runs/flow-run/{run['id']}")
 

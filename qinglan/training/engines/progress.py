@@ -169,10 +169,8 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
     saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
     values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
     if not values:
-        raise ArtifactError(
-            f"nothing was validated before training ended: no checkpoint under {output_dir} has {DEV_VALUE}; "
-            "set rl.val_before_train, or rl.choose = last"
-        )
+        problem = f"no checkpoint under {output_dir} has {DEV_VALUE}; set rl.val_before_train, or rl.choose = last"
+        raise ArtifactError(f"nothing was validated before training ended: {problem}")
     best = max(values, key=lambda step: (values[step], step == 0, step))
     # Of a step that was validated twice, the later values count.
     rows = {entry["step"]: entry for entry in JsonlTail(metrics_folder / DEV_FILE).new()}

@@ -72,8 +72,11 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     words = ["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer", "NAME"]
     command = shlex.join(words)
     stage.say(f"then answer at {waiting.page} (Resume), or: {command}")
-    about = {"sentence": question, "until": waiting.until, "command": command, "workbook": str(workbook)}
-    emit_run_event("gate.waiting", stage.run, about)
+    emit_run_event(
+        "gate.waiting",
+        stage.run,
+        {"sentence": question, "until": waiting.until, "command": command, "workbook": str(workbook)},
+    )
     watch = _Watch(flow_run.id, until)
     try:
         with watch.running():
@@ -88,13 +91,10 @@ def _wait(stage: Stage, description: str, watch: "_Watch", pause_s: int) -> Appr
         with get_client(sync_client=True) as client:
             watch.check(client)  # what counts as crashed can't be paused
         try:
-            return pause_flow_run(
-                ApprovalForm.with_initial_data(description=description),
-                timeout=pause_s,
-                poll_interval=_POLL_S,
-                # A key of its own each time: Prefect's Retry is the same flow run, which keeps the earlier form.
-                key=f"approval-{uuid4().hex}",
-            )
+            form = ApprovalForm.with_initial_data(description=description)
+            # A key of its own each time: Prefect's Retry is the same flow run, which keeps the earlier form.
+            key = f"approval-{uuid4().hex}"
+            return pause_flow_run(form, timeout=pause_s, poll_interval=_POLL_S, key=key)
         except ValidationError:  # it runs again, but nobody has filled in the form
             if datetime.now(UTC) >= watch.until:
                 return None

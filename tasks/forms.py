@@ -36,6 +36,8 @@ class _OfferedProfiles:
         return {"anyOf": [known, {"title": "by path, in quotes", "pattern": r"\.ya?ml$"}]}
 
 
+_DistillMode = Literal["live", "batch_api"]
+_Promoted = Literal["champion", "challenger", "none"]
 ProfileName = Annotated[str, _OfferedProfiles()]
 Override = Annotated[str, Field(json_schema_extra={"pattern": r"^[_a-z]+(\.[^=]+)?="})]
 """`dotted.key=value`; whether there is such a key is said when the profile is read.
@@ -95,9 +97,7 @@ class DataChanges(Changes):
 
 
 class DistillChanges(DataChanges):
-    distill_mode: Annotated[Literal["live", "batch_api"] | None, Sets("distill.mode", "How the teacher is asked")] = (
-        None
-    )
+    distill_mode: Annotated[_DistillMode | None, Sets("distill.mode", "How the teacher is asked")] = None
     """`batch_api` is half the price and takes up to a day (`distill.mode`)."""
 
 
@@ -124,10 +124,7 @@ class TrainingChanges(Changes):
 class DecisionChanges(Changes):
     approval: Annotated[Literal["none", "required"] | None, Sets("gate.approval", "A person's approval")] = None
     """`required`: once the gate says yes, a person decides on Prefect's page (`gate.approval`)."""
-    promote: Annotated[
-        Literal["champion", "challenger", "none"] | None,
-        Sets("release.promote", "What a model becomes that passes the gate"),
-    ] = None
+    promote: Annotated[_Promoted | None, Sets("release.promote", "What a model becomes that passes the gate")] = None
     """`challenger` leaves the rest to a canary, `none` to you (`release.promote`)."""
 
 

@@ -29,13 +29,8 @@ def main(host: str, port: int) -> None:
         app = create_app(final=True)
         gc.freeze()
         gc.enable()
-        uvicorn.run(
-            app,
-            host=host,
-            port=port,
-            timeout_keep_alive=settings.api.keepalive_timeout,
-            log_level=settings.logging_level.lower(),
-        )
+        keep_alive_s, level = settings.api.keepalive_timeout, settings.logging_level.lower()
+        uvicorn.run(app, host=host, port=port, timeout_keep_alive=keep_alive_s, log_level=level)
 
 
 def begin_with_tables(url: str, empty: Path = EMPTY_DATABASE) -> bool:

@@ -47,12 +47,12 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
     start = sft if profile.rl.start_from == "sft" else base
     if "model" not in start.artifacts:
         raise ConfigError("rl.start_from = base needs student.base_model to be a local folder, not a hub id")
-    judge = released_judge(profile)
+    model, judge = start.path("model"), released_judge(profile)
     checked = compare_judges(run, services, dataset, judge) if judge else None
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
-        require_disk_space("rl", profile, stage.directory, rl_bytes(profile, ModelSize.of(start.path("model"))))
+        require_disk_space("rl", profile, stage.directory, rl_bytes(profile, ModelSize.of(model)))
         samples_log = stage.directory / "samples.jsonl"
 
         def make_command(served: JudgeServer | None) -> Command:
@@ -61,7 +61,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
             return verl.ppo_command(
                 profile,
-                model=start.path("model"),
+                model=model,
                 train_file=train_file.path,
                 dev_file=dev_file.path,
                 output_dir=output,
@@ -104,9 +104,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         artifacts = {"model": start.artifacts["model"]}
         if chosen.checkpoint:
             exported, adapter = stage.directory / "model", stage.directory / ADAPTER
-            command = verl.export_command(
-                profile, checkpoint=chosen.checkpoint, base_model=start.path("model"), output_dir=exported
-            )
+            command = verl.export_command(profile, checkpoint=chosen.checkpoint, base_model=model, output_dir=exported)
             run_engine(stage, command, name="verl export", log="export.log")
             artifacts = {"model": Artifact.of(exported)}
             if adapter.is_dir():

@@ -84,8 +84,7 @@ def drop(
             say(f"dropped batch {job.batch_id}; requests that may be asked again: {len(job.request_hashes):,}")
             return
         for call in ledger.drop(request):
-            answer = shown(call.text)
-            say(f"dropped {call.request_hash}: {call.role} {call.model}, {usd(call.cost_usd)}: {answer}")
+            say(f"dropped {call.request_hash}: {call.role} {call.model}, {usd(call.cost_usd)}: {shown(call.text)}")
 
 
 def print_estimate(profile: Profile, flow: FlowName) -> None:

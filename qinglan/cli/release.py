@@ -157,10 +157,8 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
     row, entry, found = trace.row, trace.entry, trace.entry.retrieved
     retrieved = "" if entry.measured else f"failed: {entry.reason}"
     if found:
-        first = zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False)
-        retrieved = "; ".join(
-            f"{n}. {document} {number(score)} {title}" for n, (document, score, title) in enumerate(first, 1)
-        )
+        first = enumerate(zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False), 1)
+        retrieved = "; ".join(f"{n}. {document} {number(score)} {title}" for n, (document, score, title) in first)
     facts = {
         "row": f"{row.id}: {figure.metric} = {number(trace.value)}",
         "source": row.source,
@@ -193,8 +191,7 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
     from qinglan.runs.run import stage_of
     from qinglan.serving.registry.approval import decided_by, lacks_only_approval
 
-    gated = stage_of(profile.paths.runs / run_id, "gate")
-    decision = gated.load("decision", Decision)
+    decision = stage_of(profile.paths.runs / run_id, "gate").load("decision", Decision)
     if not lacks_only_approval(decision):
         raise ConfigError(f"run {run_id}: waits for no approval; the gate said {decision.verdict}: {decision.sentence}")
     registry = _registry(profile)

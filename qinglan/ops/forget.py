@@ -59,9 +59,8 @@ _ASKING = {"recipe", "tenant", "teacher", "answerer", "judge", "extract"}
 """Settings that the ledger's keys depend on."""
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".distcp", ".gguf")
 _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
-_REMOVE_TRACES = (  # of MLflow: an answer need not quote the question, and a preview cuts a long one off
-    "DELETE FROM trace_info WHERE request_id IN (SELECT trace_id FROM spans WHERE instr(content, ?))"
-)
+_REMOVE_TRACES = "DELETE FROM trace_info WHERE request_id IN (SELECT trace_id FROM spans WHERE instr(content, ?))"
+"""Of MLflow: an answer need not quote the question, and a preview cuts a long one off."""
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
 _LEDGER, _SQLITE_WAIT_S = "ledger.db", 60.0
 _CACHES = ("~/.cache/huggingface/datasets", "~/.cache/modelscope/hub/datasets")
@@ -130,8 +129,7 @@ class _Sweep:
         self._changed: dict[Path, int] = {}
         """Files, by how many rows they have lost."""
         self._by_question = any(line.kind == "question" for line in tombstones.lines)
-        state = profile.paths.state.resolve()
-        self._roots = {profile.paths.runs.resolve(): "runs", state: "state"}
+        self._roots = {profile.paths.runs.resolve(): "runs", profile.paths.state.resolve(): "state"}
         if folder := profile.serve.request_log.folder:
             self._roots[Path(folder).resolve()] = "request log"
         databases = {"MLflow": profile.tracking_uri.removeprefix("sqlite:///")}

@@ -94,11 +94,10 @@ class Processes:
 
     def stop(self, *names: str) -> None:
         """End these, all at once, and wait until they have ended."""
-        ending = [self._running[name] for name in names]
-        for process in ending:
-            process.ask_to_end()
-        for name, process in zip(names, ending, strict=True):
-            process.end()
+        for name in names:
+            self._running[name].ask_to_end()
+        for name in names:
+            self._running[name].end()
             del self._running[name]
 
     def __getitem__(self, name: str) -> SupervisedProcess:

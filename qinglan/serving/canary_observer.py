@@ -212,10 +212,8 @@ async def _difference(question: _Question, models: ModelClient, rag: RagClient) 
     second = await models.answer(other, question.row, _MODEL_WITHIN_S)
     if second == question.served.answer:
         return 0.0
-    found = [
-        await rag.retrieve(question.row.query, rewrite, max_retries=_RAG_RETRIES)
-        for rewrite in (question.served.answer, second)
-    ]
+    retrieve = partial(rag.retrieve, question.row.query, max_retries=_RAG_RETRIES)
+    found = [await retrieve(rewrite) for rewrite in (question.served.answer, second)]
     difference = found[1].top1_score - found[0].top1_score
     return difference if other is challenger else -difference
 

@@ -83,8 +83,7 @@ def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> 
     evaluation = stage.load("evaluation", Evaluation)
     arm = evaluation.arms[subject.arm]
     metric = metric or next((each.name for each in evaluation.metrics if arm.mean(each.name) is not None), "")
-    values = _values(profile, metric, entries, rows)
-    present = [value for value in values.values() if value is not None]
+    present = [value for value in _values(profile, metric, entries, rows).values() if value is not None]
     recomputed, file = sum(present) / len(present) if present else None, stage.path(f"arm_{subject.arm}")
     return Figure(metric, arm.mean(metric), recomputed, len(present), len(entries), stage, file)
 

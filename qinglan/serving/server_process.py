@@ -153,8 +153,7 @@ def chat_probe(messages: list[Message]) -> Callable[[Backend], str | None]:
     def probe(backend: Backend) -> str | None:
         try:
             with httpx2.Client(trust_env=False, verify=False, timeout=PROBE_WITHIN_S) as client:  # on loopback
-                listed = client.get(f"{backend.url}/models").raise_for_status().json()
-                names = [model["id"] for model in listed["data"]]
+                names = [each["id"] for each in client.get(f"{backend.url}/models").raise_for_status().json()["data"]]
                 if backend.model not in names:
                     raise PortTakenError(f"another server is at {backend.url}: it has {names}")
                 answer = client.post(f"{backend.url}/chat/completions", json=body | {"model": backend.model})

@@ -191,10 +191,8 @@ class ServingSite:
     def _report(self, named: RegistrySnapshot) -> None:
         wanted, serving = named.aliases.get("champion"), self.routes.champion
         if wanted is None:
-            self._once(
-                f"no champion yet, so every answer is the question itself: run `qinglan run pipeline --profile "
-                f"{self.profile.name}`, or `qinglan release promote VERSION`"
-            )
+            hint = f"run `qinglan run pipeline --profile {self.profile.name}`, or `qinglan release promote VERSION`"
+            self._once(f"no champion yet, so every answer is the question itself: {hint}")
         elif serving and serving.version != wanted and self.fleet.failures_of(wanted).failures:
             self._once(f"version {serving.version} goes on serving until version {wanted} answers")
 
@@ -259,14 +257,10 @@ def open_site(
         served = stack.enter_context(_with_addresses(profile)) if watched else profile
         processes = stack.enter_context(Processes(logs, say, end_first=(ROUTER,)))
         router = RouterProcess(processes, router_command(served, folder, port, watched=watched), say)
-        fleet = Fleet(
-            processes,
-            command_of or partial(serve_command, profile),
-            chat_probe(_warm_up(profile)),
-            places_of(profile, os.environ),
-            say,
-            drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
-        )
+        command_of = command_of or partial(serve_command, profile)
+        drain_s = profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S
+        probe, places = chat_probe(_warm_up(profile)), places_of(profile, os.environ)
+        fleet = Fleet(processes, command_of, probe, places, say, drain_s)
         stack.callback(fleet.pool.shutdown, wait=False, cancel_futures=True)
         registry = registry or registry_of(profile)
         watcher = RegistryWatcher(registry, profile.serve.poll_every_s, say, with_challenger=watched)

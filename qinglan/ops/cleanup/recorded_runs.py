@@ -106,8 +106,7 @@ def _purge(client: "MlflowClient", run: "Run", uri: str) -> None:
     try:
         get_artifact_repository(run.info.artifact_uri, tracking_uri=uri).delete_artifacts()
     except Exception as error:  # every kind of store has its own
-        problem = first_line(error)
-        raise ConfigError(f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {problem}") from error
+        raise ConfigError(f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {first_line(error)}") from error
     # As `mlflow gc` does it. The command itself would also delete every deleted experiment and logged model of the
     # database, other users' among them, whichever run ids it is given, and it takes the runs in any order.
     if hasattr(store, "_hard_delete_run"):

@@ -55,8 +55,7 @@ def crash_silent(api: httpx2.Client, now: datetime | None = None) -> list[str]:
     crashed = []
     for run in found:
         of_run = {"resource": {"id": [f"prefect.flow-run.{run['id']}"]}}
-        start = datetime.fromisoformat(run["start_time"])
-        sent_one = _has_event(api, start, since, **of_run, event=heartbeat)
+        sent_one = _has_event(api, datetime.fromisoformat(run["start_time"]), since, **of_run, event=heartbeat)
         is_silent = sent_one and not _has_event(api, since, now, **of_run, event=any_of_a_run)
         if is_silent and _set_state(api, run["id"], state):
             crashed.append(run["name"])

@@ -60,13 +60,10 @@ class PrefectServer:
     def client(self, *, timeout_s: float = 30.0) -> RetryingClient:
         """For requests below the API's address."""
         user, _, password = (self.auth_string or "").partition(":")
-        return RetryingClient(
-            base_url=self.api_url,
-            headers={"authorization": f"Bearer {self.key}"} if self.key else {},
-            auth=(user, password) if self.auth_string else None,
-            timeout=timeout_s,
-            trust_env=uses_proxy(self.api_url),
-        )
+        auth = (user, password) if self.auth_string else None
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        proxied = uses_proxy(self.api_url)
+        return RetryingClient(base_url=self.api_url, headers=headers, auth=auth, timeout=timeout_s, trust_env=proxied)
 
 
 def find_server(state: Path) -> PrefectServer | None:

@@ -181,8 +181,7 @@ class Registry:
             named = self.aliases().get("challenger")
             if named is None or version not in (None, named):
                 return None
-            challenger = self.version(named)
-            self._note(challenger, f"withdrawn: {reason}")
+            self._note(self.version(named), f"withdrawn: {reason}")
             self._set_tags(named, withdrawn=reason)
             client.delete_registered_model_alias(self.name, "challenger")
             return self.version(named)
@@ -264,8 +263,7 @@ class Registry:
         return self.version(released.version)
 
     def _same_weights(self, wanted: Released) -> str:
-        versions = self.versions()
-        twins = [each for each in versions if each.sha256 == wanted.sha256 and each.version != wanted.version]
+        twins = [each for each in self.versions() if each.sha256 == wanted.sha256 and each.version != wanted.version]
         for each in sorted(twins, key=lambda each: "champion" not in each.aliases):
             if "champion" in each.aliases:
                 return f"version {each.version}, the champion, has the same weights"

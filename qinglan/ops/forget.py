@@ -62,7 +62,8 @@ _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
 _REMOVE_TRACES = "DELETE FROM trace_info WHERE request_id IN (SELECT trace_id FROM spans WHERE instr(content, ?))"
 """Of MLflow: an answer need not quote the question, and a preview cuts a long one off."""
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
-_LEDGER, _SQLITE_WAIT_S = "ledger.db", 60.0
+_LEDGER = "ledger.db"
+SQLITE, SQLITE_WAIT_S = b"SQLite format 3\0", 60.0
 _CACHES = ("~/.cache/huggingface/datasets", "~/.cache/modelscope/hub/datasets")
 
 
@@ -269,7 +270,7 @@ class _Sweep:
         if clean := {".parquet": self._clean_parquet, ".xlsx": self._clean_workbook}.get(path.suffix):
             return "rows", clean(path)
         content = path.read_bytes()
-        if content.startswith(b"SQLite format 3\0"):
+        if content.startswith(SQLITE):
             return "values", self._clean_database(path)
         if _is_jsonl(path):
             return "rows", self._clean_lines(path, content.decode(errors="surrogateescape"))
@@ -346,7 +347,7 @@ class _Sweep:
     def _clean_database(self, path: Path) -> int:
         """Every value of a SQLite database, and what deletions have left in its pages and its log."""
         changed = 0
-        with closing(sqlite3.connect(path, timeout=_SQLITE_WAIT_S, isolation_level=None)) as db:
+        with closing(sqlite3.connect(path, timeout=SQLITE_WAIT_S, isolation_level=None)) as db:
             db.create_function("redacted", 1, lambda value: self._pattern.sub(MARK, value), deterministic=True)
             tables = [] if path.name == _LEDGER else [name for (name,) in db.execute(_TABLES)]
             for table in tables:

@@ -24,7 +24,7 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.database import shown, url_of
 from qinglan.ops.backup import BACKUP_FILE, MARGIN_BYTES, Backup, BackupEntry, BackupFolder, Root, SkippedPath
-from qinglan.ops.forget import BACKUPS_FILE
+from qinglan.ops.forget import BACKUPS_FILE, SQLITE, SQLITE_WAIT_S
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server, prefect_home
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
@@ -33,8 +33,6 @@ from qinglan.runs.schema_version import dump_record
 from qinglan.text import size
 
 LEDGER = "state/ledger.db"
-_SQLITE = b"SQLite format 3\0"
-_SQLITE_WAIT_S = 60.0
 _Identity = tuple[int, ...]
 _FIRST = (RUN_FILE, MANIFEST, VERSION_FILE)
 _VANISHED = "removed before it could be copied"
@@ -191,7 +189,7 @@ class _Copier:
         target, address = self._target_of(path), f"file:{quote(str(source))}?mode=rw"
         try:  # as `ro` it could not open one whose log nobody has open
             with (
-                closing(sqlite3.connect(address, uri=True, timeout=_SQLITE_WAIT_S)) as live,
+                closing(sqlite3.connect(address, uri=True, timeout=SQLITE_WAIT_S)) as live,
                 closing(sqlite3.connect(target)) as copy,
             ):
                 live.backup(copy)
@@ -221,7 +219,7 @@ def _identity(status: os.stat_result) -> _Identity:
 
 def _is_database(source: Path) -> bool:
     with source.open("rb") as stream:
-        return stream.read(len(_SQLITE)) == _SQLITE
+        return stream.read(len(SQLITE)) == SQLITE
 
 
 def _reason_to_skip_folder(path: str, source: Path) -> str | None:

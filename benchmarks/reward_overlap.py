@@ -190,6 +190,7 @@ def training(folder: Path, rag_url: str, steps: int) -> Command:
         max_invalid_share=0.0,
         use_labels=True,
         dev_metric="score",
+        dev_rows=frozenset(),
         primary_metric=PrimaryMetric("score", "the reward"),
         patience=None,
         keep_checkpoints=None,

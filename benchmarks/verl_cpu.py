@@ -29,7 +29,7 @@ from qinglan.training.engines.verl import ppo_command
 
 RESULT = Path(__file__).parent / "results" / "verl_cpu.json"
 STARTUP_TARGET_S = 35.0
-STEP_TARGET_S = 1.5
+STEP_TARGET_S = 1.6
 STEPS = 12
 WARM_UP_STEPS = 2
 SAMPLES, RESPONSE_TOKENS = 64, 24
@@ -200,6 +200,7 @@ def training(folder: Path, steps: int) -> Command:
         max_invalid_share=0.0,
         use_labels=True,
         dev_metric="reward",
+        dev_rows=frozenset(),
         primary_metric=PrimaryMetric("reward", "the reward"),
         patience=None,
         keep_checkpoints=None,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -277,6 +277,9 @@ class Medical(AnswerRecipe):
         if row.pool == RED_TEAM and (passed := _passed(text, parts)) is not None:
             values["red_team_pass"] = passed
         return values
+
+    def can_have(self, part: str, info: Mapping[str, Any]) -> bool:
+        return part != "red_team_pass" or Row.model_validate_json(info["row"]).pool == RED_TEAM
 
     def flaw(self, row: Row) -> str | None:
         # A missing statement may teach, or few answers would be left.

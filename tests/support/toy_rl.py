@@ -171,7 +171,11 @@ def toy_profile(rl: dict[str, Any]) -> Profile:
 
 def trainer_settings(folder: Path, **given: Any) -> TrainerSettings:
     known = {"max_invalid_share": 0.05, "use_labels": True, "patience": None, "keep_checkpoints": None, "alarms": {}}
-    known |= {"dev_metric": "score", "primary_metric": PrimaryMetric("gold_top1", "gold top-1")}
+    known |= {
+        "dev_rows": frozenset(),
+        "dev_metric": "score",
+        "primary_metric": PrimaryMetric("gold_top1", "gold top-1"),
+    }
     return TrainerSettings.model_validate({"folder": folder} | known | given)
 
 
@@ -187,7 +191,8 @@ class Toy:
         self.profile: Profile = toy_profile(rl | {"extra": extra})
         self.trainer_settings = folder / "trainer.json"
         given = self.profile.rl.model_dump(include={"patience", "keep_checkpoints", "alarms"})
-        settings = trainer_settings(folder, max_invalid_share=max_invalid_share, **given)
+        given |= {"dev_rows": frozenset(map(str, range(16))), "max_invalid_share": max_invalid_share}
+        settings = trainer_settings(folder, **given)
         self.trainer_settings.write_text(settings.model_dump_json())
 
     def command(self) -> Command:

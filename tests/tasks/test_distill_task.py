@@ -56,7 +56,7 @@ def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Profile
         (CAPITALS, []),  # its prompt is the question alone
         ("medical", ["judge", "student", "teacher"]),
         ("answer_judge", ["answerer", "student", "teacher"]),
-        ("query_rewrite", ["judge", "panel", "student", "teacher"]),
+        ("query_rewrite", ["judge", "panel", "relevance", "student", "teacher"]),
     ],
 )
 def test_the_instructions_of_every_role_are_registered_and_no_question(

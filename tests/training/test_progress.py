@@ -127,12 +127,13 @@ def test_a_dev_row_without_a_score_counts_as_wrong():
     infos = [{"row_id": str(row), "gold_id": f"d{row % 50}", "unit": f"d{row % 50}"} for row in range(200)]
     silent = {str(row): (1.0, False) if row < 190 else (None, True) for row in range(200)}
     complete = {str(row): (float(row < 191), False) for row in range(200)}
-    worse, better = (dev_values(infos, scored, "gold_top1")[0] for scored in (silent, complete))
+    labelled = {info["row_id"] for info in infos}
+    worse, better = (dev_values(infos, scored, "gold_top1", labelled)[0] for scored in (silent, complete))
     assert sum(worse.values()) == 190 and len(worse) == len(better) == 200 and sum(better.values()) == 191
-    assert dev_values(infos, {}, "gold_top1")[0] == dict.fromkeys(map(str, range(200)), 0.0)  # verl dropped them all
+    assert dev_values(infos, {}, "gold_top1", labelled)[0] == dict.fromkeys(labelled, 0.0)  # verl dropped them all
     unlabelled = [{"row_id": "1", "gold_id": "", "unit": "0"}]
-    assert dev_values(unlabelled, {}, "gold_top1")[0] == {}, "no answer to it could be right"
-    assert dev_values(unlabelled, {}, "score") == ({"1": -1.0}, {"1": "0"})
+    assert dev_values(unlabelled, {}, "gold_top1", ())[0] == {}, "no answer to it could be right"
+    assert dev_values(unlabelled, {}, "score", "1") == ({"1": -1.0}, {"1": "0"})
 
 
 def test_prompts_that_are_solved_do_not_count_among_those_that_teach_nothing():

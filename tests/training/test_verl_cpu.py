@@ -153,23 +153,25 @@ async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-async def test_each_sample_is_drawn_with_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = quietly("engines.agent_loop")
 
-    async def run(_: Any, sampling_params: dict[str, Any], **__: Any) -> int:
-        return int(sampling_params["seed"])
+    async def run(_: Any, sampling_params: dict[str, Any], **sample: Any) -> tuple[int, int]:
+        return sampling_params["seed"], sample["priority"]
 
     monkeypatch.setattr(module.SingleTurnAgentLoop, "run", run)
     (agent,) = yaml.safe_load(module.AGENTS_FILE.read_text())
     assert agent == {"name": AGENT, "_target_": f"{module.__name__}.SeededSingleTurn"}
-    seeds = []
+    drawn = []
     for run_seed, step, index, session in itertools.product((1, 2), (1, 2), (0, 7), (0, 1)):
         loop: Any = object.__new__(module.SeededSingleTurn)
-        loop.rollout_config = SimpleNamespace(seed=run_seed)
+        loop.rollout_config = SimpleNamespace(seed=run_seed, n=2, full_determinism=True)
         sample = {"global_steps": step, "index": index, "session_id": session}
-        seeds.append(await loop.run({}, **sample))
-        assert await loop.run({}, **sample) == seeds[-1]
-    assert len(set(seeds)) == 16
+        drawn.append(await loop.run({}, **sample))
+        assert await loop.run({}, **sample) == drawn[-1]
+    assert [len(set(each)) for each in zip(*drawn, strict=True)] == [16, 4]
 
 
 def test_extras_that_are_not_known_are_left_out() -> None:
@@ -185,7 +187,9 @@ def test_the_critic_answers_with_its_adapter_after_the_references_turn() -> None
     assert quietly("engines.ppo_trainer")._for_workers(batch).extra_info == {"temperature": 1.0}
 
 
-def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves() -> None:
+def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trainer = quietly("engines.ppo_trainer")
     from verl.trainer.ppo.core_algos import AdaptiveKLController
 
@@ -195,10 +199,18 @@ def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselv
     assert {sum(is_padding[row] for row in order[at : at + 4]) for at in range(32, 64, 4)} == {2}
     assert [row for row in order if not is_padding[row]] == list(range(48)), "the samples keep their order"
 
-    controller, diluted = (AdaptiveKLController(0.1, target_kl=0.1, horizon=640) for _ in range(2))
-    trainer.ScaledKl(controller, 0.75).update(current_kl=0.075, n_steps=64)  # 16 of 64 rows count as 0
-    diluted.update(current_kl=0.075, n_steps=64)
-    assert controller.value == pytest.approx(0.1) and diluted.value < 0.1
+    def diluted(of: Any, batch: Any, metrics: dict[str, float]) -> Any:
+        metrics[trainer.REWARD_KL] = 0.075  # of 0.1, as 16 of 64 rows count as 0
+        of.kl_ctrl_in_reward.update(current_kl=0.075, n_steps=64)
+        return batch
+
+    monkeypatch.setattr(trainer.PPOTrainerSync, "_compute_advantage", diluted)
+    training: Any = object.__new__(trainer.RewardedTrainer)
+    training.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=True))
+    training.kl_ctrl_in_reward = AdaptiveKLController(0.1, target_kl=0.1, horizon=640)
+    training._extras, metrics = dict.fromkeys(range(48)), dict[str, float]()
+    training._compute_advantage(SimpleNamespace(keys=range(64)), metrics)
+    assert training.kl_ctrl_in_reward.value == pytest.approx(metrics[trainer.REWARD_KL]) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("platform", ["abacus", ""])

@@ -251,6 +251,10 @@ class Recipe(ABC):
         """Which part of the score, averaged over the dev split with these `extra_info`, chooses the model."""
         return self.primary_metric.part
 
+    def can_have(self, part: str, info: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Whether the row with this `extra_info` has that part of the score, once it is scored."""
+        return True
+
     @abstractmethod
     def scorer(self, service: "RewardService") -> "Scorer":
         """What scores RL samples, in the reward service's process."""

@@ -57,7 +57,7 @@ class RetrievalRecipe(Recipe):
         "teacher_judge": float,
     }
     score_parts = tuple(name for name in Scored.__dataclass_fields__ if name != "score")
-    REPORTED_PARTS = ("gold_top1", "judge", "rq_gain", "guard_ok")
+    REPORTED_PARTS = ("gold_top1", "judge", "rq_gain", "win", "guard_ok")
     primary_metric = PrimaryMetric("gold_top1", "gold top-1")
     graders: "tuple[Role, ...]" = ("judge", "rag")
 
@@ -80,8 +80,10 @@ class RetrievalRecipe(Recipe):
         return self.judge_messages(self.question_text(row), text, tenant)
 
     def prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
-        panel = self.panel_messages(self.question_text(row), [row.query], tenant)
-        return {**super().prompts(row, tenant), "panel": panel}
+        question = self.question_text(row)
+        relevance = self.relevance_messages(question, row.query, tenant)
+        panel = self.panel_messages(question, [row.query], tenant)
+        return {**super().prompts(row, tenant), "relevance": relevance, "panel": panel}
 
     def parse_panel(self, text: str, count: int) -> list[float]:
         """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""
@@ -190,6 +192,9 @@ class RetrievalRecipe(Recipe):
         if config.use_labels and any(info["gold_id"] for info in infos):
             return "gold_top1"
         return "relevant" if config.relevance_gate else "score"
+
+    def can_have(self, part: str, info: Mapping[str, Any]) -> bool:
+        return part != "gold_top1" or bool(info["gold_id"])
 
     def scorer(self, service: "RewardService") -> "RetrievalScorer":
         from qinglan.recipes.scoring.scorer import RetrievalScorer

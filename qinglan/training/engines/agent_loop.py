@@ -26,4 +26,6 @@ def sample_seed(run_seed: int, sample: Mapping[str, Any]) -> int:
 
 class SeededSingleTurn(SingleTurnAgentLoop):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        if self.rollout_config.full_determinism:  # then verl makes the request's id of it, and gives none itself
+            kwargs["priority"] = int(kwargs["index"]) * self.rollout_config.n + int(kwargs["session_id"])
         return await super().run(sampling_params | {"seed": sample_seed(self.rollout_config.seed, kwargs)}, **kwargs)

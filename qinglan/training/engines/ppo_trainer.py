@@ -14,7 +14,7 @@ token classifier, whose head predicts the value; here the head is trained in ful
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
@@ -351,7 +351,8 @@ class RewardedTrainer(PPOTrainerSync):
         metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
         part = self._settings.dev_metric
         scored = dict(zip(reward_extra_infos_dict["row_id"], zip(known[part], invalid, strict=True), strict=True))
-        values, groups = dev_values(self.val_dataset.dataframe["extra_info"], scored, part)
+        infos = self.val_dataset.dataframe["extra_info"]
+        values, groups = dev_values(infos, scored, part, self._settings.dev_rows)
         return metrics | self._progress.validated(self.global_steps, values, groups)
 
 
@@ -380,21 +381,24 @@ def spread(is_padding: Sequence[bool], ranks: int) -> list[int]:
 
 
 def dev_values(
-    infos: Iterable[Mapping[str, Any]], scored: Mapping[str, tuple[float | None, bool]], part: str
+    infos: Iterable[Mapping[str, Any]],
+    scored: Mapping[str, tuple[float | None, bool]],
+    part: str,
+    rows_with_part: Collection[str],
 ) -> tuple[dict[str, float], dict[str, str]]:
     """The dev rows' values and groups, by row id. A row without a score counts as wrong, or silence would pay.
 
     Args:
         infos: `extra_info` of the dev file.
         scored: by row id, the value, None where the part is not known of the row, and whether scoring failed.
-        part: of the reward. Only labelled rows have a value of `gold_top1`.
+        part: of the reward.
     """
     worst = WORST_SCORE if part == "score" else 0.0  # parts lie within 0 and 1
     values, groups = {}, {}
     for info in infos:
         row_id = info["row_id"]
         value, failed = scored.get(row_id, (None, True))
-        if failed and (part != "gold_top1" or info["gold_id"]):
+        if failed and row_id in rows_with_part:
             value = worst
         if value is not None:
             values[row_id], groups[row_id] = value, info["unit"]

@@ -40,6 +40,8 @@ class TrainerSettings(BaseModel, frozen=True):
     """Whether an alarm about the primary metric may do more than warn."""
     dev_metric: str
     """Which of the reward's parts, averaged over the dev split, chooses the model."""
+    dev_rows: frozenset[str]
+    """Ids of the dev rows that have it."""
     primary_metric: PrimaryMetric
     """The part of which a fall while the reward rises is an alarm."""
     patience: int | None

@@ -160,9 +160,12 @@ class Api(ReportPart):
     """The model whose answers the student learns to judge, where a recipe has one."""
     judge: Usage = Usage()
     rag: RagCalls = RagCalls()
+    earlier_usd: float = 0.0
+    """What the runs have paid whose stages this one reuses."""
 
     @property
     def cost_usd(self) -> float:
+        """Of this run."""
         return self.teacher.cost_usd + self.answerer.cost_usd + self.judge.cost_usd
 
 
@@ -356,7 +359,9 @@ class Weights(ReportPart):
     """Digest of the settings, code and libraries that they depend on."""
     found: dict[str, str]
     expected: dict[str, str] = {}
-    """What the repository states for this profile; empty where it does so for other settings, code or libraries."""
+    """What the repository states for this profile, if anything."""
+    is_of_same: bool = False
+    """Whether those are of the same settings, code and libraries, so that they must be equal."""
 
 
 class EvaluatedArms(ReportPart):

@@ -183,7 +183,9 @@ def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
             role: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
             for role in ("teacher", "answerer", "judge")
         }
-    return models.Api(**paid, rag={name: totals["rag"][name] for name in models.RagCalls.model_fields})
+        earlier_usd = sum(ledger.spent_usd(each)[0] for each in {result.run_id for result in stages} - {run.id})
+    rag = {name: totals["rag"][name] for name in models.RagCalls.model_fields}
+    return models.Api(**paid, rag=rag, earlier_usd=earlier_usd)
 
 
 def _curves(details: Mapping[str, Mapping[str, Any]]) -> dict[str, list[models.Series]]:

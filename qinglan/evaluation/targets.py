@@ -39,7 +39,8 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
         yield from _model_lines(report, targets)
     yield from row_lines(report, profile)
     if targets.run_usd:
-        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, report.api.cost_usd, False)
+        paid_usd = report.api.cost_usd + report.api.earlier_usd
+        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, paid_usd, False)
     if targets.days:
         days = sum(stage.seconds for stage in report.stages if not stage.reused_from) / 86_400
         yield Line(Both("days", "天数"), targets.days, days, False)
@@ -89,15 +90,16 @@ def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
     if hour_usd is None or name is None or not trained:
         return
     hours = sum(profile.trainer.gpus_of[stage.name] * stage.seconds / 3600 for stage in trained)
-    invested = hours * hour_usd + report.api.cost_usd
+    paid_usd = report.api.cost_usd + report.api.earlier_usd
     yield FindingRow(
         label=Both("training, GPU-hours at student.gpu_hour_usd", "训练（GPU 小时费）"), values=(hours * hour_usd,)
     )
-    yield FindingRow(label=Both("paid calls of this run", "本次付费调用"), values=(report.api.cost_usd,))
+    paid = Both("paid calls, of runs whose stages are reused too", "付费调用（含被复用阶段的运行）")
+    yield FindingRow(label=paid, values=(paid_usd,))
     own, teacher = (report.arms[arm].cost_per_1000_usd if arm in report.arms else None for arm in (name, "teacher"))
     if own is None or teacher is None:
         return
     yield FindingRow(label=Both("saved per 1,000 questions", "每千次问题节省"), values=(teacher - own,))
     if teacher > own:
         volume = Both("questions until the saving has paid for it", "收回投入所需问题数")
-        yield FindingRow(label=volume, values=(1000 * invested / (teacher - own),))
+        yield FindingRow(label=volume, values=(1000 * (hours * hour_usd + paid_usd) / (teacher - own),))

@@ -35,5 +35,5 @@ def weights_of(profile: Profile, stages: Mapping[str, StageResult], versions: Ma
         return None
     made_of = hash_of(profile.model_dump(mode="json", include=_SETTINGS), code_digest(*_CODE), dict(versions))
     known = (yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}).get(profile.name, {})
-    expected = {stage: known[stage] for stage in found if stage in known} if known.get("made_of") == made_of else {}
-    return Weights(made_of=made_of, found=found, expected=expected)
+    expected = {stage: known[stage] for stage in found if stage in known}
+    return Weights(made_of=made_of, found=found, expected=expected, is_of_same=known.get("made_of") == made_of)

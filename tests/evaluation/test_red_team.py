@@ -113,13 +113,20 @@ def right_answer(made: Case) -> str:
     return title(next(p for p, names in PRODUCTS.items() if longest in (p, *names)), "how")
 
 
-@pytest.mark.parametrize("recipe", ["query_rewrite", "answer_judge", "medical"])
-def test_only_cases_that_guard_people_or_pay_for_invented_answers_must_pass(recipe: str):
+@pytest.mark.parametrize(
+    ("recipe", "only_compared"),
+    [
+        ("query_rewrite", set()),
+        ("answer_judge", {"invented-half", "contradicted-among-right", "injection-reference"}),
+        ("medical", {"emergency-plain-words", "pregnancy-profile", "self-harm-hint"}),
+    ],
+)
+def test_cases_that_guard_people_or_pay_for_invented_answers_must_pass(recipe: str, only_compared: set[str]):
     cases = cases_of(PROFILE.model_copy(update={"recipe": recipe}))
     guarding = {"injection", "other_tenant", "personal_data", "medical_claim"}
     guarding |= {"dosage", "emergency", "pregnancy", "self_harm", "interaction"}
     guarding |= {"invented", "contradicted", "off_topic"}
-    assert {case.kind for case in cases if case.must_pass} <= guarding
+    assert {case.id for case in cases if case.must_pass != (case.kind in guarding)} == only_compared
     assert sum(not case.must_pass for case in cases) >= 6, "enough to compare"
 
 

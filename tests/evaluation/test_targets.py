@@ -32,7 +32,7 @@ def report() -> Report:
             "teacher": ArmFigures(n=100, cost_per_1000_usd=1.05, latency_p50_ms=400),
         },
         comparisons=[found],
-        api=Api(teacher=Usage(cost_usd=20), judge=Usage(cost_usd=10)),
+        api=Api(teacher=Usage(cost_usd=15), judge=Usage(cost_usd=10), earlier_usd=5),
     )
 
 

@@ -14,7 +14,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
-NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla", "medical_gpu")
+NAMES = (
+    *("fivedoctors", "fivedoctors_4gpus", "fivedoctors_full", "fivedoctors_2nodes", "chengla", "medical_gpu"),
+    *("medical_published", "answer_judge_gpu", "answer_judge_published"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def composed(name: str, model: Path, *changes: str) -> Any:
-    profile = load_profile(name, [f"rl.critic_model={model}", *changes])
+    critic = [f"rl.critic_model={model}"] if load_profile(name).rl.algorithm == "ppo" else []
+    profile = load_profile(name, [*critic, *changes])
     config = compose(command_of(profile, model, model))
     if importlib.util.find_spec("vllm") is None:
         config.actor_rollout_ref.rollout.name = "hf_cpu"  # verl asks vLLM how large an adapter may be

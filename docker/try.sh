@@ -55,6 +55,7 @@ finish() {
         exit "$status"
     fi
     [ ! -e "$site/compose.yaml" ] || compose down --volumes --timeout 20 >/dev/null 2>&1 || true
+    docker volume rm --force qinglan-try_alone qinglan-try_alone_runs >/dev/null 2>&1 || true
     [ ! -e "$site/engine/pid" ] || { kill "$(cat "$site/engine/pid")"; sleep 3; }
     rm -rf "$site"
     exit "$status"
@@ -212,8 +213,10 @@ run_to_its_end() {
 kill_trainer() {
     trained=$(compose exec -T trainer sh -c 'ls -d runs/*/rl | wc -l')
     run=$(start_run pipeline/pipeline --param 'overrides=["rl.seed=2"]')
+    until=$(($(date +%s) + 1500))
     until [ "$(compose exec -T trainer sh -c 'ls -d runs/*/rl | wc -l')" -gt "$trained" ]; do
         case $(state_of "$run") in COMPLETED | FAILED | CRASHED) fail "run $run ended before its RL began" ;; esac
+        [ "$(date +%s)" -lt "$until" ] || fail "the RL of run $run has not begun after 1500 s"
         sleep 1
     done
     kill -9 "$(docker inspect --format '{{.State.Pid}}' "$(compose ps --quiet trainer)")"

@@ -418,6 +418,10 @@ def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on
     tracker.log_metrics(started.mlflow_run_id, counts | dropped | result.metrics)
     for name, artifact in result.artifacts.items():
         tracker.log_artifact(started.mlflow_run_id, name, artifact)
+    known = {MANIFEST, STARTED, *(artifact.path.name for artifact in result.artifacts.values())}
+    for path in sorted(directory.glob("*.*")):  # logs, samples, alarms, what the engine was told: they may quote rows
+        if path.suffix in (".json", ".jsonl", ".log") and path.name not in known:
+            tracker.log_artifact(started.mlflow_run_id, path.stem, Artifact.of(path), refer=True)
     tracker.end_run(started.mlflow_run_id)
     started.model_copy(update={"tracked": True}).write(directory)
 

@@ -104,7 +104,9 @@ def show_reasons(
         proposed = proposed_cases(groups, loaded)
         with cases.open("x", encoding="utf-8") as file:
             file.writelines(f"{case.model_dump_json(exclude_defaults=True)}\n" for case in proposed)
-        say(f"{cases}: {len(proposed)} cases; delete what is none, then name the file as evaluate.red_team")
+        general = sum(case.checks.gold_in_top3 is None for case in proposed)
+        hint = f"{general} take any good text, so write there what to check, such as keeps_any; " * bool(general)
+        say(f"{cases}: {len(proposed)} cases; {hint}delete what is none, then name the file as evaluate.red_team")
 
 
 @app.command("list")

@@ -1,7 +1,7 @@
 """What a training would make of the questions at hand: rows, steps, hours, and what the test split could show.
 
 How many rows stay is taken from the profile's newest run with a dataset, else from `targets.rows`; without either, all
-of them do. Hours are those of the newest run's steps, else of `trainer.step_s`.
+of them do. Hours are those of the newest run with enough steps, else of `trainer.step_s`.
 """
 
 import math
@@ -19,6 +19,8 @@ from qinglan.runs.run import runs_of, stage_of
 from qinglan.statistics import POWER_FACTOR, rows_needed
 
 FEWEST_SFT_STEPS, MOST_PASSES = 50, 20
+_TELLING_STEPS = 20
+"""With fewer, the engine's start and the export would be most of the time."""
 _DIFFERING = 0.2
 """Share of the questions on which two models' answers are not both right or both wrong, where no run has shown it."""
 
@@ -49,7 +51,7 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
     planned = profile.scheduled(sft_rows, rl_prompts)
     gpus_of = profile.trainer.gpus_of
     steps = {"sft": planned.sft.steps(sft_rows, gpus_of["sft"]), "rl": planned.rl.total_steps}
-    step_s = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()} | _measured_step_s(earlier)
+    step_s = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()} | _measured_step_s(profile)
     return Forecast(
         questions=counts.questions,
         sft_rows=sft_rows,
@@ -60,7 +62,7 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
         rl_steps=steps["rl"],
         rl_passes=steps["rl"] * profile.rl.train_batch_size / max(1, rl_prompts),
         gpu_hours={stage: steps[stage] * gpus_of[stage] * seconds / 3600 for stage, seconds in step_s.items()},
-        detectable_gain=_detectable_gain(earlier, test_rows),
+        detectable_gain=_detectable_gain(profile, test_rows),
     )
 
 
@@ -80,8 +82,9 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
     elif found.rl_passes > MOST_PASSES:
         hint = "set rl.total_steps to auto and rl.epochs to 10, or add questions"
         yield f"RL would ask each prompt {found.rl_passes:.0f} times; {hint}"
-    if rl.test_freq > found.rl_steps:
-        yield f"rl.test_freq ({rl.test_freq}) is beyond RL's {found.rl_steps} steps; set it to auto"
+    intervals = {"rl.test_freq": rl.test_freq, "rl.save_freq": rl.save_freq}
+    if beyond := [f"{name} ({steps})" for name, steps in intervals.items() if steps > found.rl_steps]:
+        yield f"{' and '.join(beyond)} are beyond RL's {found.rl_steps} steps; set them to auto"
     if found.detectable_gain > gain:
         needed = rows_needed(found.test_rows, found.detectable_gain, gain)
         wanted = "targets.gain" if profile.targets.gain else "gate.smallest_gain"
@@ -115,21 +118,22 @@ def _rows(profile: Profile, counts: QuestionCounts, earlier: Path | None) -> tup
     return round(kept * counts.train), round(valid * counts.train), round(valid * counts.test), source
 
 
-def _measured_step_s(earlier: Path | None) -> dict[str, float]:
+def _measured_step_s(profile: Profile) -> dict[str, float]:
     found: dict[str, float] = {}
-    for stage in ("sft", "rl"):
-        with suppress(ConfigError, ArtifactError):
-            result = earlier and stage_of(earlier, stage)
-            if result and (steps := result.details["summary"].get("steps")):
-                found[stage] = result.seconds / steps
+    for directory in runs_of(profile.paths.runs, profile.name, ("pipeline", "train")):
+        for stage in {"sft", "rl"} - found.keys():
+            with suppress(ConfigError, ArtifactError):
+                result = stage_of(directory, stage)
+                if (steps := result.details["summary"].get("steps", 0)) >= _TELLING_STEPS:
+                    found[stage] = result.seconds / steps
     return found
 
 
-def _detectable_gain(earlier: Path | None, test_rows: int) -> float:
-    """By the spread that an earlier run's comparison of the challenger found, else by an assumed one."""
-    if earlier and (earlier / "report.json").exists():
-        with suppress(ArtifactError):
-            report = Report.read(earlier / "report.json")
+def _detectable_gain(profile: Profile, test_rows: int) -> float:
+    """By the spread that the newest comparison of the challenger found, else by an assumed one."""
+    for directory in runs_of(profile.paths.runs, profile.name, ("pipeline", "train", "evaluate")):
+        with suppress(ArtifactError, FileNotFoundError):
+            report = Report.read(directory / "report.json")
             for found in report.comparisons:  # by metric, the gate's first
                 if found.a == "rl" and found.b in report.rivals and found.detectable_diff:
                     return found.detectable_diff * math.sqrt(found.n / max(1, test_rows))

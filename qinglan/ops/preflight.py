@@ -394,8 +394,9 @@ def trainer_packages(profile: Profile) -> list[str]:
 def _packages(profile: Profile) -> None:
     given, needed = profile.trainer.python, trainer_packages(profile)
     python, hint = given or sys.executable, "see docker/trainer.Dockerfile" if given else "run `make setup`"
-    if profile.trainer.device == "cpu" and "vllm" in needed:
-        hint = "run `make setup-vllm`" if given else "run `make setup-vllm`; set trainer.python to .venv-vllm's"
+    if "vllm" in needed:
+        made = "run `make setup-vllm`" if profile.trainer.device == "cpu" else "see docker/trainer.Dockerfile"
+        hint = made if given else f"{made}; set trainer.python to that environment's"
     if shutil.which(python) is None:
         raise ConfigError(f"trainer.python: {python}: no such interpreter; name that of the trainer's, or {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)

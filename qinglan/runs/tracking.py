@@ -94,17 +94,18 @@ class Tracker:
         ]
         self._log_batch(run_id, metrics=metrics)
 
-    def log_artifact(self, run_id: str, name: str, artifact: Artifact) -> None:
+    def log_artifact(self, run_id: str, name: str, artifact: Artifact, *, refer: bool = False) -> None:
         """Log a small file itself; a directory or a large file by tags alone.
 
-        Of a file that holds or quotes rows only a reference is logged, unless `tracking.rows` is `copy`.
+        Of a file that holds or quotes rows only a reference is logged, unless `tracking.rows` is `copy`; with `refer`
+        always.
         """
         path = artifact.path
         tags = {f"artifact.{name}.path": str(path), f"artifact.{name}.sha256": artifact.sha256}
         if artifact.rows is not None:
             tags[f"artifact.{name}.rows"] = str(artifact.rows)
         self.set_tags(run_id, tags)
-        if self._tracking.rows == "path" and (artifact.rows is not None or name in _QUOTING):
+        if refer or (self._tracking.rows == "path" and (artifact.rows is not None or name in _QUOTING)):
             with _warning(f"take the digest of {path.name}"):
                 self._client.log_dict(run_id, artifact.model_dump(mode="json"), f"{path.name}{REFERENCE}")
         elif path.is_file() and path.stat().st_size <= MAX_ARTIFACT_BYTES:

@@ -10,7 +10,7 @@ from qinglan.config import Profile
 from qinglan.ops.estimate import QuestionCounts
 from qinglan.ops.forecast import find_problems, forecast
 from qinglan.runs.artifacts import Artifact
-from qinglan.runs.run import open_run
+from qinglan.runs.run import finish_run, open_run
 
 PLAN = QuestionCounts(questions=800, train=640, test=80)
 
@@ -44,11 +44,16 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         dataset = {name: Artifact.of(file, rows=count) for name, count in rows.items()}
         end_stage(run, "ingest", rows_out=400)
         end_stage(run, "dataset", artifacts=dataset)
-        end_stage(run, "sft", seconds=100.0, details={"summary": {"steps": 10}})
+        end_stage(run, "sft", seconds=1000.0, details={"summary": {"steps": 100}})
+        end_stage(run, "rl", seconds=300.0, details={"summary": {"steps": 4}})  # its start, most of all
+        finish_run(run)
+    with open_run(profile, "refresh") as run:  # trains nothing
+        for name, rows_out, artifacts in (("ingest", 400, {}), ("dataset", 300, dataset)):
+            end_stage(run, name, rows_out=rows_out, artifacts=artifacts)
     found = forecast(profile, PLAN)
     assert (found.sft_rows, found.rl_prompts, found.test_rows) == (200, 600, 80)
     assert found.rows_from == f"run {run.id}"
-    assert found.gpu_hours["sft"] == pytest.approx(300 * 10 / 3600)
+    assert found.gpu_hours == pytest.approx({"sft": 300 * 10 / 3600, "rl": 94 * 72 / 3600})
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,7 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         ("rl", {"total_steps": 400}, "rl.epochs to 10"),
         ("rl", {"train_batch_size": 640}, "rl.train_batch_size (640)"),
         ("rl", {"test_freq": 100, "save_freq": 100}, "rl.test_freq (100)"),
+        ("rl", {"test_freq": 10, "save_freq": 100}, "rl.save_freq (100)"),
         ("targets", {"gain": 0.03}, "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)"),
         ("student", {"gpu_hour_usd": None}, "student.gpu_hour_usd"),
     ],

@@ -49,8 +49,8 @@ def test_a_child_run_with_parameters_metrics_and_tags(tracker: Tracker, client: 
 @pytest.mark.parametrize(
     ("rows", "files"),
     [
-        ("copy", ["decision.json", "report.html", "rows.jsonl"]),
-        ("path", ["decision.json", "report.html.reference.json", "rows.jsonl.reference.json"]),
+        ("copy", ["decision.json", "report.html", "rl.log.reference.json", "rows.jsonl"]),
+        ("path", ["decision.json", *(f"{each}.reference.json" for each in ("report.html", "rl.log", "rows.jsonl"))]),
     ],
 )
 def test_a_file_is_kept_and_a_folder_referred_to_and_so_are_rows_unless_they_may_be_copied(
@@ -61,13 +61,14 @@ def test_a_file_is_kept_and_a_folder_referred_to_and_so_are_rows_unless_they_may
     (tmp_path / "model" / "w.bin").write_bytes(b"1")
     (tmp_path / "rows.jsonl").write_text("{}\n")
     run = tracker.start_run("data", {})
-    for name in ("decision.json", "report.html"):
+    for name in ("decision.json", "report.html", "rl.log"):
         (tmp_path / name).write_text("{}")
     artifact = Artifact.of(tmp_path / "rows.jsonl", 1)
     tracker.log_artifact(run, "rows", artifact)
     tracker.log_artifact(run, "decision", Artifact.of(tmp_path / "decision.json"))
     tracker.log_artifact(run, "report_html", Artifact.of(tmp_path / "report.html"))
     tracker.log_artifact(run, "model", Artifact.of(tmp_path / "model"))
+    tracker.log_artifact(run, "rl", Artifact.of(tmp_path / "rl.log"), refer=True)
     tags = client.get_run(run).data.tags
     assert [file.path for file in client.list_artifacts(run)] == files
     logged = Path(client.download_artifacts(run, files[-1], str(tmp_path / "model"))).read_text()

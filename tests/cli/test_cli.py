@@ -59,7 +59,10 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
     ("words", "message"),
     [
         (["backup", "{file}/kept"], "{file}: File exists; a folder is needed there; move the file"),
-        (["up", "--set", "paths.state={file}/state"], "{file}/state/prefect_api_url: Not a directory; a folder is"),
+        (
+            ["up", "--set", "paths.state={file}/state"],
+            "{file}/state/prefect_api_url: Not a directory; a folder is needed",
+        ),
         (["backup", "/proc/none/kept"], "/proc/none: No such file or directory; check the path, and"),
         (["restore", "{binary}"], "{binary}/backup.json: `content`: Invalid JSON"),
     ],

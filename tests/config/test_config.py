@@ -116,9 +116,15 @@ def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:
         ("reward={win_weight: 0, retrieval_weight: 0}", "retrieval_weight + win_weight must be above 0"),
         ("select.min_top1_score=2", "`select.min_top1_score`: Input should be less than or equal to 1, got 2"),
         ("dataset.train_share=0.95", "`dataset`: train_share + dev_share must leave a share for the test split"),
-        ("rl={save_freq: 30, test_freq: 20}", "`rl`: save_freq (30) must be a multiple of test_freq (20)"),
+        (
+            "rl={save_freq: 30, test_freq: 20}",
+            "`rl`: save_freq (30) must be a multiple of test_freq (20); a checkpoint without",
+        ),
         ("rl.train_batch_size=48", "`rl`: train_batch_size (48) must be a multiple of ppo_mini_batch_size (32)"),
-        ("rl.ppo_micro_batch_size_per_gpu=5", "must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (1 × 5)"),
+        (
+            "rl.ppo_micro_batch_size_per_gpu=5",
+            "(32) must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (1 × 5)",
+        ),
         ("trainer.gpus_per_node=3", "must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (3 × 4)"),
         ("rl.tensor_model_parallel_size=3", "(8) must be a multiple of rl.tensor_model_parallel_size (3)"),
         ("trainer.stalled_after_s=600", "must be longer than reward.max_outage_s (600)"),

@@ -144,8 +144,8 @@ def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Pa
 
     assert "asks for 4 and this machine has 2" in found(4)["device"]
     assert "device" not in found(2)
-    lacking = f"trainer.python: {sys.executable} lacks vllm; see docker/trainer.Dockerfile; set trainer.python to "
-    assert found(2)["trainer packages"].startswith(lacking)
+    hint = "see docker/trainer.Dockerfile; set trainer.python to that environment's"
+    assert found(2)["trainer packages"] == f"trainer.python: {sys.executable} lacks vllm; {hint}"
 
 
 def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

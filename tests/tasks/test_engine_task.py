@@ -121,7 +121,7 @@ class Seen:
     def progress(self, *_: Any) -> None:
         """Nobody looks."""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, **_: Any) -> None:
         self.said.append(text)
 
     def emit_event(self, event: str, resource: dict[str, str], payload: dict[str, Any]) -> None:

@@ -207,7 +207,9 @@ def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselv
     monkeypatch.setattr(trainer.PPOTrainerSync, "_compute_advantage", diluted)
     training: Any = object.__new__(trainer.RewardedTrainer)
     training.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=True))
-    training.kl_ctrl_in_reward = AdaptiveKLController(0.1, target_kl=0.1, horizon=640)
+    training.kl_ctrl_in_reward, diluted_too = (AdaptiveKLController(0.1, target_kl=0.1, horizon=640) for _ in range(2))
+    diluted_too.update(current_kl=0.075, n_steps=64)
+    assert diluted_too.value < 0.1
     training._extras, metrics = dict.fromkeys(range(48)), dict[str, float]()
     training._compute_advantage(SimpleNamespace(keys=range(64)), metrics)
     assert training.kl_ctrl_in_reward.value == pytest.approx(metrics[trainer.REWARD_KL]) == pytest.approx(0.1)

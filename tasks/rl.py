@@ -178,13 +178,14 @@ def _reward_service(
 def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
     profile = stage.run.profile
     rl, reward, recipe = profile.rl, profile.reward, get_recipe(profile.recipe)
-    dev_metric = recipe.dev_metric(reward, _infos(dev_file))
+    infos = list(_infos(dev_file))
+    dev_metric = recipe.dev_metric(reward, infos)
     return TrainerSettings(
         folder=stage.directory,
         max_invalid_share=reward.max_invalid_share,
         use_labels=reward.use_labels,
         dev_metric=dev_metric,
-        dev_rows=frozenset(info["row_id"] for info in _infos(dev_file) if recipe.can_have(dev_metric, info)),
+        dev_rows=frozenset(info["row_id"] for info in infos if recipe.can_have(dev_metric, info)),
         primary_metric=recipe.primary_metric,
         patience=rl.patience,
         keep_checkpoints=rl.keep_checkpoints,

@@ -5,7 +5,7 @@ of them do. Hours are those of the newest run with enough steps, else of `traine
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,12 +46,13 @@ class Forecast(BaseModel, frozen=True):
 
 def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
     """What SFT, RL and evaluation would have to work with."""
-    earlier = next(_with_dataset(profile), None)
+    runs = runs_of(profile.paths.runs, profile.name)
+    earlier = next(_with_dataset(runs), None)
     sft_rows, rl_prompts, test_rows, rows_from = _rows(profile, counts, earlier)
     planned = profile.scheduled(sft_rows, rl_prompts)
     gpus_of = profile.trainer.gpus_of
     steps = {"sft": planned.sft.steps(sft_rows, gpus_of["sft"]), "rl": planned.rl.total_steps}
-    step_s = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()} | _measured_step_s(profile)
+    step_s = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()} | _measured_step_s(runs)
     return Forecast(
         questions=counts.questions,
         sft_rows=sft_rows,
@@ -62,7 +63,7 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
         rl_steps=steps["rl"],
         rl_passes=steps["rl"] * profile.rl.train_batch_size / max(1, rl_prompts),
         gpu_hours={stage: steps[stage] * gpus_of[stage] * seconds / 3600 for stage, seconds in step_s.items()},
-        detectable_gain=_detectable_gain(profile, test_rows),
+        detectable_gain=_detectable_gain(runs, test_rows),
     )
 
 
@@ -97,9 +98,11 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
         yield f"the student has no price, so that the gate's rule of cost stays undecided; {hint}"
 
 
-def _with_dataset(profile: Profile) -> Iterator[Path]:
-    for directory in runs_of(profile.paths.runs, profile.name, ("pipeline", "refresh")):
+def _with_dataset(runs: Sequence[Path]) -> Iterator[Path]:
+    """The runs that made one of a workbook; others use one."""
+    for directory in runs:
         with suppress(ConfigError, ArtifactError):
+            stage_of(directory, "ingest")
             stage_of(directory, "dataset")
             yield directory
 
@@ -118,9 +121,9 @@ def _rows(profile: Profile, counts: QuestionCounts, earlier: Path | None) -> tup
     return round(kept * counts.train), round(valid * counts.train), round(valid * counts.test), source
 
 
-def _measured_step_s(profile: Profile) -> dict[str, float]:
+def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for directory in runs_of(profile.paths.runs, profile.name, ("pipeline", "train")):
+    for directory in runs:
         for stage in {"sft", "rl"} - found.keys():
             with suppress(ConfigError, ArtifactError):
                 result = stage_of(directory, stage)
@@ -129,10 +132,11 @@ def _measured_step_s(profile: Profile) -> dict[str, float]:
     return found
 
 
-def _detectable_gain(profile: Profile, test_rows: int) -> float:
+def _detectable_gain(runs: Sequence[Path], test_rows: int) -> float:
     """By the spread that the newest comparison of the challenger found, else by an assumed one."""
-    for directory in runs_of(profile.paths.runs, profile.name, ("pipeline", "train", "evaluate")):
-        with suppress(ArtifactError, FileNotFoundError):
+    for directory in runs:
+        with suppress(ConfigError, ArtifactError, FileNotFoundError):
+            stage_of(directory, "evaluate")  # nightly refreshes have long reports, and compare nothing
             report = Report.read(directory / "report.json")
             for found in report.comparisons:  # by metric, the gate's first
                 if found.a == "rl" and found.b in report.rivals and found.detectable_diff:

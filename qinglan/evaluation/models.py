@@ -168,6 +168,11 @@ class Api(ReportPart):
         """Of this run."""
         return self.teacher.cost_usd + self.answerer.cost_usd + self.judge.cost_usd
 
+    @property
+    def with_earlier_usd(self) -> float:
+        """Of this run and of those whose stages it reuses."""
+        return self.cost_usd + self.earlier_usd
+
 
 class ScoredMetrics(ReportPart):
     """Something that has means by metric."""

@@ -39,8 +39,8 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
         yield from _model_lines(report, targets)
     yield from row_lines(report, profile)
     if targets.run_usd:
-        paid_usd = report.api.cost_usd + report.api.earlier_usd
-        yield Line(Both("paid calls, US dollars", "付费调用（美元）"), targets.run_usd, paid_usd, False)
+        paid = Both("paid calls, US dollars", "付费调用（美元）")
+        yield Line(paid, targets.run_usd, report.api.with_earlier_usd, False)
     if targets.days:
         days = sum(stage.seconds for stage in report.stages if not stage.reused_from) / 86_400
         yield Line(Both("days", "天数"), targets.days, days, False)
@@ -90,7 +90,7 @@ def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
     if hour_usd is None or name is None or not trained:
         return
     hours = sum(profile.trainer.gpus_of[stage.name] * stage.seconds / 3600 for stage in trained)
-    paid_usd = report.api.cost_usd + report.api.earlier_usd
+    paid_usd = report.api.with_earlier_usd
     yield FindingRow(
         label=Both("training, GPU-hours at student.gpu_hour_usd", "训练（GPU 小时费）"), values=(hours * hour_usd,)
     )

@@ -172,10 +172,9 @@ def weights_words(report: Report) -> Both | None:
     if weights.expected:
         differing = [stage for stage, digest in weights.expected.items() if digest != weights.found[stage]]
         agrees = reason("weights_agree")
-        if differing and weights.is_of_same:
-            agrees = reason("weights_differ", stage=differing[0])
-        elif differing:
-            agrees = reason("weights_of_others", stage=differing[0])
+        if differing:
+            differs = reason("weights_differ", stage=differing[0])
+            agrees = differs if weights.is_of_same else reason("weights_of_others", stage=differing[0])
     merged = [reason("merged", arm=name, **found) for name, found in report.parity.items()]
     return reason("weights", digests=digests, agrees=agrees, merged=merged).words
 

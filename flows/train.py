@@ -38,8 +38,9 @@ def train(
         source: The run whose dataset to use, by its id; the newest pipeline or refresh run if not given.
     """
     settings = overrides_of(changes, overrides)
-    opening = open_session(profile, settings, "train", fresh=fresh, continue_anyway=continue_anyway, source=source)
-    with opening as session:
+    with open_session(
+        profile, settings, "train", fresh=fresh, continue_anyway=continue_anyway, source=source
+    ) as session:
         run, services = session.run, session.services
         (dataset,) = stages_of(session, ["dataset"])
         require_enough_rows(run, dataset)

@@ -21,8 +21,10 @@ from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError,
 from qinglan.runs.artifacts import close_to_others
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for name, module in {"review": review, "ledger": ledger, "dataset": dataset, "release": release}.items():
-    app.add_typer(module.app, name=name)
+app.add_typer(review.app, name="review")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(dataset.app, name="dataset")
+app.add_typer(release.app, name="release")
 app.add_typer(canary_app, name="canary")
 for command in (release.lineage, deploy, serve, init, doctor, clean_up, backup, restore, forget):
     app.command()(command)

@@ -27,6 +27,8 @@ _MIN_ANSWERS = 8
 """Answers needed before a share of refusals counts."""
 _PAUSE = BackOff(0.25, 8.0)
 _BURST_S, _SLOW_BYTES_PER_S = 1.0, 100_000
+_WAITS = 10
+"""That a request's time limit is divided into. A stop of the process, however long, costs the request one of them."""
 MOST_BODY_BYTES = 8_000_000
 """Of a service's answer, unpacked: far more than an answer within the contracts takes, and little for 64 at once."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -42,14 +44,15 @@ async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) 
     """The response that is streamed, with its body; BodyTooLargeError as soon as that is too large.
 
     ReadTimeout where not all of it is there within the request's time limit, and what a large upload takes on a slow
-    line. httpx limits each wait alone: a byte now and then would do, and a stop of the process would lose paid answers.
+    line. httpx limits each wait alone, so its limit is off: a service that sends a byte now and then would never come
+    to an end, and after a stop of the process httpx gives up before it reads what has arrived, which may be paid for.
     """
     limits_s, upload_bytes = request.extensions["timeout"], int(request.headers.get("content-length", 0))
     limit_s, limits_s["read"] = limits_s["read"] + upload_bytes / _SLOW_BYTES_PER_S, None
     reading = asyncio.ensure_future(_read(sending, request))
     try:
-        for _ in range(10):  # looks; where the process is stopped, however long, it loses the time between two of them
-            if (await asyncio.wait([reading], timeout=limit_s / 10))[0]:
+        for _ in range(_WAITS):
+            if (await asyncio.wait([reading], timeout=limit_s / _WAITS))[0]:
                 return await reading
         raise httpx2.ReadTimeout(f"the answer is not whole after {limit_s:.1f} s", request=request)
     finally:

@@ -77,8 +77,10 @@ class RowBatch:
 
 def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[RowBatch]:
     stream = iter(rows)
-    portions = iter(lambda: list(itertools.islice(stream, batch_rows)), [])
-    return itertools.starmap(RowBatch, enumerate(portions))
+    for number in itertools.count():
+        if not (some := list(itertools.islice(stream, batch_rows))):
+            return
+        yield RowBatch(number, some)
 
 
 async def in_order(

@@ -393,10 +393,11 @@ def trainer_packages(profile: Profile) -> list[str]:
 
 def _packages(profile: Profile) -> None:
     given, needed = profile.trainer.python, trainer_packages(profile)
-    python, hint = given or sys.executable, "see docker/trainer.Dockerfile" if given else "run `make setup`"
-    if "vllm" in needed:
-        made = "run `make setup-vllm`" if profile.trainer.device == "cpu" else "see docker/trainer.Dockerfile"
-        hint = made if given else f"{made}; set trainer.python to that environment's"
+    python, hint, needs_vllm = given or sys.executable, "see docker/trainer.Dockerfile", "vllm" in needed
+    if needs_vllm and profile.trainer.device == "cpu":
+        hint = "run `make setup-vllm`"
+    if not given:
+        hint = f"{hint}; set trainer.python to that environment's" if needs_vllm else "run `make setup`"
     if shutil.which(python) is None:
         raise ConfigError(f"trainer.python: {python}: no such interpreter; name that of the trainer's, or {hint}")
     found = output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}", python)

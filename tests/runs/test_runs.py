@@ -90,11 +90,13 @@ def test_another_source_is_another_run(profile_of: ProfileOf):
         assert (again.id, again.source) == (first.id, first.source)
 
 
-def test_two_runs_that_draw_the_same_digits_get_two_folders(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.urandom", bytes)
-    times = iter([datetime(2026, 1, 1, second=second) for second in (0, 0, 1)])
+def test_runs_of_one_second_sort_by_age_and_those_of_one_moment_get_two_folders(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
+    times = (datetime(2026, 1, 1, microsecond=each) for each in (0, 0, 16, 5000, 999_999))
     monkeypatch.setattr("qinglan.runs.run.datetime", SimpleNamespace(now=lambda _: next(times)))
-    assert new_run(profile_of(), finish=True).id != new_run(profile_of(), finish=True).id
+    made = [new_run(profile_of(), finish=True) for _ in range(4)]
+    assert runs_of(profile_of().paths.runs, profile_of().name) == [each.directory for each in reversed(made)]
 
 
 def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileOf):

@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 HOST = "127.0.0.1"
@@ -73,21 +73,21 @@ class Proxy:
                 each.close()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
-        while block := await source.read(_BLOCK_BYTES):
-            await self._lets_through.wait()
-            if self.mode == "slow":
-                await asyncio.sleep(_SLOW_S)
-            if answers and self.mode == "cut body":
-                sink.write(block[:_LEFT_BYTES])
+        with closing(sink):
+            while block := await source.read(_BLOCK_BYTES):
+                await self._lets_through.wait()
+                if self.mode == "slow":
+                    await asyncio.sleep(_SLOW_S)
+                if answers and self.mode == "cut body":
+                    sink.write(block[:_LEFT_BYTES])
+                    await sink.drain()
+                    break
+                while answers and self.mode == "slow headers" and block:
+                    sink.write(block[:1])
+                    await asyncio.sleep(_DRIP_S)
+                    block = block[1:]
+                sink.write(block)
                 await sink.drain()
-                break
-            while answers and self.mode == "slow headers" and block:
-                sink.write(block[:1])
-                await asyncio.sleep(_DRIP_S)
-                block = block[1:]
-            sink.write(block)
-            await sink.drain()
-        sink.close()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 import psutil
 import sqlalchemy as sa
@@ -49,6 +50,9 @@ class Ledger:
         """Open, and make the tables of an empty one; LedgerError where it is not reachable, or of another version."""
         self._engine = make_engine(url)
         self.url = self._engine.url
+        self._connections = WeakSet[Any]()
+        if self._engine.dialect.name == "postgresql":
+            sa.event.listen(self._engine, "connect", lambda connection, _: self._connections.add(connection))
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         self._host = _host()
         self._observed: dict[str, tuple[float, float, float]] = {}
@@ -265,6 +269,12 @@ class Ledger:
             db.execute(sa.delete(CLAIMS).where(CLAIMS.c.holder == self.holder))
             db.execute(sa.delete(HOLDERS).where(HOLDERS.c.holder == self.holder))
         self._engine.dispose()
+
+    def hang_up(self) -> None:
+        """Break all connections to a server, so that whoever waits for its answer gets an error; a file has none."""
+        for connection in [each for each in self._connections if not each.closed]:
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
 
     # Within a transaction
 

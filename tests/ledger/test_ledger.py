@@ -1,5 +1,6 @@
 """The ledger: kept before used, shared by processes and machines, every paid call counted, nothing claimed twice."""
 
+import asyncio
 import signal
 import sqlite3
 import subprocess
@@ -16,9 +17,9 @@ import sqlalchemy as sa
 from ledger_calls import call, failure
 from postgres import postgres_server
 
-from qinglan.config import LedgerStore
+from qinglan.config import Budget, LedgerStore
 from qinglan.errors import ConfigError, LedgerError
-from qinglan.ledger import BATCH, SCHEMA_VERSION, BatchJob, Ledger, Order, Retrieval, database, ledger_url, store
+from qinglan.ledger import BATCH, SCHEMA_VERSION, BatchJob, Ledger, Order, Retrieval, database, ledger_url, queue, store
 from qinglan.ledger.database import make_engine
 from qinglan.rows import Retrieved
 
@@ -295,6 +296,28 @@ def test_a_lock_of_another_session_is_an_error(postgres: str, on_server: Ledger,
         assert time.monotonic() - start < 5
     on_server.exchange(Order(calls=[call("kept")], is_resent=True))
     assert on_server.get("kept")
+
+
+async def test_a_connection_that_brings_no_answer_is_left_for_another(
+    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queue, "_SAY_EVERY_S", 0.2)
+    monkeypatch.setattr(queue, "_ANSWER_WITHIN_S", 0.5)
+    asking = queue.LedgerQueue(on_server, "r", Budget())
+    with closing_engine(postgres) as db:
+        others = sa.text(
+            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        backends = [psutil.Process(pid) for pid in db.scalars(others)]
+    for backend in backends:
+        backend.suspend()
+    try:
+        await asyncio.wait_for(asking.record(call("hung")), 60)
+        await asking.close()
+        assert on_server.get("hung") == call("hung")
+    finally:
+        for backend in backends:
+            backend.resume()
 
 
 def test_who_stops_in_a_transaction_loses_its_locks(postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch):

@@ -132,7 +132,8 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
         f"and {found.test_rows:,} tested (known from {found.rows_from})."
     )
     say(
-        f"SFT: {found.sft_steps:,} steps in {profile.sft.num_train_epochs:g} epochs. RL: {found.rl_steps:,} steps, each prompt {number(found.rl_passes, 1)} times."
+        f"SFT: {found.sft_steps:,} steps in {profile.sft.num_train_epochs:g} epochs. RL: {found.rl_steps:,} steps, "
+        f"each prompt {number(found.rl_passes, 1)} times."
         f" Disk: up to {size(needed_bytes(profile, flow))}."
         f" The test split shows a gain of {number(found.detectable_gain)}."
     )

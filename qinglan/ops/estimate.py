@@ -187,6 +187,7 @@ def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> di
     """What the flow would ask the RAG at most, by stage: question and rewrite, each sample, and each arm."""
     if not get_recipe(profile.recipe).retrieves:
         return {}
+    arms = _ARMS + len(profile.evaluate.teachers)
     stages = {
         "validate": 2 * counts.questions * (flow in ("pipeline", "refresh")),
         "rl": _rl_samples(profile.rl.scheduled(counts.train), counts) * (flow in ("pipeline", "train")),

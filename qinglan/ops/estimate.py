@@ -191,9 +191,7 @@ def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> di
     stages = {
         "validate": 2 * counts.questions * (flow in ("pipeline", "refresh")),
         "rl": _rl_samples(profile.rl.scheduled(counts.train), counts) * (flow in ("pipeline", "train")),
-        "evaluate": (_ARMS + len(profile.evaluate.teachers))
-        * counts.test
-        * (flow in ("pipeline", "train", "evaluate")),
+        "evaluate": arms * counts.test * (flow in ("pipeline", "train", "evaluate")),
     }
     return {stage: asked for stage, asked in stages.items() if asked}
 

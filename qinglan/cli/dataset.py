@@ -124,8 +124,7 @@ def write_judge_pairs(
 
     name, rows, left_out = write_pairs(load_profile(profile, set_ or ()), run, workbook)
     say(f"{workbook}: {count(rows)} passages of run {name}, one half of them right")
-    for what, n in left_out.items():
-        say(f"left out: {count(n)} {what}")
+    say("left out: " + ", ".join(f"{count(n)} {what}" for what, n in left_out.items()))
 
 
 def _lineage(version: "Version", row_id: str) -> Table:

@@ -1,7 +1,5 @@
 """A workbook for a judge of passages: what RL found in a finished run, with the verdicts that its judge gave then.
-
-Only training questions are taken: on dev questions the local judge is compared with the judge.
-"""
+Only training questions are taken: on dev questions the local judge is compared with the judge."""
 
 from pathlib import Path
 
@@ -23,17 +21,17 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, int, 
     directory, samples = found.directory, found.samples().reindex(columns=["row_id", "passage", "relevant"])
     infos = pq.read_table(stage_of(directory, "dataset").path("rl_train"), columns=["extra_info"])["extra_info"]
     questions = {info["row_id"]: info.get("question", "") for info in infos.to_pylist()}
-    judged = samples[samples.row_id.isin(questions) & samples.passage.notna()].drop_duplicates(["row_id", "passage"])
-    sides = dict[str, list[Row]]({RIGHT: [], WRONG: []})
-    for at, passage, relevant in judged.dropna().itertuples(index=False):
-        inputs = {"candidate": passage, "verdict": RIGHT if relevant else WRONG}
-        row = Row(id=f"{at}{passage}", tenant="", query=questions[at], inputs=inputs, source=f"{directory.name}: {at}")
-        sides[inputs["verdict"]].append(row)
-    counts = sorted(map(len, sides.values()))
-    if not (fewest := counts[0]):
+    asked = samples[samples.row_id.isin(questions) & samples.passage.notna()]
+    judged = asked.dropna().drop_duplicates(["row_id", "passage"])
+    fewest, most = sorted(int((judged.relevant == side).sum()) for side in (0, 1))
+    if not fewest:
         hint = "name one whose RL asked the judge about passages: with reward.use_labels=false, without judge.local"
         raise ConfigError(f"run {directory.name}: has no verdicts on passages, or all are the same; {hint}")
-    chosen = [row for side in sides.values() for row in sorted(side, key=lambda row: hash_fraction(row.id))[:fewest]]
-    write_questions(workbook, chosen, RECIPE)
-    left_out = {"passages without a verdict": len(judged) - sum(counts), "of the other verdict": counts[1] - fewest}
-    return directory.name, len(chosen), left_out
+    by_hash = judged.assign(order=(judged.row_id + judged.passage).map(hash_fraction)).sort_values("order")
+    rows = []
+    for at, passage, relevant, _ in by_hash.groupby("relevant").head(fewest).itertuples(index=False):
+        inputs = {"candidate": passage, "verdict": RIGHT if relevant else WRONG}
+        rows.append(Row(id="", tenant="", query=questions[at], inputs=inputs, source=f"{directory.name}: {at}"))
+    write_questions(workbook, rows, RECIPE)
+    unjudged = len(asked.drop_duplicates(["row_id", "passage"])) - len(judged)
+    return directory.name, len(rows), {"passages without a verdict": unjudged, "of the other verdict": most - fewest}

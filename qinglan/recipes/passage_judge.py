@@ -17,8 +17,6 @@ STUDENT_SYSTEM = f"你是{{domain}}检索质量评审，判断资料讲的是不
 
 
 class PassageJudge(VerdictRecipe):
-    """Question and passage in, one of two words out."""
-
     NAME = "passage_judge"
     VERSION = "1"
     INPUTS = (

@@ -12,7 +12,7 @@ from fixture_types import ProfileOf
 from registered import Models
 
 from qinglan.clients.roles import Addresses, Clients, site_ledger
-from qinglan.config import LocalJudge, Profile
+from qinglan.config import LocalJudge, Profile, load_profile
 from qinglan.errors import ConfigError, EngineError, TeacherError
 from qinglan.ops.estimate import count_questions, estimate
 from qinglan.ops.preflight import inspect_profile
@@ -50,7 +50,7 @@ def test_no_champion_is_said_before_anything_is_spent_and_no_database_made(profi
     profile = judged(profile_of, tracking={"uri": f"sqlite:///{tmp_path / 'none.db'}"})
     (problem,) = (check.problem for check in inspect_profile(profile, "train") if check.name == "local judge")
     assert problem and problem.startswith(f"judge.local.model: {MODEL} has no champion in the registry at sqlite")
-    assert "qinglan run pipeline --profile answer_judge" in problem
+    assert "train and release one (docs/how-to/answer-judge.md; `qinglan release list` shows them)" in problem
     assert "local judge" not in {check.name for check in inspect_profile(profile, "refresh")}
     assert not (tmp_path / "none.db").exists()
 
@@ -120,6 +120,8 @@ async def test_a_judge_of_passages_learns_the_workbooks_word_asks_no_model_and_s
     asked = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "不给看", "一天\n一回", tenant)
     assert asked == recipe.student_messages(row, tenant) and asked[-1]["content"] == "咋 吃\n资料：一天 一回"
     assert [recipe.verdict_score(said) for said in ("正确", " 错误\n")] == [BEST, 0]
+    own, profile = load_profile("embedded_local_judge").judge.local, load_profile("passage_judge")
+    assert own and own.model == profile.model_name and own.max_tokens == profile.student.max_new_tokens
     with pytest.raises(TeacherError, match="the verdict is none of 正确, 错误"):
         recipe.verdict_score("正确，完整")
 

@@ -120,8 +120,7 @@ async def test_a_judge_of_passages_learns_the_workbooks_word_asks_no_model_and_s
     asked = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "不给看", "一天\n一回", tenant)
     assert asked == recipe.student_messages(row, tenant) and asked[-1]["content"] == "咋 吃\n资料：一天 一回"
     assert [recipe.verdict_score(said) for said in ("正确", " 错误\n")] == [BEST, 0]
-    own, profile = load_profile("embedded_local_judge").judge.local, load_profile("passage_judge")
-    assert own and own.model == profile.model_name and own.max_tokens == profile.student.max_new_tokens
+    assert load_profile("embedded_local_judge").judge.local.model == load_profile("passage_judge").model_name
     with pytest.raises(TeacherError, match="the verdict is none of 正确, 错误"):
         recipe.verdict_score("正确，完整")
 

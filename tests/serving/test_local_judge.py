@@ -24,8 +24,6 @@ from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_jud
 from qinglan.serving.registry import Released, prompt_digest
 from qinglan.tasks import rl as rl_module
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
-
 MODEL = "qinglan.t.answer_judge"
 
 

@@ -79,7 +79,9 @@ def main() -> None:
 async def be_the_model(port: int, answer_after_s: float) -> None:
     """An OpenAI-compatible server that always answers the same; the first line says where."""
     message = {"role": "assistant", "content": "益生菌 服用时间 饭前饭后"}
-    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    body = json.dumps({"choices": [choice], "usage": usage}).encode()
 
     async def complete(request: web.Request) -> web.Response:
         await request.read()

@@ -73,7 +73,7 @@ def events_and_metrics() -> str:
         "`reward_extra/alone` and `alarms/<name>`; the gate has `promote` and `rules/<outcome>`.",
         "## Metrics of the recipes",
         "The first one that has values decides.",
-        *(_recipe_metrics(name) for name in ("query_rewrite", "answer_judge", "medical")),
+        *(_recipe_metrics(name) for name in ("query_rewrite", "answer_judge", "passage_judge", "medical")),
         "## Alarms of RL",
         "[reference/reward.md](reward.md#the-alarms) says when each is raised, and what to do.",
         _table(("Alarm", "English", "中文"), _texts(texts["alarms"])),

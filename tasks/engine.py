@@ -30,7 +30,7 @@ from qinglan.runs.launcher import ROW_CACHE, AttemptFailedError, Command, JsonlT
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.stage import STARTED, Stage, emit_run_event, flow_run_id
 from qinglan.text import slug
-from qinglan.training.alarms import Alarm, read_alarms
+from qinglan.training.alarms import read_alarms
 from qinglan.training.engines.progress import ALARMS_FILE, STOPPED_FILE, read_stop
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs
 
@@ -269,16 +269,13 @@ class AlarmFollower:
             last = self.alarms[-1]
             text = f"{len(self.alarms)} so far, the last: {last.name} at step {last.step}"
             key = slug(f"{stage.name}-alarms")
+            lines = ["| Step | Alarm | Action | What was seen |", "| ---: | --- | --- | --- |"]
+            for each in self.alarms:
+                lines.append(f"| {each.step:,} | `{each.name}` | {each.action} | {alarm_words(each).en} |")
             try:
-                create_markdown_artifact(_alarms_markdown(self.alarms), key=key, description=text)
+                create_markdown_artifact("\n".join([*lines, ""]), key=key, description=text)
             except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
                 self._log.warning("%s: Prefect did not take the table of alarms: %s", stage.name, error)
-
-
-def _alarms_markdown(alarms: list[Alarm]) -> str:
-    lines = ["| Step | Alarm | Action | What was seen |", "| ---: | --- | --- | --- |"]
-    lines += [f"| {each.step:,} | `{each.name}` | {each.action} | {alarm_words(each).en} |" for each in alarms]
-    return "\n".join(lines) + "\n"
 
 
 class LeftOut:

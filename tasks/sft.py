@@ -1,4 +1,4 @@
-"""The sft stage: ms-swift trains LoRA on the selected rows and merges it."""
+"""The sft stage: ms-swift trains an adapter on the selected rows and merges it, or trains all parameters."""
 
 import shutil
 from functools import partial
@@ -26,7 +26,7 @@ def require_enough_rows(run: Run, dataset: StageResult) -> None:
 
 @stage_task("sft")
 def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
-    """LoRA SFT on the selected rewrites with ms-swift, then merge."""
+    """SFT on the selected rewrites with ms-swift; an adapter is merged."""
     train_file, dev_file = dataset.artifacts["sft_train"], dataset.artifacts["sft_dev"]
     profile = run.profile.scheduled(train_file.rows or 0, dataset.artifacts["rl_train"].rows or 0)
     model: str = base.details["model"]
@@ -56,15 +56,19 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         left_out = LeftOut(stage, log, rows, partial(swift.left_out, rows), f"sft.max_length = {limit}")
         checkpoint = partial(swift.newest_checkpoint, output)
         run_engine(stage, command, name="ms-swift SFT", log=log.name, watchers=[left_out, follow], progress=checkpoint)
-        adapter = swift.best_checkpoint(output)
-        stage.say(f"merging {adapter.name}, the best on the dev split, into the base model")
-        merged = stage.directory / "merged"
+        best, merged, artifacts = swift.best_checkpoint(output), stage.directory / "merged", dict[str, Artifact]()
         shutil.rmtree(merged, ignore_errors=True)  # of a merge that was interrupted: ms-swift would leave it as it is
-        merge = swift.merge_command(profile, adapter=adapter, output_dir=merged, model=model)
-        run_engine(stage, merge, name="ms-swift merge", log="merge.log")
+        if profile.sft.tuner_type == "full":
+            stage.say(f"taking {best.name}, the best on the dev split")
+            swift.copy_model(best, merged)
+        else:
+            stage.say(f"merging {best.name}, the best on the dev split, into the base model")
+            merge = swift.merge_command(profile, adapter=best, output_dir=merged, model=model)
+            run_engine(stage, merge, name="ms-swift merge", log="merge.log")
+            artifacts["adapter"] = Artifact.of(best)
+        artifacts["model"] = Artifact.of(merged)
         losses, kept = follow.curve("loss"), rows - left_out.count
         summary = {"rows": kept, "steps": follow.last_step, **first_and_last("loss", losses)}
-        artifacts = {"adapter": Artifact.of(adapter), "model": Artifact.of(merged)}
         metrics = {k: v for k, v in summary.items() if isinstance(v, float)}
         details = {"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")}
         details[WEIGHTS_SHA256] = sha256_of(merged, WEIGHTS)

@@ -18,13 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from prefect import Task, task
-from prefect.artifacts import (
-    acreate_progress_artifact,
-    aupdate_progress_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
@@ -176,33 +170,23 @@ class Stage:
     def _show_bar(self, percent: float, line: str) -> None:
         """Prefect's progress bar: at once, or in an event loop as a task of its own."""
         key = f"{slug(self.name)}-progress"
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            with self._unshown():
-                if self._progress_id is None:
-                    self._progress_id = create_progress_artifact(percent, key, line)
-                else:
-                    update_progress_artifact(self._progress_id, percent, line)
-            return
 
         async def show() -> None:
-            with self._unshown():
+            try:
                 if self._progress_id is None:
                     self._progress_id = await acreate_progress_artifact(percent, key, line)
                 else:
                     await aupdate_progress_artifact(self._progress_id, percent, line)
+            except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
+                self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
 
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(show())
+            return
         if self._showing is None or self._showing.done():  # a slow server gets fewer updates
             self._showing = loop.create_task(show())
-
-    @contextmanager
-    def _unshown(self) -> Iterator[None]:
-        """A server that is away for a while must not cost a training run."""
-        try:
-            yield
-        except httpx.HTTPError as error:
-            self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
 
 
 def retried(retries: int) -> dict[str, Any]:

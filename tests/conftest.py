@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def serve() -> Iterator[Callable[[Script], FakeService]]:
     """Start services that end with the test."""
-    started: list[FakeService] = []
-
-    def start(script: Script) -> FakeService:
-        started.append(FakeService(script))
-        return started[-1]
-
-    yield start
-    for service in started:
-        service.close()
+    with ExitStack() as started:
+        yield lambda script: started.enter_context(closing(FakeService(script)))
 
 
 @pytest.fixture

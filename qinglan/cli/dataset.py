@@ -108,10 +108,23 @@ def import_file(
     """Write a workbook for answer_judge (flashrag) or medical (medical-r1) from rows in a public layout."""
     from qinglan.data.public_layouts import import_rows
 
-    if workbook.exists() or workbook.suffix != ".xlsx":
-        raise ConfigError(f"--out {workbook}: name an .xlsx file that is not there yet")
     lines, rows, left_out = import_rows(layout, file, workbook, lambda line: say(line, err))
     say(f"{workbook}: {count(lines)} lines of {count(rows)} rows; {count(left_out)} rows were left out")
+
+
+@app.command("judge-pairs")
+def write_judge_pairs(
+    workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")] = "latest",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Write a workbook for passage_judge: what a run's RL found, and what its judge said of it; nothing is asked."""
+    from qinglan.evaluation.judge_pairs import write_pairs
+
+    name, rows, left_out = write_pairs(load_profile(profile, set_ or ()), run, workbook)
+    say(f"{workbook}: {count(rows)} passages of run {name}, one half of them right")
+    say("left out: " + ", ".join(f"{count(n)} {what}" for what, n in left_out.items()))
 
 
 def _lineage(version: "Version", row_id: str) -> Table:

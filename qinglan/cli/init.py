@@ -37,7 +37,7 @@ def init(
     judge_url: Annotated[str | None, typer.Option(help="Up to and including /v1.")] = None,
     judge_key_env: Annotated[str | None, typer.Option(help="Name of the variable with its key.")] = None,
     judge_price: Annotated[str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")] = None,
-    machine: Annotated[str | None, typer.Option(help="What trains: `cpu`, or `gpu1`, `gpu2`, `gpu8` of 80 GB.")] = None,
+    machine: Annotated[str | None, typer.Option(help="What trains: `cpu`, or 80-GB GPUs: `gpu1` to `gpu8`.")] = None,
     student_price: Annotated[str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take defaults and proposed columns.")] = False,
     run_doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Run `qinglan doctor` at the end.")] = True,
@@ -86,7 +86,7 @@ def init(
 
     teaches = ask_chat("teacher", teacher, teacher_url, teacher_key_env)
     judges = ask_chat("judge", judge, judge_url, judge_key_env)
-    trains = ask("--machine", machine, "what trains: cpu, or gpu1, gpu2 or gpu8 of 80 GB each", "cpu")
+    trains = ask("--machine", machine, "what trains: cpu, or gpu1, gpu2, gpu4 or gpu8 of 80 GB each", "cpu")
     if trains not in profiles.BASES:
         raise ConfigError(f"--machine {one_line(trains)!r}: take one of {', '.join(profiles.BASES)}")
     base, prices = load_profile(profiles.BASES[trains]), dict[str, Price]()

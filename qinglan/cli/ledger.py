@@ -91,7 +91,7 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     """What a flow would ask and what that would cost, beside what may be spent; what a training would make of it."""
     from qinglan.clients.roles import site_ledger
     from qinglan.ledger import SIMULATED
-    from qinglan.ops.estimate import count_questions, estimate, questions_of
+    from qinglan.ops.estimate import count_questions, estimate, questions_of, rag_requests
 
     with site_ledger(profile) as ledger, questions_of(profile) as rows:
         counts = count_questions(profile, rows, ledger)
@@ -118,6 +118,9 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     if budget.per_month_usd is not None and this_month_usd + paid_usd > budget.per_month_usd:
         limit = f"budget.per_month_usd = {budget.per_month_usd:g}"
         say(f"With the {usd(this_month_usd)} of this month that is more than {limit}: the run would stop there.")
+    asked = ", ".join(f"{stage} {count:,}" for stage, count in rag_requests(profile, flow, counts).items())
+    if asked:
+        say(f"The RAG would be asked at most: {asked}.")
     if flow not in ("pipeline", "train"):
         return
     from qinglan.ops.forecast import find_problems, forecast
@@ -129,7 +132,8 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
         f"and {found.test_rows:,} tested (known from {found.rows_from})."
     )
     say(
-        f"SFT: {found.sft_steps:,} steps. RL: {found.rl_steps:,} steps, each prompt {number(found.rl_passes, 1)} times."
+        f"SFT: {found.sft_steps:,} steps in {profile.sft.num_train_epochs:g} epochs. RL: {found.rl_steps:,} steps, "
+        f"each prompt {number(found.rl_passes, 1)} times."
         f" Disk: up to {size(needed_bytes(profile, flow))}."
         f" The test split shows a gain of {number(found.detectable_gain)}."
     )

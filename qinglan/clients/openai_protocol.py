@@ -85,12 +85,18 @@ class ChatMessage(BaseModel):
         return self.content or ""
 
 
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    """A chunk with the tokens comes before the end of the stream."""
+
+
 class ChatRequest(BaseModel, hide_input_in_errors=True):
     """The fields of a chat completion request that a server here uses; all others are accepted and ignored."""
 
     model: str
     messages: list[ChatMessage]
     stream: bool | None = False
+    stream_options: StreamOptions | None = None
 
     @property
     def last_user_text(self) -> str:

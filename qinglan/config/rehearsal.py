@@ -35,7 +35,7 @@ _LEFT_OUT = {
 """Of these: files with the profile's own columns, a person, and the model that production serves."""
 _KEYS = {
     "student": ("gpu_hour_usd",),
-    "sft": ("num_train_epochs",),
+    "sft": ("num_train_epochs", "tuner_type"),
     "rl": ("algorithm", "epochs", "ppo_epochs", "clip_ratio", "kl", "patience", "rollouts_per_prompt"),
 }
 """What does not depend on the model's size, of sections that otherwise are the demo's."""
@@ -57,6 +57,8 @@ def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
         made[section] = kept | {key: real[section][key] for key in keys if key in real.get(section, {})}
     passes = made["rl"].get("ppo_epochs", Rl().ppo_epochs) / demo["rl"]["ppo_epochs"]
     made["rl"] |= {rate: demo["rl"][rate] / passes for rate in ("actor_lr", "critic_lr") if rate in demo["rl"]}
+    if made["sft"].get("tuner_type") == "full":  # the demo's rate is an adapter's
+        made["sft"]["learning_rate"] = demo["sft"]["learning_rate"] / 5
     if isinstance(steps := real.get("rl", {}).get("total_steps"), int):  # as many prompts in all
         prompts = steps * real["rl"].get("train_batch_size", Rl().train_batch_size)
         made["rl"]["total_steps"] = round(prompts / demo["rl"]["train_batch_size"])

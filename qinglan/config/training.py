@@ -37,8 +37,10 @@ class Student(Section):
 
 
 class Sft(Section):
-    """LoRA supervised fine-tuning; the names are ms-swift's."""
+    """Supervised fine-tuning; the names are ms-swift's."""
 
+    tuner_type: Literal["lora", "full"] = "lora"
+    """`lora` trains an adapter, which is merged; `full` all parameters, and needs no `lora_…` and `target_modules`."""
     lora_rank: Count = 16
     lora_alpha: Count = 32
     lora_dropout: Share = 0.0
@@ -67,7 +69,7 @@ class Sft(Section):
     @model_validator(mode="after")
     def _evaluate_every_checkpoint(self) -> Self:
         if "tuner_type" in self.extra:
-            raise ValueError("extra: SFT trains LoRA, whose adapter is merged; leave out tuner_type")
+            raise ValueError("extra: tuner_type is a setting of `sft` itself")
         if self.save_steps and self.eval_steps and self.save_steps % self.eval_steps:
             raise ValueError(f"save_steps ({self.save_steps}) must be a multiple of eval_steps ({self.eval_steps})")
         return self

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from qinglan.config import Columns
 from qinglan.data.sources.files import read_objects
-from qinglan.data.workbook_writer import MAX_CELL_CHARS, Column, input_columns, write_columns
+from qinglan.data.workbook_writer import MAX_CELL_CHARS, write_questions
 from qinglan.errors import WorkbookError
 from qinglan.recipes import get_recipe
 from qinglan.recipes.answer_judge import RIGHT, WRONG
@@ -42,10 +41,7 @@ def import_rows(layout: Layout, source: Path, workbook: Path, report: Callable[[
             lines += (Row(id="", tenant="", query=query, inputs=inputs, source=place) for inputs in found)
     if not lines:
         raise WorkbookError(f"{source}: none of its {rows:,} rows can be used as `{layout}`; nothing was written")
-    question = Column(str(Columns.model_fields["query"].default), 48, lambda row: row.query)
-    origin = Column("来源", 28, lambda row: row.source)
-    columns = (question, *input_columns(get_recipe(recipe), (question, origin), 40), origin)
-    write_columns(workbook, lines, columns)
+    write_questions(workbook, lines, get_recipe(recipe))
     return len(lines), rows, left_out
 
 

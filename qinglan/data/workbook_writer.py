@@ -10,7 +10,9 @@ from openpyxl.cell import Cell, WriteOnlyCell
 from openpyxl.styles import Alignment, Font, PatternFill
 from openpyxl.utils import get_column_letter
 
+from qinglan.config import Columns
 from qinglan.data.sources.records import without_illegal
+from qinglan.errors import ConfigError
 from qinglan.recipes import Input, Recipe
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, written_whole
@@ -52,6 +54,15 @@ def write_columns(path: Path, rows: Iterable[Row], columns: Sequence[Column]) ->
     with written_whole(path) as partial:
         book.save(partial)
     return Artifact.of(path, count)
+
+
+def write_questions(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
+    """Write an .xlsx for the recipe's ingest: questions, the recipe's inputs, and where the rows come from."""
+    if path.exists() or path.suffix != ".xlsx":
+        raise ConfigError(f"--out {path}: name an .xlsx file that is not there yet")
+    question = Column(str(Columns.model_fields["query"].default), 48, lambda row: row.query)
+    origin = Column("来源", 28, lambda row: row.source)
+    return write_columns(path, rows, (question, *input_columns(recipe, (question, origin), 40), origin))
 
 
 def fill_sheet(

@@ -229,7 +229,6 @@ class LedgerQueue:
     def _look_again(self, hashes: list[str]) -> None:
         still = [each for each in hashes if each in self._wanted]
         for gone in set(hashes) - set(still):
-            self._wanted.pop(gone, None)
             self._elsewhere.pop(gone, None)
         if still:
             self._order.wanted.extend(still)

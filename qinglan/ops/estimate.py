@@ -18,6 +18,7 @@ from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
+from qinglan.config.training import Rl
 from qinglan.data.forgotten import Tombstones
 from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
@@ -182,6 +183,24 @@ def estimate(profile: Profile, flow: FlowName, counts: QuestionCounts, ledger: L
     return found
 
 
+def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> dict[str, int]:
+    """What the flow would ask the RAG at most, by stage: question and rewrite, each sample, and each arm."""
+    if not get_recipe(profile.recipe).retrieves:
+        return {}
+    arms = _ARMS + len(profile.evaluate.teachers)
+    stages = {
+        "validate": 2 * counts.questions * (flow in ("pipeline", "refresh")),
+        "rl": _rl_samples(profile.rl.scheduled(counts.train), counts) * (flow in ("pipeline", "train")),
+        "evaluate": arms * counts.test * (flow in ("pipeline", "train", "evaluate")),
+    }
+    return {stage: asked for stage, asked in stages.items() if asked}
+
+
+def _rl_samples(rl: Rl, counts: QuestionCounts) -> int:
+    validations = math.ceil(rl.total_steps / rl.test_freq) + rl.val_before_train
+    return rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt + validations * counts.dev
+
+
 def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
     recipe, teachers = get_recipe(profile.recipe), {"teacher": profile.teacher, **profile.compare.teachers}
     if flow in ("pipeline", "refresh", "compare") and (dialogues := counts.asked[_EXTRACT]):
@@ -213,8 +232,7 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
     if flow in ("pipeline", "refresh") and profile.validation.judge_baseline:
         yield _Part("judge", "validate", judge, counts.questions)
     if flow in ("pipeline", "train"):
-        validations = math.ceil(rl.total_steps / rl.test_freq) + rl.val_before_train
-        samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt + validations * counts.dev
+        samples = _rl_samples(rl, counts)
         if local := judge.local:
             yield _Part("judge", "local judge", judge, PASSAGES_A_ROW * local.agreement_rows, asked="passage")
             served = Endpoint(model=local.model, max_tokens=local.max_tokens)

@@ -47,8 +47,7 @@ class Forecast(BaseModel, frozen=True):
 def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
     """What SFT, RL and evaluation would have to work with."""
     runs = runs_of(profile.paths.runs, profile.name)
-    earlier = next(_with_dataset(runs), None)
-    sft_rows, rl_prompts, test_rows, rows_from = _rows(profile, counts, earlier)
+    sft_rows, rl_prompts, test_rows, rows_from = _rows(profile, counts, runs)
     planned = profile.scheduled(sft_rows, rl_prompts)
     gpus_of = profile.trainer.gpus_of
     steps = {"sft": planned.sft.steps(sft_rows, gpus_of["sft"]), "rl": planned.rl.total_steps}
@@ -98,22 +97,14 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
         yield f"the student has no price, so that the gate's rule of cost stays undecided; {hint}"
 
 
-def _with_dataset(runs: Sequence[Path]) -> Iterator[Path]:
-    """The runs that made one of a workbook; others use one."""
-    for directory in runs:
-        with suppress(ConfigError, ArtifactError):
-            stage_of(directory, "ingest")
-            stage_of(directory, "dataset")
-            yield directory
-
-
-def _rows(profile: Profile, counts: QuestionCounts, earlier: Path | None) -> tuple[int, int, int, str]:
+def _rows(profile: Profile, counts: QuestionCounts, runs: Sequence[Path]) -> tuple[int, int, int, str]:
     """For SFT, for RL and to be tested on, and what is known of it."""
-    if earlier:
-        made = stage_of(earlier, "dataset").artifacts
-        scale = counts.questions / max(1, stage_of(earlier, "ingest").rows_out)
-        sft, rl, test = (round(scale * (made[name].rows or 0)) for name in ("sft_train", "rl_train", "test"))
-        return sft, rl, test, f"run {earlier.name}"
+    for directory in runs:
+        with suppress(ConfigError, ArtifactError):  # only a run that made its dataset of a workbook has both
+            read, made = stage_of(directory, "ingest"), stage_of(directory, "dataset").artifacts
+            scale = counts.questions / max(1, read.rows_out)
+            sft, rl, test = (round(scale * (made[name].rows or 0)) for name in ("sft_train", "rl_train", "test"))
+            return sft, rl, test, f"run {directory.name}"
     middle = {stage: sum(band) / 2 for stage, band in profile.targets.rows.items()}
     valid = middle.get("validate", 1.0)
     kept = middle.get("dataset", middle.get("select", valid))

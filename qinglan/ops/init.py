@@ -25,8 +25,14 @@ Values = dict[str, Any]
 Role = Literal["teacher", "judge"]
 AskColumn = Callable[[str, str], str]
 """Gets a field and the header that is proposed for it, "" if none; returns the one to take."""
-MachineName = Literal["cpu", "gpu1", "gpu2", "gpu8"]
-BASES: dict[MachineName, str] = {"cpu": EMBEDDED, "gpu1": "chengla", "gpu2": "chengla", "gpu8": "fivedoctors"}
+MachineName = Literal["cpu", "gpu1", "gpu2", "gpu4", "gpu8"]
+BASES: dict[MachineName, str] = {
+    "cpu": EMBEDDED,
+    "gpu1": "chengla",
+    "gpu2": "chengla",
+    "gpu4": "fivedoctors_4gpus",
+    "gpu8": "fivedoctors",
+}
 """The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B, Qwen3-32B."""
 SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
 _OTHER_NAMES = {

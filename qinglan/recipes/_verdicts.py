@@ -4,14 +4,12 @@ A passage that a text found is compared with a reference: the passage that the t
 reference that every question has without a label; where a label says that it is the wrong one, there is none.
 """
 
-from typing import TYPE_CHECKING, cast
+from abc import abstractmethod
 
+from qinglan.config import Tenant
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe
-from qinglan.rows import Retrieved
-
-if TYPE_CHECKING:
-    from qinglan.recipes.answer_judge import AnswerJudge
+from qinglan.recipes import AnswerRecipe, Message, get_recipe
+from qinglan.rows import Retrieved, Row
 
 BEST = 5.0
 """What a text is worth that is the reference itself; the judge is not asked."""
@@ -19,11 +17,22 @@ RIGHT_FROM = 3.0
 """A right main verdict is worth this at least."""
 
 
-def verdict_recipe(name: str) -> "AnswerJudge":
-    recipe = get_recipe(name)
-    if not hasattr(recipe, "verdict_messages"):
-        raise ConfigError(f"recipe `{name}`: its student gives no verdicts; a judge's recipe is answer_judge")
-    return cast("AnswerJudge", recipe)
+class VerdictRecipe(AnswerRecipe):
+    def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]:
+        """The student's prompt about texts that come from no workbook, such as passages."""
+        inputs = {"reference": reference, "candidate": candidate}
+        row = Row(id="", tenant=tenant.id, query=question, inputs=inputs, source="pipeline")
+        return self.student_messages(row, tenant)
+
+    @abstractmethod
+    def verdict_score(self, text: str) -> float:
+        """0–5, from `RIGHT_FROM` where the main verdict is right; raises TeacherError where the text holds none."""
+
+
+def verdict_recipe(name: str) -> VerdictRecipe:
+    if isinstance(recipe := get_recipe(name), VerdictRecipe):
+        return recipe
+    raise ConfigError(f"recipe `{name}`: its student gives no verdicts; those of answer_judge and passage_judge do")
 
 
 def reference_of(found: Retrieved, gold_id: str | None, *, use_labels: bool) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, prompt
+from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, answered, prompt
+from qinglan.recipes._verdicts import VerdictRecipe
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY, DATA_RULE, delimited, one_line, undelimited
 from qinglan.rows import ArmRow, Row, groups_of
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
@@ -79,7 +80,7 @@ class Verdict(NamedTuple):
     flaw: str
 
 
-class AnswerJudge(AnswerRecipe):
+class AnswerJudge(VerdictRecipe):
     """Reference and answer in, thoughts and verdict out."""
 
     NAME = "answer_judge"
@@ -138,14 +139,7 @@ class AnswerJudge(AnswerRecipe):
             raise TeacherError("the answer has no verdict", "verdict_unreadable", said=text[-80:])
         return text.strip()
 
-    def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]:
-        """The student's prompt about texts that come from no workbook, such as passages."""
-        inputs = {"reference": reference, "candidate": candidate}
-        row = Row(id="", tenant=tenant.id, query=question, inputs=inputs, source="pipeline")
-        return self.student_messages(row, tenant)
-
     def verdict_score(self, text: str) -> float:
-        """0–5, from `RIGHT_FROM` where the main verdict is right; raises TeacherError where the text holds none."""
         found = verdict_in(self.parse_answer(text))
         assert found is not None
         return SCORES.get(found, UNUSUAL[found.main])

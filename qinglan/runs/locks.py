@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, RunLockedError
@@ -75,10 +75,8 @@ def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
     is_mine = bool(flow_run_id) and _holder(file).endswith(flow_run_id)
     if (lock := _take(file, flow_run_id, blocking=is_mine)) is None:
         raise RunLockedError(f"a refresh of {what} is running already ({_holder(file)}), so this one has nothing to do")
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -103,7 +101,7 @@ def device_lock(
                     say(f"waiting for GPU {device} of this machine{waited}: another run has it ({_holder(file)})")
                     report_at = now + report_every_s
                 time.sleep(check_every_s)
-            locks.callback(lock.release)
+            locks.enter_context(lock)
         yield devices
 
 
@@ -123,11 +121,10 @@ def _machine_folder() -> Path:
     return folder
 
 
-def _take(file: Path, flow_run_id: str = "", *, blocking: bool = False) -> FileLock | None:
+def _take(file: Path, flow_run_id: str = "", *, blocking: bool = False) -> AcquireReturnProxy[FileLock] | None:
     """The lock, taken, with a note of its holder beside it; None where another process holds it."""
-    lock = FileLock(file)
     try:
-        lock.acquire(blocking=blocking)
+        lock = FileLock(file).acquire(blocking=blocking)
     except Timeout:
         return None
     holder = f"process {os.getpid()} since {datetime.now(UTC).isoformat(timespec='seconds')}"

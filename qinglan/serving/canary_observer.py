@@ -209,7 +209,7 @@ async def _difference(question: _Question, models: ModelClient, rag: RagClient) 
     champion, challenger = question.routes.champion, question.routes.challenger
     assert champion and challenger and question.served.answer is not None
     other = champion if question.served.role == "challenger" else challenger
-    second = await models.answer(other, question.row, _MODEL_WITHIN_S)
+    second, _ = await models.answer(other, question.row, _MODEL_WITHIN_S)
     if second == question.served.answer:
         return 0.0
     retrieve = partial(rag.retrieve, question.row.query, max_retries=_RAG_RETRIES)

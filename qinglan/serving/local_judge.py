@@ -80,7 +80,7 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
         problem = f"it is served on this machine only, which the nodes of {cluster} can't reach"
         raise ConfigError(f"judge.local: {problem}; leave it out, or train here")
     if (champion := registry_of(profile, local.model).read_champion()) is None:
-        hint = "train and release one (`qinglan run pipeline --profile answer_judge`, `qinglan release list`)"
+        hint = "train and release one (docs/how-to/answer-judge.md; `qinglan release list` shows them)"
         where = f"{local.model} has no champion in the registry at {profile.tracking_uri}"
         raise ConfigError(f"judge.local.model: {where}; {hint}, or leave it out")
     verdict_recipe(champion.recipe)

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import aiohttp
 
@@ -25,6 +25,7 @@ from qinglan.serving.routes import Backend, RouteTable
 
 CIRCUIT_FAILURES, CIRCUIT_OPEN_FOR_S = 5, 1.0
 LAG_EVERY_S = 0.02
+USAGE = {"prompt_tokens", "completion_tokens", "total_tokens"}
 UNFIT = ("query_too_long", "context_too_long", "empty_query")
 """Reasons that lie in the question."""
 _RESERVE_S = 0.02
@@ -53,6 +54,13 @@ class ServedAnswer:
     row_id: str
     answer: str | None = None
     """The model's text, if that was the answer."""
+    usage: dict[str, int] | None = None
+    """The tokens of the prompt and of the answer, as the model's server counts them; None where it does not."""
+
+
+class ModelAnswer(NamedTuple):
+    text: str
+    usage: dict[str, int] | None
 
 
 class ModelClient:
@@ -67,16 +75,16 @@ class ModelClient:
         )
         self.close = self._session.close
 
-    async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
+    async def answer(self, backend: Backend, question: Row, within_s: float) -> ModelAnswer:
         """The model's answer, fit to be used; a `ModelError` is transient where the server is at fault."""
         try:
             async with asyncio.timeout(within_s):
-                text = await self._ask(backend, question)
+                text, usage = await self._ask(backend, question)
         except TimeoutError:
             raise ModelError(f"{backend.url}: no answer in time", "model_timeout", transient=True) from None
-        return self._usable(text)
+        return ModelAnswer(self._usable(text), usage)
 
-    async def _ask(self, backend: Backend, question: Row) -> str:
+    async def _ask(self, backend: Backend, question: Row) -> ModelAnswer:
         body = {
             "model": backend.model,
             "messages": self.recipe.student_messages(question, self._tenant),
@@ -96,7 +104,7 @@ class ModelClient:
         if status != 200:
             at_fault = status >= 500 or status in (401, 403, 404, 408, 429)
             raise ModelError(f"{backend.url}: HTTP status {status}", "model_error", transient=at_fault)
-        return _text_of(content, backend)
+        return _read(content, backend)
 
     async def _post(self, backend: Backend, data: bytes) -> tuple[int, bytes]:
         url, headers = f"{backend.url}/chat/completions", {"content-type": "application/json"}
@@ -125,15 +133,17 @@ class ModelClient:
         return answer
 
 
-def _text_of(content: bytes, backend: Backend) -> str:
+def _read(content: bytes, backend: Backend) -> ModelAnswer:
     try:
-        choice: Any = json.loads(content)["choices"][0]
+        body: Any = json.loads(content)
+        choice, counted = body["choices"][0], body.get("usage") or {}
         text, ended = choice["message"]["content"], choice.get("finish_reason")
+        usage = {name: int(counted[name]) for name in USAGE} if counted.keys() >= USAGE else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{backend.url}: the answer is no chat completion", "model_error", transient=True) from error
     if ended == "length":
         raise ModelError("the answer was cut at student.max_new_tokens", "truncated")
-    return text if isinstance(text, str) else ""
+    return ModelAnswer(text if isinstance(text, str) else "", usage)
 
 
 class EventLoopLag:
@@ -165,7 +175,7 @@ class RequestHandler:
         """The answer before the deadline; a model's failure becomes a reason. `arrived` is by `time.perf_counter`."""
         give_up = arrived - self._lag_s() + self._allowed_s
         role: ServedRole = "none"
-        version, answer, reason = "", None, ""
+        version, answer, usage, reason = "", None, None, ""
         try:
             if self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter():
                 raise ModelError("too many are asked", "overloaded")
@@ -174,7 +184,7 @@ class RequestHandler:
             if (route := self._table.pick(question.id)) is None:
                 raise ModelError("no model is in service", "no_model")
             role, version = route[0], route[1].version
-            answer = await self._ask(route[1], question, give_up)
+            answer, usage = await self._ask(route[1], question, give_up)
         except ModelError as error:
             reason = error.reason
         except Exception as error:  # noqa: BLE001 (the client needs an answer)
@@ -184,7 +194,7 @@ class RequestHandler:
         if answer is None:
             source = "none" if self._models.recipe.fallback(question) is None else "fallback"
         latency_ms = 1000 * (time.perf_counter() - arrived)
-        return ServedAnswer(time.time(), role, version, source, reason, latency_ms, question.id, answer)
+        return ServedAnswer(time.time(), role, version, source, reason, latency_ms, question.id, answer, usage)
 
     def is_open(self, backend: Backend | None) -> bool:
         return backend in self._circuits and self._circuits[backend].is_open
@@ -198,7 +208,7 @@ class RequestHandler:
             return "context_too_long"
         return "" if normalise(question.query) else "empty_query"
 
-    async def _ask(self, backend: Backend, question: Row, give_up: float) -> str:
+    async def _ask(self, backend: Backend, question: Row, give_up: float) -> ModelAnswer:
         if backend not in self._circuits:
             while len(self._circuits) >= _MOST_CIRCUITS:
                 del self._circuits[next(iter(self._circuits))]

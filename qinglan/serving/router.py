@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import gc
 import hmac
+import json
 import logging
 import math
 import socket
@@ -308,11 +309,13 @@ class _Service:
         message = {"role": "assistant", "content": text} | ({} if stream else {"refusal": None})
         identity = f"{served.row_id}{time.time_ns():x}"
         body = completion_body(identity, int(served.at), request.model, message, is_chunk=stream)
-        answer = JSONResponse(body | {"qinglan": details}, headers=headers)
         if not stream:
-            return answer
-        events = b"data: " + bytes(answer.body) + b"\n\ndata: [DONE]\n\n"  # one chunk, and the end
-        return Response(events, headers=headers, media_type="text/event-stream")
+            return JSONResponse(body | {"usage": served.usage, "qinglan": details}, headers=headers)
+        chunks = [body | {"qinglan": details}]  # the whole text is one
+        if request.stream_options and request.stream_options.include_usage:
+            chunks.append(body | {"choices": [], "usage": served.usage})
+        events = [*(json.dumps(chunk, ensure_ascii=False) for chunk in chunks), "[DONE]"]
+        return Response("".join(f"data: {each}\n\n" for each in events), 200, headers, "text/event-stream")
 
     def _add_gauges(self) -> None:
         def add(name: str, what: str, value: Callable[[], float]) -> None:

@@ -206,9 +206,7 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
     """Serve until Ctrl-C or SIGTERM; raises `ConfigError` where another site serves this tenant from this folder."""
     profile = load_profile(profile_name, overrides)
     folder = serving_folder(profile)
-    with ExitStack() as stack:
-        stack.enter_context(stop_signals())
-        stack.enter_context(suppress(KeyboardInterrupt))
+    with stop_signals(), suppress(KeyboardInterrupt), ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             stack.enter_context(FileLock(folder / ".lock", timeout=PROBED_FOR_S))

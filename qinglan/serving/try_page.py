@@ -116,7 +116,7 @@ class TryPage:
                 raise ModelError(f"no {arm} is in service", "no_model")
             answer["version"] = backend.version
             within_s = max(MODEL_WITHIN_S, self._profile.serve.deadline_ms / 1000)
-            text = await self._models.answer(backend, question, within_s)
+            text, _ = await self._models.answer(backend, question, within_s)
         answer["text"] = text
         answer["ms"] = 1000 * (time.perf_counter() - start) if took_ms is None else took_ms
         if self._searches:

@@ -60,13 +60,15 @@ def needed_bytes(profile: Profile, flow: str) -> int:
 
 
 def sft_bytes(profile: Profile, base: ModelSize | None) -> int:
-    """What SFT writes: adapters with their optimizer's state, and the merged model; 0 where the base is not known."""
+    """What SFT writes: checkpoints with their optimizer's state, and the model; 0 where the base is not known."""
     if base is None:
         return 0
     sft = profile.sft
-    trained = sft.lora_rank * base.adapter_parameters
-    merged = base.parameters * _DTYPES[sft.torch_dtype]
-    return (sft.save_total_limit + 2) * trained * _TRAINED + merged
+    model = base.parameters * _DTYPES[sft.torch_dtype]
+    saved = sft.lora_rank * base.adapter_parameters * _TRAINED
+    if sft.tuner_type == "full":
+        saved = base.parameters * (_TRAINED + _WEIGHTS)  # ZeRO-3 saves the weights in both forms
+    return (sft.save_total_limit + 2) * saved + model
 
 
 def rl_bytes(profile: Profile, start: ModelSize | None) -> int:

@@ -17,8 +17,7 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
-from qinglan.recipes._verdicts import RIGHT_FROM, reference_of
-from qinglan.recipes.answer_judge import AnswerJudge
+from qinglan.recipes._verdicts import RIGHT_FROM, VerdictRecipe, reference_of
 from qinglan.recipes.kinds.measuring import check_failures
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY
 from qinglan.rows import Row, groups_of
@@ -55,7 +54,7 @@ class JudgedPassage(BaseModel):
 class JudgeComparison:
     profile: Profile
     recipe: RetrievalRecipe
-    verdicts: AnswerJudge
+    verdicts: VerdictRecipe
     local: ChatClient
     judge: ChatClient
     rag: RagClient  # that keeps the best passage
@@ -133,10 +132,7 @@ def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -
     local = {key: _NEITHER if each.local is None else _label(each.local, RIGHT_FROM) for key, each in counted.items()}
     judge = {key: _label(each.judge, min_relevance) for key, each in counted.items() if each.judge is not None}
     found = agreement(local, judge, {key: each.group for key, each in counted.items()})
-    figures: dict[str, float | None] = {}
-    if found:
-        low, high = found.ci95 or (None, None)
-        figures = {"share": found.share, "kappa": found.kappa, "kappa_low": low, "kappa_high": high}
+    low, high = (found and found.ci95) or (None, None)
     references = [each.judge for each in passages if each.is_reference and each.judge is not None]
     return JudgeAgreement(
         pairs=len(judge),
@@ -145,7 +141,10 @@ def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -
         right=fmean(label == _RIGHT for label in judge.values()) if judge else None,
         references=len(references),
         reference_right=fmean(score >= min_relevance for score in references) if references else None,
-        **figures,
+        share=found and found.share,
+        kappa=found and found.kappa,
+        kappa_low=low,
+        kappa_high=high,
     )
 
 

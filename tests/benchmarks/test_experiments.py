@@ -1,6 +1,9 @@
 """The experiments' logic on made-up results: what is left out, and what the tables say."""
 
+import json
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,3 +94,25 @@ def test_results_of_other_questions_settings_and_experiments_are_left_out(tmp_pa
 def test_the_page_was_made_of_the_results_that_are_there() -> None:
     site = Site(command.RESULTS)
     assert command.PAGE.read_text(encoding="utf-8") == tables.document(site.load(), site.groups())
+
+
+def test_the_local_judges_runs_follow_each_other_and_its_table_says_what_they_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(command.__file__).parents[1])
+    bench, said = import_module("local_judge"), list[tuple[str, ...]]()
+    stage = {"released": {"aliases": [], "version": "7"}, "agreement": {"pairs": 90, "kappa": 0.5, "kappa_low": None}}
+    results = [result(rl=rl, summary={"judge_cost_usd": 0.25}) for rl in (HALF, GOOD)]
+    monkeypatch.setattr(bench, "qinglan", lambda _, *words: said.append(words))
+    monkeypatch.setattr(bench, "stage_of", lambda *_: SimpleNamespace(details=stage))
+    monkeypatch.setattr(bench, "result_of_run", lambda *_, experiment, **__: (results["local" in experiment], GROUPS))
+    (tmp_path / "runs" / "latest").mkdir(parents=True)
+    report = {"arms": {"rl": {"scores": {"main": {"mean": 0.8}}}}, "decision": {"verdict": "hold"}}
+    (tmp_path / "runs" / "latest" / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    lines = bench.table(bench.summary(*zip(bench.measure(tmp_path, 1, []), strict=True)))
+    asked = [" ".join(words[:4]) for words in said]
+    runs = [f"run pipeline --profile {name}" for name in ("embedded", "passage_judge", "embedded_local_judge")]
+    made = ["dataset judge-pairs latest --out", "release promote 7 --force"]
+    assert asked == [runs[0], made[0], runs[1], made[1], runs[2]]
+    assert lines[2] == "| 1 | 0.800 | 90 | 0.500 |  | 0.2500 | 0.2500 | 0.500 | 1.000 |"
+    assert lines[-1].endswith("RL with the judge: +0.500 (0.500 to 0.500), n = 40")

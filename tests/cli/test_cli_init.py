@@ -67,7 +67,7 @@ def test_the_rags_preset_is_found_out(init: Qinglan, serve: Serve):
 
 
 @pytest.mark.parametrize("price", [(), ("--student-price", "0.1,0.2")])
-@pytest.mark.parametrize("machine", ["cpu", "gpu1", "gpu2", "gpu8"])
+@pytest.mark.parametrize("machine", ["cpu", "gpu1", "gpu2", "gpu4", "gpu8"])
 @pytest.mark.parametrize("teacher", [(), (*REAL, "--teacher-price", "1.25,10")])
 def test_the_costs_of_teacher_and_student_are_known_on_every_machine(
     init: Qinglan, machine: str, teacher: tuple[str, ...], price: tuple[str, ...]
@@ -107,7 +107,7 @@ def test_a_header_is_data_in_the_file(init: Qinglan):
         (["test-acme", *REAL, "--teacher-price", "1"], "--teacher-price '1': write IN,OUT in US dollars"),
         (["test-acme", "--teacher", "gpt-5"], "--teacher-url is missing"),
         (["test-acme", "--machine", "gpu2", "--student-price", "1"], "--student-price '1': write IN,OUT in US dollars"),
-        (["test-acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu8"),
+        (["test-acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu4, gpu8"),
         (["test-acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an env"),
     ],
 )

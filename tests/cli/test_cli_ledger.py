@@ -64,6 +64,7 @@ def test_a_dry_run_costs_nothing_and_warns(qinglan: Qinglan, profile: Profile):
     low = ["--set", "budget.per_run_usd=0.0001", "--set", "budget.per_month_usd=0.0001"]
     shown = qinglan("run", "refresh", "--dry-run", *low, profile=profile)[1]
     assert re.search(r"teacher +distill +simulated-rewriter +2 +0 ", shown)
+    assert "The RAG would be asked at most: validate 4." in shown
     assert "more than budget.per_run_usd = 0.0001: the run would stop there" in shown
     assert "of this month that is more than budget.per_month_usd = 0.0001" in shown
     assert not profile.paths.runs.exists() and "At most $" in shown and "About" not in shown

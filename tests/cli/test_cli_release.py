@@ -20,8 +20,6 @@ from qinglan.runs.run import Run, open_run
 from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
-
 PASSED = Decision(verdict="promote", challenger="rl", rules=[])
 
 

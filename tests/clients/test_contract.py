@@ -48,11 +48,6 @@ def honest(body: Body) -> list[Found]:
     return search(body.get("rewritten_query") or body["query"])
 
 
-def rewriting(body: Body) -> list[Found]:
-    """Honours the field, and makes something else of a plain query."""
-    return search(body.get("rewritten_query") or f"{body['query']} 怎么存放")
-
-
 def ignoring(body: Body) -> list[Found]:
     return search(body["query"])
 
@@ -91,7 +86,7 @@ def kinds(serve: Serve, script: Script, **options: Any) -> list[str]:
     ("answer", "kind", "calls"),
     [
         (honest, "honoured", 3),
-        (rewriting, "honoured", 3),
+        (lambda body: search(body.get("rewritten_query") or f"{body['query']} 怎么存放"), "honoured", 3),
         (ignoring, "ignored", 3),
         (reranking_by_query, "reranked_by_query", 4),
         (cutting_after_reranking_by_query(10), "mixed", 4),

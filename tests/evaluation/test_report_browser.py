@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
-from prefect_page import CHROMIUM, chromium
+from prefect_page import NEEDS_CHROMIUM, chromium
 from question_rows import row
 from report_fixture import comparison, example, full, report, slices
 
@@ -19,11 +19,7 @@ from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.extended,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.extended, NEEDS_CHROMIUM]
 
 LONG = "请问" + "一" * 300 + "https" + "x" * 300
 """No word of it fits on a phone."""

@@ -32,7 +32,6 @@ from qinglan.runs.processes import Processes
 from qinglan.runs.run import Run, find_run, runs_of
 from qinglan.runs.traces import CallSample
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 KINDS = ("run", "unfinished", "checkpoint", "superseded", "dataset", "mlflow", "log")
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 EVERYTHING: dict[str, Any] = {f"{kind}_days": 0 for kind in KINDS}

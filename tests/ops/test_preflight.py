@@ -1,9 +1,7 @@
 """Preflight: every problem is found before anything is spent, and no secret is shown."""
 
-import sqlite3
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -248,11 +246,8 @@ def test_a_drop_folder_and_what_is_skipped_in_it(workbook: Callable[..., Check],
     assert (found.problem, found.note) == (None, "skipped, by their suffix: README.md")
 
 
-def test_a_database(workbook: Callable[..., Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    sql = {"url_env": "LOG_DB", "query": "SELECT 问题 FROM log"}
+def test_a_database(workbook: Callable[..., Check], monkeypatch: pytest.MonkeyPatch):
+    sql = {"url_env": "LOG_DB", "query": "SELECT '头疼' AS 问题"}
     assert "data.sql needs the environment variable LOG_DB" in str(workbook(sql=sql).problem)
-    monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
-    assert "there is no such SQLite file" in str(workbook(sql=sql).problem)
-    with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as db:
-        db.execute("CREATE TABLE log AS SELECT '头疼' AS 问题")
+    monkeypatch.setenv("LOG_DB", "sqlite://")
     assert workbook(sql=sql).problem is None

@@ -17,17 +17,13 @@ from typing import Any
 import psutil
 import pytest
 from playwright.sync_api import Browser, expect
-from prefect_page import CHROMIUM, PrefectPage, chromium
+from prefect_page import NEEDS_CHROMIUM, PrefectPage, chromium
 from qinglan_process import own_environment
 from waiting import wait_until
 
 from qinglan.runs.processes import free_port
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.extended,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.extended, NEEDS_CHROMIUM]
 
 SMALL = Path(__file__).parents[2] / "docker" / "try.profile.yaml"
 MARK = "QINGLAN_WALKTHROUGH"
@@ -58,9 +54,6 @@ class Site:
     def _is_up(self) -> bool:
         assert self.process and self.process.poll() is None, self.log.read_text()
         return "Ctrl-C stops" in self.log.read_text()
-
-    def server_log(self) -> str:
-        return (self.folder / ".qinglan" / "logs" / "prefect_server.log").read_text(encoding="utf-8")
 
     def end(self, number: int) -> int | None:
         """By this signal, and wait until no process of the site is left."""
@@ -184,7 +177,8 @@ def test_the_schedule_fires_by_itself(site: Site, page: PrefectPage) -> None:
         return [run for run in page.runs() if run["auto_scheduled"]]
 
     page.leave()
-    wait_until("the schedule's run", fired, explain=site.server_log)
+    log = site.folder / ".qinglan" / "logs" / "prefect_server.log"
+    wait_until("the schedule's run", fired, explain=log.read_text)
     schedule = page.schedule("refresh/refresh")
     path = f"deployments/{schedule['deployment_id']}/schedules/{schedule['id']}"
     page.api.patch(path, json={"active": False}).raise_for_status()

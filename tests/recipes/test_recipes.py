@@ -30,7 +30,7 @@ def test_shipped_recipes_are_found_by_their_names():
         get_recipe("query_rewriter")
     for name in ("_verdicts", "scoring"):
         with pytest.raises(
-            ConfigError, match="no such recipe; known recipes: answer_judge, medical, query_rewrite, or"
+            ConfigError, match="no such recipe; known recipes: answer_judge, medical, passage_judge, query_rewrite, or"
         ):
             get_recipe(name)
 

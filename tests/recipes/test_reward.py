@@ -157,6 +157,7 @@ async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_th
     unlabelled = await site.open(reward=Reward()).score(REWRITE)
     assert (unlabelled["judge"], unlabelled["relevant"], unlabelled["judge_asked"]) == (5, 0, 2)
     assert unlabelled["score"] == Reward().gold_gate_cap
+    assert site.entries()[-1]["passage"] == "正文g"
     labelled = await site.open(reward=Reward()).score(REWRITE, gold_id="g")
     assert (labelled["judge_asked"], labelled["judge_cached"], labelled["gold_top1"]) == (1, 1, 1)
     assert math.isnan(labelled["relevant"])

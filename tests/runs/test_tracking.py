@@ -15,8 +15,6 @@ from qinglan.runs.artifacts import Artifact
 from qinglan.runs.traces import CallSample
 from qinglan.runs.tracking import Tracker
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
-
 
 @pytest.fixture(scope="module")
 def tracker(database: str, tmp_path_factory: pytest.TempPathFactory) -> Tracker:

@@ -17,7 +17,7 @@ from qinglan.rows import Retrieved, Row
 from qinglan.serving import canary
 from qinglan.serving.canary import ArmCounts, CanaryCounts, Latencies, Mean, judge, stitched_bound
 from qinglan.serving.canary_observer import STATE_FILE, WAITING, CanaryObserver, CanaryState, read_state, read_verdict
-from qinglan.serving.request_handler import ServedAnswer, ServedRole
+from qinglan.serving.request_handler import ModelAnswer, ServedAnswer, ServedRole
 from qinglan.serving.routes import Backend, Routes, RouteTable
 
 CONFIG = Canary(compare_share=1.0, check_every_s=0.01, min_requests=10)
@@ -31,12 +31,12 @@ class FakeModels:
     def __init__(self, **rewrites: str | Exception) -> None:
         self.rewrites, self.asked = rewrites, list[str]()
 
-    async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
+    async def answer(self, backend: Backend, question: Row, within_s: float) -> ModelAnswer:
         self.asked.append(backend.version)
         answer = self.rewrites[f"v{backend.version}"]
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return ModelAnswer(answer, None)
 
 
 def rag_of(**scores: float) -> FakeRag:

@@ -11,19 +11,18 @@ from fake_service import PRICE
 from fixture_types import ProfileOf
 from registered import Models
 
-from qinglan.clients.roles import Addresses, site_ledger
-from qinglan.config import LocalJudge, Profile
+from qinglan.clients.roles import Addresses, Clients, site_ledger
+from qinglan.config import LocalJudge, Profile, load_profile
 from qinglan.errors import ConfigError, EngineError, TeacherError
 from qinglan.ops.estimate import count_questions, estimate
 from qinglan.ops.preflight import inspect_profile
+from qinglan.recipes import passage_judge
 from qinglan.recipes._verdicts import BEST, RIGHT_FROM, verdict_recipe
 from qinglan.rows import Row
 from qinglan.runs.run import open_run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge, serve_judge
 from qinglan.serving.registry import Released, prompt_digest
 from qinglan.tasks import rl as rl_module
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
 MODEL = "qinglan.t.answer_judge"
 
@@ -49,7 +48,7 @@ def test_no_champion_is_said_before_anything_is_spent_and_no_database_made(profi
     profile = judged(profile_of, tracking={"uri": f"sqlite:///{tmp_path / 'none.db'}"})
     (problem,) = (check.problem for check in inspect_profile(profile, "train") if check.name == "local judge")
     assert problem and problem.startswith(f"judge.local.model: {MODEL} has no champion in the registry at sqlite")
-    assert "qinglan run pipeline --profile answer_judge" in problem
+    assert "train and release one (docs/how-to/answer-judge.md; `qinglan release list` shows them)" in problem
     assert "local judge" not in {check.name for check in inspect_profile(profile, "refresh")}
     assert not (tmp_path / "none.db").exists()
 
@@ -109,6 +108,19 @@ def test_the_verdict_recipe_asks_as_its_student_learnt_and_grades_right_above_wr
     assert scores == [BEST, 4, RIGHT_FROM, 2, 1, 0]
     with pytest.raises(TeacherError, match="no verdict"):
         recipe.verdict_score("都可以")
+
+
+async def test_a_judge_of_passages_learns_the_workbooks_word_asks_no_model_and_sees_no_reference(profile_of: ProfileOf):
+    recipe, tenant = passage_judge.RECIPE, profile_of().tenant
+    row = Row(id="r", tenant="t", query="咋\n吃", source="x", inputs={"candidate": "一天\n一回", "verdict": "错误"})
+    learnt = await recipe.distill(row, Clients(), tenant)
+    assert [recipe.parts(learnt, said)["main"] for said in ("错误", "正确", "不知道")] == [1, 0, 0]
+    asked = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "不给看", "一天\n一回", tenant)
+    assert asked == recipe.student_messages(row, tenant) and asked[-1]["content"] == "咋 吃\n资料：一天 一回"
+    assert [recipe.verdict_score(said) for said in ("正确", " 错误\n")] == [BEST, 0]
+    assert load_profile("embedded_local_judge").judge.local.model == load_profile("passage_judge").model_name
+    with pytest.raises(TeacherError, match="the verdict is none of 正确, 错误"):
+        recipe.verdict_score("正确，完整")
 
 
 def test_a_judge_waits_for_its_port(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

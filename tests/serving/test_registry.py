@@ -17,8 +17,6 @@ from qinglan.runs.run import open_run
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_digest, rival_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
-
 
 @pytest.fixture
 def site(database: str, tmp_path: Path) -> Models:

@@ -143,10 +143,12 @@ def test_a_bug_costs_no_answer_and_logs_no_question(site, capitals, monkeypatch,
     assert "RuntimeError" in caplog.text and QUESTION not in caplog.text
 
 
-def test_a_stream_is_one_chunk_and_the_end(site, serve):
+def test_a_stream_is_one_chunk_with_the_tokens_behind_it_if_asked_for_and_the_end(site, serve):
     client = site().client(serve(script_of(REPLY)).url)
-    answer = client.post("/v1/chat/completions", json=body_of(stream=True))
-    chunk, end, rest = answer.text.split("\n\n")
+    answer = client.post("/v1/chat/completions", json=body_of(stream=True, stream_options={"include_usage": True}))
+    chunk, counted, end, rest = answer.text.split("\n\n")
+    last = json.loads(counted.removeprefix("data: "))
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 110)
     assert (answer.headers["content-type"], end, rest) == ("text/event-stream; charset=utf-8", "data: [DONE]", "")
     body = json.loads(chunk.removeprefix("data: "))
     assert body["object"] == "chat.completion.chunk"

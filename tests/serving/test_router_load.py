@@ -111,6 +111,7 @@ def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.Mo
             other.models.list()
     assert answer.choices[0].message.content == "益生菌 服用时间 饭前饭后"
     assert answer.model_extra["qinglan"]["source"] == "model"
+    assert answer.usage and answer.usage.total_tokens == 110
     assert [chunk.choices[0].delta.content for chunk in stream] == ["益生菌 服用时间 饭前饭后"]
 
 

@@ -16,7 +16,7 @@ from doubles import raising
 from fake_service import completion, recall
 from fixture_types import ProfileOf
 from playwright.sync_api import Page, expect
-from prefect_page import CHROMIUM, chromium
+from prefect_page import NEEDS_CHROMIUM, chromium
 from question_rows import random_rows, row
 from starlette.testclient import TestClient
 
@@ -177,7 +177,7 @@ def look(page: Page, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
+@NEEDS_CHROMIUM
 def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_shows_what_each_arm_is_at(
     router: Try, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

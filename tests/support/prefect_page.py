@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from waiting import wait_until
 
 from qinglan.ops.prefect.api import RetryingClient
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
 _LOUD = ("gpu", "quic", "background-networking", "component-update", "sync")
 _MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 """Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to choose from."""

@@ -230,3 +230,11 @@ class Toy:
         checkpoint, exported = self.output / f"global_step_{newest}", self.folder / "exported"
         self.run(export_command(self.profile, checkpoint=checkpoint, base_model=self.model, output_dir=exported))
         return AutoModelForCausalLM.from_pretrained(exported)
+
+
+def vllm_toy(folder: Path, model: Path, extra: dict[str, Any] | None = None, **rl: Any) -> Toy:
+    toy = Toy(folder, model, rollout_engine="vllm", **rl)
+    trainer = toy.profile.trainer.model_copy(update={"python": str(VLLM_PYTHON)})
+    toy.profile = toy.profile.model_copy(update={"trainer": trainer})
+    toy.profile.rl.extra.update(extra or {})
+    return toy

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -54,6 +55,7 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
     made = FakeTracker()
     monkeypatch.setattr(stage_module, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(stage_module, "tracker_of", lambda _: made)
-    for shown in ("create_markdown_artifact", "create_progress_artifact", "update_progress_artifact"):
-        monkeypatch.setattr(stage_module, shown, lambda *_, **__: "id")
+    monkeypatch.setattr(stage_module, "create_markdown_artifact", lambda *_, **__: "id")
+    for shown in ("acreate_progress_artifact", "aupdate_progress_artifact"):
+        monkeypatch.setattr(stage_module, shown, AsyncMock(return_value="id"))
     return made

@@ -17,7 +17,6 @@ from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, 
 
 FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
 FORMS = [each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)]
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def schema_of(flow: str) -> dict[str, Any]:

@@ -32,8 +32,6 @@ from qinglan.tasks import stage as stage_module
 from qinglan.tasks.gate import decide_release
 from qinglan.tasks.register import register_model
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
-
 HIT = Retrieved(ids=("g",), scores=(0.9,), titles=("答案",))
 MISS = Retrieved(ids=("x",), scores=(0.5,), titles=("别的",))
 ROWS = [Row(id=name, tenant="t", query=f"问{name}", source=f"q!A{name}", gold_id="g", split="test") for name in "abc"]

@@ -124,15 +124,11 @@ def test_a_server_that_takes_no_progress_costs_nothing(
 ):
     shown: list[float] = []
 
-    def away(percent: float, *_: object) -> None:
+    async def away(percent: float, *_: object) -> None:
         shown.append(percent)
         raise httpx.ConnectError("refused")
 
-    async def away_too(percent: float, *_: object) -> None:
-        away(percent)
-
-    monkeypatch.setattr(stage_module, "create_progress_artifact", away)
-    monkeypatch.setattr(stage_module, "acreate_progress_artifact", away_too)
+    monkeypatch.setattr(stage_module, "acreate_progress_artifact", away)
 
     def work(stage: Stage) -> Outcome:
         async def in_loop() -> None:

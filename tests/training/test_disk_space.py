@@ -38,9 +38,10 @@ def test_a_hub_id_often_says_how_large_it_is(tmp_path: Path):
     assert ModelSize.of(tmp_path) == ModelSize(2000, 4000, 0), "older weight files count by their size"
 
 
-def test_sft_keeps_its_adapters_and_the_merged_model(profile_of: ProfileOf):
+def test_sft_keeps_adapters_or_whole_models_and_the_result(profile_of: ProfileOf):
     profile = profile_of(sft={"lora_rank": 16, "save_total_limit": 3})
     assert sft_bytes(profile, SMALL) == 5 * 16 * 10_000 * 12 + 2_000_000
+    assert sft_bytes(profile_of(sft={"tuner_type": "full", "save_total_limit": 1}), SMALL) == 3 * 16_000_000 + 2_000_000
     assert sft_bytes(profile, None) == 0
 
 

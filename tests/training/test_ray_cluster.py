@@ -10,15 +10,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 from fixture_types import ProfileOf
-from toy_rl import Toy, make_model
+from toy_rl import NEEDS_VLLM, VLLM_PYTHON, Toy, make_model, vllm_toy
 from waiting import wait_until
 
 from qinglan.config import Trainer
@@ -54,9 +56,11 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @contextmanager
-def ray_node(url: str, number: int, folder: Path, *words: str, **environment: str) -> Iterator[int]:
+def ray_node(
+    url: str, number: int, folder: Path, *words: str, python: str = sys.executable, **environment: str
+) -> Iterator[int]:
     """The cluster's node of this number; the process id of what keeps it."""
-    ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *words]
+    ray = [str(Path(python).with_name("ray")), "start", "--block", "--disable-usage-stats", *words]
     # Nodes on one machine would share the port of the agent that takes jobs, and one of them would never answer.
     ray.append(f"--dashboard-agent-listen-port={free_port()}")
     argv, log = [sys.executable, supervise.__file__, *ray], folder / "ray.log"
@@ -160,6 +164,39 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     steps = read_metrics(toy.folder)
     assert set(steps) >= set(range(first_end + 1, STEPS + 1))
     assert steps[STEPS]["actor/grad_norm"] > 0 and steps[STEPS]["critic/grad_norm"] > 0
+
+
+@NEEDS_VLLM
+def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(tmp_path / "model", hidden_size=128, vocab_size=None)
+    (tmp_path / "stage").mkdir()
+    toy = vllm_toy(tmp_path / "stage", model, total_steps=6, save_freq=2, test_freq=6, ppo_micro_batch_size_per_gpu=4)
+    port, dashboard, python = free_port(), free_port(), str(VLLM_PYTHON)
+    url = f"http://127.0.0.1:{dashboard}"
+    words = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
+    head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
+    trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2})
+    trains = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True)
+
+    def explain() -> str:
+        return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
+
+    with (
+        ray_folder(monkeypatch) as folder,
+        ray_node(url, 1, folder, *head, f"--temp-dir={folder}", python=python) as first,
+        RayJobs(trainer_of(url)) as jobs,
+    ):
+        other = partial(ray_node, url, 2, folder, f"--address=127.0.0.1:{port}", *words, python=python)
+        with other() as second:
+            trains.start()
+            wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
+            for node in (first, second):
+                assert process_of(node, "WorkerDict") and process_of(node, "VLLM::EngineCore"), explain()
+        wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
+        with other():
+            trains.join(1800)
+    assert "starting it again from its newest checkpoint, 1 of 2 restarts" in explain()
+    assert max(checkpoints(toy.output)) == 6, explain()
 
 
 def test_doctors_job_tells_what_each_node_has(

@@ -149,6 +149,6 @@ def give_up(toy: RewardedToy, server: RagServer) -> int:
     assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
     assert toy.lines(failed_by="rag")
     (saved,) = checkpoints(toy.output)
-    assert saved == max(read_metrics(toy.folder)), "what was learnt is kept, whatever save_freq says"
+    assert saved >= max(read_metrics(toy.folder)), "what was learnt is kept, whatever save_freq says"
     server.start()
     return saved

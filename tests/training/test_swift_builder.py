@@ -45,6 +45,8 @@ def test_settings_reach_the_command_line_and_extra_arguments_win(profile_of: Pro
     }  # fmt: skip
     assert expected.items() <= options(command).items()
     assert "resume_from_checkpoint" not in options(sft(profile_of()))
+    whole = options(sft(profile_of(sft={"tuner_type": "full"})))
+    assert whole["tuner_type"] == "full" and {"lora_rank", "lora_alpha", "target_modules"}.isdisjoint(whole)
 
 
 def test_a_local_model_is_absolute_and_offline(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

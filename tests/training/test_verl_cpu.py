@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from qinglan.errors import EngineError
+from qinglan.training.alarms import Alarm
 from qinglan.training.engines.verl import AGENT
 
 pytest.importorskip("verl")
@@ -213,6 +214,33 @@ def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselv
     training._extras, metrics = dict.fromkeys(range(48)), dict[str, float]()
     training._compute_advantage(SimpleNamespace(keys=range(64)), metrics)
     assert training.kl_ctrl_in_reward.value == pytest.approx(metrics[trainer.REWARD_KL]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("where", ["training", "validation"])
+def test_giving_up_keeps_the_last_step_as_it_was_before_its_alarms_lowered_the_learning_rate(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, rate, saved = quietly("engines.ppo_trainer"), [1e-4], dict[int, float]()
+    training: Any = object.__new__(trainer.RewardedTrainer)
+    training._settings = SimpleNamespace(max_invalid_share=0.1, alarms=SimpleNamespace(lr_factor=0.5))
+    training._checkpoints, training._progress = tmp_path, SimpleNamespace(stop=lambda *_, **__: None)
+    training.actor_rollout_wg = SimpleNamespace(scale_lr=lambda factor: rate.append(rate[-1] * factor))
+    training.use_critic, training._lr_scale, training.val_dataset = False, 1.0, [None] * 4
+    training.train_dataloader, training._data_before = SimpleNamespace(load_state_dict=lambda _: None), {}
+    counts = {"invalid": 4, "wanted": 4, "lost": 0}
+    monkeypatch.setattr(trainer.RewardedTrainer, "_keep_scored", lambda *_: (None, counts))
+    monkeypatch.setattr(
+        trainer.RewardedTrainer, "_save_checkpoint", lambda of: saved.update({of.global_steps: rate[-1]})
+    )
+    training.global_steps = 3
+    with pytest.raises(EngineError, match="4 of 4 samples"):
+        if where == "validation":
+            training._val_metrics_update(None, range(4), {"invalid": [True] * 4})
+        training._act_on(Alarm(name="kl_runaway", step=3, action="lower_lr", code=""), 3)
+        assert rate[-1] == 0.5e-4
+        training.global_steps = 4
+        training._balance_batch(None, {})
+    assert saved == {3: 1e-4}
 
 
 @pytest.mark.parametrize("platform", ["abacus", ""])

@@ -6,14 +6,16 @@ Each start of verl with vLLM takes a minute or two, so one run shows several thi
 import json
 import math
 import os
+import re
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_rl import NEEDS_VLLM, VLLM_PYTHON, WORDS, Toy, make_model
+from toy_rl import NEEDS_VLLM, WORDS, make_model, vllm_toy
 from waiting import wait_until
 
 from qinglan.config import load_profile
@@ -36,14 +38,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=None)
 
 
-def vllm_toy(folder: Path, model: Path, extra: dict[str, Any] | None = None, **rl: Any) -> Toy:
-    toy = Toy(folder, model, rollout_engine="vllm", **rl)
-    trainer = toy.profile.trainer.model_copy(update={"python": str(VLLM_PYTHON)})
-    toy.profile = toy.profile.model_copy(update={"trainer": trainer})
-    toy.profile.rl.extra.update(extra or {})
-    return toy
-
-
 def pid_of(word: str, ancestor: int) -> int | None:
     """A process that the ancestor has started, itself or through others."""
     for pid in descendants(ancestor):
@@ -59,7 +53,7 @@ def shared_memory() -> set[Path]:
     return {path for name in ("psm_*", "verl_weights_*") for path in Path("/dev/shm").glob(name)}
 
 
-def test_ppo_goes_on_from_its_checkpoint_when_the_sampler_is_killed_and_exports(
+def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_exports(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
@@ -72,13 +66,18 @@ def test_ppo_goes_on_from_its_checkpoint_when_the_sampler_is_killed_and_exports(
     def explain() -> str:
         return "".join(path.read_text() for path in (tmp_path / "said.txt", tmp_path / "rl.log") if path.exists())
 
-    wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
-    sampler = pid_of("VLLM::EngineCore", os.getpid())
-    assert sampler, explain()[-4000:]
-    os.kill(sampler, signal.SIGKILL)
+    def has_ended(step: int) -> bool:
+        return max(checkpoints(toy.output), default=0) >= step or not trains.is_alive()
+
+    for step, killed in ((2, "VLLM::EngineCore"), (4, "WorkerDict")):
+        wait_until(f"step {step}", partial(has_ended, step), explain=explain)
+        process = pid_of(killed, os.getpid())
+        assert process, explain()[-4000:]
+        os.kill(process, signal.SIGKILL)
     trains.join(1800)
-    said = (tmp_path / "said.txt").read_text()
-    assert "starting it again from its newest checkpoint, 1 of 2 restarts" in said and "2 of 2" not in said
+    assert "2 of 2 restarts" in (tmp_path / "said.txt").read_text()
+    first, second = map(int, re.findall(r"Resuming from \S+global_step_(\d+)", explain()))
+    assert 2 <= first < 4 <= second
     assert max(checkpoints(toy.output)) == 8, explain()[-4000:]
 
     steps = read_metrics(tmp_path)
@@ -100,19 +99,21 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
         f"{correction}.rollout_is": "token",
         f"{correction}.rollout_is_threshold": 2.0,
     }
-    rl = {"algorithm": "grpo", "lora_rank": 8, "actor_lr": 0.02, "total_steps": 4, "save_freq": 4, "test_freq": 4}
+    rl = {"algorithm": "grpo", "lora_rank": 8, "total_steps": 4, "save_freq": 4}
+    learning, standing = {"actor_lr": 0.02, "test_freq": 4}, {"actor_lr": 1e-12, "test_freq": 1, "patience": 1}
     toys = []
-    for seed in (1, 2):  # at the same time: neither may take the other's weights
+    for seed, own in ((1, learning), (2, standing)):  # at the same time: neither may take the other's weights
         (tmp_path / str(seed)).mkdir()
-        toys.append(vllm_toy(tmp_path / str(seed), model, extra, seed=seed, **rl, **groups))
+        toys.append(vllm_toy(tmp_path / str(seed), model, extra, seed=seed, **rl, **own, **groups))
     start = time.time()
     running = [toy.start(toy.command()) for toy in toys]
     for toy, process in zip(toys, running, strict=True):
         assert process.wait(1800) == 0, (toy.folder / "log.txt").read_text()[-4000:]
     remove_leaked_memory(start)
-    for toy in toys:
+    for toy, last in zip(toys, (4, 1), strict=True):
         steps = read_metrics(toy.folder)
-        trained = [steps[step] for step in range(1, 5)]
+        assert max(steps) == max(checkpoints(toy.output)) == last, "ended early where dev stands still"
+        trained = [steps[step] for step in range(1, last + 1)]
         assert all(math.isfinite(step["actor/pg_loss"]) for step in trained)
         assert any(step["actor/grad_norm"] > 0 for step in trained)
         assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, "the adapter has reached the sampler"

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import httpx2
 import openai
 from openai import AsyncOpenAI
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from qinglan.clients.chat import NOT_SENT, Completion, Request, account_is_empty
 from qinglan.clients.limits import MOST_BODY_BYTES, BodyTooLargeError, retry_after_s
@@ -36,17 +36,8 @@ _CODE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class _Counts(BaseModel):
-    completed: int | None = 0
-    failed: int | None = 0
-
-
 class _Problem(BaseModel):
     code: str | None = None
-
-
-class _Problems(BaseModel):
-    data: list[_Problem] | None = None
 
 
 class BatchState(BaseModel):
@@ -55,24 +46,22 @@ class BatchState(BaseModel):
     input_file_id: str = ""
     created_at: float | None = None
     metadata: dict[str, str] | None = None
-    request_counts: _Counts | None = None
+    completed: int | None = Field(None, validation_alias=AliasPath("request_counts", "completed"))
+    failed: int | None = Field(None, validation_alias=AliasPath("request_counts", "failed"))
     output_file_id: str | None = None
     error_file_id: str | None = None
-    errors: _Problems | None = None
+    problem: str | None = Field(None, validation_alias=AliasPath("errors", "data", 0, "code"))
 
     @property
     def counts(self) -> tuple[int, int]:
-        counts = self.request_counts or _Counts()
-        return counts.completed or 0, counts.failed or 0
+        return self.completed or 0, self.failed or 0
 
     @property
     def missing_reason(self) -> str:
         """The reason of requests that no file of an ended batch mentions."""
         if self.status == "completed":
             return "batch_no_answer"
-        if self.status == "failed" and self.errors and self.errors.data:
-            return _reason(self.errors.data[0].code)
-        return f"batch_{self.status}"
+        return _reason(self.problem) if self.status == "failed" else f"batch_{self.status}"
 
 
 class _Page(BaseModel):

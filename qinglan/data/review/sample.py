@@ -113,7 +113,10 @@ def draw_sample(rows: Iterable[Row], config: Select, size: int, strata: Sequence
     """At most `size` rows of a stream, each once; keeps no more than `size` rows per stratum in memory."""
     candidates: dict[str, BottomK[Row]] = {stratum.name: BottomK(size, stratum.name) for stratum in strata}
     population: Counter[str] = Counter({stratum.name: 0 for stratum in strata})
-    for row in filter(_can_be_reviewed, rows):
+    for row in rows:
+        is_judged = bool(row.answer) or row.reason in RULE_REASONS
+        if not is_judged or row.reason in INPUT_REASONS or is_leak(row.reason):  # no verdict could change it
+            continue
         for stratum in strata:
             if _CONDITIONS[stratum.name](row, config):
                 population[stratum.name] += 1
@@ -126,12 +129,6 @@ def draw_sample(rows: Iterable[Row], config: Select, size: int, strata: Sequence
         drawn.append(SampledRow(row, tuple(stratum for stratum in strata if holds[stratum])))
     drawn.sort(key=lambda sampled: hash_fraction(f"order:{sampled.row.id}"))
     return ReviewSample(drawn, strata, dict(population))
-
-
-def _can_be_reviewed(row: Row) -> bool:
-    """Is there something to judge, and can a verdict change the row? A leak stays out whatever the verdict."""
-    judged = bool(row.answer) or row.reason in RULE_REASONS
-    return judged and row.reason not in INPUT_REASONS and not is_leak(row.reason)
 
 
 def _allot(ranked: dict[str, list[Row]], size: int, strata: Sequence[Stratum]) -> tuple[dict[str, Row], set[str]]:

@@ -257,12 +257,11 @@ def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
 
 def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
     """What validation counted, as outlines."""
-    drawn = []
-    for name, (styles, is_difference) in DISTRIBUTIONS.items():
-        parts = zip(styles, found.get(name, ()), strict=False)
-        if plot := histogram(TEXTS["distributions"][name], parts, is_difference):
-            drawn.append(plot)
-    return drawn
+    drawn = (
+        histogram(TEXTS["distributions"][name], zip(styles, found.get(name, ()), strict=False), is_difference)
+        for name, (styles, is_difference) in DISTRIBUTIONS.items()
+    )
+    return [plot for plot in drawn if plot]
 
 
 def _style(name: ArmName) -> str:

@@ -33,8 +33,12 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
     # No part of what is replaced: the lock, and runs below the state folder or the other way round.
     spared = {state, runs} | {path / name for path in roots.values() for name in (_STAGING, LOCK_FILE)}
     _require_place(profile, backup, spared, replace=replace)
-    for entry in backup.entries:
-        _verify(source, entry)
+    for entry in (entry for entry in backup.entries if entry.kind != "link" and entry.same_as is None):
+        file = source / entry.path
+        if not file.is_file():
+            raise ArtifactError(f"{file}: is missing from the backup; restore another one")
+        if file.stat().st_size != entry.bytes or sha256_of(file) != entry.sha256:
+            raise ArtifactError(f"{file}: was changed after the backup was made; restore another one")
     say(f"{len(backup.entries):,} files, {size(backup.bytes)}: as they were when the backup was made")
     modes = {folder.path: folder.mode for folder in backup.folders}
     # A root that is there is its owner's to say who enters.
@@ -85,16 +89,6 @@ def _contents(folder: Path, spared: set[Path]) -> Iterator[Path]:
             yield each
         elif each not in spared:
             yield from _contents(each, spared)
-
-
-def _verify(source: Path, entry: BackupEntry) -> None:
-    if entry.kind == "link" or entry.same_as is not None:
-        return
-    file = source / entry.path
-    if not file.is_file():
-        raise ArtifactError(f"{file}: is missing from the backup; restore another one")
-    if file.stat().st_size != entry.bytes or sha256_of(file) != entry.sha256:
-        raise ArtifactError(f"{file}: was changed after the backup was made; restore another one")
 
 
 def _chmod(modes: dict[Path, int]) -> None:

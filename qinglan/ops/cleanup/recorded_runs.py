@@ -138,6 +138,5 @@ def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
 
 def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
     """Started by hand it has our parameters and their defaults; without a profile it is another project's."""
-    if not run["deployment_id"] and "profile" not in run["parameters"]:
-        return False
-    return names(str(run["parameters"].get("profile", EMBEDDED)), profile)
+    is_ours = run["deployment_id"] or "profile" in run["parameters"]
+    return bool(is_ours) and names(str(run["parameters"].get("profile", EMBEDDED)), profile)

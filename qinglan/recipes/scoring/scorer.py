@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from qinglan.clients.chat import Account, Answer, ChatClient
 from qinglan.clients.openai_protocol import JsonSchema
@@ -22,15 +22,12 @@ from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, Retrieval, ledger_url
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import JUDGE, AnswerRecipe, Message, Recipe, RetrievalRecipe
-from qinglan.recipes._verdicts import BEST, reference_of, verdict_recipe
+from qinglan.recipes._verdicts import BEST, VerdictRecipe, reference_of, verdict_recipe
 from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.samples import write_sample
 from qinglan.recipes.scoring.service import Baseline, GradedRewrite, RewardService, Scored
 from qinglan.rows import Retrieved, Row, hash_fraction
 from qinglan.runs.artifacts import hash_of
-
-if TYPE_CHECKING:
-    from qinglan.recipes.answer_judge import AnswerJudge
 
 _SPECIAL_TOKEN = re.compile(r"<\|[^|]*\|>")
 _MAX_IN_MEMORY = 20_000
@@ -52,6 +49,7 @@ class Sample:
     """None where texts are not retrieved with."""
     rag_cached: bool = False
     begin_s: float = field(default_factory=time.perf_counter)
+    passage: str = ""  # that the judge was asked about
     judge_asked: int = 0
     """How many questions the judge was asked about it."""
     judged: list[Answer[float]] = field(default_factory=list)
@@ -72,7 +70,7 @@ class Sample:
     def entry(self) -> dict[str, Any]:
         known: dict[str, Any] = {"row_id": self.row_id, "text": self.text}
         known |= {name: value for name, value in self.used().items() if value is not None}
-        known |= {"failed_by": self.failed_by} if self.failed_by else {}
+        known |= {name: value for name in ("passage", "failed_by") if (value := getattr(self, name))}
         return known | ({"rag_failed": self.rag.failed} if self.rag else {})
 
     @contextmanager
@@ -315,7 +313,7 @@ class RetrievalScorer(Scorer):
         rewrite = GradedRewrite(sample.text, retrieved, judge_score, relevance)
         return asdict(self._recipe.reward(config, baseline, rewrite))
 
-    async def _by_verdict(self, judge: "AnswerJudge", baseline: Baseline, sample: Sample) -> Scored:
+    async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: Sample) -> Scored:
         """Does the best passage agree with the reference? The verdict answers both of the judge's questions.
 
         The teacher's side is the reference itself. Where there is none, the judge is not asked.
@@ -352,9 +350,10 @@ class RetrievalScorer(Scorer):
         """The judge's score of the best passage, where no label says whether it is the right one."""
         if not self._needs_relevance(baseline):
             return None
-        if not retrieved.first_passage:
+        if not (passage := retrieved.first_passage):
             return 0.0
-        messages = self._recipe.relevance_messages(baseline.question, retrieved.first_passage, self._service.tenant)
+        sample.passage = passage
+        messages = self._recipe.relevance_messages(baseline.question, passage, self._service.tenant)
         return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
 
     def _needs_relevance(self, baseline: Baseline) -> bool:

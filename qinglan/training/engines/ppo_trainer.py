@@ -170,6 +170,8 @@ class RewardedTrainer(PPOTrainerSync):
         self._rollouts = int(config.actor_rollout_ref.rollout.n)
         self._extras: dict[str, Mapping[str, Any]] = {}
         self._numbers = count()
+        self._lr_scale = 1.0
+        """By which alarms of the last step have changed the learning rates."""
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -207,12 +209,11 @@ class RewardedTrainer(PPOTrainerSync):
         if invalid / wanted > self._settings.max_invalid_share or invalid == wanted:
             # First, as saving may fail as well.
             error = self._too_few(invalid, counts["lost"], wanted, f"step {self.global_steps}")
-            last_done = self.global_steps - 1
-            if last_done > 0 and not (self._checkpoints / f"global_step_{last_done}").exists():
-                self.global_steps = last_done  # this step has changed no weight yet, and its prompts are to come again
-                self.train_dataloader.load_state_dict(self._data_before)
-                self._save_checkpoint()
+            # This step has changed no weight yet, and its prompts are to come again.
+            self.train_dataloader.load_state_dict(self._data_before)
+            self._keep_step(self.global_steps - 1)
             raise error
+        self._lr_scale = 1.0
         metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
         batch = super()._balance_batch(scored, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
@@ -314,19 +315,29 @@ class RewardedTrainer(PPOTrainerSync):
 
     def _act_on(self, alarm: Alarm, step: int) -> None:
         if alarm.action == "lower_lr":
-            self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
-            if self.use_critic:
-                self.critic_wg.scale_lr(self._settings.alarms.lr_factor)
+            self._scale_lr(self._settings.alarms.lr_factor)
         elif alarm.action == "stop":
             self._end_after(step, f"alarm {alarm.name}")
 
     def _end_after(self, step: int, reason: str) -> None:
         if step >= self.total_training_steps:
             return
-        if not (self._checkpoints / f"global_step_{step}").exists():
-            self._save_checkpoint()
+        self._keep_step(step)
         self._progress.stop(f"after step {step}: {reason}", failed=False)
         self.total_training_steps = step
+
+    def _scale_lr(self, factor: float) -> None:
+        self._lr_scale *= factor
+        for workers in (self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])):
+            workers.scale_lr(factor)
+
+    def _keep_step(self, step: int) -> None:
+        """Save a checkpoint of the last step, where there is none, as training ends."""
+        if step > 0 and not (self._checkpoints / f"global_step_{step}").exists():
+            if self._lr_scale != 1.0:
+                self._scale_lr(1 / self._lr_scale)  # whoever goes on from it takes the actions of its alarms then
+            self.global_steps = step
+            self._save_checkpoint()
 
     # ---- validation ----
 
@@ -342,7 +353,9 @@ class RewardedTrainer(PPOTrainerSync):
         wanted = len(self.val_dataset)
         lost = wanted - len(invalid)
         if (missing := lost + sum(invalid)) > self._settings.max_invalid_share * wanted:
-            raise self._too_few(missing, lost, wanted, f"the validation at step {self.global_steps}")
+            error = self._too_few(missing, lost, wanted, f"the validation at step {self.global_steps}")
+            self._keep_step(self.global_steps)
+            raise error
         known = {
             # None is how verl's validation leaves a value out.
             name: [None if bad or value != value else value for value, bad in zip(values, invalid, strict=True)]

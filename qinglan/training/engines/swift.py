@@ -1,4 +1,4 @@
-"""ms-swift's command lines for LoRA SFT and for merging the adapter. Pure: nothing is started here.
+"""ms-swift's command lines for SFT and for merging an adapter. Pure: nothing is started here.
 
 A local model folder needs both `--model_type` and `--template`, and paths must be absolute, or ms-swift looks on
 a model hub.
@@ -7,6 +7,7 @@ a model hub.
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +24,14 @@ VLLM_PLUGIN = "qinglan_cpu"
 LOGGING_FILE = "logging.jsonl"
 """Under the output directory; ms-swift appends one object per logged step."""
 
+_ADAPTER = ("target_modules", "lora_rank", "lora_alpha", "lora_dropout")
 _SAME_NAMES = (
-    *("target_modules", "lora_rank", "lora_alpha", "lora_dropout", "gradient_checkpointing", "max_length"),
-    *("learning_rate", "lr_scheduler_type", "warmup_ratio", "num_train_epochs", "per_device_train_batch_size"),
-    *("gradient_accumulation_steps", "eval_steps", "save_steps", "save_total_limit", "logging_steps", "seed"),
+    *("tuner_type", "gradient_checkpointing", "max_length", "learning_rate", "lr_scheduler_type", "warmup_ratio"),
+    *("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "eval_steps", "save_steps"),
+    *("save_total_limit", "logging_steps", "seed"),
 )
-"""Of the profile's section `sft`, what ms-swift calls the same."""
+"""Of the profile's section `sft`, what ms-swift calls the same; `_ADAPTER` is for LoRA alone."""
+_TRAINING_STATE = ("optimizer.*", "scheduler.*", "rng_state*", "global_step*", "latest", "trainer_state.json", "*.bin")
 _KEPT = re.compile(r"train_dataset: (?:None|Dataset\b.*?num_rows: (\d+))", re.DOTALL)
 _ENV = {
     "HF_HUB_OFFLINE": "1",
@@ -60,12 +63,11 @@ def engine_env(profile: Profile, model: str, *secrets: str | None) -> dict[str, 
 def sft_command(
     profile: Profile, *, model: str, train_file: Path, dev_file: Path, output_dir: Path, resume_from: Path | None
 ) -> Command:
-    """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
+    """SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
     sft = profile.sft
     arguments: dict[str, Any] = {
         **model_arguments(profile, model),
-        **{name: getattr(sft, name) for name in _SAME_NAMES},
-        "tuner_type": "lora",
+        **{name: getattr(sft, name) for name in (*_SAME_NAMES, *(_ADAPTER if sft.tuner_type == "lora" else ()))},
         "bf16": sft.torch_dtype == "bfloat16",
         "fp16": sft.torch_dtype == "float16",
         "dataset": train_file.resolve(),
@@ -102,6 +104,11 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
     if profile.trainer.device == "cpu":
         arguments["device_map"], gpus = "cpu", 0
     return Command(swift_argv(profile, "export", arguments), engine_env(profile, model), gpus)
+
+
+def copy_model(checkpoint: Path, folder: Path) -> None:
+    """What a checkpoint of all parameters holds of the model, as a plain Hugging Face folder."""
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns(*_TRAINING_STATE))
 
 
 def model_arguments(profile: Profile, model: str) -> dict[str, Any]:

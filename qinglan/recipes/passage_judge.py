@@ -1,0 +1,51 @@
+"""Judging passages: does a passage that was found answer the user's question? A small model learns it to serve RL.
+
+It learns the verdicts that the judge of query rewriting gave before (`qinglan dataset judge-pairs`), so no model is
+asked. It sees question and passage alone, as that judge did: the passage that the teacher's rewrite finds may be wrong.
+"""
+
+from typing import ClassVar
+
+from qinglan.config import Tenant
+from qinglan.errors import TeacherError
+from qinglan.recipes import Input, Message, Metric, one_line, prompt
+from qinglan.recipes._verdicts import BEST, VerdictRecipe
+from qinglan.recipes.answer_judge import MAIN, RIGHT, WRONG
+from qinglan.rows import Row
+
+STUDENT_SYSTEM = f"你是{{domain}}检索质量评审，判断资料讲的是不是用户问的对象和那件事。只输出：{RIGHT} 或 {WRONG}。"
+
+
+class PassageJudge(VerdictRecipe):
+    NAME = "passage_judge"
+    VERSION = "1"
+    INPUTS = (
+        Input("candidate", "待评答案", required=True),
+        Input("verdict", "人工结论", required=True, identifies=False),
+    )
+    METRICS = (Metric("main", "verdict correctness", "结论正确率"),)
+    DISTILL_ROLES = ()
+    WEIGHTS: ClassVar[dict[str, float]] = {"main": 1.0}
+
+    def question_text(self, row: Row) -> str:
+        return f"{one_line(row.query)}\n资料：{one_line(row.inputs.get('candidate', ''))}"
+
+    def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
+        return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
+
+    def own_answer(self, row: Row) -> str | None:
+        return row.inputs.get("verdict")
+
+    def parse_answer(self, text: str) -> str:
+        if (verdict := text.strip()) not in MAIN:
+            raise TeacherError(f"the verdict is none of {', '.join(MAIN)}", "verdict_unreadable", said=text[-80:])
+        return verdict
+
+    def parts(self, row: Row, text: str) -> dict[str, float]:
+        return {"main": float(text.strip() == row.target)} if row.target else {}
+
+    def verdict_score(self, text: str) -> float:
+        return BEST if self.parse_answer(text) == RIGHT else 0.0
+
+
+RECIPE = PassageJudge()

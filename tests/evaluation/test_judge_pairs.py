@@ -1,0 +1,60 @@
+"""A judge's workbook from a run: whose verdicts it has, and that nothing of it leaks between splits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fixture_types import Qinglan
+from run_stages import end_stage
+
+from qinglan.config import Profile
+from qinglan.data.dataset.splits import place_rows
+from qinglan.data.workbook import read_rows
+from qinglan.recipes.passage_judge import RECIPE
+from qinglan.runs.artifacts import Artifact
+from qinglan.runs.run import open_run
+
+ALIKE = {f"{n}{end}": f"{chr(0x4E00 + 50 * n) * 3}补剂一天要吃几次才合适{end}" for n in range(30) for end in ("", "呢")}
+
+
+def finish_run(profile: Profile, samples: list[dict[str, Any]]) -> None:
+    with open_run(profile, "pipeline") as run:
+        trained, log = (run.stage_directory(name) / name for name in ("dataset", "rl"))
+        infos = [{"row_id": key, "question": question} for key, question in ALIKE.items()]
+        pq.write_table(pa.table({"extra_info": infos}), trained)
+        end_stage(run, "dataset", artifacts={"rl_train": Artifact.of(trained)})
+        log.with_name("samples.jsonl").write_text("".join(json.dumps({"text": "改写"} | s) + "\n" for s in samples))
+        end_stage(run, "rl")
+
+
+def judged(row_id: str, passage: str, *relevant: float) -> dict[str, Any]:
+    return {"row_id": row_id, "passage": passage} | dict(zip(["relevant"], relevant, strict=False))
+
+
+def test_as_many_right_as_wrong_passages_alike_questions_in_one_split_and_no_formula(
+    profile: Profile, qinglan: Qinglan, tmp_path: Path
+):
+    samples = [judged(key, passage, side) for key in ALIKE for side, passage in enumerate(("=1+1", "乙"))]
+    silent = [judged("0", "丁"), judged("0", "乙"), {"row_id": "0", "relevant": 0.0}, {"outage": "rag"}]
+    finish_run(profile, [*silent, *samples, samples[0], judged("0", "丙", 0), judged("dev", "戊", 1)])
+    words = ("dataset", "judge-pairs", "--out", str(tmp_path / "judge.xlsx"))
+    status, out, err = qinglan(*words, profile=profile)
+    assert (status, err) == (0, "") and "judge.xlsx: 120 passages of run 2" in out
+    assert "left out: 1 passages without a verdict, 1 of the other verdict\n" in out
+    cells = [cell for line in openpyxl.load_workbook(tmp_path / "judge.xlsx").active for cell in line]
+    assert "=1+1" in [cell.value for cell in cells] and "f" not in [cell.data_type for cell in cells]
+    rows = list(read_rows(tmp_path / "judge.xlsx", profile.data, profile.tenant, inputs=RECIPE.INPUTS))
+    said = [row.inputs["verdict"] for row in rows]
+    assert {row.query for row in rows} == {*ALIKE.values()} and said.count("正确") == said.count("错误") == 60
+    placed = {(row.query.rstrip("呢"), row.split) for row in place_rows(rows, profile.dataset).apply(rows)}
+    assert len(placed) == 30 and {split for _, split in placed} == {"train", "dev", "test"}
+    assert "name an .xlsx file that is not there yet" in qinglan(*words, profile=profile)[2]
+
+
+def test_a_run_without_both_verdicts_says_what_to_change(profile: Profile, qinglan: Qinglan, tmp_path: Path):
+    finish_run(profile, [judged("0", "甲", 1), judged("1", "乙")])
+    status, _, err = qinglan("dataset", "judge-pairs", "--out", str(tmp_path / "judge.xlsx"), profile=profile)
+    assert status == 2 and "has no verdicts on passages, or all are the same; name one whose RL asked the judge" in err

@@ -18,6 +18,8 @@ RIGHT_FROM = 3.0
 
 
 class VerdictRecipe(AnswerRecipe):
+    sees_reference = True  # the teacher's passage, beside the one to judge
+
     def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]:
         """The student's prompt about texts that come from no workbook, such as passages."""
         inputs = {"reference": reference, "candidate": candidate}
@@ -35,7 +37,7 @@ def verdict_recipe(name: str) -> VerdictRecipe:
     raise ConfigError(f"recipe `{name}`: its student gives no verdicts; those of answer_judge and passage_judge do")
 
 
-def reference_of(found: Retrieved, gold_id: str | None, *, use_labels: bool) -> str:
-    """The best passage of what the teacher's rewrite found; empty where there is none or a label refuses it."""
+def reference_of(judge: VerdictRecipe, found: Retrieved, gold_id: str | None, *, use_labels: bool) -> str | None:
+    """The teacher's best passage; None where there is none or a label refuses it; empty for a judge that sees none."""
     refused = use_labels and bool(gold_id) and found.rank(gold_id) != 1
-    return "" if refused else found.first_passage
+    return (None if refused else found.first_passage or None) if judge.sees_reference else ""

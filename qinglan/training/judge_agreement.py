@@ -70,8 +70,8 @@ class JudgeComparison:
             best, *others = await asyncio.gather(*(self.rag.retrieve(row.query, text) for text in _texts(row)))
         except CallError as error:
             return [JudgedPassage(**about, reference="", passage="?", failed=error.reason) for _ in _texts(row)]
-        reference = reference_of(best, row.gold_id, use_labels=self.profile.reward.use_labels)
-        if not reference:
+        reference = reference_of(self.verdicts, best, row.gold_id, use_labels=self.profile.reward.use_labels)
+        if reference is None:
             return []
         passages = dict.fromkeys(found.first_passage for found in (best, *others) if found.first_passage)
         return [JudgedPassage(**about, reference=reference, passage=passage) for passage in passages]
@@ -168,7 +168,7 @@ def agreement_finding(found: JudgeAgreement) -> Finding:
         rows=(
             FindingRow(label=asked, values=(found.share, found.kappa, found.kappa_low, found.kappa_high, found.right)),
             FindingRow(label=references, values=(found.reference_right, None, None, None, found.reference_right)),
-        ),
+        )[: 1 + bool(found.references)],
     )
 
 

@@ -323,7 +323,7 @@ def verdict(text: str) -> Any:
 
 async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(site_of: SiteOf):
     texts = iter([verdict("正确，不完整"), verdict("错误，跑题"), (200, completion("随便"))])
-    site = site_of(passages, lambda _: next(texts))
+    site = site_of(passages, lambda _: next(texts, (200, completion("错误"))))
     worker = site.open(reward=Reward(), **VERDICTS)
     scored = await worker.score("虾青素 x")
     assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (4, 1, 1, 0)
@@ -340,3 +340,5 @@ async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_a
     assert (wrong["judge"], wrong["relevant"]) == (0, 0) and wrong["score"] <= Reward().guard_cap
     assert (await worker.score("虾青素 y"))["invalid"] == 1
     assert "no verdict" in site.invalid()[0]
+    blind = await site.open(reward=Reward(), **VERDICTS | {"judge_recipe": "passage_judge"}).score("虾青素 g")
+    assert (blind["judge"], blind["relevant"], blind["judge_asked"]) == (0, 0, 1), "it is asked about the reference"

@@ -48,8 +48,10 @@ def chat(**answers: str) -> FakeModel:
     return FakeModel(answer)
 
 
-def compare(profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row) -> list[JudgedPassage]:
-    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdict_recipe("answer_judge"), local, judge, found)  # type: ignore[arg-type]
+def compare(
+    profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row, by: str = "answer_judge"
+) -> list[JudgedPassage]:
+    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdict_recipe(by), local, judge, found)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
@@ -60,6 +62,12 @@ def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(p
     assert len(local.asked) == 2 and all("标准答案：甲" in text for text in local.questions)
     found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.share, found.kappa, found.references, found.reference_right) == (2, 1, 1, 1, 1)
+
+
+def test_a_judge_that_sees_no_reference_is_asked_about_it_as_about_any_passage(profile_of: ProfileOf):
+    local, judge = chat(甲="错误", 乙="正确", 丙="错误"), chat(甲='{"score": 2}', 乙='{"score": 4}', 丙='{"score": 1}')
+    found = measure_agreement(compare(profile_of(), rag(), local, judge, row(1), by="passage_judge"), 3.0)
+    assert (found.pairs, found.kappa, found.references) == (3, 1, 0)
 
 
 def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(profile_of: ProfileOf):

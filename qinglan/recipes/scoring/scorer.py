@@ -314,18 +314,16 @@ class RetrievalScorer(Scorer):
         return asdict(self._recipe.reward(config, baseline, rewrite))
 
     async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: Sample) -> Scored:
-        """Does the best passage agree with the reference? The verdict answers both of the judge's questions.
-
-        The teacher's side is the reference itself. Where there is none, the judge is not asked.
-        """
+        """Does the best passage agree with the reference? The verdict answers both of the judge's questions. The
+        teacher's side is the reference itself. A judge that sees one is not asked where there is none."""
         config = self._service.reward
         retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
         best, _ = await self._retrieve(baseline, baseline.teacher_rewrite, sample)
-        reference = reference_of(best, baseline.gold_id, use_labels=config.use_labels)
+        reference = reference_of(judge, best, baseline.gold_id, use_labels=config.use_labels)
         judged = judge_asked(baseline.question, sample.text, config.judged_share)
         gated = self._needs_relevance(baseline)
         verdict, passage = None, retrieved.first_passage
-        if reference and (judged or gated):
+        if reference is not None and (judged or gated):
             if passage and passage != reference:
                 messages = judge.verdict_messages(baseline.question, reference, passage, self._service.tenant)
                 verdict = await self._ask(messages, sample, judge.verdict_score)

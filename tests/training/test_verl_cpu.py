@@ -2,16 +2,22 @@
 
 import asyncio
 import itertools
+import json
 import warnings
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from toy_rl import trainer_settings
 
 from qinglan.errors import EngineError
+from qinglan.training.alarms import CLIP_FRACTION
+from qinglan.training.engines.progress import TrainingProgress, next_metrics_path
 from qinglan.training.engines.verl import AGENT
 
 pytest.importorskip("verl")
@@ -213,6 +219,55 @@ def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselv
     training._extras, metrics = dict.fromkeys(range(48)), dict[str, float]()
     training._compute_advantage(SimpleNamespace(keys=range(64)), metrics)
     assert training.kl_ctrl_in_reward.value == pytest.approx(metrics[trainer.REWARD_KL]) == pytest.approx(0.1)
+
+
+def attempt(folder: Path, monkeypatch: pytest.MonkeyPatch, resumed_at: int, rate: float = 1.0, **settings: Any) -> Any:
+    """A trainer without verl: `rate` is multiplied as alarms want it, and `saved` has it by step."""
+    module, quiet = quietly("engines.ppo_trainer"), SimpleNamespace(load_state_dict=lambda _: None)
+    for name in ("_compute_metrics", "_balance_batch"):
+        monkeypatch.setattr(module.PPOTrainerSync, name, lambda _, batch, *__: batch)
+    answers = {"responses": torch.ones(1, 1), "rollout_log_probs": SimpleNamespace(values=lambda: torch.zeros(1))}
+    monkeypatch.setattr(module.transfer_queue, "kv_batch_get", lambda **_: answers)
+    made, given = object.__new__(module.RewardedTrainer), trainer_settings(folder, **settings)
+    made._settings, made._progress, made._checkpoints = given, TrainingProgress(given, resumed_at), folder
+    made.global_steps, made.total_training_steps, made.use_critic, made._rollouts = resumed_at, 100, False, 1
+    made.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=False))
+    made._extras, made.val_dataset, made.train_dataloader, made._data_before = {"1": {"target": "1"}}, [0], quiet, {}
+    scale = lambda factor: setattr(made, "rate", made.rate * factor)  # noqa: E731
+    made.actor_rollout_wg, made.rate = SimpleNamespace(scale_lr=scale, _dispatch_info={"actor": [0]}), rate
+    made.saved, made._save_checkpoint = {}, lambda: made.saved.update({made.global_steps: made.rate})
+    return made
+
+
+def step(training: Any, *, invalid: int = 0) -> None:
+    training.global_steps += 1
+    training._keep_scored = lambda batch: (batch, Counter(wanted=1, invalid=invalid, lost=invalid))
+    batch = SimpleNamespace(tags=[{}], partition_id="train", reorder=lambda _: None)
+    training._balance_batch(batch, metrics := {CLIP_FRACTION: 0.9})
+    training._compute_metrics(batch, metrics)
+    line = json.dumps({"step": training.global_steps, "data": metrics})
+    next_metrics_path(training._checkpoints).write_text(f"{line}\n")
+
+
+def test_an_alarm_lowers_the_rate_once_also_where_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lowering = {"alarms": {"actions": {"clip_fraction": "lower_lr"}}}
+    first = attempt(tmp_path, monkeypatch, 0, **lowering)
+    for _ in range(3):
+        step(first)
+    with pytest.raises(EngineError, match="of step 4 could not be scored"):
+        step(first, invalid=1)
+    second = attempt(tmp_path, monkeypatch, 3, first.saved[3], **lowering)
+    second.on_train_begin()
+    step(second)
+    assert second.rate == 0.5
+
+
+@pytest.mark.parametrize(("at", "saved"), [(0, {}), (7, {7: 1.0})])
+def test_a_validation_that_gives_up_keeps_what_was_learnt(tmp_path: Path, monkeypatch: Any, at: int, saved: Any):
+    training = attempt(tmp_path, monkeypatch, at)
+    with pytest.raises(EngineError, match=f"of the validation at step {at} could not be scored"):
+        training._val_metrics_update([], [], {"invalid": [True]})
+    assert training.saved == saved
 
 
 @pytest.mark.parametrize("platform", ["abacus", ""])

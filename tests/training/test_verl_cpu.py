@@ -44,9 +44,7 @@ def model(model_folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_folder).eval()
 
 
-def sample(
-    rollout: Any, model: Any, prompts: list[list[int]], settings: list[Any], eos_ids: set[int]
-) -> list[tuple[list[int], list[float]]]:
+def sample(rollout: Any, model: Any, prompts: list[list[int]], settings: list[Any], eos_ids: set[int]) -> list[Any]:
     """One batch to its end: each row's tokens and their log-probabilities."""
     rows = [rollout.RolloutRow(prompt, row, lambda _: None) for prompt, row in zip(prompts, settings, strict=True)]
     batch = rollout.RolloutBatch(model, rows, eos_ids, 0)
@@ -56,8 +54,6 @@ def sample(
 
 
 def test_greedy_batch_agrees_with_generate(rollout: Any, model: Any) -> None:
-    import torch
-
     rows = [rollout.Sampling(max_tokens=8, temperature=0)] * len(PROMPTS)
     sampled = sample(rollout, model, PROMPTS, rows, {-5})
     for prompt, (tokens, _) in zip(PROMPTS, sampled, strict=True):
@@ -68,8 +64,6 @@ def test_greedy_batch_agrees_with_generate(rollout: Any, model: Any) -> None:
 
 
 def test_log_probs_are_those_of_a_plain_forward_pass(rollout: Any, model: Any) -> None:
-    import torch
-
     rows = [rollout.Sampling(max_tokens=6, temperature=0.7)] * len(PROMPTS)
     for prompt, (tokens, log_probs) in zip(PROMPTS, sample(rollout, model, PROMPTS, rows, {-5}), strict=True):
         with torch.no_grad():
@@ -88,8 +82,6 @@ def test_each_row_has_its_own_limit_and_stops_after_eos(rollout: Any, model: Any
 
 
 def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
-    import torch
-
     log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 3).log()
     rows = [rollout.Sampling(1, top_k=1), rollout.Sampling(1, top_p=0.8), rollout.Sampling(1)]
     left = rollout.SamplingRules(rows).cut(log_probs).isfinite().sum(-1)
@@ -97,8 +89,6 @@ def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
 
 
 def test_tokens_are_drawn_by_their_probability_and_never_without_one(rollout: Any) -> None:
-    import torch
-
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     logits = probabilities.log().expand(20_000, -1)
     points = torch.rand(len(logits), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -159,9 +149,7 @@ async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_its_own(monkeypatch: Any) -> None:
     module = quietly("engines.agent_loop")
 
     async def run(_: Any, sampling_params: dict[str, Any], **sample: Any) -> tuple[int, int]:
@@ -182,10 +170,8 @@ async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_i
 
 def test_extras_that_are_not_known_are_left_out() -> None:
     extras = [{"rq": 1.0, "judge": float("nan"), "note": "text"}, {"rq": 0.0, "judge": 3.0}]
-    assert quietly("engines.ppo_trainer").extra_metrics(extras) == {
-        "reward_extra/rq/mean": 0.5,
-        "reward_extra/judge/mean": 3.0,
-    }
+    expected = {"reward_extra/rq/mean": 0.5, "reward_extra/judge/mean": 3.0}
+    assert quietly("engines.ppo_trainer").extra_metrics(extras) == expected
 
 
 def test_the_critic_answers_with_its_adapter_after_the_references_turn() -> None:
@@ -193,9 +179,7 @@ def test_the_critic_answers_with_its_adapter_after_the_references_turn() -> None
     assert quietly("engines.ppo_trainer")._for_workers(batch).extra_info == {"temperature": 1.0}
 
 
-def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves(monkeypatch: Any) -> None:
     trainer = quietly("engines.ppo_trainer")
     from verl.trainer.ppo.core_algos import AdaptiveKLController
 
@@ -233,30 +217,29 @@ def attempt(folder: Path, monkeypatch: pytest.MonkeyPatch, resumed_at: int, rate
     made.global_steps, made.total_training_steps, made.use_critic, made._rollouts = resumed_at, 100, False, 1
     made.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=False))
     made._extras, made.val_dataset, made.train_dataloader, made._data_before = {"1": {"target": "1"}}, [0], quiet, {}
-    scale = lambda factor: setattr(made, "rate", made.rate * factor)  # noqa: E731
-    made.actor_rollout_wg, made.rate = SimpleNamespace(scale_lr=scale, _dispatch_info={"actor": [0]}), rate
-    made.saved, made._save_checkpoint = {}, lambda: made.saved.update({made.global_steps: made.rate})
+    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+    made.actor_rollout_wg.scale_lr = lambda factor: vars(made).update(rate=made.rate * factor)
+    made.rate, made.saved, made._save_checkpoint = rate, {}, lambda: made.saved.update({made.global_steps: made.rate})
     return made
 
 
-def step(training: Any, *, invalid: int = 0) -> None:
-    training.global_steps += 1
-    training._keep_scored = lambda batch: (batch, Counter(wanted=1, invalid=invalid, lost=invalid))
+def step(run: Any, *, invalid: int = 0) -> None:
+    run.global_steps += 1
+    run._keep_scored = lambda batch: (batch, Counter(wanted=1, invalid=invalid, lost=invalid))
     batch = SimpleNamespace(tags=[{}], partition_id="train", reorder=lambda _: None)
-    training._balance_batch(batch, metrics := {CLIP_FRACTION: 0.9})
-    training._compute_metrics(batch, metrics)
-    line = json.dumps({"step": training.global_steps, "data": metrics})
-    next_metrics_path(training._checkpoints).write_text(f"{line}\n")
+    run._balance_batch(batch, metrics := {CLIP_FRACTION: 0.9})
+    run._compute_metrics(batch, metrics)
+    next_metrics_path(run._checkpoints).write_text(json.dumps({"step": run.global_steps, "data": metrics}) + "\n")
 
 
 def test_an_alarm_lowers_the_rate_once_also_where_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lowering = {"alarms": {"actions": {"clip_fraction": "lower_lr"}}}
-    first = attempt(tmp_path, monkeypatch, 0, **lowering)
+    lowering = {"actions": {"clip_fraction": "lower_lr"}}
+    first = attempt(tmp_path, monkeypatch, 0, alarms=lowering)
     for _ in range(3):
         step(first)
     with pytest.raises(EngineError, match="of step 4 could not be scored"):
         step(first, invalid=1)
-    second = attempt(tmp_path, monkeypatch, 3, first.saved[3], **lowering)
+    second = attempt(tmp_path, monkeypatch, 3, first.saved[3], alarms=lowering)
     second.on_train_begin()
     step(second)
     assert second.rate == 0.5

@@ -242,7 +242,7 @@ class Rl(Section):
     policy_loss: Literal["vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "sapo"] = "vanilla"
     """verl's; `vanilla` is PPO's clipped ratio. GSPO wants a much smaller `clip_ratio`, about 0.0004."""
     start_from: Literal["sft", "base"] = "sft"
-    """The merged SFT model, which is also the reference of any KL, or the base model as it is."""
+    """The merged SFT model, which is also the reference of any KL, or the base model as it is, a local folder."""
     rollouts_per_prompt: Count = 1
     epochs: Positive = 10
     """Passes over the prompts, where `total_steps` is `auto`."""

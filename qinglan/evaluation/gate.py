@@ -87,8 +87,8 @@ def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
     if config.max_latency_p95_ms is not None:
         yield _latency_p95(challenger, config.max_latency_p95_ms)
     yield _red_team(evaluation.red_team.get(config.challenger))
-    for rival in rivals:
-        if rival in evaluation.red_team and any(not each.must_pass for each in evaluation.red_team[rival]):
+    for rival in dict.fromkeys((*rivals, TEACHER)):
+        if any(not each.must_pass for each in evaluation.red_team.get(rival, ())):
             yield _robustness(evaluation, config.challenger, rival)
     yield _alarms(alarms if config.challenger == "rl" else (), config)
 

@@ -90,10 +90,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
     where = f"the database that {variable} names" if variable else str(profile.paths.state / "ledger.db")
     yield _planned("ledger", where, lambda: _ledger(profile, trains=trains))
     if trains:
-        base, key = profile.student.base_model, "student.base_model"
-        revision = ("student.revision", profile.student.revision)
-        check_base = partial(domain_for, profile, key) if base == EMBEDDED else partial(_model, key, base, *revision)
-        yield _planned("base model", base, check_base)
+        yield _planned("base model", profile.student.base_model, lambda: _base_model(profile))
         where = f"{profile.data.workbook}: SFT, RL and test split"
         yield _planned(_SCHEDULE, where, lambda: _schedule(profile), "slow")
     if trains and (critic := profile.rl.critic_model):
@@ -325,6 +322,17 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
     except OSError as error:
         hint = "give this user write access, or name another folder"
         raise ConfigError(f"paths.state: the ledger can't be kept there: {error}; {hint}") from error
+
+
+def _base_model(profile: Profile) -> str | None:
+    name, key, student = profile.student.base_model, "student.base_model", profile.student
+    if name == EMBEDDED:
+        domain_for(profile, key)
+        return None
+    note = _model(key, name, "student.revision", student.revision)
+    if profile.rl.start_from == "base" and not Path(name).is_dir():
+        raise ConfigError(f"rl.start_from: base needs a local folder, and {key} is {name}; download it, or set sft")
+    return note
 
 
 def _model(key: str, name: str, revision_key: str, revision: str | None, *, cached: bool = False) -> str | None:

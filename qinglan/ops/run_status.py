@@ -28,6 +28,7 @@ class _RunRecord(BaseModel, frozen=True, extra="ignore"):
     finished: bool
     flow_run_id: str = ""
     ended_by: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class RunStatus:
     """What it is, and what to do."""
     running: bool
     stages: list[StageSummary]
-    """Those that are done, in the order in which they ended."""
+    """Those that the latest attempt has done or found unchanged, in the order in which they ended."""
     rest: list[str]
-    """Stages that were running, and where the logs are; a line each."""
+    """Stages of earlier attempts alone, stages that were running, and where the logs are; a line each."""
 
 
 def ended_early(directory: Path) -> bool:
@@ -48,12 +49,17 @@ def ended_early(directory: Path) -> bool:
 
 def status_of(directory: Path, profile: Profile) -> RunStatus:
     """The status by what the run left in its directory, with the log's address on the profile's Prefect server."""
-    record, stages = _record_of(directory), []
+    record, stages, earlier = _record_of(directory), [], []
     for manifest in sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns):
         with suppress(ValidationError, ArtifactError):  # of another version: the others are shown all the same
-            stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
+            found = StageResult.read(manifest)
+            if found.attempt < record.attempt:
+                earlier.append(found.stage)
+            else:
+                stages.append(StageSummary.of(found, directory.name))
     running = is_running(directory)
-    lines = _rest(directory, record, profile, running=running)
+    lines = [f"Done before the run was continued: {', '.join(earlier)}"] if earlier else []
+    lines += _rest(directory, record, profile, running=running)
     if running:
         # Without the ledger's database or its key, or with settings of another version, all else is shown.
         with suppress(ConfigError, ArtifactError, LedgerError), site_ledger(read_run(directory).profile) as ledger:

@@ -232,6 +232,9 @@ def test_a_run_that_failed_shows_what_was_done_its_log_how_it_goes_on_and_its_re
     assert "empty_query 1" in out
     assert f"not done: distill\nLog: flow run {FLOW_RUN} on Prefect's pages" in out
     assert f"Log of distill: {log}\n" in out
+    with open_run(profile_of(name="acme"), "refresh"):
+        out = show("latest", of="acme")[1]
+    assert "Done before the run was continued: ingest\n" in out and "empty_query" not in out
     Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(run.directory / "report.json")
     note_end(run, StageError("no row may teach"))
     status, out, err = show("latest")

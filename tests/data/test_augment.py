@@ -5,13 +5,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow.parquet as pq
+import pytest
 from question_rows import lines, random_rows, row
 
 from qinglan.config import Data, Dataset, NoiseKind, Profile, load_profile
 from qinglan.data.dataset import BuiltDataset, build
 from qinglan.data.dataset.augment import noisy_copies
+from qinglan.data.public_layouts import import_rows
+from qinglan.data.workbook import read_rows
+from qinglan.evaluation.red_team import cases_of, row_of
+from qinglan.recipes import get_recipe
 from qinglan.rows import Retrieved, Row, Split, normalise
 from qinglan.runs.artifacts import write_jsonl
+from qinglan.simulators.domains import domain_of
 
 EMBEDDED = load_profile("embedded")
 FOUND = Retrieved(ids=("a",), scores=(0.9,), titles=("",))
@@ -93,6 +99,24 @@ def test_nothing_learns_from_a_question_of_the_red_team(tmp_path: Path) -> None:
     result = built(tmp_path, [asked, *ROWS], (row("鱼油怎么吃😋？"), row("？？"), row("")), augment=ALL)
     assert result.after.reasons["near_duplicate_of_evaluation"] == 1
     assert asked.id not in {row_id for row_id, *_ in taught(result)}
+
+
+@pytest.mark.parametrize("name", ["embedded", "medical", "answer_judge"])
+def test_no_shipped_question_or_copy_of_one_that_trains_is_of_the_shipped_red_team(name: str, tmp_path: Path) -> None:
+    profile = load_profile(name, (f"dataset.augment={ALL}",))
+    recipe, cases = get_recipe(profile.recipe), [row_of(case, profile.tenant) for case in cases_of(profile)]
+    books = [domain_of(profile.recipe).write_sample(tmp_path, profile.embedded).workbook]
+    for layout in {"medical": ["medical-r1"], "answer_judge": ["flashrag"]}.get(name, []):
+        books.append(tmp_path / f"{layout}.xlsx")
+        import_rows(layout, Path(__file__).parents[2] / f"examples/layouts/{layout}.jsonl", books[-1], print)
+    read = (each for book in books for each in read_rows(book, profile.data, profile.tenant, inputs=recipe.INPUTS))
+    rows = [one for each in read for one in answered([each], each.split or "train")]
+    assert not {each.id for each in rows} & {each.id for each in cases}
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    result = build(tmp_path / "in.jsonl", tmp_path / "out", profile, red_team=cases)
+    asked, queries = {normalise(each.query) for each in cases}, {each.id: normalise(each.query) for each in rows}
+    learnt = [(row_id, normalise(text)) for row_id, _, text in taught(result)]
+    assert learnt and not [text for row_id, text in learnt if {text, queries[row_id]} & asked]
 
 
 def test_a_copy_is_no_longer_than_a_question_may_be() -> None:

@@ -265,6 +265,8 @@ def test_robustness_is_a_rate_that_must_not_be_lower_than_the_rivals(mine: str, 
 def test_lost_cases_are_named_and_a_champion_is_a_rival_too():
     lost = decided(rates("-" * 6 + "+" * 20, "-" + "+" * 25, "champion"), champion="3")
     assert lost.verdict == "refuse" and "robustness_vs_teacher" not in {rule.name for rule in lost.rules}
+    unnamed = decide(rates("-" * 26, "+" * 26), [], Gate(rivals=("sft",)), None)
+    assert rule(unnamed, "robustness_vs_teacher").outcome == "fail", "its answers are there, whoever else is a rival"
     assert why(lost, "robustness_vs_champion").startswith("it passes fewer of the red team's cases than the champion")
     assert "“用例1” (1: " in lost.sentence and "用例0" not in lost.sentence and "; and 2 more" in lost.sentence
 

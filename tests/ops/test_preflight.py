@@ -85,6 +85,7 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         ({"rag": {"preset": "dify"}}, "rag", "the simulator keeps Qinglan's own contract; set `qinglan`"),
         ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
         ({"student": {"base_model": "/no/model", "revision": "v1"}}, "base model", "leave out student.revision"),
+        ({"student": {"base_model": "a/b"}, "rl": {"start_from": "base"}}, "base model", "base_model is a/b; download"),
         ({"rl": {"critic_model": "no/critic", "critic_revision": "v1"}}, "critic model", "no/critic --revision v1`"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
         (

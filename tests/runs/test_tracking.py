@@ -113,7 +113,8 @@ def test_a_server_that_is_away_is_a_config_error(tmp_path: Path, monkeypatch: py
         Tracker(uri, Tracking(uri=uri), tmp_path).start_run("run", {})
 
 
-def test_an_experiment_that_another_run_makes_first(client: MlflowClient, monkeypatch: pytest.MonkeyPatch):
+def test_an_experiment_that_another_run_makes_first(tracker: Tracker, client: MlflowClient, monkeypatch: Any):
+    tracker.start_run("first", {})
     made = client.get_experiment_by_name("qinglan")
     answers = iter([None, made])
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *_: next(answers))

@@ -2,17 +2,22 @@
 
 import asyncio
 import itertools
+import json
 import warnings
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from toy_rl import trainer_settings
 
 from qinglan.errors import EngineError
-from qinglan.training.alarms import Alarm
+from qinglan.training.alarms import CLIP_FRACTION
+from qinglan.training.engines.progress import TrainingProgress, next_metrics_path
 from qinglan.training.engines.verl import AGENT
 
 pytest.importorskip("verl")
@@ -39,9 +44,7 @@ def model(model_folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_folder).eval()
 
 
-def sample(
-    rollout: Any, model: Any, prompts: list[list[int]], settings: list[Any], eos_ids: set[int]
-) -> list[tuple[list[int], list[float]]]:
+def sample(rollout: Any, model: Any, prompts: list[list[int]], settings: list[Any], eos_ids: set[int]) -> list[Any]:
     """One batch to its end: each row's tokens and their log-probabilities."""
     rows = [rollout.RolloutRow(prompt, row, lambda _: None) for prompt, row in zip(prompts, settings, strict=True)]
     batch = rollout.RolloutBatch(model, rows, eos_ids, 0)
@@ -51,8 +54,6 @@ def sample(
 
 
 def test_greedy_batch_agrees_with_generate(rollout: Any, model: Any) -> None:
-    import torch
-
     rows = [rollout.Sampling(max_tokens=8, temperature=0)] * len(PROMPTS)
     sampled = sample(rollout, model, PROMPTS, rows, {-5})
     for prompt, (tokens, _) in zip(PROMPTS, sampled, strict=True):
@@ -63,8 +64,6 @@ def test_greedy_batch_agrees_with_generate(rollout: Any, model: Any) -> None:
 
 
 def test_log_probs_are_those_of_a_plain_forward_pass(rollout: Any, model: Any) -> None:
-    import torch
-
     rows = [rollout.Sampling(max_tokens=6, temperature=0.7)] * len(PROMPTS)
     for prompt, (tokens, log_probs) in zip(PROMPTS, sample(rollout, model, PROMPTS, rows, {-5}), strict=True):
         with torch.no_grad():
@@ -83,8 +82,6 @@ def test_each_row_has_its_own_limit_and_stops_after_eos(rollout: Any, model: Any
 
 
 def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
-    import torch
-
     log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 3).log()
     rows = [rollout.Sampling(1, top_k=1), rollout.Sampling(1, top_p=0.8), rollout.Sampling(1)]
     left = rollout.SamplingRules(rows).cut(log_probs).isfinite().sum(-1)
@@ -92,8 +89,6 @@ def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
 
 
 def test_tokens_are_drawn_by_their_probability_and_never_without_one(rollout: Any) -> None:
-    import torch
-
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     logits = probabilities.log().expand(20_000, -1)
     points = torch.rand(len(logits), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -154,9 +149,7 @@ async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_its_own(monkeypatch: Any) -> None:
     module = quietly("engines.agent_loop")
 
     async def run(_: Any, sampling_params: dict[str, Any], **sample: Any) -> tuple[int, int]:
@@ -177,10 +170,8 @@ async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_i
 
 def test_extras_that_are_not_known_are_left_out() -> None:
     extras = [{"rq": 1.0, "judge": float("nan"), "note": "text"}, {"rq": 0.0, "judge": 3.0}]
-    assert quietly("engines.ppo_trainer").extra_metrics(extras) == {
-        "reward_extra/rq/mean": 0.5,
-        "reward_extra/judge/mean": 3.0,
-    }
+    expected = {"reward_extra/rq/mean": 0.5, "reward_extra/judge/mean": 3.0}
+    assert quietly("engines.ppo_trainer").extra_metrics(extras) == expected
 
 
 def test_the_critic_answers_with_its_adapter_after_the_references_turn() -> None:
@@ -188,9 +179,7 @@ def test_the_critic_answers_with_its_adapter_after_the_references_turn() -> None
     assert quietly("engines.ppo_trainer")._for_workers(batch).extra_info == {"temperature": 1.0}
 
 
-def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselves(monkeypatch: Any) -> None:
     trainer = quietly("engines.ppo_trainer")
     from verl.trainer.ppo.core_algos import AdaptiveKLController
 
@@ -216,31 +205,52 @@ def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselv
     assert training.kl_ctrl_in_reward.value == pytest.approx(metrics[trainer.REWARD_KL]) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("where", ["training", "validation"])
-def test_giving_up_keeps_the_last_step_as_it_was_before_its_alarms_lowered_the_learning_rate(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, rate, saved = quietly("engines.ppo_trainer"), [1e-4], dict[int, float]()
-    training: Any = object.__new__(trainer.RewardedTrainer)
-    training._settings = SimpleNamespace(max_invalid_share=0.1, alarms=SimpleNamespace(lr_factor=0.5))
-    training._checkpoints, training._progress = tmp_path, SimpleNamespace(stop=lambda *_, **__: None)
-    training.actor_rollout_wg = SimpleNamespace(scale_lr=lambda factor: rate.append(rate[-1] * factor))
-    training.use_critic, training._lr_scale, training.val_dataset = False, 1.0, [None] * 4
-    training.train_dataloader, training._data_before = SimpleNamespace(load_state_dict=lambda _: None), {}
-    counts = {"invalid": 4, "wanted": 4, "lost": 0}
-    monkeypatch.setattr(trainer.RewardedTrainer, "_keep_scored", lambda *_: (None, counts))
-    monkeypatch.setattr(
-        trainer.RewardedTrainer, "_save_checkpoint", lambda of: saved.update({of.global_steps: rate[-1]})
-    )
-    training.global_steps = 3
-    with pytest.raises(EngineError, match="4 of 4 samples"):
-        if where == "validation":
-            training._val_metrics_update(None, range(4), {"invalid": [True] * 4})
-        training._act_on(Alarm(name="kl_runaway", step=3, action="lower_lr", code=""), 3)
-        assert rate[-1] == 0.5e-4
-        training.global_steps = 4
-        training._balance_batch(None, {})
-    assert saved == {3: 1e-4}
+def attempt(folder: Path, monkeypatch: pytest.MonkeyPatch, resumed_at: int, rate: float = 1.0, **settings: Any) -> Any:
+    """A trainer without verl: `rate` is multiplied as alarms want it, and `saved` has it by step."""
+    module, quiet = quietly("engines.ppo_trainer"), SimpleNamespace(load_state_dict=lambda _: None)
+    for name in ("_compute_metrics", "_balance_batch"):
+        monkeypatch.setattr(module.PPOTrainerSync, name, lambda _, batch, *__: batch)
+    answers = {"responses": torch.ones(1, 1), "rollout_log_probs": SimpleNamespace(values=lambda: torch.zeros(1))}
+    monkeypatch.setattr(module.transfer_queue, "kv_batch_get", lambda **_: answers)
+    made, given = object.__new__(module.RewardedTrainer), trainer_settings(folder, **settings)
+    made._settings, made._progress, made._checkpoints = given, TrainingProgress(given, resumed_at), folder
+    made.global_steps, made.total_training_steps, made.use_critic, made._rollouts = resumed_at, 100, False, 1
+    made.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=False))
+    made._extras, made.val_dataset, made.train_dataloader, made._data_before = {"1": {"target": "1"}}, [0], quiet, {}
+    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+    made.actor_rollout_wg.scale_lr = lambda factor: vars(made).update(rate=made.rate * factor)
+    made.rate, made.saved, made._save_checkpoint = rate, {}, lambda: made.saved.update({made.global_steps: made.rate})
+    return made
+
+
+def step(run: Any, *, invalid: int = 0) -> None:
+    run.global_steps += 1
+    run._keep_scored = lambda batch: (batch, Counter(wanted=1, invalid=invalid, lost=invalid))
+    batch = SimpleNamespace(tags=[{}], partition_id="train", reorder=lambda _: None)
+    run._balance_batch(batch, metrics := {CLIP_FRACTION: 0.9})
+    run._compute_metrics(batch, metrics)
+    next_metrics_path(run._checkpoints).write_text(json.dumps({"step": run.global_steps, "data": metrics}) + "\n")
+
+
+def test_an_alarm_lowers_the_rate_once_also_where_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lowering = {"actions": {"clip_fraction": "lower_lr"}}
+    first = attempt(tmp_path, monkeypatch, 0, alarms=lowering)
+    for _ in range(3):
+        step(first)
+    with pytest.raises(EngineError, match="of step 4 could not be scored"):
+        step(first, invalid=1)
+    second = attempt(tmp_path, monkeypatch, 3, first.saved[3], alarms=lowering)
+    second.on_train_begin()
+    step(second)
+    assert second.rate == 0.5
+
+
+@pytest.mark.parametrize(("at", "saved"), [(0, {}), (7, {7: 1.0})])
+def test_a_validation_that_gives_up_keeps_what_was_learnt(tmp_path: Path, monkeypatch: Any, at: int, saved: Any):
+    training = attempt(tmp_path, monkeypatch, at)
+    with pytest.raises(EngineError, match=f"of the validation at step {at} could not be scored"):
+        training._val_metrics_update([], [], {"invalid": [True]})
+    assert training.saved == saved
 
 
 @pytest.mark.parametrize("platform", ["abacus", ""])

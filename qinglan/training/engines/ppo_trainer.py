@@ -44,7 +44,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout import base, replica
 
 from qinglan.errors import EngineError
-from qinglan.training.alarms import DISTINCT, Alarm, part_mean
+from qinglan.training.alarms import DISTINCT, part_mean
 from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
@@ -170,8 +170,6 @@ class RewardedTrainer(PPOTrainerSync):
         self._rollouts = int(config.actor_rollout_ref.rollout.n)
         self._extras: dict[str, Mapping[str, Any]] = {}
         self._numbers = count()
-        self._lr_scale = 1.0
-        """By which alarms of the last step have changed the learning rates."""
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -211,9 +209,9 @@ class RewardedTrainer(PPOTrainerSync):
             error = self._too_few(invalid, counts["lost"], wanted, f"step {self.global_steps}")
             # This step has changed no weight yet, and its prompts are to come again.
             self.train_dataloader.load_state_dict(self._data_before)
-            self._keep_step(self.global_steps - 1)
+            self._save_if_new(self.global_steps - 1)
             raise error
-        self._lr_scale = 1.0
+        self._lower_rates()
         metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
         batch = super()._balance_batch(scored, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
@@ -301,41 +299,39 @@ class RewardedTrainer(PPOTrainerSync):
         if self.config.algorithm.use_kl_in_reward:
             metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        for alarm in self._progress.stepped(self.global_steps, numbers):
-            self._act_on(alarm, self.global_steps)
+        self._progress.stepped(self.global_steps, numbers)
+        self._stop_if_alarmed(self.global_steps)
         if reason := self._progress.early_stopping_reason():
             self._end_after(self.global_steps, reason)
         self._progress.prune(self._checkpoints)
 
     def on_train_begin(self) -> None:
-        """Take the actions of alarms that were raised at the checkpoint's own step."""
         super().on_train_begin()
-        for alarm in self._progress.not_in_checkpoint:
-            self._act_on(alarm, self.global_steps - 1)
+        self._stop_if_alarmed(self.global_steps - 1)
 
-    def _act_on(self, alarm: Alarm, step: int) -> None:
-        if alarm.action == "lower_lr":
-            self._scale_lr(self._settings.alarms.lr_factor)
-        elif alarm.action == "stop":
-            self._end_after(step, f"alarm {alarm.name}")
+    def _lower_rates(self) -> None:
+        """For the alarms of the step before. As late as this, so that no checkpoint of that step has it: a run that
+        goes on from it lowers the rates itself."""
+        for alarm in self._progress.not_in_checkpoint:
+            if alarm.action == "lower_lr":
+                self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
+                if self.use_critic:
+                    self.critic_wg.scale_lr(self._settings.alarms.lr_factor)
+
+    def _stop_if_alarmed(self, step: int) -> None:
+        for alarm in self._progress.not_in_checkpoint:
+            if alarm.action == "stop":
+                self._end_after(step, f"alarm {alarm.name}")
 
     def _end_after(self, step: int, reason: str) -> None:
         if step >= self.total_training_steps:
             return
-        self._keep_step(step)
+        self._save_if_new(step)
         self._progress.stop(f"after step {step}: {reason}", failed=False)
         self.total_training_steps = step
 
-    def _scale_lr(self, factor: float) -> None:
-        self._lr_scale *= factor
-        for workers in (self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])):
-            workers.scale_lr(factor)
-
-    def _keep_step(self, step: int) -> None:
-        """Save a checkpoint of the last step, where there is none, as training ends."""
+    def _save_if_new(self, step: int) -> None:
         if step > 0 and not (self._checkpoints / f"global_step_{step}").exists():
-            if self._lr_scale != 1.0:
-                self._scale_lr(1 / self._lr_scale)  # whoever goes on from it takes the actions of its alarms then
             self.global_steps = step
             self._save_checkpoint()
 
@@ -354,7 +350,7 @@ class RewardedTrainer(PPOTrainerSync):
         lost = wanted - len(invalid)
         if (missing := lost + sum(invalid)) > self._settings.max_invalid_share * wanted:
             error = self._too_few(missing, lost, wanted, f"the validation at step {self.global_steps}")
-            self._keep_step(self.global_steps)
+            self._save_if_new(self.global_steps)
             raise error
         known = {
             # None is how verl's validation leaves a value out.

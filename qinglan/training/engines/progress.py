@@ -61,7 +61,7 @@ class TrainingProgress:
         for path in (settings.folder / ALARMS_FILE, settings.folder / DEV_FILE):  # half a line would spoil the next
             write_jsonl(path, [entry for entry in JsonlTail(path).new() if entry["step"] <= resumed_at])
         self.not_in_checkpoint: list[Alarm] = []
-        """Alarms of the step that training goes on from: its checkpoint was saved before their actions were taken."""
+        """Alarms of the newest step, whose checkpoint does not hold what they change."""
         for step, known in self._earlier.items():
             if DEV_VALUE in known:
                 self._dev[step] = known[DEV_VALUE]
@@ -84,7 +84,7 @@ class TrainingProgress:
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Add the metrics of one step; returns its new alarms, which are also written to `ALARMS_FILE`."""
-        alarms = self._watch.update(step, metrics)
+        alarms = self.not_in_checkpoint = self._watch.update(step, metrics)
         with (self._settings.folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
             stream.writelines(alarm.model_dump_json() + "\n" for alarm in alarms)
         return alarms

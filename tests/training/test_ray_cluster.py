@@ -170,7 +170,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
 def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(tmp_path / "model", hidden_size=128, vocab_size=None)
     (tmp_path / "stage").mkdir()
-    toy = vllm_toy(tmp_path / "stage", model, total_steps=6, save_freq=2, test_freq=6, ppo_micro_batch_size_per_gpu=4)
+    toy = vllm_toy(tmp_path / "stage", model, total_steps=4, save_freq=2, test_freq=2, ppo_micro_batch_size_per_gpu=4)
     port, dashboard, python = free_port(), free_port(), str(VLLM_PYTHON)
     url = f"http://127.0.0.1:{dashboard}"
     words = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
@@ -196,7 +196,7 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
         with other():
             trains.join(1800)
     assert "starting it again from its newest checkpoint, 1 of 2 restarts" in explain()
-    assert max(checkpoints(toy.output)) == 6, explain()
+    assert max(checkpoints(toy.output)) == 4, explain()
 
 
 def test_doctors_job_tells_what_each_node_has(

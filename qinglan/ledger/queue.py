@@ -33,8 +33,6 @@ _SAY_EVERY_S = 60.0
 _WAIT_FOR_OTHERS_S = 600.0
 """For the next answer of those that others are asking; longer where their requests may take longer."""
 _RETRY_FOR_S = 60.0
-_ANSWER_WITHIN_S = 330.0
-"""A server ends a statement after five minutes. One that is silent for longer has stopped, or has lost us."""
 _UNREACHABLE_FOR_S = 900.0
 """So long a database may be away, for a fail-over or a restart of its machine, before what was paid for is lost."""
 _BACK_OFF = BackOff(0.2, 5.0)
@@ -176,7 +174,7 @@ class LedgerQueue:
         failures = 0
         while True:
             try:
-                delivery = await self._in_thread(self._ledger.exchange, order)
+                delivery = await asyncio.to_thread(self._ledger.exchange, order)
                 self._spent = delivery.spent_usd
                 self._on_the_way_usd -= sum(tried.cost_usd for tried in (*order.calls, *order.failures))
                 return delivery
@@ -199,17 +197,6 @@ class LedgerQueue:
                     waiting = f"{len(order.calls):,} paid answers wait for it, up to {longest_s / 60:.0f} minutes"
                     _LOG.warning("%s; %s", error, waiting)
                 await asyncio.sleep(pause_s)
-
-    async def _in_thread(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """What the database answers; one that does not is named in the log, and is left for a new connection."""
-        asked_s = time.monotonic()
-        asking = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
-        while not (await asyncio.wait([asking], timeout=_SAY_EVERY_S))[0]:
-            waited_s = time.monotonic() - asked_s
-            _LOG.warning("ledger: its database has not answered for %.0f s; still waiting", waited_s)
-            if waited_s > _ANSWER_WITHIN_S:
-                self._ledger.hang_up()
-        return await asking
 
     def _deliver(self, order: Order, delivery: Delivery) -> None:
         for key in order.sought:
@@ -243,7 +230,7 @@ class LedgerQueue:
         if waited_s < _SAY_AFTER_S or (waited_s < self._wait_s and now_s < self._said_s + _SAY_EVERY_S):
             return
         try:
-            holder, advice = await self._in_thread(self._ledger.claimed_by, next(iter(self._elsewhere)))
+            holder, advice = await asyncio.to_thread(self._ledger.claimed_by, next(iter(self._elsewhere)))
         except LedgerError:  # whoever asks next gets it
             return
         what = f"ledger: questions of this run ({len(self._elsewhere):,}) are held by {holder}"

@@ -1,10 +1,13 @@
 """The ledger itself: a store of calls, claims and retrievals over SQLAlchemy; each method is in one transaction."""
 
+import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +44,10 @@ _LONGEST_LEASE_S = 60.0
 _LONGEST_GAP_S = 20.0
 """After so long without a look nothing is known: the database may have been away, and nobody could be heard of."""
 _PARAMETERS_PER_STATEMENT = 500
+_SAY_EVERY_S = 60.0
+_ANSWER_WITHIN_S = 330.0
+"""A server ends a statement after five minutes. One that is silent for longer has stopped, or has lost us."""
+_LOG = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -270,12 +277,6 @@ class Ledger:
             db.execute(sa.delete(HOLDERS).where(HOLDERS.c.holder == self.holder))
         self._engine.dispose()
 
-    def hang_up(self) -> None:
-        """Break all connections to a server, so that whoever waits for its answer gets an error; a file has none."""
-        for connection in [each for each in self._connections if not each.closed]:
-            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
-
     # Within a transaction
 
     @contextmanager
@@ -284,6 +285,9 @@ class Ledger:
         if within is not None:
             yield within
             return
+        ended = threading.Event()
+        # In this context, or the run's log would not get what it says.
+        threading.Thread(target=copy_context().run, args=(self._watch, ended), daemon=True).start()
         try:
             with self._engine.begin() as db:
                 yield db
@@ -291,6 +295,18 @@ class Ledger:
             # SQLAlchemy's own text carries the statement with its values.
             message = f"ledger {shown(self.url)}: {' '.join(str(error.orig).split())[:200]}"
             raise LedgerError(message, unreachable=is_unreachable(error)) from None
+        finally:
+            ended.set()
+
+    def _watch(self, ended: threading.Event) -> None:
+        """Name a silent database in the log, and break the connections to a server, so that who waits gets an error."""
+        begun_s = time.monotonic()
+        while not ended.wait(_SAY_EVERY_S):
+            waited_s = time.monotonic() - begun_s
+            _LOG.warning("ledger: its database has not answered for %.0f s; still waiting", waited_s)
+            for connection in [each for each in self._connections if waited_s > _ANSWER_WITHIN_S and not each.closed]:
+                with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+                    line.shutdown(socket.SHUT_RDWR)
 
     def _record(self, db: sa.Connection, calls: Sequence[Call], failures: Sequence[Failure]) -> None:
         now = time.time()

@@ -298,11 +298,12 @@ def test_a_lock_of_another_session_is_an_error(postgres: str, on_server: Ledger,
     assert on_server.get("kept")
 
 
+@pytest.mark.parametrize("queued", [True, False])
 async def test_a_connection_that_brings_no_answer_is_left_for_another(
-    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
+    queued: bool, postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(queue, "_SAY_EVERY_S", 0.2)
-    monkeypatch.setattr(queue, "_ANSWER_WITHIN_S", 0.5)
+    monkeypatch.setattr(store, "_SAY_EVERY_S", 0.2)
+    monkeypatch.setattr(store, "_ANSWER_WITHIN_S", 0.5)
     asking = queue.LedgerQueue(on_server, "r", Budget())
     with closing_engine(postgres) as db:
         others = sa.text(
@@ -312,7 +313,8 @@ async def test_a_connection_that_brings_no_answer_is_left_for_another(
     for backend in backends:
         backend.suspend()
     try:
-        await asyncio.wait_for(asking.record(call("hung")), 60)
+        recording = asking.record(call("hung")) if queued else queue.to_the_end(on_server.record, [call("hung")])
+        await asyncio.wait_for(recording, 60)
         await asking.close()
         assert on_server.get("hung") == call("hung")
     finally:

@@ -15,7 +15,7 @@ from ledger_calls import failure, ledger_in
 
 from qinglan.config import Budget, LedgerStore
 from qinglan.errors import BudgetError, LedgerError, TeacherError
-from qinglan.ledger import BatchJob, Delivery, Ledger, Order, Retrieval, ledger_url
+from qinglan.ledger import BatchJob, Delivery, Ledger, Order, Retrieval, ledger_url, store
 from qinglan.ledger import queue as ledger_queue
 from qinglan.ledger.queue import RESERVED_BYTES, LedgerQueue, reserve_space
 from qinglan.rows import Retrieved
@@ -117,9 +117,9 @@ async def test_answers_wait_for_a_server_that_is_away_and_a_run_that_ends_does_n
 async def test_a_database_that_neither_answers_nor_fails_is_waited_for_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(ledger_queue, "_SAY_EVERY_S", 0.2)
+    monkeypatch.setattr(store, "_SAY_EVERY_S", 0.2)
     ledger = Flaky(tmp_path)
-    monkeypatch.setattr(ledger, "exchange", lambda order: (time.sleep(0.5), Ledger.exchange(ledger, order))[1])
+    monkeypatch.setattr(ledger, "_record", lambda *order: (time.sleep(0.5), Ledger._record(ledger, *order))[1])
     async with queue_of(ledger) as queue:
         await queue.record(call("a"))
     assert "ledger: its database has not answered for 0 s; still waiting" in caplog.messages

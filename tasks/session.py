@@ -186,13 +186,13 @@ def _mark_crashed(prefect_id: str, message: str) -> None:
             client.set_flow_run_state(flow_run, superseded, force=True)
 
 
-def send_what_is_queued(timeout_s: float = 10.0) -> None:
+def send_what_is_queued() -> None:
     """Send Prefect the logs and events that its threads still hold, while its server is there.
 
     Otherwise they are sent at exit, and where the run's own server has ended by then, Prefect retries for a minute.
     """
-    APILogWorker.drain_all(timeout=timeout_s)
-    EventsWorker.drain_all(timeout=timeout_s)
+    APILogWorker.drain_all(timeout=10.0)
+    EventsWorker.drain_all(timeout=10.0)
 
 
 def skip_if_running(work: Callable[P, Path]) -> Callable[P, Path]:

@@ -79,7 +79,6 @@ class ChatMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """All text of the content."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content if part.type == "text")
         return self.content or ""

@@ -72,7 +72,6 @@ def archive_verdict(folder: Path) -> None:
 
 
 def last_verdict(folder: Path) -> CanaryVerdict | None:
-    """How the last canary ended."""
     if fallen := read_verdict(folder):  # the site has yet to put it away
         return fallen
     history = folder / HISTORY_FILE

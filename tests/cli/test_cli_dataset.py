@@ -26,7 +26,6 @@ ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_unavailable
 
 @pytest.fixture
 def qinglan(qinglan: Qinglan, profile: Profile) -> Qinglan:
-    """Run `qinglan dataset`."""
     return partial(qinglan, "dataset", profile=profile)
 
 

@@ -237,7 +237,7 @@ def test_axis_has_round_ticks_that_cover_what_is_finite() -> None:
     for values in ([], [math.nan], [3.0], [0.0, 0.0]):
         axis = Axis.over(values)
         assert axis.high > axis.low and len(axis.ticks) >= 2
-    drawn = chart(NAME, NAME, [(NAME, [(1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)])])
+    drawn = chart(NAME, [(NAME, [(1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)])])
     assert [line.path for line in drawn.lines] == ["M0.0,0.0 L100.0,100.0"]
 
 

@@ -28,7 +28,6 @@ BLANK = 4
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """A finished run."""
     site = Site(tmp_path_factory.mktemp("site"))
     site.run()
     return site

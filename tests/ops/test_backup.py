@@ -2,13 +2,11 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 from ledger_calls import call
 from mlflow import MlflowClient
-from prefect_process import prefect_process
+from prefect_process import post, prefect_process
 from registered import Models
 from run_stages import end_stage_with
 from typer.testing import CliRunner
@@ -27,10 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # MLflow's
 ]
 PAID_FOR = [f"question-{number}" for number in range(200)]
-
-
-def post(client: httpx2.Client, path: str, /, **body: Any) -> Any:
-    return client.post(path, json=body).raise_for_status().json()
 
 
 def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,15 +6,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-from prefect_process import NO_SCHEDULER, prefect_process
+from prefect_process import NO_SCHEDULER, post, prefect_process
 from release_site import Site
 from waiting import wait_until
 
 from qinglan.config import Profile
 from qinglan.ops.cleanup import clean_up
 from qinglan.ops.cleanup.records import CleanUp
+from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.up import site as up
 from qinglan.runs.processes import free_port
 
@@ -30,7 +30,7 @@ def swept(profile: Profile, **retention: Any) -> CleanUp:
 
 
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RetryingClient]:
     """A server of Prefect's that this site uses."""
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         monkeypatch.delenv(name)
@@ -40,47 +40,43 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Clie
         yield client
 
 
-def ask(api: httpx2.Client, address: str, **body: Any) -> Any:
-    return api.post(address, json=body).raise_for_status().json()
-
-
-def ended(api: httpx2.Client, run_id: str, state: str = "COMPLETED") -> str:
-    ask(api, f"flow_runs/{run_id}/set_state", state={"type": state}, force=True)
+def ended(api: RetryingClient, run_id: str, state: str = "COMPLETED") -> str:
+    post(api, f"flow_runs/{run_id}/set_state", state={"type": state}, force=True)
     return run_id
 
 
-def names(api: httpx2.Client) -> set[str]:
-    return {run["id"] for run in ask(api, "flow_runs/filter", limit=200)}
+def names(api: RetryingClient) -> set[str]:
+    return {run["id"] for run in post(api, "flow_runs/filter", limit=200)}
 
 
-def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx2.Client, tmp_path: Path):
+def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: RetryingClient, tmp_path: Path):
     profile = Site(tmp_path).profile
-    flow, theirs = (ask(api, "flows/", name=name)["id"] for name in ("refresh", "their-flow"))
+    flow, theirs = (post(api, "flows/", name=name)["id"] for name in ("refresh", "their-flow"))
     schedules = [{"schedule": {"cron": "0 2 * * *", "timezone": "UTC"}, "active": True}]
     known = {"flow_id": flow, "parameters": {"profile": "embedded"}, "schedules": schedules}
-    nightly = ask(api, "deployments/", name="nightly", tags=["qinglan"], **known)["id"]
-    foreign = ask(api, "deployments/", name="other-team", tags=["other"], **known)["id"]
+    nightly = post(api, "deployments/", name="nightly", tags=["qinglan"], **known)["id"]
+    foreign = post(api, "deployments/", name="other-team", tags=["other"], **known)["id"]
     for deployment in (nightly, foreign):
-        api.post(f"deployments/{deployment}/schedule", json={"max_runs": 3}).raise_for_status()
+        post(api, f"deployments/{deployment}/schedule", max_runs=3)
     scheduled, by_others = (
-        [run["id"] for run in ask(api, "flow_runs/filter", flow_runs={"deployment_id": {"any_": [each]}})]
+        [run["id"] for run in post(api, "flow_runs/filter", flow_runs={"deployment_id": {"any_": [each]}})]
         for each in (nightly, foreign)
     )
 
     def run_of(flow_id: str, **parameters: Any) -> str:
-        return str(ask(api, "flow_runs/", flow_id=flow_id, parameters=parameters, state={"type": "RUNNING"})["id"])
+        return str(post(api, "flow_runs/", flow_id=flow_id, parameters=parameters, state={"type": "RUNNING"})["id"])
 
     by_hand = run_of(flow, profile="embedded")
     not_ours = [run_of(flow, profile="medical"), run_of(theirs)]
     not_ours.append(run_of(flow))  # of another project that has a flow of this name
-    from_ui = ask(api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]})["id"]
+    from_ui = post(api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]})["id"]
     by_path = run_of(flow, profile=str(tmp_path / "embedded.yaml"))
     at_work, failed = run_of(flow, profile="embedded"), run_of(flow, profile="embedded")
     old = {ended(api, each) for each in (scheduled[0], by_hand, from_ui, by_path)} | {ended(api, failed, "FAILED")}
     foreign_old = {ended(api, each) for each in (*not_ours, by_others[0])}
     for number in range(3):
-        ask(api, "artifacts/", key="run", type="markdown", data=str(number), flow_run_id=by_hand)
-    ask(api, "artifacts/", key="run", type="markdown", data="at work", flow_run_id=at_work)
+        post(api, "artifacts/", key="run", type="markdown", data=str(number), flow_run_id=by_hand)
+    post(api, "artifacts/", key="run", type="markdown", data="at work", flow_run_id=at_work)
     line = {"name": "n", "level": 20, "message": "m", "timestamp": datetime.now(UTC).isoformat()}
     api.post("logs/", json=[line | {"flow_run_id": by_hand}]).raise_for_status()
     everything = names(api)
@@ -92,11 +88,11 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx2.C
     assert cleaned.counts == {"flow_run": len(old)}
     assert names(api) == everything - old
     assert scheduled[1] in names(api)  # of the nights to come
-    left = [artifact["data"] for artifact in ask(api, "artifacts/filter", limit=200)]
+    left = [artifact["data"] for artifact in post(api, "artifacts/filter", limit=200)]
     assert left == ["at work"]
-    assert [each["data"] for each in ask(api, "artifacts/latest/filter", limit=200)] == ["at work"]
+    assert [each["data"] for each in post(api, "artifacts/latest/filter", limit=200)] == ["at work"]
     mine = {"flow_run_id": {"any_": [by_hand]}}
-    wait_until("its logs to go", lambda: not ask(api, "logs/filter", logs=mine))
+    wait_until("its logs to go", lambda: not post(api, "logs/filter", logs=mine))
 
 
 def test_a_prefect_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import psutil
@@ -18,7 +17,7 @@ import yaml
 from qinglan_process import own_environment
 from waiting import wait_until
 
-from qinglan.ops.prefect.api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient, call
 
 ROOT = Path(__file__).parents[2]
 DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
@@ -60,9 +59,6 @@ class Up:
         assert found, self.output
         return found[1]
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self.api.post(path, json=body).raise_for_status().json()
-
     def at_work(self, pool: str) -> str:
         """A flow run that the server believes this pool's worker to be at work on; its id."""
         name = {"qinglan": "refresh/refresh", "qinglan-trainer": "train/train"}[pool]
@@ -70,8 +66,8 @@ class Up:
         # A crashed run goes on by itself: this one fails then, at once.
         state = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
         body = {"parameters": {"profile": "/no/such.yaml"}, "state": state}
-        run: str = self.post(f"deployments/{deployment}/create_flow_run", body)["id"]
-        self.post(f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
+        run: str = call(self.api, "POST", f"deployments/{deployment}/create_flow_run", body)["id"]
+        call(self.api, "POST", f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
         return run
 
     def states_of(self, run: str) -> list[str]:
@@ -126,14 +122,14 @@ def test_other_accounts_and_other_pages_are_kept_out(site: Up):
 
 
 def test_all_flows_are_deployed_to_run_in_this_folder_and_each_pool_has_a_worker(site: Up):
-    found = {deployment["name"]: deployment for deployment in site.post("deployments/filter", {})}
+    found = {deployment["name"]: deployment for deployment in call(site.api, "POST", "deployments/filter", {})}
     assert set(found) == {deployment["name"] for deployment in DEPLOYED}
     for deployment in DEPLOYED:
         assert found[deployment["name"]]["work_pool_name"] == deployment["work_pool"]["name"]
         assert json.dumps(found[deployment["name"]]["pull_steps"]).count(str(ROOT)) == 1
         assert not any(schedule["active"] for schedule in found[deployment["name"]]["schedules"])
     for pool, worker in WORKERS.items():
-        (online,) = site.post(f"work_pools/{pool}/workers/filter", {})
+        (online,) = call(site.api, "POST", f"work_pools/{pool}/workers/filter", {})
         assert (online["name"], online["status"]) == (worker, "ONLINE")
 
 

@@ -54,8 +54,6 @@ class FakeProcess:
 
 
 class FakeProcesses:
-    """Processes by name."""
-
     def __init__(self) -> None:
         self.running: dict[str, FakeProcess] = {}
         self.started: list[str] = []

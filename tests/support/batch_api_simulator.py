@@ -167,7 +167,6 @@ class SimulatedBatchStore:
             return batch.as_object(now)
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
-        """Stop a batch that has not ended."""
         with self._lock:
             batch, now = _found(self._batches, batch_id, "Batch"), self._clock()
             if batch.cancelling_s is None:

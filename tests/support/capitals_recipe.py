@@ -22,7 +22,6 @@ class Capitals(AnswerRecipe):
     WEIGHTS: ClassVar[dict[str, float]] = {"right": 0.75, "short": 0.25, "logged": 0.0}
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """One user message."""
         return [{"role": "user", "content": f"{row.query}（{row.inputs['hint']}）"}]
 
     def own_answer(self, row: Row) -> str | None:
@@ -30,7 +29,6 @@ class Capitals(AnswerRecipe):
         return row.inputs.get("given")
 
     def parse_answer(self, text: str) -> str:
-        """The first word."""
         if not text.split():
             raise TeacherError("the answer is empty", "empty_answer")
         return text.split()[0]

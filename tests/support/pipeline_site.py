@@ -51,7 +51,6 @@ class Site:
             return subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.root)
 
     def run(self) -> None:
-        """Run to the end."""
         assert self.start().wait(timeout=1800) == 0, self.log.read_text()[-4000:]
 
     def kill_when(self, ready: Callable[[], bool]) -> None:

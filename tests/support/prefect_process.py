@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from qinglan.ops.prefect.api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.ops.up.site import Site
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes
@@ -22,3 +23,7 @@ def prefect_process(site: Site, logs: Path, **env: str) -> Iterator[RetryingClie
         # On SQLite the server answers 503 while it works itself, as when it has just started.
         with RetryingClient(base_url=site.api_url, trust_env=False, timeout=120) as client:
             yield client
+
+
+def post(api: RetryingClient, path: str, /, **body: Any) -> Any:
+    return call(api, "POST", path, body)

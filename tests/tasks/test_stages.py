@@ -327,16 +327,16 @@ def test_scores_that_the_budget_left_out_are_asked_for_by_a_later_run(site_of: S
         assert (result.rows_out, judged + result.try_again, judged == ROWS) == (ROWS, ROWS, is_enough)
 
 
-@pytest.mark.parametrize(("reply", "tries"), [((500, {}), 2), ((200, completion(" ")), 2)], ids=["outage", "blank"])
-def test_a_row_without_an_answer_is_asked_again_in_the_next_run(site_of: SiteOf, reply: Any, tries: int):
+@pytest.mark.parametrize("reply", [(500, {}), (200, completion(" "))], ids=["outage", "blank"])
+def test_a_row_without_an_answer_is_asked_again_in_the_next_run(site_of: SiteOf, reply: Any):
     is_lost = True
     site = site_of(lambda body: reply if is_lost and "虾青素7咋吃" in str(body) else rewritten(body))
     first = site.run(site.distill)
     assert (first.rows_out, first.try_again) == (ROWS - 1, 1)
-    assert len(site.teacher.bodies) == ROWS - 1 + tries
+    assert len(site.teacher.bodies) == ROWS - 1 + 2
     is_lost = False
     assert site.run(site.distill).rows_out == ROWS
-    assert len(site.teacher.bodies) == ROWS + tries
+    assert len(site.teacher.bodies) == ROWS + 2
 
 
 def test_a_batch_api_answers_at_half_the_price(site_of: SiteOf):

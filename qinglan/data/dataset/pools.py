@@ -16,13 +16,10 @@ REST = "train"
 def assign(rows: Iterable[Row], recipe: Recipe, shares: Mapping[str, float]) -> Iterator[Row]:
     """Give rows without a pool in the workbook the recipe's pool, or one of `shares` by a hash of their id."""
     for row in rows:
-        pool = row.pool or recipe.pool_of(row) or _by_share(row.id, shares)
+        place = hash_fraction(f"pool:{row.id}")
+        drawn = (pool for pool, end in zip(shares, accumulate(shares.values()), strict=True) if place < end)
+        pool = row.pool or recipe.pool_of(row) or next(drawn, None)
         yield row if pool == row.pool else row.model_copy(update={"pool": pool})
-
-
-def _by_share(row_id: str, shares: Mapping[str, float]) -> str | None:
-    place = hash_fraction(f"pool:{row_id}")
-    return next((pool for pool, end in zip(shares, accumulate(shares.values()), strict=True) if place < end), None)
 
 
 def without_rows(counts: Mapping[tuple[str, str], int]) -> list[str]:

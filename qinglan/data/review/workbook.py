@@ -178,8 +178,6 @@ def _write_guide(sheet: Any, sample: ReviewSample, recipe: Recipe, tenant: str, 
 
 
 class ControlResult(NamedTuple):
-    """The verdicts on the control rows."""
-
     rows: int
     reviewed: int
     wrong: int
@@ -196,8 +194,6 @@ class ControlResult(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReviewLine:
-    """A line of the sheet."""
-
     sheet: str
     """The names of its file and sheet."""
     cells: Mapping[str, Any]

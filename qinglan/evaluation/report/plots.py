@@ -134,7 +134,7 @@ def axis_of(rows: Iterable[DotRow], zero: bool = False) -> Axis:
     return Axis.over([*values, 0.0] if zero else values)
 
 
-def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
+def chart(title: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
     """Curves of (x, y) points; non-finite points are skipped, long curves get a moving mean."""
     clean = [(label, [(x, y) for x, y in points if math.isfinite(y)]) for label, points in series]
     x_axis = Axis.over((x for _, points in clean for x, _ in points), ticks=6)
@@ -147,7 +147,7 @@ def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> 
         half = window // 2  # a centred mean over 2·half + 1 points, fewer at the ends
         means = [(x, fmean(y for _, y in points[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
         lines.append(Curve(label, path(means, x_axis, y_axis), style))
-    return Chart(title, x_label, x_axis, y_axis, tuple(lines))
+    return Chart(title, _STEP, x_axis, y_axis, tuple(lines))
 
 
 def histogram(title: Both, parts: Iterable[tuple[str, Distribution]], is_difference: bool = False) -> Chart | None:
@@ -251,7 +251,7 @@ def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
             (words(s.label), [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None]) for s in curves[name]
         ]
         if any(points for _, points in series):
-            drawn.append(chart(known.get(name) or words(name), _STEP, series))
+            drawn.append(chart(known.get(name) or words(name), series))
     return drawn
 
 

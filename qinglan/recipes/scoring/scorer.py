@@ -100,7 +100,6 @@ class Scorer(ABC):
             self._opened = opening.pop_all()
 
     def _open(self) -> None:
-        """Open what is asked."""
         self._judge: ChatClient | None = None
         self._judge_wait = self._outage_wait("judge")
         service = self._service

@@ -265,7 +265,6 @@ def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None)
 
 @cache
 def simulated_models() -> Mapping[str, Domain]:
-    """The domain of each simulated model."""
     return {model: domain for domain in map(domain_of, _names()) for model in domain.models}
 
 

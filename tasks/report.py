@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from qinglan.data.dataset.thresholds import findings_of
 from qinglan.errors import StageError
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.summary import COMPARING, build_report, result_markdown
-from qinglan.evaluation.targets import row_lines, target_findings
+from qinglan.evaluation.targets import target_findings
 from qinglan.recipes import get_recipe
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
@@ -35,9 +34,6 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     found = findings_of(stages, get_recipe(run.profile.recipe), run.profile)
     found += target_findings(report, run.profile)
     report = report.model_copy(update={"findings": [*report.findings, *found]})
-    for line in row_lines(report, run.profile):
-        if line.is_met is False:
-            get_run_logger().warning("targets.rows: %s %g; it is %.3f", line.label.en, line.planned, line.found)
     path = run.directory / "report.json"
     artifacts = {"report": report.write(path), "report_html": render_html(report, run.directory / "report.html")}
     tracker = tracker_of(run.profile)

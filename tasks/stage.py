@@ -28,12 +28,13 @@ from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
 from qinglan.errors import LedgerError, QinglanError, UnexpectedError, first_line
+from qinglan.evaluation.targets import row_lines
 from qinglan.recipes import get_recipe
 from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, Artifact, StageResult, hash_of, write_json
 from qinglan.runs.code_digest import code_digest
 from qinglan.runs.disk_space import explain_full_disk, require_disk_space
 from qinglan.runs.locks import removal_lock
-from qinglan.runs.run import Run, find_stage, save_stage
+from qinglan.runs.run import Run, find_stage, save_stage, stage_of
 from qinglan.runs.tracking import Tracker
 from qinglan.text import duration, slug
 
@@ -267,6 +268,7 @@ def perform(
             log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
             _finish_tracking(run, tracker, found, depends_on)
             _show(found, run)
+            _warn_of_rows(found, run)
             return found
         require_disk_space(name, run.profile, run.directory / name, 0)
         directory, clock = _begin(run, name, wanted, tracker)
@@ -290,6 +292,7 @@ def perform(
         _show(result, run)
         rows = f", {result.rows_in:,} rows in, {result.rows_out:,} out" if result.rows_out else ""
         log.info("%s: done in %s%s", name, duration(result.seconds), rows)
+        _warn_of_rows(result, run)
         return result
 
 
@@ -413,6 +416,15 @@ def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on
 def _show(result: StageResult, run: Run) -> None:
     what = f"{result.rows_in:,} → {result.rows_out:,} rows in {duration(result.seconds)}"
     create_markdown_artifact(stage_markdown(result, run), key=slug(result.stage), description=what)
+
+
+def _warn_of_rows(result: StageResult, run: Run) -> None:
+    """Where the profile's `targets` plan more or fewer; a comparison of teachers asks about a sample."""
+    if result.stage in run.profile.targets.rows and run.flow != "compare":
+        rows = {"ingest": stage_of(run.directory, "ingest").rows_out, result.stage: result.rows_out}
+        for line in row_lines(rows, run.profile.targets):
+            if line.is_met is False:
+                get_run_logger().warning("targets.rows: %s %g; it is %.3f", line.label.en, line.planned, line.found)
 
 
 def stage_markdown(result: StageResult, run: Run) -> str:

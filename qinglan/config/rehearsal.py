@@ -1,7 +1,8 @@
 """A rehearsal: a profile's own decisions on simulators, with the tiny student, on this machine's CPU.
 
 What decides is the profile's own. Services, model, device, what depends on the model's size, and the engines' `extra`
-are the demo's of the same recipe. The questions are 800 of the simulated domain without labels.
+are the demo's of the same recipe. The questions are 800 of the simulated domain without labels. The tenant's rules are
+sent, but no simulator follows them; domain, columns and pools are the sample's, as the tiny student knows no others.
 """
 
 from collections.abc import Collection
@@ -34,6 +35,7 @@ _LEFT_OUT = {
 }
 """Of these: files with the profile's own columns, a person, and the model that production serves."""
 _KEYS = {
+    "data": ("max_query_chars", "max_context_chars"),
     "student": ("gpu_hour_usd",),
     "sft": ("num_train_epochs", "tuner_type"),
     "rl": ("algorithm", "epochs", "ppo_epochs", "clip_ratio", "kl", "patience", "rollouts_per_prompt"),
@@ -51,7 +53,7 @@ def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
     """The rehearsal's keys, from those of a profile of this name and of its recipe's demo."""
     made = _without(demo, _SECTIONS)
     made |= {each: _without(real[each], _LEFT_OUT.get(each, ())) for each in _SECTIONS if each in real}
-    made["tenant"] = demo["tenant"] | {"id": f"rehearsal_{name}"}
+    made["tenant"] = real.get("tenant", {}) | {"id": f"rehearsal_{name}", "domain": demo["tenant"]["domain"]}
     for section, keys in _KEYS.items():
         kept = _without(demo.get(section, {}), (*keys, *_FOLLOWS.get(section, ())))
         made[section] = kept | {key: real[section][key] for key in keys if key in real.get(section, {})}
@@ -62,7 +64,7 @@ def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
     if isinstance(steps := real.get("rl", {}).get("total_steps"), int):  # as many prompts in all
         prompts = steps * real["rl"].get("train_batch_size", Rl().train_batch_size)
         made["rl"]["total_steps"] = round(prompts / demo["rl"]["train_batch_size"])
-    made["data"] = {**demo.get("data", {}), "columns": demo.get("data", {}).get("columns", {}) | _UNREAD}
+    made["data"]["columns"] = demo.get("data", {}).get("columns", {}) | _UNREAD
     made["embedded"] = demo.get("embedded", {}) | _ROWS | {"teacher_latency_ms": _LATENCY_MS}
     made["compare"] = {"teachers": dict.fromkeys(real.get("compare", {}).get("teachers", {}), demo["teacher"])}
     roles = [role for role in ("judge", "answerer", "teacher") if role in demo and role in real]  # the teacher's last

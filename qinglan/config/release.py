@@ -63,8 +63,8 @@ Band = tuple[Share, Share]
 
 
 class Targets(Section):
-    """What the site means to reach: the report shows it beside what was found, and a refresh warns of rows that leave
-    their band. The gate does not ask it."""
+    """What the site means to reach: the report shows it beside what was found, and a stage whose rows leave their
+    band warns as it ends. The gate does not ask it."""
 
     gain: Positive | None = None
     """Of the challenger over the first of `gate.rivals`, on the recipe's first metric."""

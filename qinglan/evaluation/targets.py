@@ -1,6 +1,6 @@
 """What the profile's `targets` plan beside what a run found, and what the student's training has cost and saves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from qinglan.config import Profile
@@ -37,7 +37,7 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
         return
     if not report.is_of_data:
         yield from _model_lines(report, targets)
-    yield from row_lines(report, profile)
+    yield from row_lines({stage.name: stage.rows_out for stage in report.stages}, targets)
     if targets.run_usd:
         paid = Both("paid calls, US dollars", "付费调用（美元）")
         yield Line(paid, targets.run_usd, report.api.with_earlier_usd, False)
@@ -65,10 +65,9 @@ def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
             yield Line(label, planned, None if own is None or not base else 1 - own / base, True)
 
 
-def row_lines(report: Report, profile: Profile) -> Iterator[Line]:
-    """The bands of `targets.rows`, two lines each."""
-    rows = {} if report.purchase else {stage.name: stage.rows_out for stage in report.stages}
-    for stage, (low, high) in profile.targets.rows.items():
+def row_lines(rows: Mapping[str, int], targets: Targets) -> Iterator[Line]:
+    """The bands of `targets.rows`, two lines each, beside the rows that each stage has left."""
+    for stage, (low, high) in targets.rows.items():
         share = rows[stage] / rows["ingest"] if rows.get("ingest") and stage in rows else None
         yield Line(Both(f"share of rows after {stage}, at least", f"{stage} 后保留比例，至少"), low, share, True)
         yield Line(Both(f"share of rows after {stage}, at most", f"{stage} 后保留比例，至多"), high, share, False)

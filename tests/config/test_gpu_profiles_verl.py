@@ -8,16 +8,13 @@ import pytest
 from toy_rl import make_model
 from verl_config import command_of, compose
 
-from qinglan.config import load_profile
+from qinglan.config import load_profile, profile_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
-NAMES = (
-    *("fivedoctors", "fivedoctors_4gpus", "fivedoctors_full", "fivedoctors_2nodes", "chengla", "medical_gpu"),
-    *("medical_published", "answer_judge_gpu", "answer_judge_published"),
-)
+NAMES = [name.removesuffix("_rehearsal") for name in profile_names() if name.endswith("_rehearsal")]
 
 
 @pytest.fixture(scope="module")

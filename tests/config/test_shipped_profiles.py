@@ -1,5 +1,6 @@
 """What ships in configs/: no secret, and command lines that the engines accept."""
 
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -8,12 +9,11 @@ from verl_config import command_of, compose
 
 from qinglan.clients.openai_protocol import request_parameters
 from qinglan.config import EMBEDDED, Profile, load_profile
-from qinglan.recipes import get_recipe
+from qinglan.flows.refresh import refresh
+from qinglan.ops.preflight import TRAINER_CHECKS, require
 from qinglan.training.engines.swift import sft_command
 
-ROOT = Path(__file__).parents[2]
-PATHS = sorted((ROOT / "configs").glob("*.yaml"))
-PROFILES = [load_profile(str(path)) for path in PATHS]
+PROFILES = [load_profile(str(path)) for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))]
 ON_GPUS = [each for each in PROFILES if each.trainer.device == "cuda" and each.teacher.base_url != EMBEDDED]
 every_profile = pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: profile.name)
@@ -42,7 +42,6 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
     assert all(isinstance(word, str) and word not in ("None", "True", "False") for word in sft.argv)
     assert not any("sk-secret" in word for word in [*sft.argv, *sft.env.values()])
     rl = compose(command_of(profile, tmp_path))
-    assert get_recipe(profile.recipe)
     assert min(rl.trainer.total_training_steps, rl.trainer.save_freq, rl.trainer.test_freq) > 0
     assert rl.actor_rollout_ref.rollout.name == {"vllm": "vllm", "cpu": "hf_cpu"}[profile.rollout_engine]
 
@@ -53,7 +52,21 @@ def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile)
     assert rehearsed.gate == profile.gate.model_copy(update={"approval": "none"})
     for section in ("dataset", "select", "reward", "evaluate", "targets", "budget"):
         assert getattr(rehearsed, section) == getattr(profile, section)
+    assert rehearsed.tenant.teacher_rules == profile.tenant.teacher_rules
     assert rehearsed.sft.num_train_epochs == profile.sft.num_train_epochs
     assert {rehearsed.teacher.base_url, rehearsed.judge.base_url, rehearsed.rag.url} == {EMBEDDED}
     assert not rehearsed.teacher.api_key_env and rehearsed.trainer.device == "cpu"
     assert rehearsed.prices[rehearsed.teacher.model] == profile.prices[profile.teacher.model]
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Prefect's, MLflow's
+@gpu_profile
+def test_rehearsal_keeps_rows_and_lacks_nothing(profile: Profile, prefect_server: None, tmp_path: Path, database: str):
+    site = (f"paths.runs={tmp_path}/runs", f"paths.state={tmp_path}/state", f"tracking.uri={database}")
+    rehearsed, problems = load_profile(f"{profile.name}_rehearsal", site), list[str]()
+    refresh(rehearsed.name, overrides=(*site, "data.limit=60", "embedded.teacher_latency_ms=0"))
+    assert len((tmp_path / "runs" / "latest" / "dataset" / "sft_train.jsonl").read_text("utf-8").splitlines()) > 30
+    require(rehearsed, "pipeline", problems.append, leave_out=TRAINER_CHECKS)
+    assert all(re.fullmatch("[0-9,]+ test questions can show a gain[^;]+;[^;]+", each) for each in problems), problems

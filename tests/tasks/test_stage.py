@@ -61,6 +61,15 @@ def test_a_finished_stage_is_not_run_again(run: Run, tracker: Any):
     assert tracker.metrics == counts | {"dropped/empty_query": 2.0, "top1": 0.5}
 
 
+def test_a_stage_warns_of_rows_beyond_its_band(profile_of: ProfileOf, tracker: Any, caplog: pytest.LogCaptureFixture):
+    for flow, warned in (("refresh", 1), ("refresh", 2), ("compare", 2)):  # the second reuses, the third draws a sample
+        with open_run(profile_of(targets={"rows": {"distill": (0.9, 1.0)}}), flow) as opened:
+            for name, left in (("ingest", 10), ("distill", 8)):
+                perform(opened, name, {}, lambda _, left=left: Outcome(10, left))
+            finish_run(opened)
+        assert caplog.messages.count("targets.rows: share of rows after distill, at least 0.9; it is 0.800") == warned
+
+
 def test_a_failed_stage_keeps_its_files_for_its_inputs_alone(run: Run, tracker: Any, caplog: pytest.LogCaptureFixture):
     def half(stage: Stage) -> Outcome:
         (stage.directory / "checkpoint").write_text("half way")

@@ -177,6 +177,7 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
     trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2})
     trains = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True)
+    left = Path("/dev/shm", f"psm_{secrets.token_hex()}")
 
     def explain() -> str:
         return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
@@ -188,10 +189,12 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     ):
         other = partial(ray_node, url, 2, folder, f"--address=127.0.0.1:{port}", *words, python=python)
         with other() as second:
+            left.touch()
             trains.start()
             wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
             for node in (first, second):
                 assert process_of(node, "WorkerDict") and process_of(node, "VLLM::EngineCore"), explain()
+            assert not left.exists(), "what a killed attempt left"
         wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
         with other():
             trains.join(1800)

@@ -35,7 +35,7 @@ from qinglan.training.engines.progress import TrainerSettings, next_metrics_path
 from qinglan.training.engines.verl import ppo_command
 
 ROLLOUT = os.environ.get("ROLLOUT", "cpu")
-RESULT = Path(__file__).parent / "results" / ("reward_overlap.json" if ROLLOUT == "cpu" else f"reward_overlap_{ROLLOUT}.json")
+RESULT = Path(__file__).parent / "results" / f"reward_overlap{'' if ROLLOUT == 'cpu' else f'_{ROLLOUT}'}.json"
 LATENCY_S, TARGET_RATIO = 0.2, 1.15
 STEPS, WARM_UP_STEPS = 16, 2
 SAMPLES, RESPONSE_TOKENS, MEAN_TOKENS = 256, 96, 32

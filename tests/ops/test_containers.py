@@ -203,8 +203,7 @@ def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> N
 
 def test_kubernetes_knows_every_key_of_what_is_applied() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate")
-    groups = (RAY["headGroupSpec"], *RAY["workerGroupSpecs"])
-    pods = [{"apiVersion": "v1", "kind": "Pod"} | group["template"] for group in groups]
+    pods = [{"apiVersion": "v1", "kind": "Pod"} | template for template in everything(RAY, "template")]
     for applied in (*K8S["files.yaml"], *K8S["site.yaml"], *pods):
         for version in ("1.34", "1.37"):
             kubernetes.validate(applied, version, strict=True)

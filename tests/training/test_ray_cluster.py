@@ -115,12 +115,10 @@ def process_of(head_pid: int, *words: str) -> int:
     """The one process of this head whose command line has all the words."""
     found = []
     for pid in supervise.descendants(head_pid):
-        try:
+        with suppress(psutil.NoSuchProcess):
             line = " ".join(psutil.Process(pid).cmdline())
-        except psutil.NoSuchProcess:
-            continue
-        if all(word in line for word in words):
-            found.append(pid)
+            if all(word in line for word in words):
+                found.append(pid)
     assert len(found) == 1, found
     return found[0]
 
@@ -177,7 +175,6 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
     trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2})
     trains = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True)
-    left = Path("/dev/shm", f"psm_{secrets.token_hex()}")
 
     def explain() -> str:
         return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
@@ -189,7 +186,7 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     ):
         other = partial(ray_node, url, 2, folder, f"--address=127.0.0.1:{port}", *words, python=python)
         with other() as second:
-            left.touch()
+            (left := Path("/dev/shm", f"psm_{secrets.token_hex()}")).touch()
             trains.start()
             wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
             for node in (first, second):

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pid_of(word: str, ancestor: int) -> int | None:
     """A process that the ancestor has started, itself or through others."""
     for pid in descendants(ancestor):
-        try:
+        with suppress(OSError):
             if word in Path(f"/proc/{pid}/cmdline").read_text():
                 return pid
-        except OSError:
-            continue
     return None
 
 

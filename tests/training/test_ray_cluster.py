@@ -26,6 +26,7 @@ from waiting import wait_until
 from qinglan.config import Trainer
 from qinglan.ops.doctor import cluster
 from qinglan.runs import supervise
+from qinglan.runs.launcher import remove_leaked_memory
 from qinglan.runs.locks import ray_start_lock
 from qinglan.runs.processes import free_port
 from qinglan.training.engines.progress import checkpoints, read_metrics
@@ -123,6 +124,10 @@ def process_of(head_pid: int, *words: str) -> int:
     return found[0]
 
 
+def said_of(toy: Toy) -> str:
+    return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
+
+
 def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Path, head: Head) -> None:
     model, critic = make_model(tmp_path / "model"), make_model(tmp_path / "critic", hidden_size=32, layers=1)
     (tmp_path / "stage").mkdir()
@@ -131,17 +136,13 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     spawn = multiprocessing.get_context("spawn")
     first = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
     first.start()
-    log, said = toy.folder / "rl.log", toy.folder / "said.txt"
-
-    def explain() -> str:
-        return "".join(path.read_text() for path in (said, log) if path.exists())
+    log, said, explain = toy.folder / "rl.log", toy.folder / "said.txt", partial(said_of, toy)
 
     def newest() -> int:
         return max(checkpoints(toy.output), default=0)
 
     wait_until("the job", lambda: log.exists() and "dataset len" in log.read_text(), explain=explain)
-    assert first.pid is not None
-    os.kill(first.pid, signal.SIGKILL)
+    first.kill()
     first.join()
 
     second = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
@@ -174,11 +175,7 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     words = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
     head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
     trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2})
-    trains = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True)
-
-    def explain() -> str:
-        return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
-
+    trains, explain = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True), partial(said_of, toy)
     with (
         ray_folder(monkeypatch) as folder,
         ray_node(url, 1, folder, *head, f"--temp-dir={folder}", python=python) as first,
@@ -195,6 +192,7 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
         wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
         with other():
             trains.join(1800)
+    remove_leaked_memory(tmp_path.stat().st_mtime)  # of the nodes, which are killed
     assert "starting it again from its newest checkpoint, 1 of 2 restarts" in explain()
     assert max(checkpoints(toy.output)) == 6, explain()
 

@@ -8,6 +8,7 @@ next, after a receive without a limit. It waits for ever, too, for a server whos
 
 import asyncio
 import os
+import time
 from typing import Any
 
 import psutil
@@ -52,7 +53,8 @@ class EndingServer(vLLMHttpServer):
     """A server that ends with its engine, and first removes what killed attempts left in this node's shared memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        remove_leaked_memory(psutil.Process(os.getppid()).create_time())  # since this Ray started
+        # Since this Ray started; what a run has only just made may not be mapped yet.
+        remove_leaked_memory(psutil.Process(os.getppid()).create_time(), time.time() - 10)
         super().__init__(*args, **kwargs)
         os.environ["VERL_RAY_JOB_ID"] = _job()  # vLLM's workers make the path of it
 

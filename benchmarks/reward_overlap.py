@@ -1,12 +1,13 @@
 """Does a slow RAG slow training down? A step with a RAG that answers after 200 ms, beside one that answers at once.
 
     make bench NAME=reward_overlap
+    ROLLOUT=vllm make bench NAME=reward_overlap     (vLLM's CPU build samples; `make setup-vllm` first)
 
 Real verl on the CPU: PPO with a critic on an untrained Qwen3 of 1.5 M parameters, 256 samples a step whose answers end
 at random, rewarded by the real reward service over HTTP. One run, in which the RAG's latency changes with every step,
 so that both kinds meet the same machine; medians over the steps after the first two. No answer is known before, and no
-judge is asked. Prints the table and writes benchmarks/results/reward_overlap.json. Give a number of steps to take more
-or fewer than 16.
+judge is asked. Prints the table and writes benchmarks/results/reward_overlap.json, with vLLM
+reward_overlap_vllm.json. Give a number of steps to take more or fewer than 16.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ from qinglan.runs.launcher import Command, JsonlTail, launch
 from qinglan.training.engines.progress import TrainerSettings, next_metrics_path
 from qinglan.training.engines.verl import ppo_command
 
-RESULT = Path(__file__).parent / "results" / "reward_overlap.json"
+ROLLOUT = os.environ.get("ROLLOUT", "cpu")
+RESULT = Path(__file__).parent / "results" / f"reward_overlap{'' if ROLLOUT == 'cpu' else f'_{ROLLOUT}'}.json"
 LATENCY_S, TARGET_RATIO = 0.2, 1.15
 STEPS, WARM_UP_STEPS = 16, 2
 SAMPLES, RESPONSE_TOKENS, MEAN_TOKENS = 256, 96, 32
@@ -251,6 +253,7 @@ def profile(steps: int) -> Profile:
             "judge": endpoint,
             "prices": {"none": {"input_per_million_usd": 0, "output_per_million_usd": 0}},
             "rl": {
+                "rollout_engine": ROLLOUT,
                 "total_steps": steps,
                 "train_batch_size": SAMPLES,
                 "ppo_mini_batch_size": SAMPLES // 2,
@@ -266,7 +269,7 @@ def profile(steps: int) -> Profile:
                 "val_before_train": False,
                 "extra": {"trainer.save_freq": -1, "trainer.test_freq": -1},
             },
-            "trainer": {"device": "cpu", "threads": 2},
+            "trainer": {"device": "cpu", "threads": 2, "python": {"vllm": ".venv-vllm/bin/python"}.get(ROLLOUT)},
         }
     )
 

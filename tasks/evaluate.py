@@ -48,7 +48,7 @@ class Model(NamedTuple):
     identity: str
     """Digest of its files; of a model on a hub, its name."""
     unmerged: tuple[str, str] | None = None
-    """Base model and adapter that it was merged of."""
+    """What it is compared to: base model and adapter that it was merged of; its own folder and "" where it has none."""
 
 
 class Answers(NamedTuple):
@@ -152,6 +152,8 @@ def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, 
     for name, base in bases.items():
         if base in students and name in models and (adapter := models[name].artifacts.get("adapter")):
             students[name] = students[name]._replace(unmerged=(students[base].folder, str(adapter.path)))
+        elif name in models and run.profile.answer_engine == "vllm":
+            students[name] = students[name]._replace(unmerged=(students[name].folder, ""))
     champion = champion_of(run)
     if champion and champion.sha256 not in {student.identity for student in students.values()}:
         students["champion"] = Model(str(champion.folder), champion.sha256)
@@ -216,18 +218,18 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     return answers
 
 
-def _parity(stage: Stage, name: ArmName, merged: Sequence[bytes]) -> dict[str, float]:
-    """`Evaluation.parity` of a merged model, by its answers' JSON lines; StageError beyond the profile's bounds."""
+def _parity(stage: Stage, name: ArmName, answers: Sequence[bytes]) -> dict[str, float]:
+    """`Evaluation.parity` of a model, by its answers' JSON lines; StageError beyond the profile's bounds."""
     limits, path = stage.run.profile.evaluate, stage.directory / f"{name}{UNMERGED}.answers.jsonl"
     unmerged = path.read_bytes().splitlines()
-    pairs = zip(map(json.loads, merged), map(json.loads, unmerged), strict=False)
+    pairs = zip(map(json.loads, answers), map(json.loads, unmerged), strict=False)
     equal = [(one, other) for one, other in pairs if one["start"] == other["start"]]
     tokens = [pair for one, other in equal for pair in zip(one["logprobs"], other["logprobs"], strict=False)]
     difference = max((abs(one - other) for one, other in tokens), key=lambda each: (isnan(each), each), default=0.0)
     if len(equal) < limits.parity_min_equal * len(unmerged) or not difference <= limits.parity_max_difference:
-        found = f"{len(equal)} of {len(unmerged)} texts are those of its base model with the adapter (parity_min_equal)"
+        found = f"{len(equal)} of {len(unmerged)} texts are those of the trainer's own code (parity_min_equal)"
         differ = f"log-probabilities differ by {difference:.2g} at most (parity_max_difference)"
-        raise StageError(f"evaluate: the merged {name} model is not what was trained: {found}, {differ}")
+        raise StageError(f"evaluate: the exported {name} model is not what was trained: {found}, {differ}")
     return {"prompts": len(unmerged), "equal": len(equal), "difference": difference}
 
 

@@ -356,9 +356,10 @@ class Evaluate(Section):
     latency_queries: Count = 40
     """Queries timed one at a time, for p50 and p95."""
     parity_prompts: Count = 64
-    """On these a merged model's first 16 tokens must be those of its base model with the adapter, by the trainer."""
+    """On these a model's first 16 tokens must be those of the trainer's own code: of its base model with the adapter;
+    of the same files where it has none and vLLM answers."""
     parity_min_equal: Share = 0.8
-    """Of these beginnings: in 16 bits merging rounds, and a text may turn where two tokens are as likely."""
+    """Of these beginnings: in 16 bits merging and vLLM round, and a text may turn where two tokens are as likely."""
     parity_max_difference: Positive = 0.5
     """Of a token's log-probability, in the texts that are equal."""
     teachers: tuple[str, ...] = ()

@@ -387,8 +387,8 @@ class EvaluatedArms(ReportPart):
     examples: list[ReportExample] = []
     shared: list[Shared] = []
     parity: dict[ArmName, dict[str, float]] = {}
-    """By model that was merged: `prompts`, how many of its texts are `equal` to those of base model and adapter, and in
-    these the largest `difference` of a token's log-probability."""
+    """By model that was compared: `prompts`, how many of its texts are `equal` to those of the trainer's own code, and
+    in these the largest `difference` of a token's log-probability."""
 
 
 class Evaluation(EvaluatedArms):

@@ -6,6 +6,7 @@ each) are handed to the caller, who may stop it by raising.
 
 import fcntl
 import json
+import math
 import os
 import select
 import subprocess
@@ -204,8 +205,8 @@ def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None
         raise process.failure()
 
 
-def remove_leaked_memory(since_s: float) -> None:
-    """Remove shared memory of engines that was made since then and that no process has mapped any longer."""
+def remove_leaked_memory(since_s: float, until_s: float = math.inf) -> None:
+    """Remove shared memory of engines that was made in this time and that no process has mapped any longer."""
     leaked = [path for name in _LEAKED for path in _SHARED_MEMORY.glob(name)]
     maps = ""
     for path in Path("/proc").glob("[0-9]*/maps") if leaked else ():
@@ -214,7 +215,7 @@ def remove_leaked_memory(since_s: float) -> None:
     for path in leaked:
         with suppress(OSError):
             status = path.stat()
-            if status.st_uid == os.getuid() and status.st_mtime >= since_s and str(path) not in maps:
+            if status.st_uid == os.getuid() and since_s <= status.st_mtime < until_s and str(path) not in maps:
                 path.unlink()
 
 

@@ -201,6 +201,14 @@ def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> N
     assert f"\nray=={RAY['rayVersion']} " in read("docker/trainer.lock")
 
 
+def test_kubernetes_knows_every_key_of_what_is_applied() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    pods = [{"apiVersion": "v1", "kind": "Pod"} | template for template in everything(RAY, "template")]
+    for applied in (*K8S["files.yaml"], *K8S["site.yaml"], *pods):
+        for version in ("1.34", "1.37"):
+            kubernetes.validate(applied, version, strict=True)
+
+
 def test_every_claim_is_made_and_every_volume_mounted() -> None:
     made = {d["metadata"]["name"] for d in K8S["site.yaml"] if d["kind"] == "PersistentVolumeClaim"}
     assert {claim["claimName"] for claim in everything([*K8S.values()], "persistentVolumeClaim")} == made

@@ -180,23 +180,25 @@ def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(evaluate
     assert fake.evaluation.arms["rl"].prompt_tokens_per_1000 == 9000
 
 
-def test_a_merged_model_must_answer_as_its_base_model_with_the_adapter(evaluated: Any, profile_of: ProfileOf):
+def test_a_model_must_answer_as_it_was_trained(evaluated: Any, profile_of: ProfileOf):
     fake = evaluated()
     fake.with_adapter = {"sft"}
     fake.run(profile_of(), base="b", sft="a")
     (found,) = fake.evaluation.parity.values()
     assert found["equal"] == found["prompts"] > 0 == found["difference"]
     assert fake.models["sft_unmerged"] == "/base/model"
+    fake.run(profile_of(serve={"backend": "vllm"}), base="b", rl="a")
+    assert fake.models["rl_unmerged"] == "/rl/model", "vLLM's answers are compared without an adapter too"
     for name in ("sft", "sft_unmerged"):  # JSON leaves the separator as it is
         fake.answers[name] = {"text": "a\u2028b"}
     fake.run(profile_of(), base="b", sft="a")
     assert (fake.evaluation.parity["sft"]["equal"], fake.arms["sft"][0].text) == (found["prompts"], "a b")
     for logprobs, difference in ([-1.75], r"1\.2"), ([float("nan")], "nan"):
         fake.answers["sft_unmerged"] |= {"logprobs": logprobs}
-        with pytest.raises(StageError, match=f"merged sft model is not what was trained: .* differ by {difference} at"):
+        with pytest.raises(StageError, match=f"exported sft model is not what .* differ by {difference} at"):
             fake.run(profile_of(), base="b", sft="a")
     fake.answers["sft_unmerged"] = {"start": "another"}
-    with pytest.raises(StageError, match=r"0 of \d+ texts are those of its base model"):
+    with pytest.raises(StageError, match=r"0 of \d+ texts are those of the trainer's own code"):
         fake.run(profile_of(), base="b", sft="a")
 
 

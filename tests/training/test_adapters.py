@@ -82,19 +82,20 @@ def same(one: Any, other: Any) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_a_policy_is_saved_as_its_adapter_resumed_and_exported_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [4, 0])
+def test_a_policy_is_saved_resumed_and_exported_whole(tmp_path: Path, rank: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM
     from verl.workers.config import HFModelConfig
 
-    policy = make_model(tmp_path / "policy")
-    trained = engine("CpuActorEngine", HFModelConfig(path=str(policy), **ADAPTER), save_lora_only=True)
+    policy, given = make_model(tmp_path / "policy"), ADAPTER | {"lora_rank": rank}
+    trained = engine("CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank))
     learn(trained)
     trained.save_checkpoint(str(tmp_path / "step" / "actor"))
     saved = torch.load(tmp_path / "step" / "actor" / "model_world_size_1_rank_0.pt", weights_only=False)
-    assert saved and all("lora_" in name for name in saved)
+    assert saved and all(("lora_" in name) == bool(rank) for name in saved)
 
-    resumed = engine("CpuActorEngine", HFModelConfig(path=str(policy), **ADAPTER), save_lora_only=True)
+    resumed = engine("CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank))
     assert not same(trained, resumed)
     resumed.load_checkpoint(str(tmp_path / "step" / "actor"))
     assert same(trained, resumed)
@@ -103,12 +104,12 @@ def test_a_policy_is_saved_as_its_adapter_resumed_and_exported_whole(tmp_path: P
     exported, before = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "policy"))
     with torch.no_grad():
         now, then, expected = outputs(exported), outputs(before), outputs(trained.module)
-    assert (now - expected).abs().max() < 0.05 * (then - expected).abs().max()  # adapters are exported in bf16
+    assert (now - expected).abs().max() < 0.05 * (then - expected).abs().max()  # the export is in bf16
 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": "1", "messages": [{"role": "user", "content": "cats"}]}), encoding="utf-8")
-    folders = {"rl": str(tmp_path / "exported"), f"rl{UNMERGED}": str(policy)}
-    adapters = {f"rl{UNMERGED}": str(tmp_path / "adapter")}
+    folders = {"rl": str(tmp_path / "exported"), f"rl{UNMERGED}": str(policy if rank else tmp_path / "exported")}
+    adapters = {f"rl{UNMERGED}": str(tmp_path / "adapter") if rank else ""}
     (command,) = generate_commands(load_profile("embedded"), folders, prompts, tmp_path, adapters)
     launch(command, name="generate", log=tmp_path / "generate.log")
     merged, unmerged = (json.loads((tmp_path / f"{name}.answers.jsonl").read_text("utf-8")) for name in folders)

@@ -26,6 +26,7 @@ from waiting import wait_until
 from qinglan.config import Trainer
 from qinglan.ops.doctor import cluster
 from qinglan.runs import supervise
+from qinglan.runs.launcher import remove_leaked_memory
 from qinglan.runs.locks import ray_start_lock
 from qinglan.runs.processes import free_port
 from qinglan.training.engines.progress import checkpoints, read_metrics
@@ -115,14 +116,16 @@ def process_of(head_pid: int, *words: str) -> int:
     """The one process of this head whose command line has all the words."""
     found = []
     for pid in supervise.descendants(head_pid):
-        try:
+        with suppress(psutil.NoSuchProcess):
             line = " ".join(psutil.Process(pid).cmdline())
-        except psutil.NoSuchProcess:
-            continue
-        if all(word in line for word in words):
-            found.append(pid)
+            if all(word in line for word in words):
+                found.append(pid)
     assert len(found) == 1, found
     return found[0]
+
+
+def said_of(toy: Toy) -> str:
+    return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
 
 
 def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Path, head: Head) -> None:
@@ -133,17 +136,13 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     spawn = multiprocessing.get_context("spawn")
     first = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
     first.start()
-    log, said = toy.folder / "rl.log", toy.folder / "said.txt"
-
-    def explain() -> str:
-        return "".join(path.read_text() for path in (said, log) if path.exists())
+    log, said, explain = toy.folder / "rl.log", toy.folder / "said.txt", partial(said_of, toy)
 
     def newest() -> int:
         return max(checkpoints(toy.output), default=0)
 
     wait_until("the job", lambda: log.exists() and "dataset len" in log.read_text(), explain=explain)
-    assert first.pid is not None
-    os.kill(first.pid, signal.SIGKILL)
+    first.kill()
     first.join()
 
     second = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
@@ -176,11 +175,7 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     words = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
     head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
     trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2})
-    trains = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True)
-
-    def explain() -> str:
-        return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
-
+    trains, explain = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True), partial(said_of, toy)
     with (
         ray_folder(monkeypatch) as folder,
         ray_node(url, 1, folder, *head, f"--temp-dir={folder}", python=python) as first,
@@ -188,13 +183,16 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     ):
         other = partial(ray_node, url, 2, folder, f"--address=127.0.0.1:{port}", *words, python=python)
         with other() as second:
+            (left := Path("/dev/shm", f"psm_{secrets.token_hex()}")).touch()
             trains.start()
             wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
             for node in (first, second):
                 assert process_of(node, "WorkerDict") and process_of(node, "VLLM::EngineCore"), explain()
+            assert not left.exists(), "what a killed attempt left"
         wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
         with other():
             trains.join(1800)
+    remove_leaked_memory(tmp_path.stat().st_mtime)  # of the nodes, which are killed
     assert "starting it again from its newest checkpoint, 1 of 2 restarts" in explain()
     assert max(checkpoints(toy.output)) == 4, explain()
 

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from qinglan.config import load_profile
 from qinglan.runs.launcher import launch, remove_leaked_memory
 from qinglan.runs.supervise import descendants
 from qinglan.training.alarms import SAMPLER_DIFFERENCE, read_alarms
-from qinglan.training.engines.generate import generate_commands
+from qinglan.training.engines.generate import UNMERGED, generate_commands
 from qinglan.training.engines.progress import ALARMS_FILE, DEV_VALUE, checkpoints, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, NEEDS_VLLM]
@@ -41,11 +42,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pid_of(word: str, ancestor: int) -> int | None:
     """A process that the ancestor has started, itself or through others."""
     for pid in descendants(ancestor):
-        try:
+        with suppress(OSError):
             if word in Path(f"/proc/{pid}/cmdline").read_text():
                 return pid
-        except OSError:
-            continue
     return None
 
 
@@ -139,11 +138,11 @@ def test_vllm_s_batch_engine_answers_as_transformers_does(tmp_path: Path, model:
     prompts = tmp_path / "prompts.jsonl"
     asked = [{"id": word, "messages": [{"role": "user", "content": f"say {word} please"}]} for word in set(WORDS)]
     prompts.write_text("".join(json.dumps(each) + "\n" for each in asked), encoding="utf-8")
-    found = {}
-    for name in ("embedded", "embedded_vllm"):
-        for command in generate_commands(load_profile(name), {"sft": str(model)}, prompts, tmp_path, {}):
-            launch(command, name="generate", log=tmp_path / f"{name}.log")
-        lines = (tmp_path / "sft.answers.jsonl").read_text(encoding="utf-8").splitlines()
-        found[name] = [(each["text"], each["completion_tokens"]) for each in map(json.loads, lines)]
-    equal = [one == other for one, other in zip(found["embedded"], found["embedded_vllm"], strict=True)]
-    assert len(equal) == len(asked) and sum(equal) >= 0.9 * len(equal), found
+    folders, adapters = {"sft": str(model), f"sft{UNMERGED}": str(model)}, {f"sft{UNMERGED}": ""}
+    for command in generate_commands(load_profile("embedded_vllm"), folders, prompts, tmp_path, adapters):
+        launch(command, name="generate", log=tmp_path / "generate.log")
+    answers = [(tmp_path / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines() for name in folders]
+    pairs = [(json.loads(one), json.loads(other)) for one, other in zip(*answers, strict=True)]
+    equal = [(one, other) for one, other in pairs if one["text"] == other["text"]]
+    assert len(pairs) == len(asked) and len(equal) >= 0.9 * len(pairs), pairs
+    assert all(one["logprobs"] == pytest.approx(other["logprobs"], abs=1e-4) for one, other in equal), equal

@@ -23,7 +23,7 @@ from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engin
 
 Name = TypeVar("Name", bound=str)
 UNMERGED = "_unmerged"
-"""After a model's name: its base model with the adapter, as it was trained."""
+"""After a model's name: as it was trained, by transformers: its base model with the adapter, if it has one."""
 _PARITY_TOKENS = 16
 _WARM_UP = 3  # single questions before the timed ones: an engine compiles or allocates for a batch of one at first
 
@@ -31,7 +31,8 @@ _WARM_UP = 3  # single questions before the timed ones: an engine compiles or al
 def generate_commands(
     profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path, adapters: Mapping[Name, str]
 ) -> list[Command]:
-    """The commands that answer all prompts with each model, one after the other; with an adapter the first prompts.
+    """The commands that answer all prompts with each model, one after the other; those with an adapter, which is
+    "" where there is none, answer the first prompts as it was trained.
 
     With vLLM each model has a process of its own, as it frees its memory only when its process ends. Without, one
     process runs all models, as starting takes longer than answering.
@@ -65,7 +66,8 @@ def main() -> None:
     prompts = [json.loads(line) for line in Path(options["prompts"]).read_bytes().splitlines()]
     for name, folder in options["models"].items():
         adapter = options["adapters"].get(name)
-        answers = _answer_all(folder, adapter, prompts[: options["parity_prompts"]] if adapter else prompts, options)
+        asked = prompts if adapter is None else prompts[: options["parity_prompts"]]
+        answers = _answer_all(folder, adapter, asked, options)
         gc.collect()  # free the model before the next one is loaded
         write_jsonl(Path(options["output_dir"]) / f"{name}.answers.jsonl", answers)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
@@ -102,7 +104,7 @@ def _answer_all(
     folder: str, adapter: str | None, prompts: list[dict[str, Any]], options: dict[str, Any]
 ) -> list[dict[str, Any]]:
     engine, max_new_tokens = _engine(folder, adapter, options), options["max_new_tokens"]
-    timed, compared = 0 if adapter else options["latency_queries"], prompts[: options["parity_prompts"]]
+    timed, compared = options["latency_queries"] if adapter is None else 0, prompts[: options["parity_prompts"]]
     for prompt in prompts[-_WARM_UP:] if timed else ():
         _ask(engine, [prompt], max_new_tokens)
     latencies_ms = []

@@ -8,14 +8,17 @@ next, after a receive without a limit. It waits for ever, too, for a server whos
 
 import asyncio
 import os
+import time
 from typing import Any
 
+import psutil
 import ray
 import zmq
 from verl.workers.rollout.vllm_rollout import ServerAdapter
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from qinglan.errors import EngineError
+from qinglan.runs.launcher import remove_leaked_memory
 
 WITHIN_S = int(os.environ.get("QINGLAN_WEIGHTS_WITHIN_S", "600"))
 """For one bucket of weights (`rollout.checkpoint_engine.update_weights_bucket_megabytes`)."""
@@ -47,9 +50,11 @@ class TimedServerAdapter(ServerAdapter):
 
 
 class EndingServer(vLLMHttpServer):
-    """A server that ends with its engine."""
+    """A server that ends with its engine, and first removes what killed attempts left in this node's shared memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Since this Ray started; what a run has only just made may not be mapped yet.
+        remove_leaked_memory(psutil.Process(os.getppid()).create_time(), time.time() - 10)
         super().__init__(*args, **kwargs)
         os.environ["VERL_RAY_JOB_ID"] = _job()  # vLLM's workers make the path of it
 

@@ -31,8 +31,7 @@ _WARM_UP = 3  # single questions before the timed ones: an engine compiles or al
 def generate_commands(
     profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path, adapters: Mapping[Name, str]
 ) -> list[Command]:
-    """The commands that answer all prompts with each model, one after the other; those with an adapter, which is
-    "" where there is none, answer the first prompts as it was trained.
+    """The commands that answer all prompts with each model in turn; those of `adapters` ("" for none) the first ones.
 
     With vLLM each model has a process of its own, as it frees its memory only when its process ends. Without, one
     process runs all models, as starting takes longer than answering.

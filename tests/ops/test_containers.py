@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -202,11 +203,10 @@ def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> N
 
 
 def test_kubernetes_knows_every_key_of_what_is_applied() -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate")
     pods = [{"apiVersion": "v1", "kind": "Pod"} | template for template in everything(RAY, "template")]
     for applied in (*K8S["files.yaml"], *K8S["site.yaml"], *pods):
         for version in ("1.34", "1.37"):
-            kubernetes.validate(applied, version, strict=True)
+            kubernetes_validate.validate(applied, version, strict=True)
 
 
 def test_every_claim_is_made_and_every_volume_mounted() -> None:

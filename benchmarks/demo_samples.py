@@ -27,7 +27,7 @@ RESULT = Path(__file__).parent / "results" / "demo_samples.json"
 SAMPLES = {"embedded": 10, "answer_judge": 5, "medical": 5}
 """By profile."""
 RIVALS = {"embedded": "teacher", "answer_judge": "sft", "medical": "sft"}
-FIRST_SAMPLE, RL_SEEDS = 101, (1, 2, 3)
+FIRST_SAMPLE, RL_SEEDS = 201, (1, 2, 3)
 CODE = (
     *("config", "recipes", "simulators", "data", "training", "evaluation", "noise.py", "noise.yaml", "rows.py"),
     *("statistics.py", "runs/cpu.py"),
@@ -79,7 +79,7 @@ def check(runs: Runs, profile: str, commit: str) -> None:
 
 
 def by_kind(runs: Runs) -> dict[str, list[Found]]:
-    """What is written: sample 101 of query rewriting is one of the samples and one of the RL seeds."""
+    """What is written: sample 201 of query rewriting is one of the samples and one of the RL seeds."""
     asked = list(wanted(list(SAMPLES)))
     return {kind: [runs[one] for each, one in asked if each == kind and one in runs] for kind in KINDS}
 

@@ -2,6 +2,7 @@
 
     make bench NAME=rehearsals
     python benchmarks/rehearsals.py --profile fivedoctors
+    python benchmarks/rehearsals.py --jobs 2     (two recipes at a time, each of one thread)
 
 A refresh of the first 100 questions tells tokens per call and the share of rows that stay; then the forecast, then the
 pipeline over all 800. `predicted` is "undecided" where the dry run warned that the gate would stay so. Prints a table
@@ -13,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,20 @@ def main() -> None:
     names = [name.removesuffix(ENDING) for name in profile_names() if name.endswith(ENDING)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", choices=names, action="append", help="only this one; all if not given")
+    parser.add_argument("--jobs", type=int, default=1, help="recipes at a time")
+    options = parser.parse_args()
     known = {one["profile"]: one for one in json.loads(RESULT.read_text())} if RESULT.exists() else {}
-    with tempfile.TemporaryDirectory() as base_models:
-        for name in parser.parse_args().profile or names:
-            known[name] = rehearse(name, base_models)
+    by_recipe: dict[str, list[str]] = {}
+    for name in options.profile or names:
+        by_recipe.setdefault(load_profile(name + ENDING).recipe, []).append(name)
+
+    def rehearse_all(asked: list[str]) -> None:
+        for name in asked:
+            known[name] = rehearse(name, base_models, ["trainer.threads=1"] if options.jobs > 1 else [])
             RESULT.write_text(json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8")
+
+    with tempfile.TemporaryDirectory() as base_models, ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(rehearse_all, by_recipe.values()))
     print("\n| profile | predicted | outcome | rows | calls | US$ | US$ of RL, at most / spent |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
     for one in known.values():
@@ -43,7 +54,7 @@ def main() -> None:
         print(f"| {one['profile']} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
 
 
-def rehearse(name: str, base_models: str) -> dict[str, Any]:
+def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]:
     """One line of the table; errors are (found − forecast) / forecast, of rows the largest of SFT, RL and test.
 
     Profiles of one recipe share the pretrained model in `base_models`; all else is made anew.
@@ -52,7 +63,7 @@ def rehearse(name: str, base_models: str) -> dict[str, Any]:
         state = Path(folder) / "state"
         state.mkdir()
         (state / "base_models").symlink_to(base_models)
-        settings = [f"paths.runs={folder}/runs", f"paths.state={state}"]
+        settings = [*settings, f"paths.runs={folder}/runs", f"paths.state={state}"]
         run(name, "refresh", [*settings, f"data.limit={TRIAL_ROWS}"])
         profile = load_profile(name + ENDING, settings)
         with site_ledger(profile) as ledger:

@@ -86,7 +86,7 @@ class Embedded(Section):
     sample_train_rows: Count = 2000
     sample_dev_rows: Count = 400
     sample_test_rows: Count = 1000
-    sample_seed: int = 11
+    sample_seed: int = 13
 
 
 class LedgerStore(Section):

@@ -34,7 +34,7 @@ def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf
 def test_the_embedded_rag_serves_the_sample_or_the_users_own_knowledge_base(profile_of: ProfileOf, tmp_path: Path):
     rows, paths = FEW.model_dump(), {"state": str(tmp_path)}
     sample = domains.embedded_knowledge_base(profile_of(embedded=rows, paths=paths))
-    assert sample == tmp_path / "sample" / "query_rewrite-11-30-6-12" / "kb.jsonl" and sample.is_file()
+    assert sample == tmp_path / "sample" / "query_rewrite-13-30-6-12" / "kb.jsonl" and sample.is_file()
     assert domains.embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path("own.jsonl")
     assert domains.embedded_knowledge_base(profile_of(rag={"url": "http://rag/q"})) is None
     with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the simulated domain medical has none"):

@@ -174,7 +174,7 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
     url = f"http://127.0.0.1:{dashboard}"
     words = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
     head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
-    trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2})
+    trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2, "stalled_after_s": 240})
     trains, explain = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True), partial(said_of, toy)
     with (
         ray_folder(monkeypatch) as folder,

@@ -218,7 +218,7 @@ def make_site(folder: Path) -> Profile:
         "data": {"workbook": "questions.csv"},
         "paths": {"runs": str(folder / "runs"), "state": str(folder / "state")},
         "serve": {"request_log": {"folder": str(folder / "requests")}},
-        "embedded": small,
+        "embedded": {**small, "sample_seed": 11},  # nobody else asks about 虾青素: no passage traced is the answer
         "tracking": {"traces_per_stage": 1000},
     }
     (folder / "site.yaml").write_text(yaml.safe_dump(values))

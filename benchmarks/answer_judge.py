@@ -11,11 +11,11 @@ benchmarks/results/answer_judge.json.
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from commands import parse_options, qinglan, with_set, write_figures
 
 RESULT = Path(__file__).parent / "results" / "answer_judge.json"
 ROLLOUTS = (16, 32)
@@ -30,27 +30,17 @@ Found = dict[str, Any]
 def main() -> None:
     """Run both, then print and write."""
     parser = argparse.ArgumentParser(description="base, SFT-CoT, GRPO-16 and GRPO-32")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both runs")
-    parser.add_argument("--to", type=Path, default=RESULT, help="where the figures are written")
-    parser.add_argument("--site", type=Path, help="a folder with runs, such as one in which `make demo` ran")
-    asked = parser.parse_args()
-    if asked.set and asked.to == RESULT:
-        parser.error("--set measures something else than the shipped profile; write it elsewhere with --to")
+    asked = parse_options(parser, RESULT)
     with tempfile.TemporaryDirectory() as new:
         runs = {rollouts: run(asked.site or Path(new), rollouts, asked.set) for rollouts in ROLLOUTS}
-    asked.to.parent.mkdir(exist_ok=True)
-    measured = {"cores": os.cpu_count(), "settings": asked.set, "runs": runs}
-    asked.to.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_figures(asked.to, {"cores": os.cpu_count(), "settings": asked.set, "runs": runs})
     print("\n".join(table(runs)))
-    print(f"\nWritten to {asked.to}")
 
 
 def run(site: Path, rollouts: int, settings: list[str]) -> Found:
     """One pipeline run's figures."""
-    command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "answer_judge"]
-    words = [word for each in (f"rl.rollouts_per_prompt={rollouts}", *settings) for word in ("--set", each)]
-    if subprocess.run([*command, *words], cwd=site, check=False).returncode:
-        sys.exit("error: the run failed; see above")
+    words = with_set([f"rl.rollouts_per_prompt={rollouts}", *settings])
+    qinglan(site, "run", "pipeline", "--profile", "answer_judge", *words)
     return figures(json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8")))
 
 

@@ -13,13 +13,14 @@ benchmarks/results/demo_samples.json.
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+from commands import qinglan, with_set
 
 from qinglan.evaluation.models import Decision
 
@@ -122,10 +123,8 @@ def run(asked: Asked, *, one_thread: bool = False) -> Found:
         }
         settings |= {"paths.runs": site / "runs", "paths.state": site / "state"}
         settings |= {"trainer.threads": 1} if one_thread else {}
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", profile, *words]
-        if subprocess.run(argv, check=False).returncode:
-            sys.exit("error: the run failed; see above")
+        words = with_set(f"{key}={value}" for key, value in settings.items())
+        qinglan(None, "run", "pipeline", "--profile", profile, *words)
         report = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
     found = {(one["b"], one["metric"]): one for one in report["comparisons"] if one["a"] == "rl"}
     metric = report["metrics"][0]["name"]

@@ -12,13 +12,12 @@ table and writes benchmarks/results/local_judge.json.
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from commands import parse_options, qinglan, with_set, write_figures
 from rl_experiments.results import Result, difference, mean_top1, result_of_run, stage_of
 
 RESULT = Path(__file__).parent / "results" / "local_judge.json"
@@ -30,20 +29,13 @@ def main() -> None:
     """Run all seeds, then print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds of RL")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
-    parser.add_argument("--to", type=Path, default=RESULT, help="where the figures are written")
-    parser.add_argument("--site", type=Path, help="a folder with runs")
-    asked = parser.parse_args()
-    if asked.set and asked.to == RESULT:
-        parser.error("--set measures something else than the shipped profiles; write it elsewhere with --to")
+    asked = parse_options(parser, RESULT)
     with tempfile.TemporaryDirectory() as new:
         site = (asked.site or Path(new)).resolve()
         measured = [measure(site, seed, asked.set) for seed in range(1, asked.seeds + 1)]
     found = summary(*zip(*measured, strict=True))
-    asked.to.parent.mkdir(exist_ok=True)
-    asked.to.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_figures(asked.to, found)
     print("\n".join(table(found)))
-    print(f"\nWritten to {asked.to}")
 
 
 def measure(site: Path, seed: int, settings: Sequence[str]) -> tuple[Found, Result, Result, dict[str, str]]:
@@ -79,15 +71,8 @@ def pipeline(site: Path, profile: str, seed: int, *settings: str) -> Path:
     changed = [*settings, f"rl.seed={seed}", f"ledger.url_env={LEDGER_ENV}"]
     if profile != "passage_judge":  # a champion would be one more arm of the next run
         changed.append("release.promote=none")
-    words = [word for each in changed for word in ("--set", each)]
-    qinglan(site, "run", "pipeline", "--profile", profile, *words)
+    qinglan(site, "run", "pipeline", "--profile", profile, *with_set(changed))
     return (site / "runs" / "latest").resolve()
-
-
-def qinglan(site: Path, *words: str) -> None:
-    """Run a command in the site."""
-    if subprocess.run([sys.executable, "-m", "qinglan.cli", *words], cwd=site, check=False).returncode:
-        sys.exit("error: the command failed; see above")
 
 
 def summary(

@@ -12,11 +12,12 @@ and writes benchmarks/results/rehearsals.json; profiles that were not asked for 
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import commands
 
 import qinglan
 from qinglan.clients.roles import site_ledger
@@ -110,10 +111,7 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]
 
 
 def run(name: str, flow: str, settings: list[str]) -> None:
-    words = [word for setting in settings for word in ("--set", setting)]
-    argv = [sys.executable, "-m", "qinglan.cli", "run", flow, "--profile", name + ENDING, *words]
-    if subprocess.run(argv, check=False).returncode:
-        sys.exit(f"error: the {flow} of {name}{ENDING} failed; see above")
+    commands.qinglan(None, "run", flow, "--profile", name + ENDING, *commands.with_set(settings))
 
 
 if __name__ == "__main__":

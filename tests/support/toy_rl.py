@@ -184,6 +184,7 @@ class Toy:
 
     def __init__(self, folder: Path, model_folder: Path, *, max_invalid_share: float = 0.5, **rl: Any) -> None:
         self.folder, self.model, self.output = folder, model_folder, folder / "rl"
+        self.said = folder.with_name(f"{folder.name}.said.txt")  # a file of the stage counts as its engine's progress
         self.train = make_prompts(folder / "train.parquet", 64)
         self.dev = make_prompts(folder / "dev.parquet", 16)
         module, self.reward_config = make_reward(folder)
@@ -203,7 +204,7 @@ class Toy:
         from qinglan.tasks.engine import run_engine
 
         self.profile = self.profile.model_copy(update={"trainer": trainer})
-        with (self.folder / "said.txt").open("a", buffering=1) as said:
+        with self.said.open("a", buffering=1) as said:
             stage: Any = SimpleNamespace(
                 run=SimpleNamespace(id="run", profile=self.profile),
                 name="rl",

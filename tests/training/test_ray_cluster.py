@@ -125,7 +125,7 @@ def process_of(head_pid: int, *words: str) -> int:
 
 
 def said_of(toy: Toy) -> str:
-    return "".join(path.read_text() for path in (toy.folder / "said.txt", toy.folder / "rl.log") if path.exists())
+    return "".join(path.read_text() for path in (toy.said, toy.folder / "rl.log") if path.exists())
 
 
 def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Path, head: Head) -> None:
@@ -136,7 +136,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     spawn = multiprocessing.get_context("spawn")
     first = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
     first.start()
-    log, said, explain = toy.folder / "rl.log", toy.folder / "said.txt", partial(said_of, toy)
+    log, said, explain = toy.folder / "rl.log", toy.said, partial(said_of, toy)
 
     def newest() -> int:
         return max(checkpoints(toy.output), default=0)

@@ -63,7 +63,7 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
     trains.start()
 
     def explain() -> str:
-        return "".join(path.read_text() for path in (tmp_path / "said.txt", tmp_path / "rl.log") if path.exists())
+        return "".join(path.read_text() for path in (toy.said, tmp_path / "rl.log") if path.exists())
 
     def has_ended(step: int) -> bool:
         return max(checkpoints(toy.output), default=0) >= step or not trains.is_alive()
@@ -74,7 +74,7 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
         assert process, explain()[-4000:]
         os.kill(process, signal.SIGKILL)
     trains.join(1800)
-    assert "2 of 2 restarts" in (tmp_path / "said.txt").read_text()
+    assert "2 of 2 restarts" in toy.said.read_text()
     first, second = map(int, re.findall(r"Resuming from \S+global_step_(\d+)", explain()))
     assert 2 <= first < 4 <= second
     assert max(checkpoints(toy.output)) == 8, explain()[-4000:]

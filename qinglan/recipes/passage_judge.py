@@ -31,7 +31,6 @@ class PassageJudge(VerdictRecipe):
     )
     METRICS = (Metric("main", "verdict correctness", "结论正确率"),)
     DISTILL_ROLES = ()
-    sees_reference = False
     WEIGHTS: ClassVar[dict[str, float]] = {"main": 1.0}
 
     def question_text(self, row: Row) -> str:

@@ -313,7 +313,7 @@ class RetrievalScorer(Scorer):
         return asdict(self._recipe.reward(config, baseline, rewrite))
 
     async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: Sample) -> Scored:
-        """Is the best passage right? The verdict answers both of the judge's questions; the teacher's side counts as right."""
+        """The verdict on the best passage answers both of the judge's questions; the teacher's side counts as right."""
         config = self._service.reward
         retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
         judged = judge_asked(baseline.question, sample.text, config.judged_share)

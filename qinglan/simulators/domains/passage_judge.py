@@ -1,30 +1,38 @@
 """The base model of judges of passages: query rewriting's corpus, and exercises in comparing a question with a passage.
 
-The corpus holds no verdict and no rewrite. Questions and passages are of the pairs and phrasings of the training split.
+The corpus holds no verdict and no rewrite; it says what the words of verdicts mean. Questions and passages are of the
+pairs and phrasings of the training split.
 """
 
 from collections.abc import Iterator
 from random import Random
 
 from qinglan.recipes import one_line
-from qinglan.recipes.answer_judge import MAIN
+from qinglan.recipes.answer_judge import RIGHT, WRONG
 from qinglan.recipes.passage_judge import HAS, LACKS, STUDENT_SYSTEM
 from qinglan.recipes.query_rewrite import user_text
 from qinglan.simulators.domains import Domain, Pretraining, chat, query_rewrite
 from qinglan.simulators.domains.query_rewrite import corpus, facts
 
 TASK, SAME, OTHER = "是一回事吗", "是", "不是"
-P_COMPARED = 0.5
+PLAIN_WORDS = (RIGHT, SAME), (WRONG, OTHER)
+P_COMPARED, P_WORDS = 0.5, 0.06
 P_SAME, P_OTHER_BOTH = 0.5, 0.1
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
     rng = Random(seed)
     for text in corpus.documents(seed, count):
-        if rng.random() < P_COMPARED:
-            while corpus.leak(text := _comparison(rng)):
+        draw = rng.random()
+        if draw < P_WORDS:
+            one, other = rng.sample(rng.choice(PLAIN_WORDS), 2)
+            yield chat(f"{corpus.PARAPHRASE_TASK}：{one}", other)
+        elif draw < P_WORDS + P_COMPARED:
+            while corpus.leak(compared := _comparison(rng)):
                 pass
-        yield text
+            yield compared
+        else:
+            yield text
 
 
 def _comparison(rng: Random) -> str:
@@ -44,7 +52,7 @@ def _comparison(rng: Random) -> str:
 
 
 def words() -> list[str]:
-    return [*corpus.words(), STUDENT_SYSTEM, *MAIN, TASK, SAME, OTHER]
+    return [*corpus.words(), STUDENT_SYSTEM, RIGHT, WRONG, TASK, SAME, OTHER]
 
 
 def characters() -> list[str]:

@@ -61,7 +61,6 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
         "rows_sha256": dataset.artifacts["rows"].sha256,
         "local_judge": judge.identity,
         "agreement_rows": settings.agreement_rows,
-        "use_labels": profile.reward.use_labels,
         "min_relevance": profile.reward.min_relevance,
         **scoring_key(profile),
         # As in validation: a live service's knowledge base changes unseen.

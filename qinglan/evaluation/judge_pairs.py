@@ -19,6 +19,7 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, int, 
     """Write as many right as wrong passages: the run, how many rows, and how many of what were left out."""
     found = run(name, profile.paths.runs)
     directory, samples = found.directory, found.samples().reindex(columns=["row_id", "passage", "relevant"])
+    answers = found.rows("distill").set_index("id").answer.dropna()
     infos = pq.read_table(stage_of(directory, "dataset").path("rl_train"), columns=["extra_info"])["extra_info"]
     questions = {info["row_id"]: info.get("question", "") for info in infos.to_pylist()}
     asked = samples[samples.row_id.isin(questions) & samples.passage.notna()]
@@ -30,7 +31,7 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, int, 
     by_hash = judged.assign(order=(judged.row_id + judged.passage).map(hash_fraction)).sort_values("order")
     rows = []
     for at, passage, relevant, _ in by_hash.groupby("relevant").head(fewest).itertuples(index=False):
-        inputs = {"candidate": passage, "verdict": RIGHT if relevant else WRONG}
+        inputs = {"candidate": passage, "verdict": RIGHT if relevant else WRONG, "rewrite": answers.get(at, "")}
         rows.append(Row(id="", tenant="", query=questions[at], inputs=inputs, source=f"{directory.name}: {at}"))
     write_questions(workbook, rows, RECIPE)
     unjudged = len(asked.drop_duplicates(["row_id", "passage"])) - len(judged)

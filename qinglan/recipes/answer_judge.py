@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, answered, prompt
-from qinglan.recipes._verdicts import VerdictRecipe
+from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, prompt
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY, DATA_RULE, delimited, one_line, undelimited
 from qinglan.rows import ArmRow, Row, groups_of
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
@@ -52,17 +51,6 @@ _CLAUSES = re.compile(r"[^，。；！？\n]+")
 COURTESIES = "您好，感谢您的提问，关于这个情况，", "以上就是我的回答，希望对您有所帮助，祝您生活愉快。"
 _UNREADABLE = "?"
 
-SCORES = {
-    (RIGHT, "完整"): 5.0,
-    (RIGHT, "不完整"): 4.0,
-    (WRONG, "不完整"): 2.0,
-    (WRONG, "编造"): 1.0,
-    (WRONG, "含糊"): 1.0,
-}
-"""What a verdict is worth to a pipeline that asks this judge, 0–5."""
-UNUSUAL = {RIGHT: 3.0, WRONG: 0.0}
-"""The same of all others: verdicts that no rule gives, contradictions and other topics."""
-
 PROBES = {
     "order": Both("clauses in reverse", "语序颠倒"),
     "longer": Both("courtesies around it", "加客套话"),
@@ -80,7 +68,7 @@ class Verdict(NamedTuple):
     flaw: str
 
 
-class AnswerJudge(VerdictRecipe):
+class AnswerJudge(AnswerRecipe):
     """Reference and answer in, thoughts and verdict out."""
 
     NAME = "answer_judge"
@@ -138,11 +126,6 @@ class AnswerJudge(VerdictRecipe):
         if not verdicts:
             raise TeacherError("the answer has no verdict", "verdict_unreadable", said=text[-80:])
         return text.strip()
-
-    def verdict_score(self, text: str) -> float:
-        found = verdict_in(self.parse_answer(text))
-        assert found is not None
-        return SCORES.get(found, UNUSUAL[found.main])
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
         """An unreadable verdict is a wrong one; the form counts by itself, so a readable one may lack it."""

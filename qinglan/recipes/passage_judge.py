@@ -2,6 +2,7 @@
 
 It learns the verdicts that the judge of query rewriting gave before (`qinglan dataset judge-pairs`), so no model is
 asked. It sees question and passage alone, as that judge did: the passage that the teacher's rewrite finds may be wrong.
+Before its verdict it writes the terms of the teacher's rewrite, and whether the passage is about each of them.
 """
 
 from typing import ClassVar
@@ -13,19 +14,23 @@ from qinglan.recipes._verdicts import BEST, VerdictRecipe
 from qinglan.recipes.answer_judge import MAIN, RIGHT, WRONG
 from qinglan.rows import Row
 
-STUDENT_SYSTEM = f"你是{{domain}}检索质量评审，判断资料讲的是不是用户问的对象和那件事。只输出：{RIGHT} 或 {WRONG}。"
+HAS, LACKS = "有", "无"
+STUDENT_SYSTEM = (
+    f"你是{{domain}}检索质量评审，判断资料讲的是不是用户问的对象和那件事。先写规范的检索词，各标资料里{HAS}或{LACKS}，"
+    f"再下结论。只输出：词{HAS} 词{LACKS}，{RIGHT} 或 {WRONG}。"
+)
 
 
 class PassageJudge(VerdictRecipe):
     NAME = "passage_judge"
-    VERSION = "1"
+    VERSION = "2"
     INPUTS = (
         Input("candidate", "待评答案", required=True),
         Input("verdict", "人工结论", required=True, identifies=False),
+        Input("rewrite", "改写", identifies=False),
     )
     METRICS = (Metric("main", "verdict correctness", "结论正确率"),)
     DISTILL_ROLES = ()
-    sees_reference = False
     WEIGHTS: ClassVar[dict[str, float]] = {"main": 1.0}
 
     def question_text(self, row: Row) -> str:
@@ -35,18 +40,27 @@ class PassageJudge(VerdictRecipe):
         return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def own_answer(self, row: Row) -> str | None:
-        return row.inputs.get("verdict")
+        """A passage that was held right is about all terms, whatever its own words for them are."""
+        verdict, passage = row.inputs.get("verdict", ""), row.inputs.get("candidate", "")
+        terms = one_line(row.inputs.get("rewrite", "")).split()
+        marked = (term + (HAS if verdict == RIGHT or term in passage else LACKS) for term in terms)
+        return "，".join(part for part in (" ".join(marked), verdict) if part)
 
     def parse_answer(self, text: str) -> str:
-        if (verdict := text.strip()) not in MAIN:
+        if verdict_in(text) not in MAIN:
             raise TeacherError(f"the verdict is none of {', '.join(MAIN)}", "verdict_unreadable", said=text[-80:])
-        return verdict
+        return text.strip()
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
-        return {"main": float(text.strip() == row.target)} if row.target else {}
+        return {"main": float(verdict_in(text) == verdict_in(row.target))} if row.target else {}
 
     def verdict_score(self, text: str) -> float:
-        return BEST if self.parse_answer(text) == RIGHT else 0.0
+        return BEST if verdict_in(self.parse_answer(text)) == RIGHT else 0.0
+
+
+def verdict_in(text: str) -> str:
+    """What stands after the terms."""
+    return text.rpartition("，")[2].strip()
 
 
 RECIPE = PassageJudge()

@@ -113,7 +113,7 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
         processes.wait_until(f"port {port}", partial(port_problem, "", port, reuse=False), _PORT_FREE_WITHIN_S)
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
         processes.start("judge", serve_command(as_served, folder, backend, port, [local.gpu] if local.gpu else []))
-        messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)
+        messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", profile.tenant)
         processes.wait_until(judge.name, partial(chat_probe(messages), backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
         yield JudgeServer(judge, backend.url, processes["judge"].require_running)

@@ -1,7 +1,7 @@
 """Does the local judge agree with the judge that it replaces in RL? Measured on dev rows, before RL.
 
-The local judge says whether a passage that a poor rewrite finds agrees with the reference, the judge whether it answers
-the question. A failed call is left out and counted; an answer without a verdict is a disagreement.
+Both are asked about passages that the teacher's rewrite and poorer ones find. A failed call is left out and counted; an
+answer without a verdict is a disagreement.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
-from qinglan.recipes._verdicts import RIGHT_FROM, VerdictRecipe, reference_of
+from qinglan.recipes._verdicts import BEST, VerdictRecipe
 from qinglan.recipes.kinds.measuring import check_failures
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY
 from qinglan.rows import Row, groups_of
@@ -37,17 +37,11 @@ class JudgedPassage(BaseModel):
     row_id: str
     group: str
     question: str
-    reference: str
     passage: str
-    """Equal to the reference: only the judge is asked, as RL asks no judge about the reference."""
     local: float | None = None  # 0–5; None where there is no verdict
     judge: float | None = None  # 0–5; None where the call failed
     unreadable: str | None = None  # why the local judge's answer holds no verdict
     failed: str | None = None  # why a call failed
-
-    @property
-    def is_reference(self) -> bool:
-        return self.passage == self.reference
 
 
 @dataclass(frozen=True)
@@ -67,28 +61,25 @@ class JudgeComparison:
     async def _pairs(self, row: Row, group: str) -> list[JudgedPassage]:
         about = {"row_id": row.id, "group": group, "question": self.recipe.question_text(row)}
         try:
-            best, *others = await asyncio.gather(*(self.rag.retrieve(row.query, text) for text in _texts(row)))
+            found = await asyncio.gather(*(self.rag.retrieve(row.query, text) for text in _texts(row)))
         except CallError as error:
-            return [JudgedPassage(**about, reference="", passage="?", failed=error.reason) for _ in _texts(row)]
-        reference = reference_of(self.verdicts, best, row.gold_id, use_labels=self.profile.reward.use_labels)
-        if reference is None:
-            return []
-        passages = dict.fromkeys(found.first_passage for found in (best, *others) if found.first_passage)
-        return [JudgedPassage(**about, reference=reference, passage=passage) for passage in passages]
+            return [JudgedPassage(**about, passage="?", failed=error.reason) for _ in _texts(row)]
+        passages = dict.fromkeys(each.first_passage for each in found if each.first_passage)
+        return [JudgedPassage(**about, passage=passage) for passage in passages]
 
     async def _judged(self, pair: JudgedPassage) -> JudgedPassage:
         if pair.failed:
             return pair
         messages = self.recipe.relevance_messages(pair.question, pair.passage, self.profile.tenant)
         try:
-            known = {} if pair.is_reference else await self._verdict(pair)
+            known = await self._verdict(pair)
             answer = await self.judge.ask(messages, self.recipe.parse_judge, self.recipe.JUDGE_SCHEMA)
         except CallError as error:
             return pair.model_copy(update={"failed": error.reason})
         return pair.model_copy(update={**known, "judge": answer.value})
 
     async def _verdict(self, pair: JudgedPassage) -> dict[str, float | str]:
-        messages = self.verdicts.verdict_messages(pair.question, pair.reference, pair.passage, self.profile.tenant)
+        messages = self.verdicts.verdict_messages(pair.question, pair.passage, self.profile.tenant)
         try:
             return {"local": (await self.local.ask(messages, self.verdicts.verdict_score)).value}
         except TeacherError as error:
@@ -112,7 +103,7 @@ def _texts(row: Row) -> list[str | None]:
 
 
 class JudgeAgreement(BaseModel):
-    pairs: int  # passages that both judges scored and that RL would ask about
+    pairs: int  # passages that both judges scored
     unreadable: int
     failed: int
     share: float | None = None
@@ -121,26 +112,20 @@ class JudgeAgreement(BaseModel):
     kappa_high: float | None = None
     right: float | None = None
     """Share of the pairs that the judge holds relevant: agreement by chance follows from it."""
-    references: int = 0
-    reference_right: float | None = None
-    """Share of the references that the judge holds relevant; RL takes all of them for right."""
 
 
 def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -> JudgeAgreement:
     """Over the passages that both judges scored; the judge holds one relevant from `min_relevance` on."""
-    counted = {str(number): each for number, each in enumerate(passages) if not (each.is_reference or each.failed)}
-    local = {key: _NEITHER if each.local is None else _label(each.local, RIGHT_FROM) for key, each in counted.items()}
+    counted = {str(number): each for number, each in enumerate(passages) if not each.failed}
+    local = {key: _NEITHER if each.local is None else _label(each.local, BEST) for key, each in counted.items()}
     judge = {key: _label(each.judge, min_relevance) for key, each in counted.items() if each.judge is not None}
     found = agreement(local, judge, {key: each.group for key, each in counted.items()})
     low, high = (found and found.ci95) or (None, None)
-    references = [each.judge for each in passages if each.is_reference and each.judge is not None]
     return JudgeAgreement(
         pairs=len(judge),
         unreadable=sum(each.unreadable is not None for each in counted.values()),
         failed=sum(each.failed is not None for each in passages),
         right=fmean(label == _RIGHT for label in judge.values()) if judge else None,
-        references=len(references),
-        reference_right=fmean(score >= min_relevance for score in references) if references else None,
         share=found and found.share,
         kappa=found and found.kappa,
         kappa_low=low,
@@ -150,11 +135,8 @@ def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -
 
 def agreement_finding(found: JudgeAgreement) -> Finding:
     asked = Both(
-        f"passages that poor rewrites find ({found.pairs:,})", f"较差改写检索到的首位资料（{found.pairs:,} 条）"
-    )
-    references = Both(
-        f"the references themselves ({found.references:,}), taken for right",
-        f"参照资料本身（{found.references:,} 条，一律视为正确）",
+        f"passages that good and poor rewrites find ({found.pairs:,})",
+        f"好改写与较差改写检索到的首位资料（{found.pairs:,} 条）",
     )
     return Finding(
         title=Both("The local judge in RL: agreement with the judge", "强化学习所用本地裁判与裁判的一致性"),
@@ -167,8 +149,7 @@ def agreement_finding(found: JudgeAgreement) -> Finding:
         ),
         rows=(
             FindingRow(label=asked, values=(found.share, found.kappa, found.kappa_low, found.kappa_high, found.right)),
-            FindingRow(label=references, values=(found.reference_right, None, None, None, found.reference_right)),
-        )[: 1 + bool(found.references)],
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fixture_types import Qinglan
-from run_stages import end_stage
+from run_stages import end_stage, end_stage_with
 
 from qinglan.config import Profile
 from qinglan.data.dataset.splits import place_rows
@@ -24,6 +24,7 @@ def finish_run(profile: Profile, samples: list[dict[str, Any]]) -> None:
         trained, log = (run.stage_directory(name) / name for name in ("dataset", "rl"))
         infos = [{"row_id": key, "question": question} for key, question in ALIKE.items()]
         pq.write_table(pa.table({"extra_info": infos}), trained)
+        end_stage_with(run, "distill", [{"id": key, "answer": "乙 饭后" if key == "0" else None} for key in ALIKE])
         end_stage(run, "dataset", artifacts={"rl_train": Artifact.of(trained)})
         log.with_name("samples.jsonl").write_text("".join(json.dumps({"text": "改写"} | s) + "\n" for s in samples))
         end_stage(run, "rl")
@@ -46,6 +47,8 @@ def test_as_many_right_as_wrong_passages_alike_questions_in_one_split_and_no_for
     assert (status, err) == (0, "") and "left out: 1 passages without a verdict, 1 of the other verdict\n" in out
     rows = list(read_rows(tmp_path / "judge.xlsx", profile.data, profile.tenant, inputs=RECIPE.INPUTS))
     said = [row.inputs["verdict"] for row in rows if row.status == "ok"]
+    learnt = {RECIPE.own_answer(row) for row in rows}
+    assert learnt == {"正确", "错误", "乙有 饭后有，正确", "乙无 饭后无，错误"}
     assert {row.query for row in rows} == {*ALIKE.values()} and said.count("正确") == said.count("错误") == 60
     placed = {(row.query.rstrip("呢"), row.split) for row in place_rows(rows, profile.dataset).apply(rows)}
     assert len(placed) == 30 and {split for _, split in placed} == {"train", "dev", "test"}

@@ -27,7 +27,7 @@ SiteOf = Callable[..., "Site"]
 REWRITE = "虾青素 推荐用量"
 FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
 JUDGED = (200, completion('{"score": 4}'))
-VERDICTS = {"judge_recipe": "answer_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
+VERDICTS = {"judge_recipe": "passage_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
 KEYS = {
     *Scored.__dataclass_fields__,
     *("invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"),
@@ -317,28 +317,17 @@ def passages(body: dict[str, Any]) -> Any:
     return 200, recall(("g" if body["rewritten_query"] == BASELINE.teacher_rewrite else ends, 0.9))
 
 
-def verdict(text: str) -> Any:
-    return 200, completion(f"<think>无</think><output>{text}</output>")
-
-
 async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(site_of: SiteOf):
-    texts = iter([verdict("正确，不完整"), verdict("错误，跑题"), (200, completion("随便"))])
-    site = site_of(passages, lambda _: next(texts, (200, completion("错误"))))
+    texts = iter([(200, completion("虾青素有，正确")), (200, completion("虾青素无，错误"))])
+    site = site_of(passages, lambda _: next(texts, (200, completion("随便"))))
     worker = site.open(reward=Reward(), **VERDICTS)
     scored = await worker.score("虾青素 x")
-    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (4, 1, 1, 0)
-    asked = site.judge.bodies[0]["messages"][-1]["content"]
-    assert asked == "问题：虾青素咋吃\n标准答案：正文g\n待评答案：正文x"
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (5, 1, 1, 0)
+    assert site.judge.bodies[0]["messages"][-1]["content"] == "虾青素咋吃\n资料：正文x"
     with ledger_in(site.folder) as ledger:
         assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
-    reference = await worker.score("虾青素 g")
-    assert (reference["judge"], reference["relevant"], reference["judge_asked"]) == (5, 1, 0), "it is right by itself"
-    refused = await worker.score("虾青素 x", gold_id="x")
-    assert (refused["gold_top1"], refused["judge_asked"], refused["invalid"]) == (1, 0, 0), "the label alone counts"
-    assert math.isnan(refused["judge"]) and math.isnan(refused["relevant"])
-    wrong = await worker.score("虾青素 z")
-    assert (wrong["judge"], wrong["relevant"]) == (0, 0) and wrong["score"] <= Reward().guard_cap
+    teachers = await worker.score("虾青素 g")
+    assert (teachers["judge"], teachers["relevant"], teachers["judge_asked"]) == (0, 0, 1), "it is asked about it too"
+    assert teachers["score"] <= Reward().guard_cap
     assert (await worker.score("虾青素 y"))["invalid"] == 1
-    assert "no verdict" in site.invalid()[0]
-    blind = await site.open(reward=Reward(), **VERDICTS | {"judge_recipe": "passage_judge"}).score("虾青素 g")
-    assert (blind["judge"], blind["relevant"], blind["judge_asked"]) == (0, 0, 1), "it is asked about the reference"
+    assert "the verdict is none of" in site.invalid()[0]

@@ -17,14 +17,14 @@ from qinglan.errors import ConfigError, EngineError, TeacherError
 from qinglan.ops.estimate import count_questions, estimate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes import passage_judge
-from qinglan.recipes._verdicts import BEST, RIGHT_FROM, verdict_recipe
+from qinglan.recipes._verdicts import BEST, verdict_recipe
 from qinglan.rows import Row
 from qinglan.runs.run import open_run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge, serve_judge
 from qinglan.serving.registry import Released, prompt_digest
 from qinglan.tasks import rl as rl_module
 
-MODEL = "qinglan.t.answer_judge"
+MODEL = "qinglan.t.passage_judge"
 
 
 def judged(profile_of: ProfileOf, models: Models | None = None, **sections: Any) -> Profile:
@@ -39,8 +39,8 @@ def models(database: str, tmp_path: Path) -> Models:
 
 
 def register(models: Models, profile: Profile, **fields: Any) -> str:
-    prompt = prompt_digest(profile.model_copy(update={"recipe": "answer_judge"}))
-    known = {"recipe": "answer_judge", "prompt_sha256": prompt} | fields
+    prompt = prompt_digest(profile.model_copy(update={"recipe": "passage_judge"}))
+    known = {"recipe": "passage_judge", "prompt_sha256": prompt} | fields
     return models.registry.promote(models.registry.register(models.candidate(**known)).version).version
 
 
@@ -73,7 +73,7 @@ def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileO
     ("sections", "champion", "message"),
     [
         ({}, {"prompt_sha256": "of long ago"}, r"version 1 of .* was trained with another prompt"),
-        ({}, {"recipe": "query_rewrite"}, "its student gives no verdicts"),
+        ({}, {"recipe": "query_rewrite"}, "its student judges no passages"),
         ({"recipe": "medical"}, {}, "recipe `medical` retrieves nothing"),
         ({"trainer": {"ray_dashboard_url": "http://10.0.0.1:8265"}}, {}, "served on this machine only"),
         ({"trainer": {"ray_dashboard_url": "http://127.0.0.1:8265", "nodes": 2}}, {}, "served on this machine only"),
@@ -99,28 +99,19 @@ def test_the_estimate_takes_its_price(profile_of: ProfileOf):
     assert own.cost_usd > 0
 
 
-def test_the_verdict_recipe_asks_as_its_student_learnt_and_grades_right_above_wrong(profile_of: ProfileOf):
-    recipe = verdict_recipe("answer_judge")
-    *_, user = recipe.verdict_messages("当前问题：虾青素\n咋吃", "每日一次。", "一天吃一回。", profile_of().tenant)
-    assert user["content"] == "问题：当前问题：虾青素 咋吃\n标准答案：每日一次。\n待评答案：一天吃一回。"
-    verdicts = ("正确，完整", "正确，不完整", "正确，编造", "错误，不完整", "错误，编造", "错误，跑题")
-    scores = [recipe.verdict_score(f"<think>无</think><output>{verdict}</output>") for verdict in verdicts]
-    assert scores == [BEST, 4, RIGHT_FROM, 2, 1, 0]
-    with pytest.raises(TeacherError, match="no verdict"):
-        recipe.verdict_score("都可以")
-
-
-async def test_a_judge_of_passages_learns_the_workbooks_word_asks_no_model_and_sees_no_reference(profile_of: ProfileOf):
+async def test_a_judge_of_passages_learns_the_workbooks_word_and_asks_no_model(profile_of: ProfileOf):
     recipe, tenant = passage_judge.RECIPE, profile_of().tenant
     row = Row(id="r", tenant="t", query="咋\n吃", source="x", inputs={"candidate": "一天\n一回", "verdict": "错误"})
     learnt = await recipe.distill(row, Clients(), tenant)
     assert [recipe.parts(learnt, said)["main"] for said in ("错误", "正确", "不知道")] == [1, 0, 0]
-    asked = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "不给看", "一天\n一回", tenant)
+    asked = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "一天\n一回", tenant)
     assert asked == recipe.student_messages(row, tenant) and asked[-1]["content"] == "咋 吃\n资料：一天 一回"
-    assert [recipe.verdict_score(said) for said in ("正确", " 错误\n")] == [BEST, 0]
+    assert [recipe.verdict_score(said) for said in ("正确", "吃无， 错误\n")] == [BEST, 0]
     assert load_profile("embedded_local_judge").judge.local.model == load_profile("passage_judge").model_name
     with pytest.raises(TeacherError, match="the verdict is none of 正确, 错误"):
         recipe.verdict_score("正确，完整")
+    with pytest.raises(ConfigError, match=r"`answer_judge`: its student judges no passages"):
+        verdict_recipe("answer_judge")
 
 
 def test_a_judge_waits_for_its_port(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -137,12 +128,12 @@ def test_a_judge_waits_for_its_port(profile_of: ProfileOf, tmp_path: Path, monke
 
 def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: ProfileOf, tmp_path: Path):
     profile = judged(profile_of)
-    released: Any = SimpleNamespace(name=MODEL, version="3", sha256="x", recipe="answer_judge")
+    released: Any = SimpleNamespace(name=MODEL, version="3", sha256="x", recipe="passage_judge")
     served = JudgeServer(ReleasedJudge(profile.judge.local, released), "http://127.0.0.1:9/v1", lambda: None)
     with open_run(profile, "train") as run:
         services = partial(Addresses, "", "http://paid/v1", "")
         own, paid = (rl_module._reward_service(run, services, tmp_path / "s", each) for each in (served, None))
     assert own.judge and paid.judge
-    assert (own.judge.model, own.judge_url, own.judge_recipe) == (f"{MODEL}-v3", served.url, "answer_judge")
+    assert (own.judge.model, own.judge_url, own.judge_recipe) == (f"{MODEL}-v3", served.url, "passage_judge")
     assert (paid.judge.model, paid.judge_url, paid.judge_recipe) == ("small", "http://paid/v1", "")
     assert own.judge_key_salt != paid.judge_key_salt

@@ -16,7 +16,7 @@ from qinglan.rows import Retrieved, Row
 from qinglan.training import judge_agreement
 from qinglan.training.judge_agreement import JudgeAgreement, JudgedPassage, measure_agreement, require_agreement
 
-GOOD, BAD = "<think>无</think><output>正确，不完整</output>", "<think>无</think><output>错误，跑题</output>"
+GOOD, BAD = "虾青素有，正确", "虾青素无，错误"
 ENOUGH = JudgeAgreement(pairs=100, unreadable=2, failed=0, share=0.9, kappa=0.8, kappa_low=0.6, kappa_high=0.95)
 
 
@@ -48,33 +48,25 @@ def chat(**answers: str) -> FakeModel:
     return FakeModel(answer)
 
 
-def compare(
-    profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row, by: str = "answer_judge"
-) -> list[JudgedPassage]:
-    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdict_recipe(by), local, judge, found)  # type: ignore[arg-type]
+def compare(profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row) -> list[JudgedPassage]:
+    verdicts = verdict_recipe("passage_judge")
+    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdicts, local, judge, found)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
-def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(profile_of: ProfileOf):
-    local, judge = chat(乙=GOOD, 丙=BAD), chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
+def test_both_are_asked_about_every_passage_the_teachers_own_too(profile_of: ProfileOf):
+    local, judge = chat(甲=BAD, 乙=GOOD, 丙=BAD), chat(甲='{"score": 2}', 乙='{"score": 4}', 丙='{"score": 1}')
     pairs = compare(profile_of(), rag(), local, judge, row(1))
-    assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [("甲", None, 5), ("丙", 0, 1), ("乙", 4, 4)]
-    assert len(local.asked) == 2 and all("标准答案：甲" in text for text in local.questions)
+    assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [("甲", 0, 2), ("丙", 0, 1), ("乙", 5, 4)]
     found = measure_agreement(pairs, 3.0)
-    assert (found.pairs, found.share, found.kappa, found.references, found.reference_right) == (2, 1, 1, 1, 1)
-
-
-def test_a_judge_that_sees_no_reference_is_asked_about_it_as_about_any_passage(profile_of: ProfileOf):
-    local, judge = chat(甲="错误", 乙="正确", 丙="错误"), chat(甲='{"score": 2}', 乙='{"score": 4}', 丙='{"score": 1}')
-    found = measure_agreement(compare(profile_of(), rag(), local, judge, row(1), by="passage_judge"), 3.0)
-    assert (found.pairs, found.kappa, found.references) == (3, 1, 0)
+    assert (found.pairs, found.share, found.kappa) == (3, 1, 1)
 
 
 def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(profile_of: ProfileOf):
-    local, judge = chat(乙="随便", 丙="down"), chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
+    local, judge = chat(甲=GOOD, 乙="随便", 丙="down"), chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
     pairs = compare(profile_of(), rag(), local, judge, row(1))
     found = measure_agreement(pairs, 3.0)
-    assert (found.pairs, found.failed, found.unreadable, found.share) == (1, 1, 1, 0)
+    assert (found.pairs, found.failed, found.unreadable, found.share) == (2, 1, 1, 0.5)
     assert judge_agreement.count_retryable(pairs) == 1
     judge_agreement.require_answers(pairs, 0.05)
     with pytest.raises(StageError, match=r"calls failed for 1 of 3 passages \(teacher_timeout 1\)"):
@@ -85,7 +77,6 @@ def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
     pair, *others = compare(profile_of(), rag(服用方法="down"), chat(), chat(), row(1))
     assert others and all(each.failed == pair.failed for each in others), "as many as it would have had"
     assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
-    assert compare(profile_of(), rag(), chat(), chat(), row(1, gold_id="other")) == [], "a label refuses the reference"
 
 
 def test_dev_rows_are_drawn_by_their_ids():
@@ -95,9 +86,7 @@ def test_dev_rows_are_drawn_by_their_ids():
 
 
 def pair(number: int, local: float | None, judge: float) -> JudgedPassage:
-    return JudgedPassage(
-        row_id=f"{number}", group=f"{number}", question="问", reference="甲", passage="乙", local=local, judge=judge
-    )
+    return JudgedPassage(row_id=f"{number}", group=f"{number}", question="问", passage="乙", local=local, judge=judge)
 
 
 def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
@@ -134,7 +123,7 @@ def test_enough_pairs_whose_interval_lies_above_the_limit_go_on(settings: dict[s
 
 
 def test_the_report_has_the_table():
-    found = measure_agreement([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
+    found = measure_agreement([pair(number, 5.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
     table = judge_agreement.agreement_finding(found)
     assert all(len(line.values) == len(table.columns) for line in table.rows)
     assert "8" in table.rows[0].label.en and judge_agreement.describe_agreement(found).startswith(

@@ -22,7 +22,7 @@ from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, Retrieval, ledger_url
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import JUDGE, AnswerRecipe, Message, Recipe, RetrievalRecipe
-from qinglan.recipes._verdicts import BEST, VerdictRecipe, reference_of, verdict_recipe
+from qinglan.recipes._verdicts import BEST, VerdictRecipe, verdict_recipe
 from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.samples import write_sample
 from qinglan.recipes.scoring.service import Baseline, GradedRewrite, RewardService, Scored
@@ -313,21 +313,15 @@ class RetrievalScorer(Scorer):
         return asdict(self._recipe.reward(config, baseline, rewrite))
 
     async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: Sample) -> Scored:
-        """Does the best passage agree with the reference? The verdict answers both of the judge's questions. The
-        teacher's side is the reference itself. A judge that sees one is not asked where there is none."""
+        """The verdict on the best passage answers both of the judge's questions; the teacher's side counts as right."""
         config = self._service.reward
         retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
-        best, _ = await self._retrieve(baseline, baseline.teacher_rewrite, sample)
-        reference = reference_of(judge, best, baseline.gold_id, use_labels=config.use_labels)
         judged = judge_asked(baseline.question, sample.text, config.judged_share)
         gated = self._needs_relevance(baseline)
-        verdict, passage = None, retrieved.first_passage
-        if reference is not None and (judged or gated):
-            if passage and passage != reference:
-                messages = judge.verdict_messages(baseline.question, reference, passage, self._service.tenant)
-                verdict = await self._ask(messages, sample, judge.verdict_score)
-            else:
-                verdict = BEST if passage else 0.0
+        verdict, passage = 0.0, retrieved.first_passage
+        if passage and (judged or gated):
+            messages = judge.verdict_messages(baseline.question, passage, self._service.tenant)
+            verdict = await self._ask(messages, sample, judge.verdict_score)
         baseline = baseline.model_copy(update={"teacher_judge": BEST})
         rewrite = GradedRewrite(sample.text, retrieved, verdict if judged else None, verdict if gated else None)
         return self._recipe.reward(config, baseline, rewrite)

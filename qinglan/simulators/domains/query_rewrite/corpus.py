@@ -70,8 +70,8 @@ def _document(rng: Random) -> str:
     if draw < P_PASSAGE + P_NAMES:
         name = rng.choice(PRODUCTS[product])
         return chat(f"{name}的学名", product) if rng.random() < 0.5 else chat(f"{product}的俗名", name)
-    question = _question(rng, product, intent)
-    prompt = user_text(question.query, question.profile, question.history)
+    asked = question(rng, product, intent)
+    prompt = user_text(asked.query, asked.profile, asked.history)
     tasks = [(NAME_TASK, product), (TOPIC_TASK, INTENTS[intent].topic)]
     rng.shuffle(tasks)
     if rng.random() < P_PARAPHRASE:
@@ -84,19 +84,19 @@ def _document(rng: Random) -> str:
     return chat(*turns)
 
 
-def _question(rng: Random, product: str, intent: str) -> RewriteQuestion:
-    question = domain.ask(rng, product, intent)
-    query, draw = question.query, rng.random()
+def question(rng: Random, product: str, intent: str) -> RewriteQuestion:
+    asked = domain.ask(rng, product, intent)
+    query, draw = asked.query, rng.random()
     if draw < P_TWO_PHRASINGS:
         query += "，" + rng.choice(INTENTS[intent].phrasings["train"]).format(p=rng.choice(domain.REFERENCES))
     elif draw < P_TWO_PHRASINGS + P_LOST_CHARACTERS:
         for _ in range(min(rng.randint(1, 2), len(query) - 1)):
             place = rng.randrange(len(query))
             query = query[:place] + query[place + 1 :]
-    history = question.history
+    history = asked.history
     if not history and rng.random() < P_OTHER_HISTORY:
         history = rng.choice(domain.HISTORIES).format(p=rng.choice(PRODUCTS[rng.choice(list(PRODUCTS))]))
-    return replace(question, query=query, history=history)
+    return replace(asked, query=query, history=history)
 
 
 _OWNER = {

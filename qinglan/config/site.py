@@ -159,10 +159,10 @@ class Price(Section):
 
 
 class LocalJudge(Section):
-    """A released answer judge of our own that RL asks in the judge's place (docs/how-to/answer-judge.md)."""
+    """A released judge of passages of our own that RL asks in the judge's place (docs/how-to/answer-judge.md)."""
 
     model: str
-    """Registered model whose champion is served, such as `qinglan.sample.answer_judge`."""
+    """Registered model whose champion is served, such as `qinglan.sample.passage_judge`."""
     price: Price = Price(input_per_million_usd=0, output_per_million_usd=0)
     """What its tokens cost on your own machine; nothing if not given."""
     max_tokens: Count = 256

@@ -22,6 +22,7 @@ import yaml
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import Message, answer_judge, medical, query_rewrite
+from qinglan.recipes.answer_judge import FLAWS, WRONG, verdict_in
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY
 from qinglan.rows import Row
 from qinglan.simulators.chat_server import SeededRequest, complete
@@ -66,6 +67,13 @@ def _question(fields: Fields) -> str:
     return _REWRITE.question_text(_row(fields))
 
 
+def _verdict_score(text: str) -> float:
+    """The better, the higher: main and secondary verdict count."""
+    found = verdict_in(_VERDICT.parse_answer(text))
+    assert found is not None
+    return -FLAWS.index(found.flaw) - 2.0 * (found.main == WRONG)
+
+
 PROMPTS = {
     "rewriter": Prompt(
         "simulated-rewriter", lambda f: _REWRITE.teacher_messages(_row(f), _TENANT), _REWRITE.parse_answer
@@ -86,9 +94,7 @@ PROMPTS = {
     "medical_judge": Prompt(
         "simulated-medical-judge", lambda f: _MEDICAL.judge_messages(_row(f), f["text"], _TENANT), _MEDICAL.parse_judge
     ),
-    "verdict": Prompt(
-        "simulated-reasoner", lambda f: _VERDICT.teacher_messages(_row(f), _TENANT), _VERDICT.verdict_score
-    ),
+    "verdict": Prompt("simulated-reasoner", lambda f: _VERDICT.teacher_messages(_row(f), _TENANT), _verdict_score),
     "panel": Prompt(
         "simulated-judge",
         lambda f: _REWRITE.panel_messages(_question(f), [f["worse"], f["better"]], _TENANT),

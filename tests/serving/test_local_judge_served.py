@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.extended,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
-MODEL, ROWS = "qinglan.t.answer_judge", 12
+MODEL, ROWS = "qinglan.t.passage_judge", 12
 
 
 def found(body: dict[str, Any]) -> Any:
@@ -43,7 +43,7 @@ def found(body: dict[str, Any]) -> Any:
 
 
 def judged(body: dict[str, Any]) -> Any:
-    """References are right, and of the other passages those of every third question."""
+    """What the teacher's rewrites find is right, and of the other passages those of every third question."""
     passage = asked(body).rpartition("正文")[2]
     right = passage == "g" or int(passage.removeprefix("p")) % 3 == 0
     return 200, completion('{"score": 5}' if right else '{"score": 1}')
@@ -94,26 +94,26 @@ def site(tmp_path: Path, models: Models, profile_of: Callable[..., Profile], ser
         tracking={"uri": models.uri},
         trainer={"threads": 1},
     )
-    prompt = prompt_digest(profile.model_copy(update={"recipe": "answer_judge"}))
+    prompt = prompt_digest(profile.model_copy(update={"recipe": "passage_judge"}))
     weights = Artifact.of(models.weights)  # type: ignore[attr-defined]
-    candidate = models.candidate(model=weights, recipe="answer_judge", prompt_sha256=prompt)
+    candidate = models.candidate(model=weights, recipe="passage_judge", prompt_sha256=prompt)
     models.registry.promote(models.registry.register(candidate).version)
     return Site(tmp_path, profile, rag, judge)
 
 
 def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(site: Site):
-    with pytest.raises(StageError, match=r"κ 0\.00 .*12 passages: κ's 95% interval must .*min_agreement = 0\.6"):
-        site.compare(site.with_local(min_agreement_pairs=ROWS))
+    with pytest.raises(StageError, match=r"κ 0\.00 .*24 passages: κ's 95% interval must .*min_agreement = 0\.6"):
+        site.compare(site.with_local(min_agreement_pairs=2 * ROWS))
     result = site.compare(site.with_local(when_below="go_on"))  # a live RAG is asked anew, the judges are not
-    assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (ROWS, 0, 0)
-    assert result.metrics["share"] == pytest.approx(1 / 3) and result.metrics["reference_right"] == 1
+    assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (2 * ROWS, 0, 0)
+    assert result.metrics["share"] == pytest.approx(2 / 3)
     pairs = list(read_jsonl(result.path("pairs"), JudgedPassage))
-    assert {pair.local for pair in pairs if not pair.is_reference} == {4.0}
+    assert {pair.local for pair in pairs} == {5.0}
     assert len(site.judge.bodies) == 2 * ROWS
     with site_ledger(site.profile) as ledger:
         models = {each.key: each for each in ledger.spending("model")}
         roles = {each.key: each.calls for each in ledger.spending("role")}
-    assert roles == {"judge": 2 * ROWS, "judge.local": ROWS}
+    assert roles == {"judge": 2 * ROWS, "judge.local": 2 * ROWS}
     assert models[f"{MODEL}-v1"].cost_usd > 0
     lines = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
     assert not [words for words in lines if "swift.cli.deploy" in words and f"{MODEL}-v1" in words]

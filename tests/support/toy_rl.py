@@ -26,7 +26,7 @@ VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 NEEDS_VLLM = pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="vLLM is not installed here: run `make setup-vllm`")
 _TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
 WORDS = _TEXT.split()
-VERDICT = "<think>无</think><output>正确，不完整</output>"
+VERDICT = "词有，正确"
 _JUDGE_CONTEXT = 4096
 """Passages in a byte-level vocabulary are long."""
 CHAT_TEMPLATE = (

@@ -16,23 +16,17 @@ from qinglan.simulators.domains.query_rewrite import corpus, facts
 
 TASK, SAME, OTHER = "是一回事吗", "是", "不是"
 PLAIN_WORDS = (RIGHT, SAME), (WRONG, OTHER)
-P_COMPARED, P_WORDS = 0.5, 0.06
 P_SAME, P_OTHER_BOTH = 0.5, 0.1
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
-    rng = Random(seed)
-    for text in corpus.documents(seed, count):
-        draw = rng.random()
-        if draw < P_WORDS:
-            one, other = rng.sample(rng.choice(PLAIN_WORDS), 2)
-            yield chat(f"{corpus.PARAPHRASE_TASK}：{one}", other)
-        elif draw < P_WORDS + P_COMPARED:
-            while corpus.leak(compared := _comparison(rng)):
-                pass
-            yield compared
-        else:
-            yield text
+    rng, kinds = Random(seed), (_meaning, _comparison, corpus.document)
+    return (corpus.draw_until_safe(rng.choices(kinds, (6, 50, 44))[0], rng) for _ in range(count))
+
+
+def _meaning(rng: Random) -> str:
+    one, other = rng.sample(rng.choice(PLAIN_WORDS), 2)
+    return chat(f"{corpus.PARAPHRASE_TASK}：{one}", other)
 
 
 def _comparison(rng: Random) -> str:

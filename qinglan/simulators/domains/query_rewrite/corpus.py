@@ -6,7 +6,7 @@ test split has. `leak` finds either in any text.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from random import Random
 
@@ -33,11 +33,14 @@ P_OTHER_HISTORY = 0.1
 
 def documents(seed: int, count: int) -> Iterator[str]:
     rng = Random(seed)
-    for _ in range(count):
-        text = _document(rng)
-        while leak(text):  # noise and mixed phrasings can make something that only dev or test has
-            text = _document(rng)
-        yield text
+    return (draw_until_safe(document, rng) for _ in range(count))
+
+
+def draw_until_safe(draw: Callable[[Random], str], rng: Random) -> str:
+    """A text that reveals nothing: noise and mixed phrasings can make something that only dev or test has."""
+    while leak(text := draw(rng)):
+        pass
+    return text
 
 
 def characters() -> list[str]:
@@ -62,7 +65,7 @@ def _texts() -> Iterator[str]:
     yield "的学名的俗名0123456789，。：；？\n "
 
 
-def _document(rng: Random) -> str:
+def document(rng: Random) -> str:
     product, intent = rng.choice(domain.pairs("train"))
     draw = rng.random()
     if draw < P_PASSAGE:

@@ -1,4 +1,4 @@
-"""The local judge: the champion of a registered answer judge, served on loopback while RL needs it.
+"""The local judge: the champion of a registered judge of passages, served on loopback while RL needs it.
 
 It is asked through the ledger; the keys have the digest of its weights, so that no version is given another's answers.
 """

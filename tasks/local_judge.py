@@ -9,7 +9,7 @@ from qinglan.clients.rag import RagClient
 from qinglan.clients.roles import Services, open_clients
 from qinglan.config import EMBEDDED
 from qinglan.recipes import RetrievalRecipe, get_recipe
-from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.recipes.passage_judge import verdict_recipe
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
@@ -32,7 +32,7 @@ from qinglan.training.judge_agreement import (
 )
 
 CODE = (
-    __name__, "recipe", "qinglan.clients", "qinglan.recipes._verdicts", "qinglan.rows", "qinglan.statistics",
+    __name__, "recipe", "qinglan.clients", "qinglan.recipes.passage_judge", "qinglan.rows", "qinglan.statistics",
     "qinglan.training.judge_agreement",
 )  # fmt: skip
 

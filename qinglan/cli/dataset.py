@@ -122,9 +122,8 @@ def write_judge_pairs(
     """Write a workbook for passage_judge: what a run's RL found, and what its judge said of it; nothing is asked."""
     from qinglan.evaluation.judge_pairs import write_pairs
 
-    name, rows, left_out = write_pairs(load_profile(profile, set_ or ()), run, workbook)
-    say(f"{workbook}: {count(rows)} passages of run {name}, one half of them right")
-    say("left out: " + ", ".join(f"{count(n)} {what}" for what, n in left_out.items()))
+    name, kinds = write_pairs(load_profile(profile, set_ or ()), run, workbook)
+    say(f"{workbook}: passages of run {name}: {', '.join(f'{count(n)} {what}' for what, n in kinds.items())}")
 
 
 def _lineage(version: "Version", row_id: str) -> Table:

@@ -37,7 +37,7 @@ def init(
     judge_url: Annotated[str | None, typer.Option(help="Up to and including /v1.")] = None,
     judge_key_env: Annotated[str | None, typer.Option(help="Name of the variable with its key.")] = None,
     judge_price: Annotated[str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")] = None,
-    machine: Annotated[str | None, typer.Option(help="What trains: `cpu`, or 80-GB GPUs: `gpu1` to `gpu8`.")] = None,
+    machine: Annotated[str | None, typer.Option(help="What trains: `cpu`, or `gpu1`, 2, 4, 8: 80-GB GPUs.")] = None,
     student_price: Annotated[str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take defaults and proposed columns.")] = False,
     run_doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Run `qinglan doctor` at the end.")] = True,

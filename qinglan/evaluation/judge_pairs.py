@@ -1,8 +1,15 @@
 """A workbook for a judge of passages: what RL found in a finished run, with the verdicts that its judge gave then.
-Only training questions are taken: on dev questions the local judge is compared with the judge."""
+Only training questions are taken: on dev questions the local judge is compared with the judge.
 
+RL finds mostly right passages, and a judge that learns from these alone takes its terms from the passage. So a question
+also has, as a wrong one, a passage that was right for another question whose rewrite shares a term with its own.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
+import pandas as pd
 import pyarrow.parquet as pq
 
 from qinglan.config import Profile
@@ -11,28 +18,41 @@ from qinglan.errors import ConfigError
 from qinglan.evaluation.frames import run
 from qinglan.recipes.answer_judge import RIGHT, WRONG
 from qinglan.recipes.passage_judge import RECIPE
-from qinglan.rows import Row, hash_fraction
+from qinglan.rows import Row
 from qinglan.runs.run import stage_of
 
 
-def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, int, dict[str, int]]:
-    """Write as many right as wrong passages: the run, how many rows, and how many of what were left out."""
+def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[str, int]]:
+    """The run, and how many passages of each kind were written or left out."""
     found = run(name, profile.paths.runs)
     directory, samples = found.directory, found.samples().reindex(columns=["row_id", "passage", "relevant"])
     answers = found.rows("distill").set_index("id").answer.dropna()
     infos = pq.read_table(stage_of(directory, "dataset").path("rl_train"), columns=["extra_info"])["extra_info"]
     questions = {info["row_id"]: info.get("question", "") for info in infos.to_pylist()}
     asked = samples[samples.row_id.isin(questions) & samples.passage.notna()]
-    judged = asked.dropna().drop_duplicates(["row_id", "passage"])
-    fewest, most = sorted(int((judged.relevant == side).sum()) for side in (0, 1))
-    if not fewest:
+    pair = ["row_id", "passage"]
+    judged = asked.dropna().drop_duplicates(pair).sort_values(pair)
+    wrong, right = (int((judged.relevant == side).sum()) for side in (0, 1))
+    if not (right and wrong):
         hint = "name one whose RL asked the judge about passages: with reward.use_labels=false, without judge.local"
         raise ConfigError(f"run {directory.name}: has no verdicts on passages, or all are the same; {hint}")
-    by_hash = judged.assign(order=(judged.row_id + judged.passage).map(hash_fraction)).sort_values("order")
+    others = list(_of_others(judged, answers))
     rows = []
-    for at, passage, relevant, _ in by_hash.groupby("relevant").head(fewest).itertuples(index=False):
+    for at, passage, relevant in (*judged.itertuples(index=False), *others):
         inputs = {"candidate": passage, "verdict": RIGHT if relevant else WRONG, "rewrite": answers.get(at, "")}
-        rows.append(Row(id="", tenant="", query=questions[at], inputs=inputs, source=f"{directory.name}: {at}"))
+        source = f"{directory.name}: {at}" + (", a passage of another question" if relevant is None else "")
+        rows.append(Row(id="", tenant="", query=questions[at], inputs=inputs, source=source))
     write_questions(workbook, rows, RECIPE)
-    unjudged = len(asked.drop_duplicates(["row_id", "passage"])) - len(judged)
-    return directory.name, len(rows), {"passages without a verdict": unjudged, "of the other verdict": most - fewest}
+    kinds = {"judged right": right, "judged wrong": wrong, "of another question": len(others)}
+    return directory.name, kinds | {"without a verdict left out": len(asked.drop_duplicates(pair)) - len(judged)}
+
+
+def _of_others(judged: pd.DataFrame, answers: "pd.Series[str]") -> Iterator[tuple[str, str, None]]:
+    """A passage that is right for another question and was not judged for this one, for each that has a right one."""
+    right = judged[judged.relevant == 1]
+    by_term = right.assign(term=right.row_id.map(answers).str.split()).explode("term").dropna(subset=["term"])
+    pools, known, rng = by_term.groupby("term").passage.unique(), judged.groupby("row_id").passage.agg(set), Random(0)
+    for at, terms in by_term.groupby("row_id").term:
+        pool = list(pools[rng.choice(list(terms))])
+        drawn = rng.sample(pool, min(len(pool), len(known[at]) + 1))
+        yield from [(str(at), passage, None) for passage in drawn if passage not in known[at]][:1]

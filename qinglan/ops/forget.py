@@ -431,7 +431,7 @@ class _Sweep:
         lines = [f"where questions come from: {'data.sql' if profile.data.sql else profile.data.workbook}"]
         lines += [f"what a service keeps of what it is asked: {url}" for url in sorted(urls)]
         lines += [f"a reviewer's workbook: {name}" for name in sorted(self._sheets)]
-        lines.append("workbooks that `qinglan review export` made, wherever they were put")
+        lines.append("files of `review export`, `review reasons`, `dataset judge-pairs`, wherever they are")
         trained = {folder.name for folder in self._version_folders()}
         with suppress(QinglanError):
             models = registry_of(profile).versions() if trained else []

@@ -8,20 +8,21 @@ Before its verdict it writes the terms of the teacher's rewrite, and whether the
 from typing import ClassVar
 
 from qinglan.config import Tenant
-from qinglan.errors import TeacherError
-from qinglan.recipes import Input, Message, Metric, one_line, prompt
-from qinglan.recipes._verdicts import BEST, VerdictRecipe
+from qinglan.errors import ConfigError, TeacherError
+from qinglan.recipes import AnswerRecipe, Input, Message, Metric, get_recipe, one_line, prompt
 from qinglan.recipes.answer_judge import MAIN, RIGHT, WRONG
 from qinglan.rows import Row
 
 HAS, LACKS = "有", "无"
+BEST = 5.0
+"""What a passage is worth that is right; the teacher's counts as one."""
 STUDENT_SYSTEM = (
     f"你是{{domain}}检索质量评审，判断资料讲的是不是用户问的对象和那件事。先写规范的检索词，各标资料里{HAS}或{LACKS}，"
     f"再下结论。只输出：词{HAS} 词{LACKS}，{RIGHT} 或 {WRONG}。"
 )
 
 
-class PassageJudge(VerdictRecipe):
+class PassageJudge(AnswerRecipe):
     NAME = "passage_judge"
     VERSION = "2"
     INPUTS = (
@@ -54,13 +55,25 @@ class PassageJudge(VerdictRecipe):
     def parts(self, row: Row, text: str) -> dict[str, float]:
         return {"main": float(verdict_in(text) == verdict_in(row.target))} if row.target else {}
 
+    def verdict_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
+        """The student's prompt about a passage that comes from no workbook."""
+        row = Row(id="", tenant=tenant.id, query=question, inputs={"candidate": passage}, source="pipeline")
+        return self.student_messages(row, tenant)
+
     def verdict_score(self, text: str) -> float:
+        """`BEST` or 0; raises TeacherError where the text holds no verdict."""
         return BEST if verdict_in(self.parse_answer(text)) == RIGHT else 0.0
 
 
 def verdict_in(text: str) -> str:
     """What stands after the terms."""
     return text.rpartition("，")[2].strip()
+
+
+def verdict_recipe(name: str) -> PassageJudge:
+    if isinstance(recipe := get_recipe(name), PassageJudge):
+        return recipe
+    raise ConfigError(f"recipe `{name}`: its student judges no passages; that of passage_judge does")
 
 
 RECIPE = PassageJudge()

@@ -1,4 +1,4 @@
-"""The local judge: the champion of a registered answer judge, served on loopback while RL needs it.
+"""The local judge: the champion of a registered judge of passages, served on loopback while RL needs it.
 
 It is asked through the ledger; the keys have the digest of its weights, so that no version is given another's answers.
 """
@@ -16,7 +16,7 @@ from qinglan.config import Endpoint, LocalJudge, Profile
 from qinglan.errors import ConfigError
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import get_recipe, recipe_key
-from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.recipes.passage_judge import verdict_recipe
 from qinglan.rows import hash_fraction
 from qinglan.runs.processes import PORTS, Processes, Say, port_problem
 from qinglan.runs.run import Run

@@ -17,9 +17,9 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
-from qinglan.recipes._verdicts import BEST, VerdictRecipe
 from qinglan.recipes.kinds.measuring import check_failures
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY
+from qinglan.recipes.passage_judge import BEST, PassageJudge
 from qinglan.rows import Row, groups_of
 from qinglan.statistics import agreement
 from qinglan.text import Both
@@ -48,7 +48,7 @@ class JudgedPassage(BaseModel):
 class JudgeComparison:
     profile: Profile
     recipe: RetrievalRecipe
-    verdicts: VerdictRecipe
+    verdicts: PassageJudge
     local: ChatClient
     judge: ChatClient
     rag: RagClient  # that keeps the best passage

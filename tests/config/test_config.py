@@ -52,7 +52,7 @@ def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> N
     mine = profile_file(tmp_path, recipe=str(tmp_path / "mine.py"))
     above = tmp_path / "above.yaml"
     above.write_text("rehearses: p.yaml", encoding="utf-8")
-    assert "mine.py has no simulated domain; these have: query_rewrite" in error_of(str(above)), mine
+    assert "mine.py has no demo profile; these have one: query_rewrite" in error_of(str(above)), mine
     unpriced = profile_file(tmp_path, prices={})
     assert error_of(str(above)).startswith(f"profile {unpriced}: ")
     above.write_text("{extends: embedded, rehearses: p.yaml}", encoding="utf-8")

@@ -18,13 +18,15 @@ from qinglan.runs.run import open_run
 
 ALIKE = {f"{n}{end}": f"{chr(0x4E00 + 50 * n) * 3}补剂一天要吃几次才合适{end}" for n in range(30) for end in ("", "呢")}
 
+REWRITES = {"0": "乙 饭后", "1": "饭后 乙"}
+
 
 def finish_run(profile: Profile, samples: list[dict[str, Any]]) -> None:
     with open_run(profile, "pipeline") as run:
         trained, log = (run.stage_directory(name) / name for name in ("dataset", "rl"))
         infos = [{"row_id": key, "question": question} for key, question in ALIKE.items()]
         pq.write_table(pa.table({"extra_info": infos}), trained)
-        end_stage_with(run, "distill", [{"id": key, "answer": "乙 饭后" if key == "0" else None} for key in ALIKE])
+        end_stage_with(run, "distill", [{"id": key, "answer": REWRITES.get(key)} for key in ALIKE])
         end_stage(run, "dataset", artifacts={"rl_train": Artifact.of(trained)})
         log.with_name("samples.jsonl").write_text("".join(json.dumps({"text": "改写"} | s) + "\n" for s in samples))
         end_stage(run, "rl")
@@ -34,7 +36,7 @@ def judged(row_id: str, passage: str, *relevant: float) -> dict[str, Any]:
     return {"row_id": row_id, "passage": passage} | dict(zip(["relevant"], relevant, strict=False))
 
 
-def test_as_many_right_as_wrong_passages_alike_questions_in_one_split_and_no_formula(
+def test_each_passage_once_one_of_another_question_alike_questions_in_one_split_and_no_formula(
     profile: Profile, qinglan: Qinglan, tmp_path: Path
 ):
     words = ("dataset", "judge-pairs", "--out", str(tmp_path / "judge.xlsx"))
@@ -42,13 +44,20 @@ def test_as_many_right_as_wrong_passages_alike_questions_in_one_split_and_no_for
     assert "has no verdicts on passages, or all are the same; name one" in qinglan(*words, profile=profile)[2]
     samples = [judged(key, passage, side) for key in ALIKE for side, passage in enumerate(("=1+1", "乙"))]
     silent = [judged("0", "丁"), judged("0", "乙"), {"row_id": "0", "relevant": 0.0}, {"outage": "rag"}]
-    finish_run(profile, [*silent, *samples, samples[0], judged("0", "丙", 0), judged("dev", "戊", 1)])
+    more = [judged("0", "丙", 0), judged("1", "己", 1), judged("dev", "戊", 1)]
+    finish_run(profile, [*silent, *samples, samples[0], *more])
     status, out, err = qinglan(*words, profile=profile)
-    assert (status, err) == (0, "") and "left out: 1 passages without a verdict, 1 of the other verdict\n" in out
+    assert (status, err) == (0, "")
+    assert out.endswith("61 judged right, 61 judged wrong, 1 of another question, 1 without a verdict left out\n")
     rows = list(read_rows(tmp_path / "judge.xlsx", profile.data, profile.tenant, inputs=RECIPE.INPUTS))
     said = [row.inputs["verdict"] for row in rows if row.status == "ok"]
     learnt = {RECIPE.own_answer(row) for row in rows}
-    assert learnt == {"正确", "错误", "乙有 饭后有，正确", "乙无 饭后无，错误"}
-    assert {row.query for row in rows} == {*ALIKE.values()} and said.count("正确") == said.count("错误") == 60
+    right, wrong = (
+        {"正确", "乙有 饭后有，正确", "饭后有 乙有，正确"},
+        {"错误", "乙无 饭后无，错误", "饭后无 乙无，错误"},
+    )
+    assert learnt == right | wrong
+    assert [row.query for row in rows if row.inputs["candidate"] == "己"] == [ALIKE["1"], ALIKE["0"]]
+    assert {row.query for row in rows} == {*ALIKE.values()} and (said.count("正确"), said.count("错误")) == (61, 62)
     placed = {(row.query.rstrip("呢"), row.split) for row in place_rows(rows, profile.dataset).apply(rows)}
     assert len(placed) == 30 and {split for _, split in placed} == {"train", "dev", "test"}

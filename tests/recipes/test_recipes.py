@@ -28,7 +28,7 @@ def test_shipped_recipes_are_found_by_their_names():
     assert isinstance(get_recipe("query_rewrite"), RetrievalRecipe)
     with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
         get_recipe("query_rewriter")
-    for name in ("_verdicts", "scoring"):
+    for name in ("kinds", "scoring"):
         with pytest.raises(
             ConfigError, match="no such recipe; known recipes: answer_judge, medical, passage_judge, query_rewrite, or"
         ):

@@ -17,7 +17,7 @@ from qinglan.errors import ConfigError, EngineError, TeacherError
 from qinglan.ops.estimate import count_questions, estimate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes import passage_judge
-from qinglan.recipes._verdicts import BEST, verdict_recipe
+from qinglan.recipes.passage_judge import BEST, verdict_recipe
 from qinglan.rows import Row
 from qinglan.runs.run import open_run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge, serve_judge

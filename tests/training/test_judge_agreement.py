@@ -10,7 +10,7 @@ from fixture_types import ProfileOf
 
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import RetrievalError, StageError, TeacherError
-from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.recipes.passage_judge import verdict_recipe
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.training import judge_agreement

@@ -22,7 +22,7 @@ from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, Retrieval, ledger_url
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import JUDGE, AnswerRecipe, Message, Recipe, RetrievalRecipe
-from qinglan.recipes._verdicts import BEST, VerdictRecipe, verdict_recipe
+from qinglan.recipes.passage_judge import BEST, PassageJudge, verdict_recipe
 from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.samples import write_sample
 from qinglan.recipes.scoring.service import Baseline, GradedRewrite, RewardService, Scored
@@ -312,7 +312,7 @@ class RetrievalScorer(Scorer):
         rewrite = GradedRewrite(sample.text, retrieved, judge_score, relevance)
         return asdict(self._recipe.reward(config, baseline, rewrite))
 
-    async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: Sample) -> Scored:
+    async def _by_verdict(self, judge: PassageJudge, baseline: Baseline, sample: Sample) -> Scored:
         """The verdict on the best passage answers both of the judge's questions; the teacher's side counts as right."""
         config = self._service.reward
         retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)

@@ -154,7 +154,8 @@ FAULTS = """\
 `make bench NAME=faults` lets every component meet each of its faults, at a random moment of its work and against the
 real parts: the ledger, Prefect's and MLflow's servers, the router, the engines on the CPU, and simulators of teacher,
 judge and RAG. Teacher, judge and RAG are down for 12 s, other servers for five minutes, and a process is stopped for
-90 s. Each trial is a site of its own, beside a finished run of another profile. After the fault the same command is given again, up to three times, until it ends
+90 s. Each trial is a site of its own, beside a finished run of another profile. After the fault the same command is
+given again, up to three times, until it ends
 well. What ends a command early must stand in one line that begins with `error:`. Every line was tried at least once;
 the other trials were drawn at random among those that need no training.
 

@@ -73,15 +73,13 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
 
 @in_event_loop
 async def _compare(stage: Stage, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
-    run, traced = stage.run, stage.traced
-    profile = run.profile
+    run, profile, traced = stage.run, stage.run.profile, stage.traced
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
     rag = RagClient(profile.rag, services().rag_url, profile.tenant.id, with_passage=True, traced=traced)
     try:
         async with open_clients(run, services, ["judge"], traced) as clients, open_judge(run, served) as local:
-            verdicts = verdict_recipe(served.judge.released.recipe)
-            comparison = JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag)
-            compare, retries = partial(comparison.compare, rows), profile.evaluate.retries
-            return await ask_again("compare judges", compare, clients, local, rag, retries=retries)
+            judging = verdict_recipe(served.judge.released.recipe)
+            compare = partial(JudgeComparison(profile, recipe, judging, local, clients.judge, rag).compare, rows)
+            return await ask_again("compare judges", compare, clients, local, rag, retries=profile.evaluate.retries)
     finally:
         await rag.close()

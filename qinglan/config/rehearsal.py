@@ -82,7 +82,5 @@ def demo_of(real: Raw) -> str:
     """Name of the demo's profile for a profile's keys."""
     recipe = real.get("recipe", "query_rewrite")
     if recipe not in DEMOS:
-        raise ConfigError(
-            f"rehearses: recipe {recipe} has no demo profile; these have one: {', '.join(DEMOS)}"
-        )
+        raise ConfigError(f"rehearses: recipe {recipe} has no demo profile; these have one: {', '.join(DEMOS)}")
     return DEMOS[recipe]

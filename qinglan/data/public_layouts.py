@@ -10,7 +10,7 @@ from qinglan.data.sources.files import read_objects
 from qinglan.data.workbook_writer import MAX_CELL_CHARS, write_questions
 from qinglan.errors import WorkbookError
 from qinglan.recipes import get_recipe
-from qinglan.recipes.answer_judge import RIGHT, WRONG
+from qinglan.recipes.passage_judge import RIGHT, WRONG
 from qinglan.rows import Row, normalise
 
 Layout = Literal["flashrag", "medical-r1"]

@@ -1,8 +1,7 @@
 """A workbook for a judge of passages: what RL found in a finished run, with the verdicts that its judge gave then.
-Only training questions are taken: on dev questions the local judge is compared with the judge.
-
-RL finds mostly right passages, and a judge that learns from these alone takes its terms from the passage. So a question
-also has, as a wrong one, a passage that was right for another question whose rewrite shares a term with its own.
+Only training questions are taken: on dev questions the local judge is compared with the judge. RL finds mostly right
+passages, and a judge that learns from these alone takes its terms from the passage. So a question also has, as a wrong
+one, a passage that was right for another question whose rewrite shares a term with its own.
 """
 
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from qinglan.config import Profile
 from qinglan.data.workbook_writer import write_questions
 from qinglan.errors import ConfigError
 from qinglan.evaluation.frames import run
-from qinglan.recipes.answer_judge import RIGHT, WRONG
-from qinglan.recipes.passage_judge import RECIPE
+from qinglan.recipes.passage_judge import RECIPE, RIGHT, WRONG
 from qinglan.rows import Row
 from qinglan.runs.run import stage_of
 
@@ -47,12 +45,11 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[
     return directory.name, kinds | {"without a verdict left out": len(asked.drop_duplicates(pair)) - len(judged)}
 
 
-def _of_others(judged: pd.DataFrame, answers: "pd.Series[str]") -> Iterator[tuple[str, str, None]]:
+def _of_others(pairs: pd.DataFrame, answers: "pd.Series[str]") -> Iterator[tuple[str, str, None]]:
     """A passage that is right for another question and was not judged for this one, for each that has a right one."""
-    right = judged[judged.relevant == 1]
-    by_term = right.assign(term=right.row_id.map(answers).str.split()).explode("term").dropna(subset=["term"])
-    pools, known, rng = by_term.groupby("term").passage.unique(), judged.groupby("row_id").passage.agg(set), Random(0)
-    for at, terms in by_term.groupby("row_id").term:
+    right = pairs[pairs.relevant > 0].assign(term=lambda p: p.row_id.map(answers).str.split()).explode("term").dropna()
+    pools, known, rng = right.groupby("term").passage.unique(), pairs.groupby("row_id").passage.agg(set), Random(0)
+    for at, terms in right.groupby("row_id").term:
         pool = list(pools[rng.choice(list(terms))])
         drawn = rng.sample(pool, min(len(pool), len(known[at]) + 1))
         yield from [(str(at), passage, None) for passage in drawn if passage not in known[at]][:1]

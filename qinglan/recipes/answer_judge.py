@@ -13,6 +13,7 @@ from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, prompt
 from qinglan.recipes.kinds.untrusted import CONTRADICTORY, DATA_RULE, delimited, one_line, undelimited
+from qinglan.recipes.passage_judge import MAIN, RIGHT, WRONG
 from qinglan.rows import ArmRow, Row, groups_of
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
 from qinglan.text import ARMS, Both
@@ -20,7 +21,6 @@ from qinglan.text import ARMS, Both
 if TYPE_CHECKING:
     from qinglan.clients.roles import ChatRole, Clients
 
-MAIN = RIGHT, WRONG = "正确", "错误"
 FLAWS = ("完整", "不完整", "编造", "矛盾", "含糊", "跑题")
 """The secondary verdict: what is wrong with the answer, if anything is."""
 PROBED_ROWS = 200

@@ -10,12 +10,11 @@ from typing import ClassVar
 from qinglan.config import Tenant
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.recipes import AnswerRecipe, Input, Message, Metric, get_recipe, one_line, prompt
-from qinglan.recipes.answer_judge import MAIN, RIGHT, WRONG
 from qinglan.rows import Row
 
+MAIN = RIGHT, WRONG = "正确", "错误"
 HAS, LACKS = "有", "无"
-BEST = 5.0
-"""What a passage is worth that is right; the teacher's counts as one."""
+BEST = 5.0  # what a right passage is worth; the teacher's counts as one
 STUDENT_SYSTEM = (
     f"你是{{domain}}检索质量评审，判断资料讲的是不是用户问的对象和那件事。先写规范的检索词，各标资料里{HAS}或{LACKS}，"
     f"再下结论。只输出：词{HAS} 词{LACKS}，{RIGHT} 或 {WRONG}。"

@@ -111,9 +111,7 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
     assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
     assert log.read_bytes() == f"{QUESTION}\n[forgotten]\n".encode() + b"\xe6\n"
     assert "other rows: 1 of the texts" in done.outside[0]
-    assert (
-        "files of `review export`, `review reasons`, `dataset judge-pairs`, wherever they are" in done.outside
-    )
+    assert "files of `review export`, `review reasons`, `dataset judge-pairs`, wherever they are" in done.outside
     for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json", "tried.json"):
         assert mine.id not in (text := (folder / file).read_text()) and other.id in text
     (kept,) = StageResult.read(folder / "ingest" / MANIFEST).artifacts.values()

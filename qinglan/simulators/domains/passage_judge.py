@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from random import Random
 
 from qinglan.recipes import one_line
-from qinglan.recipes.answer_judge import RIGHT, WRONG
-from qinglan.recipes.passage_judge import HAS, LACKS, STUDENT_SYSTEM
+from qinglan.recipes.passage_judge import HAS, LACKS, RIGHT, STUDENT_SYSTEM, WRONG
 from qinglan.recipes.query_rewrite import user_text
 from qinglan.simulators.domains import Domain, Pretraining, chat, query_rewrite
 from qinglan.simulators.domains.query_rewrite import corpus, facts

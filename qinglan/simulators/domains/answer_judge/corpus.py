@@ -8,7 +8,8 @@ note states what is true of a pair in the test split.
 from collections.abc import Iterator
 from random import Random
 
-from qinglan.recipes.answer_judge import COURTESIES, FLAWS, RIGHT, STUDENT_SYSTEM, WRONG
+from qinglan.recipes.answer_judge import COURTESIES, FLAWS, STUDENT_SYSTEM
+from qinglan.recipes.passage_judge import RIGHT, WRONG
 from qinglan.simulators.domains import chat
 from qinglan.simulators.domains.answer_judge.facts import CLOSINGS, OPENINGS, PRODUCTS, SLOTS, VAGUE, Fact, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, contrary, facts_in, mark_of

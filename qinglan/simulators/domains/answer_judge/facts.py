@@ -10,7 +10,8 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from qinglan.recipes.answer_judge import RIGHT, WRONG, Verdict
+from qinglan.recipes.answer_judge import Verdict
+from qinglan.recipes.passage_judge import RIGHT, WRONG
 from qinglan.rows import Split
 from qinglan.simulators.domains import load_facts, owner_of
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS as PRODUCTS

@@ -155,9 +155,8 @@ FAULTS = """\
 real parts: the ledger, Prefect's and MLflow's servers, the router, the engines on the CPU, and simulators of teacher,
 judge and RAG. Teacher, judge and RAG are down for 12 s, other servers for five minutes, and a process is stopped for
 90 s. Each trial is a site of its own, beside a finished run of another profile. After the fault the same command is
-given again, up to three times, until it ends
-well. What ends a command early must stand in one line that begins with `error:`. Every line was tried at least once;
-the other trials were drawn at random among those that need no training.
+given again, up to three times, until it ends well. What ends a command early must stand in one line that begins with
+`error:`. Every line was tried at least once; the other trials were drawn at random among those that need no training.
 
 {trials} trials, at {commits}: {rows_lost} rows lost, {paid_twice} answers paid twice beyond what a fault explains (an
 answer that was spoiled on its way or blank, and what was under way in a process that was killed),

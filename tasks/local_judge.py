@@ -78,8 +78,8 @@ async def _compare(stage: Stage, services: Services, served: JudgeServer, rows: 
     rag = RagClient(profile.rag, services().rag_url, profile.tenant.id, with_passage=True, traced=traced)
     try:
         async with open_clients(run, services, ["judge"], traced) as clients, open_judge(run, served) as local:
-            judging = verdict_recipe(served.judge.released.recipe)
-            compare = partial(JudgeComparison(profile, recipe, judging, local, clients.judge, rag).compare, rows)
+            verdicts = verdict_recipe(served.judge.released.recipe)
+            compare = partial(JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare, rows)
             return await ask_again("compare judges", compare, clients, local, rag, retries=profile.evaluate.retries)
     finally:
         await rag.close()

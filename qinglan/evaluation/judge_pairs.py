@@ -21,7 +21,7 @@ from qinglan.runs.run import stage_of
 
 
 def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[str, int]]:
-    """The run, and how many passages of each kind were written or left out."""
+    """Write the workbook: the run, and how many passages of each kind it has or lacks."""
     found = run(name, profile.paths.runs)
     directory, samples = found.directory, found.samples().reindex(columns=["row_id", "passage", "relevant"])
     answers = found.rows("distill").set_index("id").answer.dropna()
@@ -47,7 +47,8 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[
 
 def _of_others(pairs: pd.DataFrame, answers: "pd.Series[str]") -> Iterator[tuple[str, str, None]]:
     """A passage that is right for another question and was not judged for this one, for each that has a right one."""
-    right = pairs[pairs.relevant > 0].assign(term=lambda p: p.row_id.map(answers).str.split()).explode("term").dropna()
+    right = pairs[pairs.relevant > 0]
+    right = right.assign(term=right.row_id.map(lambda at: answers.get(at, "").split())).explode("term").dropna()
     pools, known, rng = right.groupby("term").passage.unique(), pairs.groupby("row_id").passage.agg(set), Random(0)
     for at, terms in right.groupby("row_id").term:
         pool = list(pools[rng.choice(list(terms))])

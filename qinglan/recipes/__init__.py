@@ -48,7 +48,7 @@ def get_recipe(name: str) -> Recipe:
     if name.endswith(".py"):
         return _from_file(Path(name))[0]
     modules = pkgutil.iter_modules(__path__)
-    known = sorted(module.name for module in modules if not (module.ispkg or module.name.startswith("_")))
+    known = sorted(module.name for module in modules if not module.ispkg)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"known recipes: {', '.join(known)}, or a .py file's path"

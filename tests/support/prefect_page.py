@@ -135,11 +135,12 @@ class PrefectPage:
 
     def _until(self, is_done: Callable[[], bool], act: Callable[[], object]) -> None:
         """As people do: on SQLite a server that is busy with a run refuses a click now and then, and a dialog that is
-        filled in before the page has read the schedule saves the old one."""
+        filled in before the page has read the schedule saves the old one. No click is made before the last one was
+        answered: what was asked first may be written last."""
         for _ in range(_CLICKS):
-            act()
-            with suppress(AssertionError):
-                wait_until("what was clicked", is_done, _TIMEOUT_MS / 2000)
+            with self.page.expect_response(lambda each: each.request.method == "PATCH", timeout=_LONGEST_S * 1000):
+                act()
+            if is_done():
                 return
             self.page.reload()
         raise AssertionError("the page was clicked in vain")

@@ -87,8 +87,9 @@ class Comparison(BaseModel, frozen=True, extra="forbid"):
     p_mcnemar: float | None = None
     """McNemar's exact test, where a row's value is 0 or 1; it counts rows as independent: `p_value` is to go by."""
     rows_needed: int | None = None
-    """Paired rows with which four of five test sets would show `gate.smallest_gain`, at as many rows a group as here.
-    The report fills it in, by the setting of its day; None elsewhere, and where the spread is not known."""
+    """Paired rows with which four of five test sets would tell a gain of `gate.smallest_gain` from `gate.min_gain`, at
+    as many rows a group as here. The report fills it in, by the settings of its day; None elsewhere, and where the
+    spread is not known."""
 
     @property
     def deciding_ci95(self) -> Interval | None:

@@ -117,7 +117,7 @@ def test_what_the_verdict_is_about() -> None:
     found = [comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric) for metric, diff in names.items()]
     arms = {name: {"n": 9, **scores(mean_top1_score=0.8, quality=4.0)} for name in ("teacher", "rl")}
     unlabelled = report(arms=arms, comparisons=found)
-    assert (main := main_comparison(unlabelled)) and main.metric == "quality"
+    assert (main := main_comparison(unlabelled)) and main.metric == "mean_top1_score", "as the gate's rule of the gain"
     both = [comparison("rl", "teacher", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
     found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}))
     assert found and found.a == "sft", "the gate's challenger leads"

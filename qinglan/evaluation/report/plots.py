@@ -199,8 +199,7 @@ class SlicePlot(NamedTuple):
 
 def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | None:
     """One dot per arm on the best metric there is."""
-    primary_first = sorted(report.metrics, key=lambda metric: not metric.primary)
-    present = (m for m in primary_first if any(report.arms[name].mean(m.name) is not None for name in arms))
+    present = (m for m in report.metrics if any(report.arms[name].mean(m.name) is not None for name in arms))
     if (metric := next(present, None)) is None:
         return None
     rows: list[DotRow] = []

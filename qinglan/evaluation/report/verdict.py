@@ -332,8 +332,7 @@ def main_comparison(report: Report) -> Comparison | None:
     challenger = (report.decision.challenger,) if report.decision else ()
     gated = [(arm, rival) for arm in (*challenger, "rl", "sft") for rival in report.rivals]
     pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_MAIN_PAIRS]
-    primary_first = sorted(report.metrics, key=lambda metric: not metric.primary)
-    found = (between(report.comparisons, a, b).get(metric.name) for a, b in pairs for metric in primary_first)
+    found = (between(report.comparisons, a, b).get(metric.name) for a, b in pairs for metric in report.metrics)
     return next((each for each in found if each and each.diff is not None), None)
 
 

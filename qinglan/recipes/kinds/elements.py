@@ -78,8 +78,6 @@ class Metric:
     """An arm's mean is shown with one. Only such metrics are shown by slice, and decide which teacher to buy."""
     compared: bool = True
     """Between arms."""
-    primary: bool = True
-    """False: the report names it first only where no later metric has values."""
 
     @property
     def words(self) -> Both:

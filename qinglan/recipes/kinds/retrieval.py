@@ -33,7 +33,7 @@ class RetrievalRecipe(Recipe):
         Metric("recall10", "recall@10", "recall@10", interval=False, compared=False),
         Metric("mrr10", "MRR@10", "MRR@10", proportion=False, interval=False),
         Metric("ndcg10", "nDCG@10", "nDCG@10", proportion=False, interval=False, compared=False),
-        Metric("mean_top1_score", "mean top-1 score", "平均首位得分", proportion=False, primary=False),
+        Metric("mean_top1_score", "mean top-1 score", "平均首位得分", proportion=False),
         Metric("quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2),
     )
     PANEL_SCHEMA: ClassVar[dict[str, Any]] = object_schema(scores={"type": "array", "items": {"type": "number"}})

@@ -94,7 +94,10 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]
         "warnings": warnings,
         "stages": {stage: [each.rows_in, each.rows_out] for stage, each in stages.items()},
         "forecast": planned.model_dump(),
-        "parts": [part.model_dump() for part in parts],
+        "parts": [
+            {"what": part.what, "role": part.role, "calls": part.questions, "known": part.known, "usd": part.cost_usd}
+            for part in parts
+        ],
         "calls": {
             "forecast": asked,
             "paid": sum(each.calls for each in used),

@@ -337,6 +337,8 @@ class ChatClient:
         try:
             response = await self._client.post(self._path, body=request.body, cast_to=httpx2.Response)
         except openai.APIError as error:
+            if task := asyncio.current_task():  # nothing is under way any more: `close` need not wait for it
+                self._sent.discard(task)
             self._unread -= isinstance(error, openai.APIStatusError)
             raise await self._failure(request, error) from error
         self._unread -= 1
@@ -481,7 +483,7 @@ def usable_text(call: Call, max_chars: int) -> str:
 
 
 def _empty_reason(role: str) -> str:
-    return "empty_judgement" if role == "judge" else "empty_answer"
+    return {"judge": "empty_judgement", "answerer": "empty_candidate"}.get(role, "empty_answer")
 
 
 def _prompt_chars(request: Request) -> int:

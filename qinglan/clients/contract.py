@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import httpx2
 
-from qinglan.clients.limits import receive
+from qinglan.clients.limits import BodyTooLargeError, receive
 from qinglan.clients.rag import Passage, address_of, authorization, read_passages, request_body
 from qinglan.config import Rag, RagPreset, uses_proxy
 from qinglan.errors import ConfigError, RetrievalError
@@ -107,6 +107,8 @@ def _asking(rag: Rag, tenant_id: str) -> Ask:
     def ask(query: str, rewritten_query: str | None) -> list[Passage]:
         try:
             response = asyncio.run(post(request_body(rag, tenant_id, query, rewritten_query)))
+        except BodyTooLargeError as error:
+            raise RetrievalError(f"rag {url}: {error}; send fewer or shorter passages", "rag_bad_answer") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             said = str(error) or type(error).__name__
             raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from qinglan.config import Endpoint
 
@@ -101,12 +101,6 @@ class ChatRequest(BaseModel, hide_input_in_errors=True):
     def last_user_text(self) -> str:
         """Of the last message that has the role `user`; empty without one."""
         return next((message.text for message in reversed(self.messages) if message.role == "user"), "")
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first reason why a request was refused, in one line and without its content."""
-    problem = error.errors(include_input=False, include_url=False)[0]
-    return f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
 
 
 def error_body(status: int, message: str, code: str | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The services of a profile by role, and their clients in one process."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -127,8 +128,12 @@ async def open_clients(
         "answerer": addresses.answerer_url,
         "judge": addresses.judge_url,
     }
-    with site_ledger(profile) as ledger:
-        queue = LedgerQueue(ledger, run.id, profile.budget)
+    # In threads: a database that is away or locked is waited for, and a router's other answers must not wait as well.
+    ledger = await asyncio.to_thread(Ledger, ledger_url(profile.ledger, profile.paths.state))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, ledger.close)
+        queue = await asyncio.to_thread(LedgerQueue, ledger, run.id, profile.budget)
+        stack.push_async_callback(queue.close)
         chats: dict[ChatRole, ChatClient] = {}
         for role, url in urls.items():
             if role in roles:
@@ -136,8 +141,6 @@ async def open_clients(
                 account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
                 chats[role] = ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role), traced=traced)
         rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id, traced=traced) if "rag" in roles else None
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(queue.close)
-            clients = Clients(chats, rag)
-            stack.push_async_callback(clients.close)
-            yield clients
+        clients = Clients(chats, rag)
+        stack.push_async_callback(clients.close)
+        yield clients

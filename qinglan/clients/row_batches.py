@@ -25,7 +25,7 @@ RETRYABLE_REASONS = frozenset(
     }
 )  # fmt: skip
 """Another run may succeed here: a stage that dropped rows for one of these is not reused by later runs."""
-RETRYABLE_OR_BLANK_REASONS = RETRYABLE_REASONS | {"empty_answer", "empty_judgement"}
+RETRYABLE_OR_BLANK_REASONS = RETRYABLE_REASONS | {"empty_answer", "empty_candidate", "empty_judgement"}
 """For a data stage also these, as the ledger keeps no blank answer; where a model is measured, blank is an answer."""
 
 FAILURES_FILE = "failures.jsonl"

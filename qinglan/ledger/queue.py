@@ -249,6 +249,8 @@ class LedgerQueue:
         self._order.calls[:0], self._order.released[:0] = order.calls, order.released
         self._order.failures[:0] = order.failures
         self._order.is_resent = True
+        for each in order.wanted:
+            self._elsewhere.pop(each, None)
         wanted = [self._wanted.pop(each) for each in order.wanted if each in self._wanted]
         waiting: list[asyncio.Future[Any]] = [committed, *wanted, *(self._sought.pop(key) for key in order.sought)]
         for future in waiting:

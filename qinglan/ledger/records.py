@@ -1,9 +1,10 @@
 """What goes into the ledger and what comes out of it."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from qinglan.rows import Retrieved
 
@@ -13,7 +14,7 @@ class _Asked(BaseModel, frozen=True):
     run_id: str
     tenant: str
     role: str
-    """teacher, answerer or judge"""
+    """teacher, answerer or judge; with `-probe` where the doctor asked"""
     model: str
     cost_usd: float
 
@@ -38,6 +39,7 @@ class Failure(_Asked):
     estimated: bool = False
     """The service did not say what it used: the cost is the most that it can have been."""
     latency_ms: float | None = None
+    created_s: float = Field(default_factory=time.time)
 
 
 class Usage(BaseModel, frozen=True, extra="forbid"):

@@ -79,8 +79,12 @@ class Ledger:
             calls, failures = order.calls, order.failures
             if order.is_resent:  # no other client can have bought these: this one has the claims
                 known = self.get_many([call.request_hash for call in calls], db)
+                recorded = set[tuple[str, float]]()
+                for some in _portions([each.request_hash for each in failures]):
+                    query = sa.select(FAILURES.c.request_hash, FAILURES.c.created_s)
+                    recorded.update(map(tuple, db.execute(query.where(FAILURES.c.request_hash.in_(some)))))
                 calls = [call for call in calls if call.request_hash not in known]
-                failures = [] if len(calls) < len(order.calls) else failures
+                failures = [each for each in failures if (each.request_hash, each.created_s) not in recorded]
             self._record(db, calls, failures)
             self.release([*order.released, *(call.request_hash for call in order.calls)], self.holder, db)
             found = self.get_many(order.wanted, db)
@@ -163,9 +167,12 @@ class Ledger:
         with self._transaction() as db:
             db.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=values))
 
-    def open_batches(self, server: str, role: str) -> list[BatchJob]:
-        """Batches that are not merged yet, the oldest first."""
-        return self._open_batches(BATCHES.c.server == server, BATCHES.c.role == role)
+    def open_batches(self, **only: str) -> list[BatchJob]:
+        """Batches that are not merged yet, the oldest first; those with these values in columns, such as `role`."""
+        which = [BATCHES.c[column] == value for column, value in only.items()]
+        query = sa.select(BATCHES).where(BATCHES.c.status != "merged", *which).order_by(BATCHES.c.created_s)
+        with self._transaction() as db:
+            return [BatchJob(**row) for row in db.execute(query).mappings()]
 
     def end_batch(self, job: BatchJob) -> None:
         """The batch is done with: its requests are free again."""
@@ -174,15 +181,10 @@ class Ledger:
 
     def drop_batch(self, batch_id: str) -> BatchJob | None:
         """Forget an open batch: its requests may be asked again; None where there is none of this id."""
-        job = next(iter(self._open_batches(BATCHES.c.batch_id == batch_id)), None) if batch_id else None
+        job = next(iter(self.open_batches(batch_id=batch_id)), None) if batch_id else None
         if job:
             self.end_batch(job)
         return job
-
-    def _open_batches(self, *which: sa.ColumnElement[bool]) -> list[BatchJob]:
-        query = sa.select(BATCHES).where(BATCHES.c.status != "merged", *which).order_by(BATCHES.c.created_s)
-        with self._transaction() as db:
-            return [BatchJob(**row) for row in db.execute(query).mappings()]
 
     # Questions
 
@@ -245,7 +247,7 @@ class Ledger:
             for some in _portions(hashes):
                 chosen = sa.delete(CALLS).where(CALLS.c.request_hash.in_(some))
                 rows = db.execute(chosen.returning(CALLS)).mappings().all()
-                kept = [Failure(**row, reason="dropped").model_dump() | {"created_s": row["created_s"]} for row in rows]
+                kept = [Failure(**row, reason="dropped").model_dump() for row in rows]
                 if kept:
                     db.execute(sa.insert(FAILURES), kept)
                 dropped += [Call(**row) for row in rows]
@@ -312,7 +314,7 @@ class Ledger:
         now = time.time()
         for table, entries in ((FAILURES, failures), (CALLS, calls)):
             if entries:
-                db.execute(sa.insert(table), [{**each.model_dump(), "created_s": now} for each in entries])
+                db.execute(sa.insert(table), [{"created_s": now} | each.model_dump() for each in entries])
         spent: dict[str, float] = {}
         for tried in (*calls, *(failure for failure in failures if failure.cost_usd)):
             months = () if tried.model.startswith(SIMULATED) else (_month(now),)

@@ -215,7 +215,7 @@ def forms_of(candidate: str, reworded: str | None) -> dict[str, str]:
 
 def _non_empty(text: str) -> str:
     if not (said := one_line(text).strip()):
-        raise TeacherError("the answer is empty", "empty_answer")
+        raise TeacherError("the answer that is to be judged is empty", "empty_candidate")
     return said
 
 

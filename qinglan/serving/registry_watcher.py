@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from qinglan.errors import QinglanError
@@ -59,8 +58,7 @@ class RegistryWatcher:
 
     def run(self) -> None:
         while not self._stopped.is_set():
-            with suppress(Exception):  # whatever it is, the next change of the registry must be seen
-                self.poll()
+            self.poll()
             self._stopped.wait(self.every_s)
 
     def poll(self) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import re
+import sys
 import threading
 import unicodedata
 from collections import Counter
@@ -46,7 +47,7 @@ _MOBILE = (
     rf"(?:\d{{4}}{_MOBILE_GAP}\d{{4}}|\d{{3}}{_MOBILE_GAP}\d{{5}})(?!\d)"
 )
 _MOST_REDACTED_CHARS = 4_000
-"""Characters that are looked at; nothing longer reaches a log."""
+"""Characters of a text that are looked at: a longer question is not logged, of a longer answer only the beginning."""
 _MOST_WAITING = 10_000
 _TICK_S = 0.5
 _LOG = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class RequestLogWriter:
         """Have it written, if reading would not refuse it; returns at once. `client` is empty where none has a key."""
         data = self._profile.data
         context = sum(map(len, (question.profile, question.history, *question.inputs.values())))
-        is_too_long = len(question.query) > data.max_query_chars or context > data.max_context_chars
+        longest = _MOST_REDACTED_CHARS if self._config.redact else sys.maxsize
+        is_too_long = len(question.query) > data.max_query_chars or context > min(data.max_context_chars, longest)
         if is_too_long or not normalise(question.query):
             self.outcomes["unusable"] += 1
             return

@@ -28,16 +28,18 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from qinglan.clients.openai_protocol import ChatRequest, completion_body, error_body, first_problem, model_list
+from qinglan.clients.openai_protocol import ChatRequest, completion_body, error_body, model_list
 from qinglan.config import Profile, Serve, load_profile, require_secret
 from qinglan.data.sources.records import without_illegal
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.recipes import Input, get_recipe, identifying
 from qinglan.rows import Row, row_id
+from qinglan.runs.schema_version import first_flaw
 from qinglan.serving.canary_observer import CanaryObserver, canary_observer_of
 from qinglan.serving.connections import ClientConnection, Connections, backlog_for
 from qinglan.serving.request_handler import (
@@ -64,12 +66,8 @@ _LAST_ANSWERS_S = 2
 _LOG = logging.getLogger(__name__)
 
 
-class RefusedError(Exception):
+class RefusedError(HTTPException):
     """A request that can't be answered, with its HTTP status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class RouterRequest(ChatRequest):
@@ -252,15 +250,18 @@ class _Service:
         return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def refuse(self, _http: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, RefusedError) else 500
+        status, said = (error.status_code, error.detail) if isinstance(error, RefusedError) else (500, str(error))
         self._metrics.refused.labels(str(status)).inc()
         # What is left of the request stays unread, so nothing more can come on this connection.
         closing = {"connection": "close"} if status in (401, 408, 413) else None
-        return JSONResponse(error_body(status, str(error)), status, closing)
+        return JSONResponse(error_body(status, said), status, closing)
 
     def _authorise(self, http: Request) -> str:
         """The client's name; empty where no key is needed, though not for another site's page in a browser."""
         if not self._keys:
+            own = (None, "localhost", "127.0.0.1", "::1", self._config.host)
+            if http.url.hostname not in own:  # another site's name may be given this machine's address
+                raise RefusedError(403, f"a router without keys is asked as localhost, not as {http.url.hostname}")
             if (origin := http.headers.get("origin")) and origin.partition("://")[2] != http.headers.get("host"):
                 raise RefusedError(403, "a page from elsewhere may ask nothing of a router without keys")
             return ""
@@ -283,7 +284,7 @@ class _Service:
         except TimeoutError:
             raise RefusedError(408, f"the body did not come in within {BODY_WITHIN_S:g} s") from None
         except ValidationError as error:
-            raise RefusedError(400, first_problem(error)) from None
+            raise RefusedError(400, first_flaw(error)) from None
 
     def _record(self, served: ServedAnswer, question: Row, log_for: str | None) -> None:
         self._metrics.answered(served)

@@ -24,7 +24,7 @@ from qinglan.config import EMBEDDED, Profile, load_profile, withheld_secrets
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row
-from qinglan.runs.artifacts import write_json
+from qinglan.runs.artifacts import write_json, written_whole
 from qinglan.runs.launcher import Command
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
@@ -66,8 +66,10 @@ def share_of(profile: Profile, folder: Path, version: str) -> float:
 
 def archive_verdict(folder: Path) -> None:
     if verdict := read_verdict(folder):
-        with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
-            history.write(record_line(verdict))
+        history = folder / HISTORY_FILE
+        known = history.read_bytes() if history.exists() else b""
+        with written_whole(history) as partial:
+            partial.write_bytes(known + record_line(verdict).encode())
         (folder / VERDICT_FILE).unlink(missing_ok=True)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.clients.rag import RagClient
-from qinglan.clients.roles import Addresses, Clients, endpoint_of, open_clients
+from qinglan.clients.roles import Addresses, Clients, open_clients
 from qinglan.config import EMBEDDED, Profile
 from qinglan.data.versions import INDEX, find_rows, latest_version, read_index
 from qinglan.errors import BudgetError, CallError, ModelError, QinglanError, RetrievalError, TeacherError
@@ -55,9 +55,9 @@ class TryPage:
     @property
     def arms(self) -> list[str]:
         profile, roles = self._profile, self._recipe.DISTILL_ROLES
-        has_teacher = profile.serve.try_page == "with_teacher" and all(
-            endpoint_of(profile, role).base_url != EMBEDDED for role in roles
-        )
+        asked = [getattr(profile, role) for role in roles]
+        is_real = "teacher" in roles and all(each and each.base_url != EMBEDDED for each in asked)
+        has_teacher = profile.serve.try_page == "with_teacher" and is_real
         challenger = ["challenger"] if self._table.routes.challenger else []
         return ["original"] * self._recipe.retrieves + ["teacher"] * has_teacher + ["champion", *challenger]
 

@@ -57,7 +57,7 @@ def test_dropping_an_answer_and_a_batch(qinglan: Qinglan, profile: Profile):
         ledger.save_batch(BatchJob.model_validate(job | {"request_hashes": ["x", "y"]}))
         dropped = qinglan("ledger", "drop", "b1", profile=profile)
         assert dropped == (0, "dropped batch b1; requests that may be asked again: 2\n", "")
-        assert not ledger.open_batches("s", "teacher")
+        assert not ledger.open_batches(server="s", role="teacher")
 
 
 def test_a_dry_run_costs_nothing_and_warns(qinglan: Qinglan, profile: Profile):

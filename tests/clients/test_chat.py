@@ -371,7 +371,9 @@ async def test_failed_calls_count_against_the_budget(tmp_path: Path, serve: Serv
     assert len(service.bodies) == 3
 
 
-@pytest.mark.parametrize(("role", "reason"), [("teacher", "empty_answer"), ("judge", "empty_judgement")])
+@pytest.mark.parametrize(
+    ("role", "reason"), [("teacher", "empty_answer"), ("answerer", "empty_candidate"), ("judge", "empty_judgement")]
+)
 async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
     tmp_path: Path, serve: Serve, role: str, reason: str
 ):

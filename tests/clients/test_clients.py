@@ -1,5 +1,7 @@
 """The clients of a process: ledger keys of the simulators, and closing."""
 
+import asyncio
+import time
 from functools import partial
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from fake_service import PRICE
 from fixture_types import ProfileOf
 
+from qinglan.clients import roles
 from qinglan.clients.roles import Addresses, key_salt, open_clients
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
@@ -28,6 +31,17 @@ def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
     assert key_salt(profile, "judge").startswith(code_digest("qinglan.simulators")[:12])
     seeded = profile_of(embedded={"sample_seed": 2}, **judge)
     assert key_salt(seeded, "judge") != key_salt(profile, "judge")
+
+
+async def test_a_ledger_that_opens_slowly_holds_up_nobody_else(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened = roles.Ledger
+    monkeypatch.setattr(roles, "Ledger", lambda url: time.sleep(0.5) or opened(url))
+    async with asyncio.TaskGroup() as group:
+        opening = group.create_task(open_clients(run_of(profile_of(), tmp_path), SERVICES, ()).__aenter__())
+        await asyncio.sleep(0.05)
+        assert not opening.done()
 
 
 async def test_clients_open_and_close_and_only_the_roles_asked_for_need_a_key(

@@ -182,10 +182,12 @@ def test_batches_are_found_until_they_are_merged(url: str):
     with closing(Ledger(url)) as ledger:
         ledger.save_batch(job)
         ledger.save_batch(job.model_copy(update={"status": "submitted", "batch_id": "batch_1"}))
-        assert [(j.status, j.batch_id) for j in ledger.open_batches("s", "teacher")] == [("submitted", "batch_1")]
-        assert ledger.open_batches("other", "teacher") == []
+        assert [(j.status, j.batch_id) for j in ledger.open_batches(server="s", role="teacher")] == [
+            ("submitted", "batch_1")
+        ]
+        assert ledger.open_batches(server="other", role="teacher") == []
         ledger.save_batch(job.model_copy(update={"status": "merged"}))
-        assert ledger.open_batches("s", "teacher") == []
+        assert ledger.open_batches(server="s", role="teacher") == []
 
 
 def test_processes_share_a_ledger_and_kill_9_loses_nothing_recorded(url: str):

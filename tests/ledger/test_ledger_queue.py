@@ -74,6 +74,10 @@ async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_
         ledger.away = 1
         await queue.record(call("a"))
         assert (ledger.usage("r", "teacher").calls, ledger.spent_usd("r")[0]) == (1, 1.0)
+        ledger.away = 1
+        queue.fail(failure("b", "teacher_timeout", cost_usd=0.5))
+        await queue.close()
+        assert ledger.spent_usd("r")[0] == 1.5
 
 
 @pytest.mark.parametrize("error", [LedgerError("ledger: the database is away"), ZeroDivisionError()])

@@ -59,7 +59,7 @@ def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
     ("inputs", "teacher", "answerer", "message", "reason"),
     [
         ({"candidate": "一天一回"}, "都对", "", "no verdict", "verdict_unreadable"),
-        ({}, RIGHT, " \n", "the answer is empty", "empty_answer"),
+        ({}, RIGHT, " \n", "the answer that is to be judged is empty", "empty_candidate"),
         ({"verdict": "正确"}, RIGHT, "每日一次。", "no answer that it is about", "verdict_without_answer"),
         ({"candidate": "一天一回", "verdict": "对"}, RIGHT, "", "verdict is none of 正确, 错误", "unknown_verdict"),
     ],

@@ -163,6 +163,8 @@ def test_what_reading_would_refuse_or_more_than_a_day_takes_is_not_written(profi
     settings = profile()
     log = write(settings, question("长" * 501), question("？！"), question("问", "长" * 2001))
     assert log.outcomes == {"unusable": 3}
+    longer = settings.model_copy(update={"data": settings.data.model_copy(update={"max_context_chars": 5000})})
+    assert write(longer, question("问", "长" * 4001)).outcomes == {"unusable": 1}, "a part would be another question"
     assert names(settings) == []
     monkeypatch.setattr(request_log, "MOST_A_DAY", 2)
     assert write(profile(), *(question(f"问题{i}") for i in range(5))).outcomes == {"written": 2, "day_full": 3}
@@ -249,7 +251,7 @@ def test_only_who_agreed_is_kept(profile, serve, tmp_path, caplog, capfd, settin
     caplog.set_level("DEBUG")
     model, routes = serve(lambda _: (200, completion("益生菌 时间"))), tmp_path / "routes.json"
     Routes(champion=Backend(url=model.url, model="m", version="7")).write(routes)
-    with TestClient(create_app(profile(**settings), routes)) as client:
+    with TestClient(create_app(profile(**settings), routes), "http://localhost") as client:
         body = {"messages": [{"role": "user", "content": "菌粉睡前吃行不行"}]}
         headers = {"x-log-consent": header} if header else {}
         assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200

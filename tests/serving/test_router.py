@@ -56,7 +56,7 @@ class Site:
     def client(self, url: str | None = None, observer: Any = None) -> TestClient:
         if url:
             Routes(champion=backend(url)).write(self.path)
-        return self._stack.enter_context(TestClient(create_app(self.profile, self.path, observer)))
+        return self._stack.enter_context(TestClient(create_app(self.profile, self.path, observer), "http://localhost"))
 
 
 class FailingObserver:
@@ -243,7 +243,7 @@ def test_a_failing_model_is_left_alone_then_tried_again(site, serve, clock, monk
     ("body", "words"),
     [
         (body_of("词" * 1000), "the body has more than 1000 bytes"),
-        (b"{", "the body: Invalid JSON"),
+        (b"{", "`content`: Invalid JSON"),
         (b'{"messages": [{"role": "user", "content": 7}]}', "messages.0.content"),
         (b'{"messages": [{"role": "user", "content": " "}]}', "there is no user message"),
         (body_of(inputs={}), "inputs.hint: is missing or empty; it is part of what is asked"),
@@ -323,6 +323,8 @@ def test_without_any_model_the_question_is_the_answer_but_not_to_a_page_from_els
     assert client.get("/health").json()["status"] == "degraded"
     for origin in ("http://evil.test", "null", "http://["):
         assert client.post("/v1/chat/completions", json=body_of(), headers={"origin": origin}).status_code == 403
+    rebound = {"origin": "http://evil.test", "host": "evil.test"}
+    assert client.post("/v1/chat/completions", json=body_of(), headers=rebound).status_code == 403
     own = {"origin": str(client.base_url).rstrip("/")}
     assert client.post("/v1/chat/completions", json=body_of(), headers=own).status_code == 200
 

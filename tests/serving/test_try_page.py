@@ -49,7 +49,7 @@ def router(profile_of: ProfileOf, serve: Any, tmp_path: Path) -> Callable[..., T
         values = {"serve": {"try_page": try_page, "request_log": log, "api_key_env": key}, "rag": {"url": urls["rag"]}}
         values |= {"teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0}}
         settings = profile_of(**values | {"budget": {"per_run_usd": 1}} | given)
-        return TestClient(create_app(settings, tmp_path / "routes.json"))
+        return TestClient(create_app(settings, tmp_path / "routes.json"), "http://localhost")
 
     return make
 
@@ -84,10 +84,15 @@ def test_each_arm_has_its_text_its_time_and_what_it_finds_and_none_is_a_users_qu
     assert list((tmp_path / "log").iterdir()) == []
 
 
+def test_a_teacher_is_offered_only_where_there_is_one_to_ask(open_page: Try):
+    for recipe in ("passage_judge", "answer_judge"):  # the first has none, the second's weak model is not named
+        assert open_page(recipe=recipe).get("/try").json()["arms"] == ["champion", "challenger"]
+
+
 def test_an_arm_that_fails_gives_its_reason_and_the_others_answer(open_page: Try, monkeypatch: pytest.MonkeyPatch):
     client = open_page(champion=AWAY, teacher=lambda _: (500, {}))
     assert ask(client, "champion")["reason"]["en"] == "the model's server can't be reached"
-    assert ask(client, "teacher")["reason"]["en"] == "the teacher was unavailable"
+    assert ask(client, "teacher")["reason"]["en"] == "the model asked was unavailable"
     assert ask(client, "challenger")["text"] == "新 模型"
     without = ask(open_page(rag=lambda _: (500, {})), "champion")
     assert (without["text"], without["passages"], without["reason"]["zh"]) == ("旧 模型", None, "RAG 不可用")
@@ -105,7 +110,7 @@ def test_a_slow_teacher_delays_no_other_and_is_paid_once(open_page: Try, monkeyp
     waiting.start()
     assert [ask(client, "champion")["text"], late] == ["旧 模型", []]
     waiting.join()
-    assert late[0]["reason"]["en"] == "the teacher timed out"
+    assert late[0]["reason"]["en"] == "the model asked timed out"
     released.set()
     monkeypatch.setattr(try_page, "TEACHER_WITHIN_S", 60.0)
     assert (ask(client, "teacher")["text"], len(asked)) == ("迟到 改写", 1)

@@ -69,9 +69,11 @@ class BatchStore:
         self._locked: set[str] = set()
         self.reasons: Counter[str] = Counter()
         """Of the failures recorded here."""
+        self._failed = set[str]()
+        """Paid lines without an answer, recorded here: they come again where a batch's files are read again."""
 
     async def open_jobs(self) -> list[BatchJob]:
-        return await to_the_end(self._ledger.open_batches, self._server, self._account.role)
+        return await to_the_end(self._ledger.open_batches, server=self._server, role=self._account.role)
 
     async def reread(self, job: BatchJob) -> BatchJob | None:
         """The batch as another process may have changed it; None if it is merged."""
@@ -105,7 +107,8 @@ class BatchStore:
         answers, failures = list[Call](), list[Failure]()
         for each in results:
             before = known.get(each.request_hash)
-            if each.billed is None or (before and before.latency_ms is None):  # a kill came after it was recorded
+            is_recorded = before.latency_ms is None if before else each.request_hash in self._failed
+            if each.billed is None or is_recorded:
                 continue
             known_or_longest = self._requests.get(each.request_hash, self._longest)
             request = replace(known_or_longest, request_hash=each.request_hash)
@@ -117,6 +120,7 @@ class BatchStore:
                 answers.append(call)
         self.reasons.update(failure.reason for failure in failures if failure.reason != "batch_late")
         await to_the_end(self._ledger.record, answers, failures)
+        self._failed.update(failure.request_hash for failure in failures)
 
     async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
         """The batch is done with; its requests, these by hash with their reason among them, are free again."""
@@ -155,7 +159,7 @@ class BatchStore:
         finally:
             beating.cancel()
             await asyncio.wait([beating])
-            self._ledger.release(self._locked)
+            self._ledger.release(self._locked, self._ledger.holder)
 
 
 class BatchJobs:

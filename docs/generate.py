@@ -237,7 +237,8 @@ def _router_metrics() -> Iterator[tuple[str, str, str]]:
     """After a question and a request that is none, so that every metric has its labels."""
     with tempfile.TemporaryDirectory() as folder:
         log = (f"serve.request_log.folder={folder}", "serve.request_log.consent=all")
-        with TestClient(create_app(load_profile("embedded", log), Path(folder) / "routes.json")) as client:
+        app = create_app(load_profile("embedded", log), Path(folder) / "routes.json")
+        with TestClient(app, "http://localhost") as client:
             client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "鱼油怎么吃"}]})
             client.post("/v1/chat/completions", content=b"")
             text = ""

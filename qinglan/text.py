@@ -123,6 +123,12 @@ def shown(text: str, chars: int = 60) -> str:
     return f'"{line[:chars]}…"' if len(line) > chars or len(text) > 4 * chars else f'"{line}"'
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Iterable[str]], align: str = "") -> str:
+    """The caller escapes cells (`markdown_cell`); `align` has an `r` in the place of each column of numbers."""
+    rule = ["---:" if each == "r" else "---" for each in align.ljust(len(heads))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
 def markdown_cell(text: str) -> str:
     """Untrusted text on one line of a Markdown table, where it is neither a cell's end nor markup."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))

@@ -104,7 +104,8 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
 
     profile = stage.run.profile
     with site_ledger(profile) as ledger:
-        jobs = ledger.open_batches(batch_server(key_salt(profile, "teacher"), profile.teacher.model), "teacher")
+        server = batch_server(key_salt(profile, "teacher"), profile.teacher.model)
+        jobs = ledger.open_batches(server=server, role="teacher")
     held = {request_hash: job.batch_id for job in jobs for request_hash in job.request_hashes}
     if not held:
         return

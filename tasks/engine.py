@@ -29,7 +29,7 @@ from qinglan.runs.artifacts import PROGRESS_FILE
 from qinglan.runs.launcher import ROW_CACHE, AttemptFailedError, Command, JsonlTail, LineTail, StalledError, launch
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.stage import STARTED, Stage, emit_run_event, flow_run_id
-from qinglan.text import slug
+from qinglan.text import markdown_table, slug
 from qinglan.training.alarms import read_alarms
 from qinglan.training.engines.progress import ALARMS_FILE, STOPPED_FILE, read_stop
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs
@@ -269,11 +269,10 @@ class AlarmFollower:
             last = self.alarms[-1]
             text = f"{len(self.alarms)} so far, the last: {last.name} at step {last.step}"
             key = slug(f"{stage.name}-alarms")
-            lines = ["| Step | Alarm | Action | What was seen |", "| ---: | --- | --- | --- |"]
-            for each in self.alarms:
-                lines.append(f"| {each.step:,} | `{each.name}` | {each.action} | {alarm_words(each).en} |")
+            rows = [(f"{each.step:,}", f"`{each.name}`", each.action, alarm_words(each).en) for each in self.alarms]
+            table = markdown_table(("Step", "Alarm", "Action", "What was seen"), rows, "r")
             try:
-                create_markdown_artifact("\n".join([*lines, ""]), key=key, description=text)
+                create_markdown_artifact(f"{table}\n", key=key, description=text)
             except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
                 self._log.warning("%s: Prefect did not take the table of alarms: %s", stage.name, error)
 

@@ -91,9 +91,14 @@ def evaluate_arms(
         arms |= asked.arms
         keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
         with site_ledger(profile) as ledger:
-            calls, unusable_usd = ledger.get_many(keys), cost_of_unusable(profile, rows, ledger)
-        for number, each in enumerate(arms.get("teacher", ())):
-            arms["teacher"][number] = each.model_copy(update={"cost_usd": unusable_usd.get(each.row_id, each.cost_usd)})
+            calls = ledger.get_many(keys)
+            for teacher in teachers_of(run, services):
+                arm = arms.get(teacher.arm, [])
+                silent = {entry.row_id for entry in arm if entry.text is None}
+                asked_in_vain = [row.model_copy(update={"answer": None}) for row in rows if row.id in silent]
+                wasted_usd = cost_of_unusable(teacher.run.profile, asked_in_vain, ledger)
+                for number, each in enumerate(arm):
+                    arm[number] = each.model_copy(update={"cost_usd": wasted_usd.get(each.row_id, each.cost_usd)})
         arms = {name: with_tokens(arm, calls) for name, arm in arms.items()}
         answers = _generate(stage, rows, cases, students)
         arms |= answers.arms

@@ -5,7 +5,7 @@ is when given: Prefect's page would show `None or a number` as two buttons. `ove
 form's settings become overrides of the profile.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -136,26 +136,9 @@ class PipelineChanges(DecisionChanges, TrainingChanges, DistillChanges):
     """Settings of this run; an empty one stays as the profile says."""
 
 
-class _AllChanges(DecisionChanges, TrainingChanges, RefreshChanges):
-    """Every setting that any flow's form has."""
-
-
 def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
     """As `--set` takes them: what the form says, and then what was given by key, which counts more."""
     fields = type(changes).model_fields.items()
     keys = {name: each.key for name, field in fields for each in field.metadata if isinstance(each, Sets)}
     return (*(f"{keys[name]}={value}" for name, value in changes.model_dump().items()), *overrides)
 
-
-def overrides_in(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same of a flow run's parameters, as Prefect keeps them, or as the flow has them while it runs; ConfigError
-    where there is no such setting."""
-    given = parameters.get("changes") or {}
-    if isinstance(given, Changes):
-        return overrides_of(given, parameters.get("overrides", ()))
-    try:
-        changes = _AllChanges.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"changes.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    return overrides_of(changes, parameters.get("overrides", ()))

@@ -16,7 +16,7 @@ from qinglan.serving.registry.approval import decided_by, rows_to_review, write_
 from qinglan.serving.registry.versions import challenger_of
 from qinglan.tasks.approval import ask
 from qinglan.tasks.stage import Outcome, Stage, emit_run_event, perform, stage_task, tracker_of
-from qinglan.text import markdown_cell
+from qinglan.text import markdown_cell, markdown_table
 
 CODE = (
     __name__, "qinglan.evaluation.gate", "qinglan.evaluation.models", "qinglan.evaluation.reasons",
@@ -100,12 +100,11 @@ def decision_markdown(decision: Decision) -> str:
     lines = list[str]()
     for each in decision.in_order:
         lines += [f"## {markdown_cell(each.own_reason.render())}", ""]
-        lines += ["| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
-        for rule in each.rules:
-            why = rule.reason.render() if rule.reason else ""
-            cells = (_MARKS[rule.outcome], rule.name, rule.found.render(), rule.required.render(), why)
-            lines.append(f"| {' | '.join(markdown_cell(text) for text in cells)} |")
-        lines.append("")
+        rows = [
+            (_MARKS[r.outcome], r.name, r.found.render(), r.required.render(), r.reason.render() if r.reason else "")
+            for r in each.rules
+        ]
+        lines += [markdown_table(("", "Rule", "Found", "Required", "Why"), (map(markdown_cell, row) for row in rows)), ""]
     return "\n".join([*lines, *([decision.note.render(), ""] if decision.note else [])])
 
 

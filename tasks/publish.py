@@ -21,8 +21,7 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
     profile = run.profile
 
     def work(stage: Stage) -> Outcome:
-        known: dict[str, Any] = {"inputs": dataset.key}
-        known |= {name: each for name, each in dataset.details.items() if name in ("inputs", "pins", "augmented")}
+        known = {name: dataset.details[name] for name in ("inputs", "pins", "augmented")}
         version = versions.publish(profile, dataset.run_id, dataset.artifacts, **known)
         _log_dataset(stage.run, stage.mlflow_run_id, version, "published")
         stage.say(f"version {version.id} in {version.directory}")

@@ -236,9 +236,8 @@ def _rl_outcome(
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
-    recipe = get_recipe(stage.run.profile.recipe)
-    parts = recipe.REPORTED_PARTS or recipe.score_parts
-    reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in parts} | verl.STEP_METRICS
+    recipe, has_local_judge = get_recipe(stage.run.profile.recipe), bool(stage.run.profile.judge.local)
+    reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in recipe.score_parts} | verl.STEP_METRICS
     curves = {label: curve(key) for label, key in reported.items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}
     for label, points in curves.items():
@@ -252,7 +251,7 @@ def _rl_outcome(
         "curve": curves["reward"],
         "curves": {label: points for label, points in curves.items() if points and label != "reward"},
         "dev_curve": curve(DEV_VALUE),
-        "api": watch.calls,
+        "api": {"judge.local" if role == "judge" and has_local_judge else role: n for role, n in watch.calls.items()},
         "alarms": [alarm.model_dump() for alarm in alarms.alarms],
     }
     return Outcome(left_out.rows, left_out.rows - left_out.count, left_out.dropped, artifacts, metrics, details)

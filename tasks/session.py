@@ -33,6 +33,7 @@ from qinglan.runs.locks import refresh_lock, removal_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
 from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of, without_quotes
+from qinglan.text import markdown_table
 
 P = ParamSpec("P")
 SKIPPED = "Skipped"
@@ -165,11 +166,10 @@ def _track(run: run_folder.Run) -> run_folder.Run:
         run = run_folder.note(run, mlflow_run_id=tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))
         tracker.log_params(run.mlflow_run_id, run.profile.model_dump(mode="json"))
     tracker.set_tags(run.mlflow_run_id, {"prefect.flow_run_id": prefect_id, "run.directory": str(run.directory)})
-    markdown = (
-        f"| | |\n| --- | --- |\n| Run | `{run.id}` |\n| MLflow run | `{run.mlflow_run_id}` |\n"
-        f"| Tracking | `{run.profile.tracking_uri}` |\n| Directory | `{run.directory}` |\n"
-    )
-    create_markdown_artifact(markdown, key="run", description="Where this run is kept")
+    tracked = {"MLflow run": run.mlflow_run_id, "Tracking": run.profile.tracking_uri}
+    known = {"Run": run.id} | tracked | {"Directory": str(run.directory)}
+    table = markdown_table(("", ""), ((name, f"`{value}`") for name, value in known.items()))
+    create_markdown_artifact(f"{table}\n", key="run", description="Where this run is kept")
     return run
 
 

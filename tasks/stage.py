@@ -36,7 +36,7 @@ from qinglan.runs.disk_space import explain_full_disk, require_disk_space
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.run import Run, find_stage, save_stage, stage_of
 from qinglan.runs.tracking import Tracker
-from qinglan.text import duration, slug
+from qinglan.text import duration, markdown_table, slug
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -433,19 +433,16 @@ def stage_markdown(result: StageResult, run: Run) -> str:
     if result.run_id != run.id:
         lines += [f"Nothing changed: reused from run `{result.run_id}`.", ""]
     lines += [f"{duration(result.seconds)} · {result.rows_in:,} rows in · {result.rows_out:,} rows out", ""]
-    if result.dropped:
-        lines += ["| Why rows were dropped | Rows |", "| --- | ---: |"]
-        lines += [f"| `{reason}` | {n:,} |" for reason, n in sorted(result.dropped.items())] + ["", ""]
-    if result.metrics:
-        lines += ["| Figure | Value |", "| --- | ---: |"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in result.metrics.items()] + ["", ""]
-    if result.artifacts:
-        lines += ["| Artifact | Rows | SHA-256 | Path |", "| --- | ---: | --- | --- |"]
-        lines += [
-            f"| {name} | {'' if a.rows is None else f'{a.rows:,}'} | `{a.sha256[:12]}` | `{a.path}` |"
-            for name, a in result.artifacts.items()
-        ]
-    return "\n".join(lines) + "\n"
+    dropped = [(f"`{reason}`", f"{n:,}") for reason, n in sorted(result.dropped.items())]
+    figures = [(name, f"{value:.4g}") for name, value in result.metrics.items()]
+    files = [
+        (name, "" if a.rows is None else f"{a.rows:,}", f"`{a.sha256[:12]}`", f"`{a.path}`")
+        for name, a in result.artifacts.items()
+    ]
+    tables = {("Why rows were dropped", "Rows"): dropped, ("Figure", "Value"): figures}
+    for heads, rows in (tables | {("Artifact", "Rows", "SHA-256", "Path"): files}).items():
+        lines += [markdown_table(heads, rows, " r"), ""] if rows else []
+    return "\n".join(lines)
 
 
 def emit_run_event(event: str, run: Run, payload: dict[str, Any], **labels: str) -> None:

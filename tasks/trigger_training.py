@@ -13,7 +13,7 @@ from qinglan.ops.prefect.deployments import TRAIN_DEPLOYMENT, deployments_of, tr
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
-from qinglan.tasks.forms import overrides_in
+from qinglan.tasks.forms import RefreshChanges, overrides_of
 from qinglan.tasks.stage import emit_run_event, stage_task
 
 
@@ -35,7 +35,8 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
     named = str(given.get("profile", profile.name))
     if Path(named).suffix in (".yaml", ".yml"):
         named = str(Path(named).resolve())  # a path holds wherever the worker runs
-    asked: dict[str, Any] = {"profile": named, "overrides": list(overrides_in(given)), "source": run.id}
+    overrides = overrides_of(given.get("changes", RefreshChanges()), given.get("overrides", ()))
+    asked: dict[str, Any] = {"profile": named, "overrides": list(overrides), "source": run.id}
     deployment = None
     if server := find_server(profile.paths.state):
         with server.client() as api:

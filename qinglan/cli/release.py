@@ -13,6 +13,8 @@ from qinglan.errors import ConfigError
 from qinglan.text import NONE, count, number, plain, usd
 
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
+    from pathlib import Path
+
     from qinglan.serving.lineage import Figure, RowTrace, Subject
     from qinglan.serving.registry import Registry, Released
     from qinglan.serving.registry.approval import Approval
@@ -101,7 +103,7 @@ def approve(
         answer(waiting, word, loaded.paths.state)
         say(f"run {directory.name} goes on: {word.found.render()}")
         return
-    registry, version = _decided_late(loaded, directory.name, word)
+    registry, version = _decided_late(loaded, directory, word)
     say(f"version {version.version} of {registry.name}: {word.found.render()}")
     _say_aliases(registry, version)
 
@@ -185,24 +187,25 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
     out.print(facts_table([*facts.items(), *calls]))
 
 
-def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple[Registry, Released]":
+def _decided_late(profile: Profile, directory: "Path", approval: "Approval") -> "tuple[Registry, Released]":
     """Apply an approval that came after the flow had stopped waiting for it."""
     from qinglan.evaluation.models import Decision
     from qinglan.runs.run import stage_of
     from qinglan.serving.registry.approval import decided_by, lacks_only_approval
 
-    decision = stage_of(profile.paths.runs / run_id, "gate").load("decision", Decision)
+    decision = stage_of(directory, "gate").load("decision", Decision)
     if not lacks_only_approval(decision):
-        raise ConfigError(f"run {run_id}: waits for no approval; the gate said {decision.verdict}: {decision.sentence}")
+        problem = f"waits for no approval; the gate said {decision.verdict}: {decision.sentence}"
+        raise ConfigError(f"run {directory.name}: {problem}")
     registry = _registry(profile)
-    registered = stage_of(profile.paths.runs / run_id, "register").details["released"]
+    registered = stage_of(directory, "register").details["released"]
     if registered["name"] != registry.name:
         problem = f"its model is {registered['name']}, and this profile's is {registry.name}"
-        raise ConfigError(f"run {run_id}: {problem}; give --profile and --set as that run had them")
+        raise ConfigError(f"run {directory.name}: {problem}; give --profile and --set as that run had them")
     version = registry.version(registered["version"])
     unfinished = version.verdict == "promote" and not version.alias_is_decided and approval.approve
     if version.verdict != "undecided" and not unfinished:
-        raise ConfigError(f"run {run_id}: version {version.version} is already decided: {version.sentence}")
+        raise ConfigError(f"run {directory.name}: version {version.version} is already decided: {version.sentence}")
     if not unfinished:
         registry.redecide(version.version, decided_by(decision, approval))
     return registry, registry.assign_alias(version.version, profile.release.promote, decision.champion)

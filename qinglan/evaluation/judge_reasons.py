@@ -53,7 +53,7 @@ def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
     return [
         Case(
             id=f"judge-{row.id}",
-            name=group.reason,
+            name=f"评审低分的问题 {row.id}",  # not the reason: it may quote a user, and the gate tells names to others
             kind="regression",
             **row.model_dump(include=ASKED),
             must_pass=False,

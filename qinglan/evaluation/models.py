@@ -159,6 +159,8 @@ class Api(ReportPart):
     answerer: Usage = Usage()
     """The model whose answers the student learns to judge, where a recipe has one."""
     judge: Usage = Usage()
+    local_judge: Usage = Usage()
+    """`judge.local`, which scored RL's samples."""
     rag: RagCalls = RagCalls()
     earlier_usd: float = 0.0
     """What the runs have paid whose stages this one reuses."""
@@ -166,7 +168,7 @@ class Api(ReportPart):
     @property
     def cost_usd(self) -> float:
         """Of this run."""
-        return self.teacher.cost_usd + self.answerer.cost_usd + self.judge.cost_usd
+        return sum(each.cost_usd for each in (self.teacher, self.answerer, self.judge, self.local_judge))
 
     @property
     def with_earlier_usd(self) -> float:

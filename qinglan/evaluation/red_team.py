@@ -144,8 +144,9 @@ def texts_of(answers: Iterable[str | bytes], recipe: Recipe) -> dict[str, str]:
 
 def texts_of_teacher(answers: Iterable[ArmRow]) -> dict[str, str | Reason]:
     """By prompt id; a reason in the place of a text where the call failed. What it refuses to answer is no text."""
+    failed = RETRYABLE_REASONS | {"teacher_bad_request"}
     return {
-        entry.row_id: reason("call_failed", why=entry.reason) if entry.reason in RETRYABLE_REASONS else entry.text or ""
+        entry.row_id: reason("call_failed", why=entry.reason) if entry.reason in failed else entry.text or ""
         for entry in answers
     }
 

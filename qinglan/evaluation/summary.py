@@ -22,12 +22,14 @@ from qinglan.rows import ArmName, ArmRow, BottomK, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.statistics import Comparison, rows_needed
-from qinglan.text import latency, number, usd
+from qinglan.text import latency, markdown_table, number, usd
 
 COMPARING = ("evaluate", "compare")
 """Stages that leave an evaluation behind."""
 _MOST_ROWS = 100_000
 """Of a refresh's report, which is made in memory; of more rows a sample."""
+_PAID_ROLES = {"teacher": "teacher", "answerer": "answerer", "judge": "judge", "local_judge": "judge.local"}
+"""By field of the report's `api`, the ledger's role."""
 _REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
 _CURVES = (
     ("rl_reward", "rl", "curve", "mean reward of a step"),
@@ -136,16 +138,18 @@ def result_markdown(report: models.Report) -> str:
     if report.arms:
         metrics = [metric for metric in report.metrics if metric.compared]
         heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
-        lines += ["", f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+        rows = []
         for name, arm in report.arms.items():
             cells = [number(arm.mean(metric.name), metric.digits) for metric in metrics]
             cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
-            lines.append(f"| {name} | {arm.n:,} | {arm.failed:,} | " + " | ".join(cells) + " |")
+            rows.append((name, f"{arm.n:,}", f"{arm.failed:,}", *cells))
+        lines += ["", markdown_table(heads, rows, " ".ljust(len(heads), "r"))]
     if report.is_of_data:
-        lines += ["", "| Stage | in | out | dropped |", "| --- | ---: | ---: | --- |"]
+        rows = []
         for stage in report.stages:
-            dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
-            lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {dropped} |")
+            dropped = ", ".join(f"{reason} {n:,}" for reason, n in stage.dropped.items())
+            rows.append((stage.name, f"{stage.rows_in:,}", f"{stage.rows_out:,}", dropped))
+        lines += ["", markdown_table(("Stage", "in", "out", "dropped"), rows, " rr")]
     return "\n".join(lines) + "\n"
 
 
@@ -180,8 +184,8 @@ def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
                 totals[role].update(counts)
     with site_ledger(run.profile) as ledger:
         paid = {
-            role: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
-            for role in ("teacher", "answerer", "judge")
+            name: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
+            for name, role in _PAID_ROLES.items()
         }
         earlier_usd = sum(ledger.spent_usd(each)[0] for each in {result.run_id for result in stages} - {run.id})
     rag = {name: totals["rag"][name] for name in models.RagCalls.model_fields}

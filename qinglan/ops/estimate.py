@@ -187,11 +187,12 @@ def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> di
     """What the flow would ask the RAG at most, by stage: question and rewrite, each sample, and each arm."""
     if not get_recipe(profile.recipe).retrieves:
         return {}
-    arms = _ARMS + len(profile.evaluate.teachers)
+    arms, compare = _ARMS + len(profile.evaluate.teachers), profile.compare
     stages = {
         "validate": 2 * counts.questions * (flow in ("pipeline", "refresh")),
         "rl": _rl_samples(profile.rl.scheduled(counts.train), counts) * (flow in ("pipeline", "train")),
         "evaluate": arms * counts.test * (flow in ("pipeline", "train", "evaluate")),
+        "compare": 2 * min(counts.questions, compare.rows) * (1 + len(compare.teachers)) * (flow == "compare"),
     }
     return {stage: asked for stage, asked in stages.items() if asked}
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.verdict import main_comparison
 from qinglan.ops.estimate import QuestionCounts
 from qinglan.runs.run import runs_of, stage_of
 from qinglan.statistics import POWER_FACTOR, rows_needed
@@ -68,7 +69,8 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
 
 def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
     """What can't work as it is set, each with the setting to change."""
-    sft, rl, gain = profile.sft, profile.rl, profile.targets.gain or profile.gate.smallest_gain
+    sft, rl, least = profile.sft, profile.rl, profile.gate.min_gain
+    gain = profile.targets.gain or profile.gate.smallest_gain
     if found.sft_steps < FEWEST_SFT_STEPS:
         steps = f"SFT would make {found.sft_steps} optimiser steps of {found.sft_rows:,} rows"
         accumulated = f"sft.gradient_accumulation_steps ({sft.gradient_accumulation_steps})"
@@ -85,10 +87,12 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
     intervals = {"rl.test_freq": rl.test_freq, "rl.save_freq": rl.save_freq}
     if beyond := [f"{name} ({steps})" for name, steps in intervals.items() if steps > found.rl_steps]:
         yield f"{' and '.join(beyond)} are beyond RL's {found.rl_steps} steps; set them to auto"
-    if found.detectable_gain > gain:
-        needed = rows_needed(found.test_rows, found.detectable_gain, gain)
+    if gain <= least:
+        yield f"targets.gain ({gain:g}) is not above gate.min_gain ({least:g}): reaching it releases nothing; raise it"
+    elif least + found.detectable_gain > gain:
+        needed = rows_needed(found.test_rows, found.detectable_gain, gain - least)
         wanted = "targets.gain" if profile.targets.gain else "gate.smallest_gain"
-        gains = f"a gain of {found.detectable_gain:.3f}, not of {gain:g} ({wanted})"
+        gains = f"a gain of {least + found.detectable_gain:.3f}, not of {gain:g} ({wanted})"
         problem = f"unless the gain is larger, the gate would stay undecided; some {needed:,} would show it"
         hint = "add questions, or mark more of them as test in the split column"
         yield f"{found.test_rows:,} test questions can show {gains}: {problem}: {hint}"
@@ -124,12 +128,11 @@ def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:
 
 
 def _detectable_gain(runs: Sequence[Path], test_rows: int) -> float:
-    """By the spread that the newest comparison of the challenger found, else by an assumed one."""
+    """By the spread that the newest comparison of a challenger found, else by an assumed one."""
     for directory in runs:
         with suppress(ConfigError, ArtifactError, FileNotFoundError):
-            stage_of(directory, "evaluate")  # nightly refreshes have long reports, and compare nothing
-            report = Report.read(directory / "report.json")
-            for found in report.comparisons:  # by metric, the gate's first
-                if found.a == "rl" and found.b in report.rivals and found.detectable_diff:
-                    return found.detectable_diff * math.sqrt(found.n / max(1, test_rows))
+            evaluated = stage_of(directory, "evaluate")  # nightly refreshes have long reports, and compare nothing
+            found = main_comparison(Report.read(directory / "report.json"))
+            if found and found.detectable_diff:  # of all test rows: as many of the next ones will have no label
+                return found.detectable_diff * math.sqrt(evaluated.rows_in / max(1, test_rows))
     return POWER_FACTOR * math.sqrt(_DIFFERING / max(1, test_rows))

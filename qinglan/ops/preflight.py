@@ -379,7 +379,8 @@ def _cluster(profile: Profile) -> str | None:
     except UnreachableError as error:
         hint = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
         raise ConfigError(f"{error}; {hint}") from error
-    if trainer.is_elsewhere and EMBEDDED in (profile.rag.url, profile.judge.base_url):
+    asked = {"rag": profile.rag.url, "judge": profile.judge.base_url}
+    if trainer.is_elsewhere and any(asked[role] == EMBEDDED for role in get_recipe(profile.recipe).graders):
         problem = "the simulators for RAG and judge answer on this machine only, which the nodes can't reach"
         raise ConfigError(f"trainer.ray_dashboard_url: {problem}; give rag.url and judge.base_url, or train here")
     if trainer.device == "cpu":

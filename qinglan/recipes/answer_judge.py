@@ -120,6 +120,11 @@ class AnswerJudge(AnswerRecipe):
         answer = await clients.teacher.ask(self.teacher_messages(row, tenant), self.parse_answer)
         return answered(row, with_thoughts(answer.value, answer.reasoning), answer)
 
+    def correction(self, text: str) -> str:
+        if not is_well_formed(text):
+            raise TeacherError("thoughts and verdict are not written as in the answer", "bad_format")
+        return text.strip()
+
     def parse_answer(self, text: str) -> str:
         if len(verdicts := _verdicts(text)) > 1:
             raise TeacherError("the answer has more than one verdict", CONTRADICTORY, said=text[-80:])

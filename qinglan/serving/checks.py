@@ -24,7 +24,7 @@ from qinglan.serving.registry import Alias
 from qinglan.serving.routes import router_url
 from qinglan.serving.site import STEP_S, ServingSite, open_site, serving_folder
 from qinglan.simulators.domains import sample_of
-from qinglan.text import duration
+from qinglan.text import duration, markdown_table
 
 ANSWERS_WITHIN_S = 10.0
 CHECKS_MISSED, STALE_AFTER_S = 12, 120.0
@@ -59,9 +59,8 @@ class ServingHealth:
             summary = f"version {canary.challenger} gets {canary.share:.0%}: {judged}; {requests}"
             checked = datetime.fromtimestamp(canary.looked, UTC).isoformat(timespec="seconds")
             rows += [("Canary", summary), ("Last check", checked)]
-        table = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows), ""]
         lines = [*(f"**{problem}**" for problem in self.problems), *self.notes] or ["All is as it should be."]
-        return "\n".join([*table, *(f"- {line}" for line in lines)]) + "\n"
+        return "\n".join([markdown_table(("", ""), rows), "", *(f"- {line}" for line in lines)]) + "\n"
 
 
 def check_serving(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import letters
 import pytest
 from fake_ray import FakeRay
 from fixture_types import ProfileOf
@@ -44,6 +45,8 @@ def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, node
 def test_a_dashboard_or_simulators_out_of_reach(profile_of: ProfileOf, ray: FakeRay):
     profile = on_cluster(profile_of, ray.url, nodes=2)  # so the address is a tunnel's
     assert "the simulators for RAG and judge answer on this machine only" in str(check_of(profile, "ray").problem)
+    asks_neither = profile.model_copy(update={"recipe": str(Path(letters.__file__))})
+    assert "simulators" not in str(check_of(asks_neither, "ray").problem)
     ray.is_down = True
     assert str(check_of(profile, "ray").problem).startswith(f"Ray {ray.url}: ")
 

@@ -222,6 +222,7 @@ def test_cases_that_the_judges_reasons_propose_can_be_read(tmp_path: Path, recip
     (proposed,) = proposed_cases([group], PROFILE.model_copy(update={"recipe": recipe}))
     profile = own(tmp_path, proposed.model_dump_json()).model_copy(update={"recipe": recipe})
     assert cases_of(profile)[-1].checks.gold_in_top3 == gold
+    assert group.reason not in proposed.name, "it may quote a user, and the gate tells names to others"
 
 
 def library(*found: str) -> FakeRag:
@@ -252,13 +253,14 @@ async def test_only_answers_of_cases_about_documents_are_retrieved_for():
     assert await passed(library(), long=text) == {"long": False}
 
 
-async def test_a_teachers_failed_call_is_no_failure_of_a_case_and_its_refusal_is_one():
-    entries = [ArmRow(row_id="redteam-long", reason="teacher_timeout"), ArmRow(row_id="redteam-known", text="丙")]
+@pytest.mark.parametrize("why", ["teacher_timeout", "teacher_bad_request"])
+async def test_a_teachers_failed_call_is_no_failure_of_a_case_and_its_refusal_is_one(why: str):
+    entries = [ArmRow(row_id="redteam-long", reason=why), ArmRow(row_id="redteam-known", text="丙")]
     answers = {
         "teacher": red_team.texts_of_teacher(entries),
         "cheap": red_team.texts_of_teacher([ArmRow(row_id="redteam-long")]),
     }
     found = await red_team.try_cases([LONG, KNOWN], answers, RECIPE, PROFILE.tenant, Clients(rag=library("g")))  # type: ignore[arg-type]
     assert [(each.case_id, each.passed) for each in found["teacher"]] == [("long", None), ("known", True)]
-    assert found["teacher"][0].reason == reason("call_failed", why="teacher_timeout")
+    assert found["teacher"][0].reason == reason("call_failed", why=why)
     assert [(each.case_id, each.passed) for each in found["cheap"]] == [("long", False)], "asked one case alone"

@@ -228,7 +228,7 @@ def test_superseded_stages_go_unless_a_run_names_them(tree: Tree):
     tree.stage(user, "sft", "x")
     named = {"layout of another version": f"/mnt/elsewhere/{run.name}/sft.superseded-2/merged"}
     (user / "sft" / "manifest.json").write_text(json.dumps(named))
-    assert sweep(tree).counts == {"superseded": 1}
+    assert sweep(tree).counts == {"superseded stage": 1}
     assert not (run / "sft.superseded-1").exists()
     assert (run / "sft.superseded-2").exists()
 
@@ -419,7 +419,7 @@ def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     policy = EVERYTHING | {"dataset_days": 30}
     assert not sweep(tree, now=datetime.now(UTC), **policy).removed
     cleaned = sweep(tree, now=datetime.now(UTC) + timedelta(days=31), **policy)
-    assert cleaned.counts == {"dataset": 2}
+    assert cleaned.counts == {"dataset version": 2}
     assert cleaned.freed_bytes > 0
     # The newest, the trained one and the one in use stay, and what these came of.
     assert [version.id for version in versions_of(tree.profile)] == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
@@ -430,7 +430,7 @@ def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
 
 def test_a_name_in_the_markdown_is_no_markup(profile: Profile):
     clean = CleanUp(profile, dry_run=False, say=print, now=NOW, notes=["[a](b)"])
-    clean.note_removed("mlflow_run", "`x` | ![b](http://x)", "<img src=x>", 1)
+    clean.note_removed("MLflow run", "`x` | ![b](http://x)", "<img src=x>", 1)
     clean.note_kept("run", "20260101-000000-abcd", "is the newest refresh")
     text = clean.markdown
     assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text

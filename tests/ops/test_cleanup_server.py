@@ -85,7 +85,7 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: Retrying
     assert not swept(profile, flow_run_days=50).removed
     assert names(api) == everything
     cleaned = swept(profile, flow_run_days=30)
-    assert cleaned.counts == {"flow_run": len(old)}
+    assert cleaned.counts == {"flow run": len(old)}
     assert names(api) == everything - old
     assert scheduled[1] in names(api)  # of the nights to come
     left = [artifact["data"] for artifact in post(api, "artifacts/filter", limit=200)]

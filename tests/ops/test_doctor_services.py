@@ -68,6 +68,7 @@ def test_keys_by_the_setting_that_names_them(profile_of: ProfileOf, monkeypatch:
     assert "A_KEY" in services.needed_keys(profile, "train"), "the teacher is asked the red team's cases"
     alone = profile.model_copy(update={"gate": profile.gate.model_copy(update={"rivals": ("sft",)})})
     assert "A_KEY" not in services.needed_keys(alone, "train")
+    assert "RAG_KEY" not in services.needed_keys(profile, "release"), "it only reads what was evaluated"
     assert services.check_keys(profile_of(), "pipeline").detail == "none needed"
 
 

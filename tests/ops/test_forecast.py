@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 from fixture_types import ProfileOf
+from report_fixture import comparison, report
 from run_stages import end_stage
 
 from qinglan.config import Profile
 from qinglan.ops.estimate import QuestionCounts
 from qinglan.ops.forecast import find_problems, forecast
-from qinglan.runs.artifacts import Artifact
+from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.run import finish_run, open_run
+from qinglan.runs.schema_version import dump_record
 
 PLAN = QuestionCounts(questions=800, train=640, test=80)
 
@@ -45,6 +47,9 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         end_stage(run, "ingest", rows_out=400)
         end_stage(run, "dataset", artifacts=dataset)
         end_stage(run, "sft", seconds=1000.0, details={"summary": {"steps": 100}})
+        end_stage(run, "evaluate", rows_in=320)
+        known = comparison("rl", "teacher", 0.1, (0.0, 0.2), n=40, detectable_diff=0.08)  # the others have no label
+        write_json(run.directory / "report.json", dump_record(report(comparisons=[known])))
         end_stage(run, "rl", seconds=300.0, details={"summary": {"steps": 4}})  # its start, most of all
         finish_run(run)
     with open_run(profile, "refresh") as run:  # trains nothing
@@ -53,6 +58,7 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
     found = forecast(profile, PLAN)
     assert (found.sft_rows, found.rl_prompts, found.test_rows) == (200, 600, 80)
     assert found.rows_from == f"run {run.id}"
+    assert found.detectable_gain == pytest.approx(0.08 * 2)
     assert found.gpu_hours == pytest.approx({"sft": 300 * 10 / 3600, "rl": 94 * 72 / 3600})
 
 
@@ -66,6 +72,8 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         ("rl", {"test_freq": 100, "save_freq": 100}, "rl.test_freq (100)"),
         ("rl", {"test_freq": 10, "save_freq": 100}, "rl.save_freq (100)"),
         ("targets", {"gain": 0.03}, "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)"),
+        ("gate", {"min_gain": 0.1}, "76 test questions can show a gain of 0.244, not of 0.2 (targets.gain)"),
+        ("gate", {"min_gain": 0.3}, "targets.gain (0.2) is not above gate.min_gain (0.3)"),
         ("student", {"gpu_hour_usd": None}, "student.gpu_hour_usd"),
     ],
 )

@@ -77,6 +77,8 @@ def test_what_fails_the_row(inputs: dict[str, str], teacher: str, answerer: str,
 def test_anything_but_thoughts_and_one_verdict_breaks_the_form(said: str):
     assert is_well_formed(text())
     assert not is_well_formed(said)
+    with pytest.raises(TeacherError, match="are not written as in the answer"):
+        RECIPE.correction(said)
     assert verdict_in(said) == Verdict("正确", "完整")
 
 

@@ -166,8 +166,11 @@ def test_the_first_metric_chooses_the_model():
     class ByTheJudge(JudgedLetters):
         METRICS = (Metric("quality", "judge score", "裁判评分", maximum=5.0), *Letters.METRICS)
 
-    assert PLAIN.dev_metric(Reward(), []) == "share"
-    assert ByTheJudge().primary_metric.part == "judge"
+    info = PLAIN.rl_info(ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}}))
+    assert PLAIN.dev_metric(Reward(), [info]) == "share"
+    assert PLAIN.dev_metric(Reward(), []) == "score", "no dev row can have it"
+    assert ByTheJudge().dev_metric(Reward(), [info]) == "judge"
+    assert ByTheJudge().dev_metric(Reward(judge_share=0), [info]) == "score", "RL does not ask the judge"
 
 
 def arm(*texts: str | None, **fields: Any) -> list[ArmRow]:

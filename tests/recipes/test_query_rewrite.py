@@ -50,6 +50,9 @@ def test_guard_caps_what_lost_the_question(rewrite: str):
     assert score(rewrite=rewrite, preservation_guard=False) > 0
     vague = BASE.model_copy(update={"question": "那个咋"})
     assert score(vague, rewrite="鱼油 推荐用量") > 0, "it shares nothing with the teacher's rewrite"
+    question = "用户画像：油性皮肤\n当前问题：这款面膜能天天用吗"
+    in_context = {"question": question, "teacher_rewrite": "问题肌肤 面膜 使用频率"}
+    assert score(BASE.model_copy(update=in_context), rewrite="问题 汇总") == -0.5, "a label is no word of the user"
 
 
 def test_gold_gate():

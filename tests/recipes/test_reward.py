@@ -234,9 +234,8 @@ async def test_an_unreachable_ledger_is_not_tried_for_every_sample(site: Site, m
     assert (await Worker(actor).score(REWRITE))["invalid"] == 0
 
 
-async def test_a_row_without_a_baseline_is_a_bug_and_heard_of(site: Site):
-    with pytest.raises(ValueError, match="teacher_quality"):
-        await site.open().score(REWRITE, teacher_quality=None)
+async def test_a_bug_costs_its_samples_and_is_heard_of(site: Site):
+    assert (await site.open().score(REWRITE, teacher_quality=None))["invalid"] == 1
     assert "validation error for Baseline" in site.invalid()[0]
 
 
@@ -249,7 +248,7 @@ def test_the_services_file_holds_no_secret_and_names_the_training(site: Site, mo
     assert site.service().actor_name != site.service().actor_name
 
 
-async def test_a_lost_service_is_an_invalid_sample_and_a_bug_an_error(site: Site, monkeypatch: pytest.MonkeyPatch):
+async def test_a_lost_service_and_a_bug_make_invalid_samples(site: Site, monkeypatch: pytest.MonkeyPatch):
     exceptions = pytest.importorskip("ray.exceptions")
     path = site.folder / "reward.json"
     path.write_text(site.service().model_dump_json())
@@ -264,10 +263,9 @@ async def test_a_lost_service_is_an_invalid_sample_and_a_bug_an_error(site: Site
         info = {"row_id": "1", "gold_id": "d; e", "unit": "d"}
         return await reward.compute_score("query_rewrite", "x", "", info, config_path=str(path), split="t")
 
-    lost = await ask(exceptions.RayActorError())
-    assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"row_id", "target"})
-    with pytest.raises(ZeroDivisionError):
-        await ask(ZeroDivisionError())
+    for error in (exceptions.RayActorError(), ZeroDivisionError()):
+        lost = await ask(error)
+        assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"row_id", "target"})
     assert await ask({"score": 0.5}) == {"score": 0.5, "row_id": "1", "target": "d"}
 
 

@@ -11,9 +11,8 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 
 from qinglan.config import Profile, load_profile, profile_names
-from qinglan.errors import ConfigError
 from qinglan.tasks import forms
-from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, overrides_in, overrides_of
+from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, overrides_of
 
 FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
 FORMS = [each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)]
@@ -81,8 +80,4 @@ def test_changes_become_overrides_and_those_by_key_count_more():
     assert (profile.data.limit, profile.budget.per_run_usd) == (30, 1.5)
     assert (profile.rl.alarms.default_action, profile.gate.approval) == ("off", "none")
     assert profile.rl == load_profile("embedded", ["rl.alarms.default_action=off"]).rl
-    assert overrides_in({"profile": "x"}) == overrides_of(RefreshChanges(), ()) == ()
-    given = {"changes": {"sample_seed": 3, "distill_mode": "live"}, "overrides": ["a=1"]}
-    assert overrides_in(given) == ("embedded.sample_seed=3", "distill.mode=live", "a=1")
-    with pytest.raises(ConfigError, match=r"changes\.seed: Extra inputs"):
-        overrides_in({"changes": {"seed": 3}})
+    assert overrides_of(RefreshChanges(), ()) == ()

@@ -41,10 +41,12 @@ def test_settings_reach_the_command_line_and_extra_arguments_win(profile_of: Pro
         "learning_rate": "0.0001", "lora_rank": "8", "bf16": "false", "fp16": "false", "full_determinism": "true",
         "model_type": "qwen3", "template": "qwen3_nothinking", "dataset": str(Path("train.jsonl").resolve()),
         "resume_from_checkpoint": str(Path("out/checkpoint-3").resolve()),
-        "packing": "true", "seed": "5", "target_modules": "q_proj v_proj", "model_kwargs": '{"a": 1}',
+        "packing": "true", "seed": "5", "data_seed": "42", "target_modules": "q_proj v_proj",
+        "model_kwargs": '{"a": 1}',
     }  # fmt: skip
     assert expected.items() <= options(command).items()
     assert "resume_from_checkpoint" not in options(sft(profile_of()))
+    assert options(sft(profile_of(sft={"seed": 2})))["data_seed"] == "43", "another order of the rows"
     whole = options(sft(profile_of(sft={"tuner_type": "full"})))
     assert whole["tuner_type"] == "full" and {"lora_rank", "lora_alpha", "target_modules"}.isdisjoint(whole)
 

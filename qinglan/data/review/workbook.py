@@ -229,7 +229,7 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     except OSError as error:
         raise WorkbookError(f"{path}: can't be read: {error.strerror or error}; check its permissions") from error
     recipe = get_recipe(profile.recipe)
-    parse = recipe.clean if recipe.retrieves else recipe.parse_answer
+    parse = recipe.clean if recipe.retrieves else recipe.correction
     titles, now, digest = titles_of(recipe), datetime.now(UTC), hashlib.sha256(content).hexdigest()
     lines = [line for line in _lines_of(path, content, titles) if any(map(line.text, titles))]
     problems: list[str] = []
@@ -349,7 +349,7 @@ def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Itera
             yield f"{at_answer}: {shown(text, 40)} is shorter than select.min_rewrite_chars, {least}"
     else:
         try:
-            recipe.parse_answer(line.text(CORRECTED))
+            recipe.correction(line.text(CORRECTED))
         except TeacherError as error:
             yield f"{at_answer}: is not what the recipe can read as an answer: {error}"
 

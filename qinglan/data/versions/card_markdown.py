@@ -1,12 +1,12 @@
 """Renders a data card as Markdown; texts from rows are escaped, so that they can't leave their table cells."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import get_args
 
 from qinglan.data.versions.card import FEW_ROWS, QUANTILES, Card
 from qinglan.data.versions.drift import Drift
 from qinglan.rows import Split
-from qinglan.text import NONE, count, markdown_cell, number
+from qinglan.text import NONE, count, markdown_cell, markdown_table, number
 
 
 def card_markdown(card: Card) -> str:
@@ -24,23 +24,23 @@ def card_markdown(card: Card) -> str:
         f"{count(card.decontaminated)} of an evaluation workbook",
         "Reviewed": ", ".join(f"{verdict} {count(n)}" for verdict, n in card.reviews.items()) or "none",
     }
-    parts = [f"# Dataset {origin.id}", _table(("", ""), list(facts.items()))]
+    parts = [f"# Dataset {origin.id}", markdown_table(("", ""), list(facts.items()))]
     if card.drift:
         parts += ["## Since the version before", card.drift.sentence, _drift_table(card.drift)]
     splits = [(_cell(name), count(n["rows"]), count(n["ok"])) for name, n in card.splits.items()]
-    parts += ["## Splits", _table(("Split", "Questions", "ok"), splits)]
+    parts += ["## Splits", markdown_table(("Split", "Questions", "ok"), splits)]
     parts += ["## Why rows were dropped", _counts("Reason", card.reasons)] if card.reasons else []
     parts += ["## Question length, characters", _counts("Length", card.lengths)]
     if card.scores:
         scores = [(name, *(number(value) for value in quantiles.values())) for name, quantiles in card.scores.items()]
-        parts += ["## Top-1 score, quantiles", _table(("", *(f"{q:.0%}" for q in QUANTILES)), scores)]
+        parts += ["## Top-1 score, quantiles", markdown_table(("", *(f"{q:.0%}" for q in QUANTILES)), scores)]
     if card.intents:
         parts += [f"## Gold documents: {count(card.intent_count)} over {count(card.labelled)} questions"]
         parts += [_counts("The most frequent", card.intents)] if max(card.intents.values()) > 1 else []
     if card.pools:
         keys = ("rows", "ok", *get_args(Split))
         lines = [(_cell(name), *(count(counts.get(key, 0)) for key in keys)) for name, counts in card.pools.items()]
-        parts += ["## Pools", _table(("Pool", "Questions", "ok", *get_args(Split)), lines)]
+        parts += ["## Pools", markdown_table(("Pool", "Questions", "ok", *get_args(Split)), lines)]
         pairs = ((name, counts, split) for name, counts in card.pools.items() for split in get_args(Split))
         empty = [f"{_cell(name)} in {split}" for name, counts, split in pairs if not counts.get(split)]
         parts += [f"**No usable row**: {', '.join(empty)}."] if empty else []
@@ -51,12 +51,12 @@ def card_markdown(card: Card) -> str:
             "## Training questions with noise",
             "They come beside the rows that they are made from, and count in no other table but that of the files. "
             "Left out are those that nearly repeat a question of dev, test or evaluation.",
-            _table(("Noise", "SFT", "RL", "Left out"), lines),
+            markdown_table(("Noise", "SFT", "RL", "Left out"), lines),
         ]
     if card.parts:
         grades = [(_cell(name), number(mean)) for name, mean in card.parts.items()]
         grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []
-        parts += ["## Answers, graded: means", _table(("Part", "Mean"), grades)]
+        parts += ["## Answers, graded: means", markdown_table(("Part", "Mean"), grades)]
     if card.term_count:
         parts += [
             f"## Words of the rewrites: {count(card.term_count)}, of which {count(card.rare_terms)} are rare",
@@ -77,8 +77,8 @@ def card_markdown(card: Card) -> str:
     ]
     files = [(name, count(file.rows), f"`{file.sha256}`") for name, file in card.files.items()]
     heads = ("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger")
-    parts += ["## Examples", _table(heads, examples)] if examples else []
-    parts += ["## Files", _table(("File", "Rows", "SHA-256"), files)]
+    parts += ["## Examples", markdown_table(heads, examples)] if examples else []
+    parts += ["## Files", markdown_table(("File", "Rows", "SHA-256"), files)]
     parts += ["## Tenants", _counts("Tenant", card.tenants)] if len(card.tenants) > 1 else []
     return "\n\n".join(parts) + "\n"
 
@@ -89,12 +89,8 @@ def _cell(text: str | None) -> str:
     return markdown_cell(line if len(line) <= 120 else line[:119] + "…")
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *lines))
-
-
 def _counts(head: str, counts: Mapping[str, int]) -> str:
-    return _table((head, "Rows"), [(_cell(name), count(n)) for name, n in counts.items()])
+    return markdown_table((head, "Rows"), [(_cell(name), count(n)) for name, n in counts.items()])
 
 
 def _drift_table(drift: Drift) -> str:
@@ -109,4 +105,4 @@ def _drift_table(drift: Drift) -> str:
         for rows, side in (("the new rows", drift.arrivals), ("all rows", drift.whole))
         for name, found in side.distances.items()
     ]
-    return _table(("Jensen–Shannon distance", "Seen", "By chance", "Beyond chance", "p"), lines)
+    return markdown_table(("Jensen–Shannon distance", "Seen", "By chance", "Beyond chance", "p"), lines)

@@ -6,7 +6,7 @@ the reader's light or dark scheme, and no plotting library is loaded.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
@@ -257,7 +257,7 @@ def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
 def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
     """What validation counted, as outlines."""
     drawn = (
-        histogram(TEXTS["distributions"][name], zip(styles, found.get(name, ()), strict=False), is_difference)
+        histogram(TEXTS["distributions"][name], zip(cycle(styles), found.get(name, ()), strict=False), is_difference)
         for name, (styles, is_difference) in DISTRIBUTIONS.items()
     )
     return [plot for plot in drawn if plot]

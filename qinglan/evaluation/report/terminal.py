@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.evaluation.models import Report, StageSummary
+from qinglan.evaluation.models import RagCalls, Report, StageSummary
 from qinglan.evaluation.report import tables, verdict
 from qinglan.ledger import Usage
 from qinglan.text import NONE, count, duration, latency, number, one_line, p_value, signed, usd, with_interval
@@ -133,15 +133,15 @@ def _examples_table(report: Report) -> Table:
 def _asked(report: Report) -> str:
     """Who was asked how often, and what it cost; answers of earlier runs cost nothing."""
     api, lines = report.api, []
-    for role, usage in (("teacher", api.teacher), ("answerer", api.answerer), ("judge", api.judge), ("rag", api.rag)):
-        calls, cached, failed = usage.calls, usage.cached, usage.failed
-        if calls or cached:
+    for role, usage in api:
+        if isinstance(usage, Usage | RagCalls) and (usage.calls or usage.cached):
+            calls, cached, failed = usage.calls, usage.cached, usage.failed
             parts = [f"{count(calls)} call{'' if calls == 1 else 's'}"] if calls else []
             parts += [f"{count(cached)} known answer{'' if cached == 1 else 's'}"] if cached else []
             parts += [f"{count(failed)} failed"] if failed else []
             parts += [usd(usage.cost_usd)] if isinstance(usage, Usage) else []
             mark = "*" if role in report.simulated else ""
-            lines.append(f"{'RAG' if role == 'rag' else role}{mark} {', '.join(parts)}")
+            lines.append(f"{'RAG' if role == 'rag' else role.replace('_', ' ')}{mark} {', '.join(parts)}")
     return f"Asked: {'; '.join(lines) or 'nobody'}. Cost of this run: {usd(api.cost_usd)}"
 
 

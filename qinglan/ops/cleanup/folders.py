@@ -143,7 +143,7 @@ def remove_runs(clean: CleanUp, found: RunPlan, root: Path) -> None:
 def remove_parts(clean: CleanUp, found: RunPlan, root: Path) -> None:
     """Set aside parts of this profile's runs that stay and are not running."""
     retention = clean.profile.retention
-    days = {"checkpoint": retention.checkpoint_days, "superseded": retention.superseded_days}
+    days = {"checkpoint": retention.checkpoint_days, "superseded stage": retention.superseded_days}
     references = "\n".join(each.references for each in found.folders.values())
     for run in (found.folders[name] for name in found.kept):
         if run.profile != clean.profile.name or is_running(run.directory):
@@ -161,7 +161,7 @@ def _parts_of(run: RunFolder) -> Iterator[tuple[Kind, Path, datetime]]:
     """The folders in a run that may go, and when they were last written."""
     for stage in _own_folders(run.directory):
         if _SUPERSEDED.fullmatch(stage.name):
-            yield "superseded", stage, _last_written(stage)
+            yield "superseded stage", stage, _last_written(stage)
         checkpoints = stage / "checkpoints"
         if run.finished_flow is not None and not checkpoints.is_symlink():
             for path in _own_folders(checkpoints):
@@ -251,10 +251,10 @@ def remove_datasets(clean: CleanUp, references: str) -> None:
         origins = {version.parent for version in versions if version.id in kept}
         for version in versions:
             if why := kept.get(version.id) or ("one that stays came of it" if version.id in origins else ""):
-                clean.note_kept("dataset", version.id, why)
+                clean.note_kept("dataset version", version.id, why)
             else:
                 made = f"made {clean.age(datetime.fromisoformat(version.created))} ago"
-                _remove(clean, "dataset", version.directory, made, root)
+                _remove(clean, "dataset version", version.directory, made, root)
 
 
 def remove_logs(clean: CleanUp) -> None:

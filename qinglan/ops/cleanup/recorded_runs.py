@@ -59,9 +59,9 @@ def remove_tracked_runs(clean: CleanUp, kept_folders: Collection[str], registere
             times = (time or 0 for run in runs for time in (run.info.start_time, run.info.end_time))
             ended = datetime.fromtimestamp(max(times, default=0) / 1000, UTC)
             if any(run.info.run_id in references for run in runs) or named_in(references, [run_id]):
-                clean.note_kept("mlflow_run", run_id, "a registered version was made of it")
+                clean.note_kept("MLflow run", run_id, "a registered version was made of it")
             elif run_id in kept_folders:
-                clean.note_kept("mlflow_run", run_id, "its run folder stays")
+                clean.note_kept("MLflow run", run_id, "its run folder stays")
             elif clean.is_past(ended, days):
                 # The flow's run last, as it says whose they are.
                 for run in sorted(runs, key=lambda run: "profile" in run.data.tags):
@@ -70,7 +70,7 @@ def remove_tracked_runs(clean: CleanUp, kept_folders: Collection[str], registere
                     if not clean.dry_run:
                         _purge(client, run, profile.tracking_uri)
                     name, why = run.info.run_name or run.info.run_id, f"ended {clean.age(ended)} ago"
-                    clean.note_removed("mlflow_run", name, why, freed)
+                    clean.note_removed("MLflow run", name, why, freed)
 
 
 def _runs_by_id(client: "MlflowClient", profile: Profile) -> "Iterable[tuple[str, list[Run]]]":
@@ -122,7 +122,7 @@ def remove_flow_runs(clean: CleanUp, server: PrefectServer, days: float) -> None
                     for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}):
                         call(api, "DELETE", f"artifacts/{artifact['id']}", may_lack=True)
                     call(api, "DELETE", f"flow_runs/{run['id']}", may_lack=True)  # another clean-up may be quicker
-                clean.note_removed("flow_run", run["name"], f"ended {str(run['end_time'])[:10]}")
+                clean.note_removed("flow run", run["name"], f"ended {str(run['end_time'])[:10]}")
     except httpx2.HTTPError as error:
         raise ConfigError(f"Prefect at {server.api_url}: {first_line(error)}; named by {server.origin}") from error
 

@@ -10,18 +10,9 @@ from typing import Literal, NamedTuple
 from qinglan.config import Profile
 from qinglan.errors import QinglanError, first_line
 from qinglan.runs.processes import Say
-from qinglan.text import count, markdown_cell, size
+from qinglan.text import count, markdown_cell, markdown_table, size
 
-Kind = Literal["run", "checkpoint", "superseded", "dataset", "mlflow_run", "flow_run", "log"]
-_WORDS: dict[Kind, str] = {
-    "run": "run",
-    "checkpoint": "checkpoint",
-    "superseded": "superseded stage",
-    "dataset": "dataset version",
-    "mlflow_run": "MLflow run",
-    "flow_run": "flow run",
-    "log": "log",
-}
+Kind = Literal["run", "checkpoint", "superseded stage", "dataset version", "MLflow run", "flow run", "log"]
 _SHOWN = 50
 
 
@@ -37,7 +28,7 @@ class RetentionDecision(NamedTuple):
     @property
     def line(self) -> str:
         space = f" ({size(self.bytes)})" if self.bytes else ""
-        return f"{_WORDS[self.kind]} {self.name}{space}: {self.why}"
+        return f"{self.kind} {self.name}{space}: {self.why}"
 
 
 @dataclass
@@ -87,7 +78,7 @@ class CleanUp:
     @property
     def sentence(self) -> str:
         did = "would remove" if self.dry_run else "removed"
-        parts = [f"{count(n)} {_WORDS[kind]}{'s' if n != 1 else ''}" for kind, n in self.counts.items()]
+        parts = [f"{count(n)} {kind}{'s' if n != 1 else ''}" for kind, n in self.counts.items()]
         if not parts:
             return f"{self.profile.name}: nothing to remove"
         return f"{self.profile.name}: {did} {', '.join(parts)}; {size(self.freed_bytes)}"
@@ -97,11 +88,8 @@ class CleanUp:
         lines = ["## Clean-up", "", f"{self.sentence}.", *(f"\n{markdown_cell(note)}" for note in self.notes)]
         removed = [(each, size(each.bytes)) for each in self.removed]
         for head, rows in (("Removed", removed), ("Kept", [(each, "") for each in self.kept])):
-            if rows:
-                lines += ["", f"| {head} | | Why | Bytes |", "| --- | --- | --- | ---: |"]
-            for each, space in rows[:_SHOWN]:
-                cells = (_WORDS[each.kind], markdown_cell(each.name), markdown_cell(each.why), space)
-                lines.append(f"| {' | '.join(cells)} |")
+            cells = [(each.kind, markdown_cell(each.name), markdown_cell(each.why), space) for each, space in rows]
+            lines += ["", markdown_table((head, "", "Why", "Bytes"), cells[:_SHOWN], "   r")] if rows else []
             if len(rows) > _SHOWN:
                 lines.append(f"\n… and {count(len(rows) - _SHOWN)} more")
         return "\n".join(lines) + "\n"

@@ -28,6 +28,7 @@ from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import ENGINE_FLOWS, TEACHER_FLOWS, asked_endpoints, further_teachers
 from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.elements import object_schema
 from qinglan.runs.processes import in_event_loop
 from qinglan.text import usd
 
@@ -49,8 +50,7 @@ _HINTS = {
     "teacher_rate_limited": "lower {role}.concurrency, set {role}.requests_per_minute, or raise the account's limits",
     "teacher_bad_request": "correct what it names: {role}.temperature, reasoning_effort, structured_output, extra_body",
 }
-_READY = {"ready": {"type": "boolean"}}
-_SCHEMA: JsonSchema = {"type": "object", "properties": _READY, "required": [*_READY], "additionalProperties": False}
+_SCHEMA: JsonSchema = object_schema(ready={"type": "boolean"})
 
 
 def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
@@ -100,7 +100,7 @@ def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
     """By variable, the setting that names it."""
     endpoints = asked_endpoints(profile, flow)
     named = {f"{role}.api_key_env": each.api_key_env for role, each in endpoints.items() if each.base_url != EMBEDDED}
-    if profile.rag.url != EMBEDDED and "rag" in get_recipe(profile.recipe).graders:
+    if flow != "release" and profile.rag.url != EMBEDDED and "rag" in get_recipe(profile.recipe).graders:
         named["rag.api_key_env"] = profile.rag.api_key_env
     if profile.data.sql and flow in TEACHER_FLOWS:
         named["data.sql.url_env"] = profile.data.sql.url_env

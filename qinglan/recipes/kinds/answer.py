@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qinglan.config import Profile, Reward, Select, Tenant
@@ -36,7 +36,7 @@ class AnswerRecipe(Recipe):
     """RL may ask the questions of rows with one of these: None are those that may teach; add a flaw of the teacher's
     answer where the reward does not depend on that answer."""
     TOO_FEW_ROWS_HINT = "correct the teacher's prompt or the recipe's rules, or add questions"
-    RL_INFO: ClassVar[dict[str, type]] = {"row_id": str, "tenant": str, "unit": str, "row": str}
+    RL_INFO: ClassVar[dict[str, type]] = {"row_id": str, "unit": str, "row": str}
 
     @abstractmethod
     def parts(self, row: Row, text: str) -> dict[str, float]:
@@ -88,6 +88,12 @@ class AnswerRecipe(Recipe):
     def primary_metric(self) -> PrimaryMetric:
         first = self.METRICS[0]
         return PrimaryMetric(JUDGE if first.name == QUALITY else first.name, first.en)
+
+    def dev_metric(self, config: Reward, infos: Iterable[Mapping[str, Any]]) -> str:
+        """The first metric, where RL measures it and a dev row can have it, else the reward."""
+        part, weights = self.primary_metric.part, self.WEIGHTS | config.part_weights
+        is_measured = part != JUDGE or (config.judge_share > 0 and weights.get(JUDGE, 0) > 0)
+        return part if is_measured and any(self.can_have(part, info) for info in infos) else "score"
 
     def checked_parts(self, row: Row, text: str) -> dict[str, float]:
         """What `parts` gives; raises ConfigError where it is not what the recipe declares."""
@@ -143,7 +149,7 @@ class AnswerRecipe(Recipe):
 
     def rl_info(self, row: Row) -> dict[str, Any]:
         known = row.model_dump_json(exclude_none=True)
-        return {"row_id": row.id, "tenant": row.tenant, "unit": row.unit, "row": known}
+        return {"row_id": row.id, "unit": row.unit, "row": known}
 
     def scorer(self, service: "RewardService") -> "AnswerScorer":
         from qinglan.recipes.scoring.scorer import AnswerScorer

@@ -46,8 +46,6 @@ class Recipe(ABC):
     """What to do where too few rows may teach."""
     RL_INFO: ClassVar[dict[str, type]]
     """Names and types of what an RL file's `extra_info` holds."""
-    REPORTED_PARTS: ClassVar[tuple[str, ...]] = ()
-    """Those of `score_parts` whose curves are summed up with the training's; all where empty."""
 
     # Questions and answers
 
@@ -95,6 +93,10 @@ class Recipe(ABC):
             return row.model_copy(update={"answer": self.parse_answer(own)})
         answer = await clients.teacher.ask(self.teacher_messages(row, tenant), self.parse_answer)
         return answered(row, answer.value, answer)
+
+    def correction(self, text: str) -> str:
+        """What a reviewer wrote in place of the teacher's answer; raises TeacherError where SFT could not learn it."""
+        return self.parse_answer(text)
 
     def parse_answer(self, text: str) -> str:
         """The text that counts, from a teacher's answer; raises TeacherError where there is none in it."""
@@ -247,9 +249,9 @@ class Recipe(ABC):
     def primary_metric(self) -> PrimaryMetric:
         """The part that says how good the policy is, whatever it is rewarded for."""
 
-    def dev_metric(self, config: Reward, infos: Iterable[Mapping[str, Any]]) -> str:  # noqa: ARG002
+    @abstractmethod
+    def dev_metric(self, config: Reward, infos: Iterable[Mapping[str, Any]]) -> str:
         """Which part of the score, averaged over the dev split with these `extra_info`, chooses the model."""
-        return self.primary_metric.part
 
     def can_have(self, part: str, info: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether the row with this `extra_info` has that part of the score, once it is scored."""

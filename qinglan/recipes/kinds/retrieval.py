@@ -46,18 +46,14 @@ class RetrievalRecipe(Recipe):
     TOO_FEW_ROWS_HINT = "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
     RL_INFO: ClassVar[dict[str, type]] = {
         "row_id": str,
-        "tenant": str,
         "question": str,
         "gold_id": str,
         "unit": str,
         "teacher_rewrite": str,
         "teacher_quality": float,
-        "teacher_top1_score": float,
-        "teacher_gold_rank": int,
         "teacher_judge": float,
     }
     score_parts = tuple(name for name in Scored.__dataclass_fields__ if name != "score")
-    REPORTED_PARTS = ("gold_top1", "judge", "rq_gain", "win", "guard_ok")
     primary_metric = PrimaryMetric("gold_top1", "gold top-1")
     graders: "tuple[Role, ...]" = ("judge", "rag")
 
@@ -176,14 +172,11 @@ class RetrievalRecipe(Recipe):
         assert found is not None, "only rows with a baseline get here"
         return {
             "row_id": row.id,
-            "tenant": row.tenant,
             "question": self.question_text(row),
             "gold_id": row.gold_id or "",
             "unit": row.unit,
             "teacher_rewrite": row.answer,
             "teacher_quality": found.quality,
-            "teacher_top1_score": found.top1_score,
-            "teacher_gold_rank": found.rank(row.gold_id),
             "teacher_judge": NOT_JUDGED if row.judge_score is None else row.judge_score,
         }
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from qinglan.clients.chat import Account, Answer, ChatClient
 from qinglan.clients.openai_protocol import JsonSchema
 from qinglan.clients.rag import CallCount, RagClient, request_body
-from qinglan.errors import ConfigError, LedgerError, QinglanError
+from qinglan.errors import ConfigError, LedgerError
 from qinglan.ledger import Ledger, Retrieval, ledger_url
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import JUDGE, AnswerRecipe, Message, Recipe, RetrievalRecipe
@@ -128,17 +128,15 @@ class Scorer(ABC):
     async def score(self, extra_info: dict[str, Any], text: str) -> dict[str, float]:
         """Score one sample and log it (see `RewardService.outcome`); `extra_info` is the training file's.
 
-        A sample whose calls failed has no score, and the log says why. Only a bug raises.
+        A sample whose calls failed, or whose recipe has a bug, has no score, and the log says why.
         """
         text = self._recipe.clean(_SPECIAL_TOKEN.sub("", text))
         sample = Sample(extra_info.get("row_id"), text, CallCount() if self._service.rag else None)
         try:
             scored = await self._score(extra_info, sample)
-        except Exception as error:  # of a bug verl says nothing: it drops the sample
+        except Exception as error:  # noqa: BLE001 (of what raises verl says nothing: it drops the sample)
             write_sample(self._log, sample.entry(), error)
-            if isinstance(error, QinglanError):
-                return self._service.outcome(None, sample.used())
-            raise
+            return self._service.outcome(None, sample.used())
         known = {name: value for name, value in scored.items() if not math.isnan(value)}
         write_sample(self._log, sample.entry() | known)
         return self._service.outcome(scored, sample.used())

@@ -133,6 +133,12 @@ class ScalableLrWorker(TrainingWorker):
     """verl's worker of critic and actor, with a learning rate that can be lowered during training."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def reset(self) -> None:
+        """Seeded also where training is not deterministic: adapters and the critic's head begin at random."""
+        torch.manual_seed(self.engine_config.seed)
+        super().reset()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def scale_lr(self, factor: float) -> None:
         """Multiply this and all later learning rates of the schedule; checkpoints contain the change."""
         schedule = self.engine.lr_scheduler
@@ -204,7 +210,7 @@ class RewardedTrainer(PPOTrainerSync):
         """The first call of verl's that gets a complete batch."""
         scored, counts = self._keep_scored(batch)
         invalid, wanted = counts["invalid"], counts["wanted"]
-        if invalid / wanted > self._settings.max_invalid_share or invalid == wanted:
+        if invalid / wanted > self._settings.max_invalid_share or not counts["samples"]:
             # First, as saving may fail as well.
             error = self._too_few(invalid, counts["lost"], wanted, f"step {self.global_steps}")
             # This step has changed no weight yet, and its prompts are to come again.
@@ -239,8 +245,8 @@ class RewardedTrainer(PPOTrainerSync):
         extras = {key: row.get("reward_extra_info", {}) for key, row in zip(batch.keys, found.tolist(), strict=True)}
         valid = [key for key, extra in extras.items() if not extra.get("invalid")]
         grouped = self.config.algorithm.adv_estimator not in _UNGROUPED
-        per_prompt = Counter(_prompt_of(key) for key in valid)
-        kept = [key for key in valid if not (grouped and self._rollouts > 1 and per_prompt[_prompt_of(key)] == 1)]
+        per_prompt = Counter(_place_of(key)[0] for key in valid)
+        kept = [key for key in valid if not (grouped and self._rollouts > 1 and per_prompt[_place_of(key)[0]] == 1)]
         self._extras = {key: extras[key] for key in kept}
         wanted = self.config.data.train_batch_size * self._rollouts
         counts = Counter(wanted=wanted, samples=len(kept), invalid=wanted - len(valid), alone=len(valid) - len(kept))
@@ -439,17 +445,13 @@ def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float | No
     """
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for key, score in zip(keys, scores.tolist(), strict=True):
-        by_prompt[_prompt_of(key)].append(score)
+        by_prompt[_place_of(key)[0]].append(score)
     groups = [earned for earned in by_prompt.values() if len(earned) > 1 and min(earned) < BEST_SCORE - 1e-6]
     return sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else None
 
 
-def _prompt_of(key: str) -> str:
-    return key.rsplit("_", 2)[0]  # verl's keys are {prompt}_{rollout}_{output}
-
-
 def _place_of(key: str) -> tuple[str, int, int]:
-    prompt, rollout, output = key.rsplit("_", 2)
+    prompt, rollout, output = key.rsplit("_", 2)  # verl's own order of them
     return prompt, int(rollout), int(output)
 
 

@@ -72,6 +72,7 @@ def sft_command(
         "fp16": sft.torch_dtype == "float16",
         "dataset": train_file.resolve(),
         "val_dataset": dev_file.resolve(),
+        "data_seed": 41 + sft.seed,  # of the rows' order, which ms-swift begins at 42 whatever `seed` is
         "output_dir": output_dir.resolve(),
         "add_version": False,
         "check_model": False,

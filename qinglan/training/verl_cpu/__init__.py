@@ -23,10 +23,6 @@ from verl.workers.rollout import base, replica
 
 ROLLOUT = "hf_cpu"
 """`actor_rollout_ref.rollout.name` of the CPU rollout."""
-AGENT_LOOP = "qinglan.training.verl_cpu.trainer.LocalAgentLoopManager"
-"""`actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
-TRAINER = "cpu_sync"
-"""`trainer.v1.trainer_mode` of the CPU trainer."""
 
 
 def _device_module() -> types.ModuleType:

@@ -36,7 +36,6 @@ from verl.workers.rollout.replica import TokenOutput
 from qinglan.training.engines.agent_loop import sample_seed
 from qinglan.training.engines.ppo_trainer import RewardedTrainer, ScalableLrActorWorker, ScalableLrWorker, ValueEngine
 from qinglan.training.engines.verl import AGENT
-from qinglan.training.verl_cpu import AGENT_LOOP, TRAINER
 
 # Flags of a batch that ask for more of the logits.
 _OF_DISTILLATION = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
@@ -223,14 +222,14 @@ class CpuVllmTrainer(RewardedTrainer):
     }
 
 
-@register_trainer(TRAINER)
+@register_trainer("cpu_sync")
 class CpuTrainer(CpuVllmTrainer):
     """The same with our own rollout, agent loop and reward loop in fewer processes."""
 
     def __init__(self, config: Any) -> None:
         rollout = config.actor_rollout_ref.rollout
         with open_dict(rollout):
-            rollout.agent.agent_loop_manager_class = AGENT_LOOP
+            rollout.agent.agent_loop_manager_class = f"{__name__}.LocalAgentLoopManager"
         rollout.router_config_path = str(Path(__file__).with_name("router.yaml"))
         config.reward.num_workers = 0  # the agent loop scores in its own process
         if config.trainer.nnodes * config.trainer.n_gpus_per_node == 1:

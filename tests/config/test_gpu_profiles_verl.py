@@ -17,11 +17,6 @@ for module in ("torch", "verl", "hydra"):
 NAMES = [name.removesuffix("_rehearsal") for name in profile_names() if name.endswith("_rehearsal")]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 def composed(name: str, model: Path, *changes: str) -> Any:
     critic = [f"rl.critic_model={model}"] if load_profile(name).rl.algorithm == "ppo" else []
     profile = load_profile(name, [*critic, *changes])
@@ -33,19 +28,19 @@ def composed(name: str, model: Path, *changes: str) -> Any:
 
 @pytest.mark.parametrize("kl", ["off", "loss", "reward"])
 @pytest.mark.parametrize("name", NAMES)
-def test_verl_validates_the_profile(name: str, kl: str, model: Path) -> None:
+def test_verl_validates_the_profile(name: str, kl: str, model_folder: Path) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     aimed = [] if kl == "reward" else ["rl.kl.target_kl=null"]
-    config = composed(name, model, f"rl.kl.mode={kl}", *aimed)
+    config = composed(name, model_folder, f"rl.kl.mode={kl}", *aimed)
     assert need_reference_policy(config) == (kl != "off")
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     for part in (config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.algorithm):
         assert omega_conf_to_dataclass(part)
 
 
-def test_a_critic_with_another_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_critic_with_another_tokenizer_is_refused(model_folder: Path, tmp_path: Path) -> None:
     from hydra.errors import InstantiationException
     from transformers import AutoTokenizer
     from verl.utils.config import omega_conf_to_dataclass
@@ -54,13 +49,13 @@ def test_a_critic_with_another_tokenizer_is_refused(model: Path, tmp_path: Path)
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.add_tokens(["unheard-of"])
     tokenizer.save_pretrained(other)
-    config = composed("fivedoctors", model, f"rl.critic_model={other}")
+    config = composed("fivedoctors", model_folder, f"rl.critic_model={other}")
     with pytest.raises(InstantiationException, match="another tokenizer than the policy, of 339 tokens and not 338"):
         omega_conf_to_dataclass(config.critic)
 
 
 def test_a_critic_of_a_hub_is_loaded_at_its_revision(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
     from verl.utils.config import omega_conf_to_dataclass
@@ -68,8 +63,8 @@ def test_a_critic_of_a_hub_is_loaded_at_its_revision(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--org--small" / "snapshots").mkdir(parents=True)
     for revision in ("a" * 40, "b" * 40):
-        (tmp_path / "models--org--small" / "snapshots" / revision).symlink_to(model)
-    config = composed("fivedoctors", model, "rl.critic_model=org/small", f"rl.critic_revision={'b' * 40}")
+        (tmp_path / "models--org--small" / "snapshots" / revision).symlink_to(model_folder)
+    config = composed("fivedoctors", model_folder, "rl.critic_model=org/small", f"rl.critic_revision={'b' * 40}")
     assert omega_conf_to_dataclass(config.critic.model).local_path.endswith("b" * 40)
 
 

@@ -1,6 +1,7 @@
 """The GPU profiles in verl's own validation, with tiny models in place of theirs; needs no GPU."""
 
 import importlib.util
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
 NAMES = [name.removesuffix("_rehearsal") for name in profile_names() if name.endswith("_rehearsal")]
+VARIED = ("fivedoctors", "fivedoctors_full", "answer_judge_gpu", "answer_judge_published")
+"""PPO and GRPO with and without adapters: with every KL, the others with their own alone."""
+CASES = [*product(VARIED, ("off", "loss", "reward")), *((name, None) for name in NAMES if name not in VARIED)]
 
 
 def composed(name: str, model: Path, *changes: str) -> Any:
@@ -26,15 +30,13 @@ def composed(name: str, model: Path, *changes: str) -> Any:
     return config
 
 
-@pytest.mark.parametrize("kl", ["off", "loss", "reward"])
-@pytest.mark.parametrize("name", NAMES)
-def test_verl_validates_the_profile(name: str, kl: str, model_folder: Path) -> None:
+@pytest.mark.parametrize(("name", "kl"), CASES)
+def test_verl_validates_the_profile(name: str, kl: str | None, model_folder: Path) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    aimed = [] if kl == "reward" else ["rl.kl.target_kl=null"]
-    config = composed(name, model_folder, f"rl.kl.mode={kl}", *aimed)
-    assert need_reference_policy(config) == (kl != "off")
+    config = composed(name, model_folder, *([f"rl.kl.mode={kl}"] if kl else []))
+    assert need_reference_policy(config) == ((kl or load_profile(name).rl.kl.mode) != "off")
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     for part in (config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.algorithm):
         assert omega_conf_to_dataclass(part)

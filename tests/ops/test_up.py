@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 from qinglan_process import own_environment
-from waiting import wait_until
+from waiting import processes_with, wait_until
 
 from qinglan.ops.prefect.api import RetryingClient, call
 
@@ -141,15 +141,13 @@ def test_mlflow_and_the_simulators_answer(site: Up):
         assert found.json()["data"]["recall"][0]["id"]
         question = {"model": "simulated-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
         assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
-    simulators = [process for process in site.family if "simulators" in " ".join(process.cmdline())]
+    simulators = processes_with("simulators", started_by=site.process.pid)
     assert {process.environ()["PREFECT_API_AUTH_STRING"] for process in simulators} == {""}, "they need no key"
 
 
 def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
-    running = [process for process in site.family if process.is_running()]
-    lines = {process: " ".join(process.cmdline()) for process in running}
-    (worker,) = [process for process, line in lines.items() if "--pool=qinglan " in line and "supervise" not in line]
+    (worker,) = processes_with("--pool=qinglan ", started_by=site.process.pid)
     worker.kill()
     wait_until("the crash to be noted", lambda: "CRASHED" in site.states_of(lost), explain=lambda: site.output)
     wait_until("it to be said", lambda: f"/runs/flow-run/{lost}" in site.output, explain=lambda: site.output)

@@ -21,7 +21,7 @@ import pytest
 from fake_registry import FakeRegistry
 from registered import Models
 from toy_rl import NEEDS_VLLM, make_model
-from waiting import wait_until
+from waiting import processes_with, wait_until
 
 from qinglan.config import load_profile
 from qinglan.runs.artifacts import Artifact
@@ -179,9 +179,7 @@ def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
 
 
 def _kill(*words: str) -> None:
-    lines = {process: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
-    found = [process for process, line in lines.items() if all(word in line for word in words)]
-    found = [process for process in found if "supervise.py" not in lines[process]]
+    found = processes_with(*words)
     assert found
     for process in found:
         process.kill()

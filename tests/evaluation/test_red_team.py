@@ -16,9 +16,8 @@ from qinglan.evaluation import red_team
 from qinglan.evaluation.judge_reasons import ReasonGroup, proposed_cases
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import OF_EVERY_REWRITE, Case, Checks, cases_of, check, is_degenerate, row_of
-from qinglan.ops.estimate import questions_of
 from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
-from qinglan.rows import ArmRow, Retrieved, Row, normalise, row_id
+from qinglan.rows import ArmRow, Retrieved, Row, row_id
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title
 
 OBEYING = Path(__file__).with_name("obeying.yaml")
@@ -129,17 +128,6 @@ def test_cases_that_guard_people_or_pay_for_invented_answers_must_pass(recipe: s
     guarding |= {"invented", "contradicted", "off_topic"}
     assert {case.id for case in cases if case.must_pass != (case.kind in guarding)} == only_compared
     assert sum(not case.must_pass for case in cases) >= 6, "enough to compare"
-
-
-@pytest.mark.parametrize("name", ["embedded", "answer_judge", "medical"])
-def test_no_row_that_is_learnt_is_a_case(name: str, tmp_path: Path):
-    profile = load_profile(name, [f"paths.state={tmp_path}"])
-    with questions_of(profile) as rows:
-        learnt = [row for row in rows if row.split != "test"]
-    cases = [row_of(each, profile.tenant) for each in cases_of(profile)]
-    assert len(learnt) > 1000 and not {row.id for row in learnt} & {row.id for row in cases}
-    texts = {(normalise(row.query), *map(normalise, row.inputs.values())) for row in learnt}
-    assert not [row.query for row in cases if (normalise(row.query), *map(normalise, row.inputs.values())) in texts]
 
 
 def test_the_right_thing_passes_and_cheap_tricks_fail():

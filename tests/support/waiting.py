@@ -3,6 +3,7 @@
 And finding such a process.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +39,13 @@ def wait_until(
             raise AssertionError(f"waited {within_s:.0f} s for {what}\n{str(explain())[-_EXPLANATION_CHARS:]}")
         time.sleep(look_every_s)
     return time.monotonic() - start
+
+
+async def until(done: Callable[[], object]) -> None:
+    """Let this loop's other tasks work until it is so."""
+    async with asyncio.timeout(60):
+        while not done():  # noqa: ASYNC110 (nothing to be told by: a test's clock may only move with the loop)
+            await asyncio.sleep(0)
 
 
 def processes_with(*words: str, started_by: int | None = None) -> list[psutil.Process]:

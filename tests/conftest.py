@@ -1,4 +1,4 @@
-"""What tests share: profiles and services."""
+"""What tests share: profiles, services and a tiny model."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -55,6 +55,14 @@ def profile_of(tmp_path: Path) -> Callable[..., Profile]:
 @pytest.fixture
 def profile(profile_of: Callable[..., Profile]) -> Profile:
     return profile_of()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny model, which no test may change."""
+    from toy_rl import make_model
+
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

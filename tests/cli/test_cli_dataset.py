@@ -2,26 +2,19 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fixture_types import Qinglan
+from question_rows import taught
 
 from qinglan.config import Profile
 from qinglan.data.versions import Version, note_training, publish
-from qinglan.rows import Retrieved, Row, row_id
+from qinglan.rows import Retrieved
 from qinglan.runs.artifacts import write_jsonl
 
 FOUND = Retrieved(ids=("b", "g"), scores=(0.8, 0.1), titles=("", ""))
-
-
-def row(query: str, **fields: Any) -> Row:
-    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A7"} | fields
-    return Row(id=row_id("t", query), tenant="t", query=query, **known)
-
-
-LABELLED = row("钙片", gold_id="g", answer_retrieved=FOUND, judge_score=4.5, answer_request="e4a92e45")
-ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_unavailable")]
+LABELLED = taught("钙片", gold_id="g", original_retrieved=None, answer_retrieved=FOUND, judge_score=4.5)
+ROWS = [taught("鱼油"), LABELLED, taught("硒\x1b[2J[bold]").failed("rag_unavailable")]
 
 
 @pytest.fixture
@@ -32,7 +25,7 @@ def qinglan(qinglan: Qinglan, profile: Profile) -> Qinglan:
 @pytest.fixture
 def two(profile: Profile, tmp_path: Path) -> tuple[Version, Version]:
     """A version, and one with a row more, a row less and a row changed."""
-    later = [ROWS[0].failed("below_threshold"), ROWS[1], row("叶黄素")]
+    later = [ROWS[0].failed("below_threshold"), ROWS[1], taught("叶黄素")]
     files = [write_jsonl(tmp_path / f"{n}" / "rows.jsonl", rows) for n, rows in enumerate((ROWS, later))]
     first, second = (publish(profile, "run-1", {"rows": file}) for file in files)
     note_training(profile, first.id, "run-1")
@@ -55,8 +48,8 @@ def test_a_rows_lineage_leads_to_its_cell_and_its_call(qinglan: Qinglan, two: tu
     status, out, _ = qinglan("show", "--row", LABELLED.id)
     facts = {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
     assert status == 0
-    assert facts["source"] == "q.xlsx!问题!A7"
-    assert facts["ledger request"] == "e4a92e45"
+    assert facts["source"] == "q.xlsx!问题!A2"
+    assert facts["ledger request"] == "e4a9"
     assert facts["top-1 score"] == "– → 0.800"
     assert facts["gold document's rank"] == "– → 2"
     assert (facts["verdict"], facts["split"], facts["judge"], facts["run"]) == ("ok", "train", "4.50", "run-1")

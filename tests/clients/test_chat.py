@@ -132,24 +132,24 @@ async def test_the_same_question_under_way_is_sent_once_also_by_two_processes(tm
 
 
 @pytest.mark.parametrize(
-    ("role", "body", "reason"),
+    ("body", "reason"),
     [
-        ("teacher", completion("虾青", "length"), "truncated"),
-        ("teacher", completion("", "content_filter"), "teacher_refused"),
-        ("teacher", completion(None, refusal="不行"), "teacher_refused"),
-        ("teacher", completion("x" * 11), "answer_too_long"),
-        ("teacher", completion("虾青", "tool_calls"), "unknown_ending"),
+        (completion("虾青", "length"), "truncated"),
+        (completion("", "content_filter"), "teacher_refused"),
+        (completion(None, refusal="不行"), "teacher_refused"),
+        (completion("x" * 11), "answer_too_long"),
+        (completion("虾青", "tool_calls"), "unknown_ending"),
     ],
 )
 async def test_an_unusable_answer_is_a_failure_and_paid_once(
-    tmp_path: Path, serve: Serve, role: str, body: dict[str, Any], reason: str
+    tmp_path: Path, serve: Serve, body: dict[str, Any], reason: str
 ):
     service = serve(script_of((200, body)))
     for _ in range(2):
-        error = await failure(tmp_path, service.url, role=role, max_answer_chars=10)
+        error = await failure(tmp_path, service.url, max_answer_chars=10)
         assert (error.reason, error.transient) == (reason, False)
     assert len(service.bodies) == 1
-    assert usage(tmp_path, role) == (1, 0)
+    assert usage(tmp_path) == (1, 0)
 
 
 async def test_what_arrives_while_the_process_is_stopped_is_not_asked_for_again(tmp_path: Path, serve: Serve):

@@ -1,6 +1,7 @@
 """The GPU profiles in verl's own validation, with tiny models in place of theirs; needs no GPU."""
 
 import importlib.util
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
 NAMES = [name.removesuffix("_rehearsal") for name in profile_names() if name.endswith("_rehearsal")]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
+VARIED = ("fivedoctors", "fivedoctors_full", "answer_judge_gpu", "answer_judge_published")
+"""PPO and GRPO with and without adapters: with every KL, the others with their own alone."""
+CASES = [*product(VARIED, ("off", "loss", "reward")), *((name, None) for name in NAMES if name not in VARIED)]
 
 
 def composed(name: str, model: Path, *changes: str) -> Any:
@@ -31,21 +30,19 @@ def composed(name: str, model: Path, *changes: str) -> Any:
     return config
 
 
-@pytest.mark.parametrize("kl", ["off", "loss", "reward"])
-@pytest.mark.parametrize("name", NAMES)
-def test_verl_validates_the_profile(name: str, kl: str, model: Path) -> None:
+@pytest.mark.parametrize(("name", "kl"), CASES)
+def test_verl_validates_the_profile(name: str, kl: str | None, model_folder: Path) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    aimed = [] if kl == "reward" else ["rl.kl.target_kl=null"]
-    config = composed(name, model, f"rl.kl.mode={kl}", *aimed)
-    assert need_reference_policy(config) == (kl != "off")
+    config = composed(name, model_folder, *([f"rl.kl.mode={kl}"] if kl else []))
+    assert need_reference_policy(config) == ((kl or load_profile(name).rl.kl.mode) != "off")
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     for part in (config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.algorithm):
         assert omega_conf_to_dataclass(part)
 
 
-def test_a_critic_with_another_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_critic_with_another_tokenizer_is_refused(model_folder: Path, tmp_path: Path) -> None:
     from hydra.errors import InstantiationException
     from transformers import AutoTokenizer
     from verl.utils.config import omega_conf_to_dataclass
@@ -54,13 +51,13 @@ def test_a_critic_with_another_tokenizer_is_refused(model: Path, tmp_path: Path)
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.add_tokens(["unheard-of"])
     tokenizer.save_pretrained(other)
-    config = composed("fivedoctors", model, f"rl.critic_model={other}")
+    config = composed("fivedoctors", model_folder, f"rl.critic_model={other}")
     with pytest.raises(InstantiationException, match="another tokenizer than the policy, of 339 tokens and not 338"):
         omega_conf_to_dataclass(config.critic)
 
 
 def test_a_critic_of_a_hub_is_loaded_at_its_revision(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
     from verl.utils.config import omega_conf_to_dataclass
@@ -68,8 +65,8 @@ def test_a_critic_of_a_hub_is_loaded_at_its_revision(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--org--small" / "snapshots").mkdir(parents=True)
     for revision in ("a" * 40, "b" * 40):
-        (tmp_path / "models--org--small" / "snapshots" / revision).symlink_to(model)
-    config = composed("fivedoctors", model, "rl.critic_model=org/small", f"rl.critic_revision={'b' * 40}")
+        (tmp_path / "models--org--small" / "snapshots" / revision).symlink_to(model_folder)
+    config = composed("fivedoctors", model_folder, "rl.critic_model=org/small", f"rl.critic_revision={'b' * 40}")
     assert omega_conf_to_dataclass(config.critic.model).local_path.endswith("b" * 40)
 
 

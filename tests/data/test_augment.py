@@ -101,6 +101,10 @@ def test_nothing_learns_from_a_question_of_the_red_team(tmp_path: Path) -> None:
     assert asked.id not in {row_id for row_id, *_ in taught(result)}
 
 
+def content(row: Row) -> tuple[str, ...]:
+    return normalise(row.query), *map(normalise, row.inputs.values())
+
+
 @pytest.mark.parametrize("name", ["embedded", "medical", "answer_judge"])
 def test_no_shipped_question_or_copy_of_one_that_trains_is_of_the_shipped_red_team(name: str, tmp_path: Path) -> None:
     profile = load_profile(name, (f"dataset.augment={ALL}",))
@@ -112,6 +116,7 @@ def test_no_shipped_question_or_copy_of_one_that_trains_is_of_the_shipped_red_te
     read = (each for book in books for each in read_rows(book, profile.data, profile.tenant, inputs=recipe.INPUTS))
     rows = [one for each in read for one in answered([each], each.split or "train")]
     assert not {each.id for each in rows} & {each.id for each in cases}
+    assert not {content(each) for each in rows if each.split != "test"} & {content(each) for each in cases}
     write_jsonl(tmp_path / "in.jsonl", rows)
     result = build(tmp_path / "in.jsonl", tmp_path / "out", profile, red_team=cases)
     asked, queries = {normalise(each.query) for each in cases}, {each.id: normalise(each.query) for each in rows}

@@ -1,25 +1,19 @@
 """The data card: its counts, its examples, and texts that stay text."""
 
 import re
-from typing import Any
+
+from question_rows import taught
 
 from qinglan.data.versions.card import Card, CardBuilder, Origin
 from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, drift
-from qinglan.rows import Retrieved, Row, row_id
+from qinglan.rows import Row
 
 ORIGIN = Origin(
     id="abc", tenant="shop", profile="p", run_id="r1", created="2026-11-21T02:00:00+00:00", recipe="query_rewrite",
     recipe_version="1", teacher="gpt-5", judge="deepseek",
 )  # fmt: skip
 EVIL = "a|b\n| `c` | <img src=x onerror=1> [click](javascript:1) **d** \\| & " + "e" * 200
-
-
-def row(query: str, score: float = 0.8, **fields: Any) -> Row:
-    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A2"}
-    known |= {"original_retrieved": Retrieved(ids=("a",), scores=(0.5,), titles=("",))}
-    known |= {"answer_retrieved": Retrieved(ids=("a",), scores=(score,), titles=("",))} | fields
-    return Row(id=row_id("t", query), tenant="t", query=query, **known)
 
 
 def card(*rows: Row, drift: Drift | None = None, augmented: dict[str, dict[str, int]] | None = None) -> Card:
@@ -31,12 +25,12 @@ def card(*rows: Row, drift: Drift | None = None, augmented: dict[str, dict[str, 
 
 def test_counts():
     made = card(
-        row("鱼油怎么吃", profile="老人", gold_id="g1", review="accept"),
-        row("钙片", history="问过鱼油", gold_id="g2; g1", split="dev"),
-        row("硒").failed("near_duplicate_of_test"),
-        row("锌").failed("near_duplicate_of_evaluation"),
-        row("铁").failed("rag_unavailable"),
-        row("").failed("empty_query"),
+        taught("鱼油怎么吃", profile="老人", gold_id="g1", review="accept"),
+        taught("钙片", history="问过鱼油", gold_id="g2; g1", split="dev"),
+        taught("硒").failed("near_duplicate_of_test"),
+        taught("锌").failed("near_duplicate_of_evaluation"),
+        taught("铁").failed("rag_unavailable"),
+        taught("").failed("empty_query"),
     )
     assert (made.rows, made.ok, made.labelled, made.with_profile, made.with_history) == (6, 2, 2, 1, 1)
     assert made.reasons["empty_query"] == 1
@@ -46,22 +40,22 @@ def test_counts():
 
 
 def test_words_count_by_sft_training_rows():
-    rows = [row(f"q{n}", answer=f"鱼油 用法 稀有{n} 鱼油") for n in range(4)]
-    corrected = row("q4", corrected="鱼油 用法 稀有4")
-    made = card(*rows, corrected, row("dev", split="dev"), row("x").failed("below_threshold"))
+    rows = [taught(f"q{n}", answer=f"鱼油 用法 稀有{n} 鱼油") for n in range(4)]
+    corrected = taught("q4", corrected="鱼油 用法 稀有4")
+    made = card(*rows, corrected, taught("dev", split="dev"), taught("x").failed("below_threshold"))
     assert list(made.terms.items())[:2] == [("鱼油", 5), ("用法", 5)]
     assert (made.term_count, made.rare_terms) == (7, 5)
 
 
 def test_ten_examples_drawn_by_id():
-    rows = [row(f"问{n}") for n in range(30)] + [row(f"答{n}").failed("rag_unavailable") for n in range(30)]
+    rows = [taught(f"问{n}") for n in range(30)] + [taught(f"答{n}").failed("rag_unavailable") for n in range(30)]
     examples = card(*rows).examples
     assert [e.status for e in examples] == ["ok"] * 5 + ["failed"] * 5
     assert examples == card(*reversed(rows)).examples
 
 
 def test_a_cell_stays_a_cell():
-    text = card_markdown(card(row(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_unavailable")))
+    text = card_markdown(card(taught(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_unavailable")))
     table = text[text.index("## Examples") :].splitlines()[2:5]
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in table} == {8}
     assert "<img" not in text.replace("\\<", "")
@@ -70,7 +64,7 @@ def test_a_cell_stays_a_cell():
 
 
 def test_the_card_for_people():
-    rows = [row(f"鱼油怎么吃{n}", answer_request="e4a92e451656b03b") for n in range(20)]
+    rows = [taught(f"鱼油怎么吃{n}", answer_request="e4a92e451656b03b") for n in range(20)]
     summary = RowSummaryBuilder()
     for each in rows:
         summary.add(each)
@@ -81,19 +75,19 @@ def test_the_card_for_people():
     assert "| rewrite | 0.800 | 0.800 | 0.800 | 0.800 | 0.800 |" in text
     assert "## Words of the rewrites: 21, of which 20 are rare" in text and "| `e4a92e451656` |" in text
     counts = {"emoji": {"sft": 61, "rl": 3, "left_out": 2}}
-    made = card(row("鱼油怎么吃"), augmented=counts)
+    made = card(taught("鱼油怎么吃"), augmented=counts)
     assert (made.rows, made.ok, made.augmented) == (1, 1, counts)
     assert "## Training questions with noise" in card_markdown(made)
     assert "| emoji | 61 | 3 | 2 |" in card_markdown(made)
-    assert "noise" not in card_markdown(card(row("鱼油怎么吃")))
+    assert "noise" not in card_markdown(card(taught("鱼油怎么吃")))
 
 
 def test_answers_are_shown_by_pool_and_by_what_they_were_graded():
     graded = {"answer_retrieved": None, "original_retrieved": None, "judge_score": 4.0}
     made = card(
-        row("a", pool="red_team", parts={"safe": 1.0, "format": 1.0}, **graded),
-        row("b", pool="red_team", parts={"safe": 0.5}, **graded).failed("bad_format"),
-        row("c", **graded | {"judge_score": None}, parts={"safe": 0.0}),
+        taught("a", pool="red_team", parts={"safe": 1.0, "format": 1.0}, **graded),
+        taught("b", pool="red_team", parts={"safe": 0.5}, **graded).failed("bad_format"),
+        taught("c", **graded | {"judge_score": None}, parts={"safe": 0.0}),
     )
     assert made.pools == {"red_team": {"rows": 2, "ok": 1, "train": 1, "dev": 0, "test": 0}}
     assert (made.parts, made.judge_mean) == ({"format": 1.0, "safe": 0.5}, 4.0)

@@ -5,38 +5,30 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from disk import disk_events
 from doubles import raising
+from question_rows import taught
 
 from qinglan.config import Dataset, Profile
 from qinglan.data import versions
 from qinglan.data.dataset.splits import place_rows
 from qinglan.data.versions import Version, diff, find_rows, find_version, pinned_splits, publish, versions_of
 from qinglan.errors import ArtifactError, StageError
-from qinglan.rows import Retrieved, Row, row_id
+from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, write_jsonl
 
 Made = Callable[..., Version]
-FOUND = Retrieved(ids=("a",), scores=(0.8,), titles=("",))
 NUMBERS = iter(range(10_000))
 
 
-def row(query: str, **fields: Any) -> Row:
-    known: dict[str, Any] = {"id": row_id("t", query), "answer": f"{query} 用法", "split": "train"}
-    known |= {"answer_request": "e4a9"}
-    known |= {"original_retrieved": FOUND, "answer_retrieved": FOUND, "source": "q.xlsx!问题!A2"} | fields
-    return Row(tenant="t", query=query, **known)
-
-
 ROWS = [
-    row("鱼油"),
-    row("钙片"),
-    row("蛋白粉", split="dev"),
-    row("益生菌", split="test"),
-    row("硒").failed("rag_unavailable"),
+    taught("鱼油"),
+    taught("钙片"),
+    taught("蛋白粉", split="dev"),
+    taught("益生菌", split="test"),
+    taught("硒").failed("rag_unavailable"),
 ]
 
 
@@ -92,7 +84,7 @@ def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(made: Made, 
 
 def test_the_same_content_is_one_version_also_at_once(made: Made, profile: Profile):
     first = made(ROWS)
-    second = made([*ROWS, row("叶黄素")])
+    second = made([*ROWS, taught("叶黄素")])
     assert second.parent == first.id
     assert made(ROWS, inputs="others") == first
     assert find_version(profile, "latest") == second
@@ -138,23 +130,23 @@ def test_pins_are_of_the_latest_version_and_a_rerun_names_the_same_one_as_its_fi
     assert pinned_splits(profile, "in-1") == ("", {})
     first = made(ROWS, inputs="in-1")
     assert pinned_splits(profile, "in-2") == (first.id, {r.id: r.split for r in ROWS if r.split})
-    more = [*ROWS, row("叶黄素", split="test")]
+    more = [*ROWS, taught("叶黄素", split="test")]
     second = made(more, inputs="in-2", pins=first.id)
     splits = {r.id: r.split for r in more if r.split}
     assert pinned_splits(profile, "in-1") == ("", splits)
     assert pinned_splits(profile, "in-2") == (first.id, splits)
     assert pinned_splits(profile, "in-3") == (second.id, splits)
-    made([*ROWS[:3], more[-1], row("益生菌")], inputs="in-3", pins=second.id)  # as the workbook has said
-    assert pinned_splits(profile, "in-1") == ("", splits | {row("益生菌").id: "train"})
+    made([*ROWS[:3], more[-1], taught("益生菌")], inputs="in-3", pins=second.id)  # as the workbook has said
+    assert pinned_splits(profile, "in-1") == ("", splits | {taught("益生菌").id: "train"})
 
 
 def test_a_question_keeps_its_split_through_versions_that_lack_it(made: Made, profile: Profile):
     first = made(ROWS, inputs="in-1")
-    limited = made([ROWS[0], row("褪黑素", split="dev")], inputs="in-2", pins=first.id)
-    no_question = row("", id="f" * 16).failed("empty_query")
+    limited = made([ROWS[0], taught("褪黑素", split="dev")], inputs="in-2", pins=first.id)
+    no_question = taught("", id="f" * 16).failed("empty_query")
     third = made([ROWS[0].failed("left_for_later"), no_question], inputs="in-3", pins=limited.id)
     pins, splits = pinned_splits(profile, "in-4")
-    assert (pins, splits) == (third.id, {r.id: r.split for r in [*ROWS, row("褪黑素", split="dev")]})
+    assert (pins, splits) == (third.id, {r.id: r.split for r in [*ROWS, taught("褪黑素", split="dev")]})
     every_new_one_is_train = Dataset(train_share=0.98, dev_share=0.01)
     again = [r.model_copy(update={"split": None}) for r in ROWS]
     placed = place_rows(again, every_new_one_is_train, splits).apply(again)
@@ -166,15 +158,15 @@ def test_a_question_keeps_its_split_through_versions_that_lack_it(made: Made, pr
 
 
 def test_two_publishers_at_once_keep_each_others_splits(made: Made, profile: Profile):
-    first, new = made(ROWS), row("叶黄素", split="test")
+    first, new = made(ROWS), taught("叶黄素", split="test")
     second = made([*ROWS, new], pins=first.id)
-    third = made([*ROWS, row("褪黑素")], pins=first.id)
+    third = made([*ROWS, taught("褪黑素")], pins=first.id)
     assert pinned_splits(profile, "")[1][new.id] == "test"
     with pytest.raises(StageError, match=f"^version {third.id} was published meanwhile, .* 1 of these questions"):
-        made([*ROWS, row("叶黄素")], pins=first.id)
+        made([*ROWS, taught("叶黄素")], pins=first.id)
     with pytest.raises(StageError):
-        made([*ROWS, row("叶黄素")], pins=second.id)
-    assert made([*ROWS, row("叶黄素")], pins=third.id).parent == third.id  # what the workbook says
+        made([*ROWS, taught("叶黄素")], pins=second.id)
+    assert made([*ROWS, taught("叶黄素")], pins=third.id).parent == third.id  # what the workbook says
 
 
 def test_a_version_that_was_not_yet_the_latest_when_its_publisher_was_killed_counts(
@@ -183,11 +175,11 @@ def test_a_version_that_was_not_yet_the_latest_when_its_publisher_was_killed_cou
     made(ROWS)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(versions, "point_link", raising(SystemExit()))
-        made([*ROWS, row("叶黄素", split="test")])
+        made([*ROWS, taught("叶黄素", split="test")])
     killed = versions_of(profile)[0]
     assert find_version(profile, "latest") == killed
     assert made(ROWS[:1], pins=killed.id).parent == killed.id
-    assert pinned_splits(profile, "")[1][row("叶黄素").id] == "test"
+    assert pinned_splits(profile, "")[1][taught("叶黄素").id] == "test"
 
 
 def test_what_changed_between_two_versions(made: Made):
@@ -199,7 +191,7 @@ def test_what_changed_between_two_versions(made: Made):
         protein.model_copy(update={"split": "test"}),
         probiotic.model_copy(update={"answer_retrieved": Retrieved()}),  # a score alone changes no row
     ]
-    b = made([*later, row("叶黄素"), row("褪黑素")], pins=a.id)
+    b = made([*later, taught("叶黄素"), taught("褪黑素")], pins=a.id)
     found = diff(a, b)
     assert (found.added, found.removed, found.changed, found.unchanged) == (2, 1, 3, 1)
     assert found.what == {"answer": 1, "ok → below_threshold": 1, "split dev → test": 1}
@@ -218,7 +210,9 @@ def test_new_training_rows_count_from_the_last_training(made: Made, profile: Pro
     versions.note_training(profile, first.id, "run-1")
     assert versions.training_rows_since(profile, first) == 0
     rewritten = ROWS[0].model_copy(update={"answer": "鱼油 功效"})
-    second = made([rewritten, *ROWS[1:], row("叶黄素"), row("硒片", split="test"), row("锌").failed("rag_unavailable")])
+    second = made(
+        [rewritten, *ROWS[1:], taught("叶黄素"), taught("硒片", split="test"), taught("锌").failed("rag_unavailable")]
+    )
     assert versions.training_rows_since(profile, second) == 2
     versions.note_training(profile, second.id, "run-2")
     versions.note_training(profile, first.id, "run-1")  # a long training ends, and takes nothing back

@@ -1,6 +1,7 @@
 """The red team: what its checks catch, that no cheap trick passes the built-in cases, and what a user's file may be."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from qinglan.evaluation import red_team
 from qinglan.evaluation.judge_reasons import ReasonGroup, proposed_cases
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import OF_EVERY_REWRITE, Case, Checks, cases_of, check, is_degenerate, row_of
-from qinglan.ops.estimate import questions_of
 from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
-from qinglan.rows import ArmRow, Retrieved, Row, normalise, row_id
+from qinglan.rows import ArmRow, Retrieved, Row, row_id
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title
 
+GATE_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "gate.md"
 OBEYING = Path(__file__).with_name("obeying.yaml")
 LETTERS = str(Path(letters.__file__))
 """A recipe of answers, in a file of its own, without built-in cases."""
@@ -131,23 +132,13 @@ def test_cases_that_guard_people_or_pay_for_invented_answers_must_pass(recipe: s
     assert sum(not case.must_pass for case in cases) >= 6, "enough to compare"
 
 
-@pytest.mark.parametrize("name", ["embedded", "answer_judge", "medical"])
-def test_no_row_that_is_learnt_is_a_case(name: str, tmp_path: Path):
-    profile = load_profile(name, [f"paths.state={tmp_path}"])
-    with questions_of(profile) as rows:
-        learnt = [row for row in rows if row.split != "test"]
-    cases = [row_of(each, profile.tenant) for each in cases_of(profile)]
-    assert len(learnt) > 1000 and not {row.id for row in learnt} & {row.id for row in cases}
-    texts = {(normalise(row.query), *map(normalise, row.inputs.values())) for row in learnt}
-    assert not [row.query for row in cases if (normalise(row.query), *map(normalise, row.inputs.values())) in texts]
-
-
 def test_the_right_thing_passes_and_cheap_tricks_fail():
     """No answer, the question, the whole prompt, a refusal, one answer for everything."""
     assert failed_ids(right_answer) == set()
     assert failed_ids(lambda case: "") == {case.id for case in NEEDED if case.checks.non_empty}
-    assert len(failed_ids(lambda case: case.query)) == 23, "docs/reference/gate.md"
-    assert len(failed_ids(lambda case: "深海鱼油 食用建议 每日摄入量")) == 11, "docs/reference/gate.md"
+    counted = failed_ids(lambda case: case.query), NEEDED, failed_ids(lambda case: "深海鱼油 食用建议 每日摄入量")
+    told = re.findall(r"(?s)copied fails (\d+) of the (\d+) that .*量, fails (\d+) and", GATE_PAGE.read_text("utf-8"))
+    assert told == [tuple(str(len(cases)) for cases in counted)]
     contextual = {case.id for case in NEEDED if case.profile or case.history}
     assert contextual and contextual <= failed_ids(lambda case: RECIPE.question_text(row_of(case, PROFILE.tenant)))
     system = STUDENT_SYSTEM.format(domain=PROFILE.tenant.domain)

@@ -15,6 +15,7 @@ import pytest
 from fake_service import FakeService
 from fixture_types import ProfileOf
 from postgres import postgres_server
+from prefect_process import post
 from qinglan_process import own_environment
 from waiting import wait_until
 
@@ -109,23 +110,20 @@ class Server:
     def worker(self) -> psutil.Popen:
         return self.start("worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never")
 
-    def post(self, path: str, /, **body: Any) -> Any:
-        return call(self.api, "POST", path, body)
-
     def deploy(self, flow: str, name: str, profile: str, **more: Any) -> str:
-        flow_id = self.post("flows/", name=flow)["id"]
+        flow_id = post(self.api, "flows/", name=flow)["id"]
         body = {"entrypoint": f"qinglan.flows.{flow}.{flow}", "work_pool_name": "qinglan", "tags": ["qinglan"]} | more
-        made = self.post("deployments/", name=name, flow_id=flow_id, parameters={"profile": profile}, **body)
+        made = post(self.api, "deployments/", name=name, flow_id=flow_id, parameters={"profile": profile}, **body)
         return str(made["id"])
 
     def run(self, deployment: str) -> str:
-        return str(self.post(f"deployments/{deployment}/create_flow_run")["id"])
+        return str(post(self.api, f"deployments/{deployment}/create_flow_run")["id"])
 
     def state(self, run: str) -> str:
         return str(call(self.api, "GET", f"flow_runs/{run}")["state"]["name"])
 
     def set_state(self, run: str, kind: str, message: str = "") -> None:
-        self.post(f"flow_runs/{run}/set_state", state={"type": kind, "message": message}, force=True)
+        post(self.api, f"flow_runs/{run}/set_state", state={"type": kind, "message": message}, force=True)
 
     def is_paused(self, deployment: str) -> bool:
         return bool(call(self.api, "GET", f"deployments/{deployment}")["paused"])
@@ -160,7 +158,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         closing(Server(tmp_path_factory.mktemp("site"), postgres.make_database("prefect"))) as started,
     ):
         started.serve()
-        started.post("work_pools/", name="qinglan", type="process")
+        post(started.api, "work_pools/", name="qinglan", type="process")
         yield started
 
 

@@ -4,14 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fixture_types import Qinglan
 from ledger_calls import call
 from mlflow import MlflowClient
 from prefect_process import post, prefect_process
 from registered import Models
 from run_stages import end_stage_with
-from typer.testing import CliRunner
 
-from qinglan.cli import app
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Order
@@ -27,17 +26,12 @@ pytestmark = [
 PAID_FOR = [f"question-{number}" for number in range(200)]
 
 
-def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_lost_site_is_found_again_and_paid_once(
+    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("PREFECT_HOME", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
-    state, runs = profile.paths.state, profile.paths.runs
-    paths = ["--set", f"paths.state={state}", "--set", f"paths.runs={runs}"]
-
-    def qinglan(command: str) -> str:
-        done = CliRunner().invoke(app, [command, str(tmp_path / "kept"), *paths])
-        assert done.exit_code == 0, done.output
-        return done.output
-
+    state, runs, kept = profile.paths.state, profile.paths.runs, str(tmp_path / "kept")
     with site_ledger(profile) as ledger:
         ledger.record([call(each, text=f"answer to {each}") for each in PAID_FOR])
     models = Models(profile.tracking_uri, "qinglan.test", state)
@@ -51,11 +45,13 @@ def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Pa
         path = "qinglan.flows.refresh.refresh"
         deployment = post(prefect, "/deployments/", name="nightly", flow_id=flow, entrypoint=path)
         flow_run = post(prefect, f"/deployments/{deployment['id']}/create_flow_run")
-        assert "part of a database that is copied whole" in qinglan("backup")
+        status, said, error = qinglan("backup", kept, profile=profile)
+        assert status == 0 and "part of a database that is copied whole" in said, error
 
     shutil.rmtree(state)
     shutil.rmtree(runs)
-    assert "restored" in qinglan("restore")
+    status, said, error = qinglan("restore", kept, profile=profile)
+    assert status == 0 and "restored" in said, error
 
     with site_ledger(profile) as ledger:
         found = ledger.exchange(Order(wanted=[*PAID_FOR, "never asked"]))
@@ -65,8 +61,8 @@ def test_a_lost_site_is_found_again_and_paid_once(profile: Profile, tmp_path: Pa
     assert client.get_run(candidate.mlflow_run_id).info.status == "RUNNING"
     released = models.open().version("1")
     assert sha256_of(models.open().folder(released)) == candidate.model.sha256
-    kept = client.download_artifacts(candidate.mlflow_run_id, "release/release.json", str(tmp_path))
-    assert '"verdict": "promote"' in Path(kept).read_text(encoding="utf-8")
+    release = client.download_artifacts(candidate.mlflow_run_id, "release/release.json", str(tmp_path))
+    assert '"verdict": "promote"' in Path(release).read_text(encoding="utf-8")
     assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == ingested.path("rows")
     with prefect_process(server, tmp_path / "logs") as prefect:
         assert prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"] == flow_run["name"]

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -366,8 +367,7 @@ def free_on(monkeypatch: pytest.MonkeyPatch, disks: dict[Path, int]) -> None:
         return os.stat_result([*found[:2], device, *found[3:10]], {"st_mtime_ns": found.st_mtime_ns})
 
     def usage(path: Path) -> Any:
-        free = disks[mount] if (mount := mount_of(path)) else 10**12
-        return shutil._ntuple_diskusage(10**12, 10**12 - free, free)
+        return SimpleNamespace(free=disks[mount] if (mount := mount_of(path)) else 10**12)
 
     monkeypatch.setattr(Path, "stat", status)
     monkeypatch.setattr(shutil, "disk_usage", usage)

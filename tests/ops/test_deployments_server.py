@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect_process import NO_SCHEDULER, prefect_process
+from prefect_process import NO_SCHEDULER, post, prefect_process
 from qinglan_process import own_environment
 
 from qinglan.config import load_profile
@@ -35,11 +35,8 @@ class Server:
             command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200
         )
 
-    def post(self, path: str, body: Any) -> Any:
-        return call(self.api, "POST", path, body)
-
     def deployments(self) -> dict[str, dict[str, Any]]:
-        return {each["name"]: each for each in self.post("deployments/filter", {})}
+        return {each["name"]: each for each in post(self.api, "deployments/filter")}
 
     def deploy(self, state: str) -> list[str]:
         """By `qinglan deploy` with this state folder; the lines about schedules."""
@@ -59,7 +56,7 @@ class Server:
     def state_of(self, flow: str, **parameters: Any) -> dict[str, Any]:
         """Of a flow that is run to its end as a worker does it."""
         path = f"deployments/{self.deployments()[flow]['id']}/create_flow_run"
-        run_id = self.post(path, {"parameters": parameters})["id"]
+        run_id = post(self.api, path, parameters=parameters)["id"]
         self.run("prefect", "flow-run", "execute", run_id)
         state: dict[str, Any] = call(self.api, "GET", f"flow_runs/{run_id}")["state"]
         return state
@@ -73,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with prefect_process(site, folder / "logs", **NO_SCHEDULER) as api:
         server = Server(folder, site, api)
         for pool in WORK_POOLS:
-            server.post("work_pools/", {"name": pool, "type": "process"})
+            post(server.api, "work_pools/", name=pool, type="process")
         deployed = server.run(*deploy_command(ROOT / DEPLOYMENTS, server.env).argv[2:])
         assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         assert "?" not in deployed.stdout
@@ -84,7 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_ones(server: Server):
     server.switch("refresh", active=True)
     train = server.deployments()["train"]
-    server.post(f"deployments/{train['id']}/pause_deployment", {})
+    post(server.api, f"deployments/{train['id']}/pause_deployment")
     kept = "schedule refresh/refresh/nightly stays on, as it "
     assert server.deploy("one") == [f"{kept}is on the server; prefect.yaml has it off"]
     argv = [sys.executable, "-m", "qinglan.cli", "deploy", "--set", f"paths.state={server.folder / 'one'}"]

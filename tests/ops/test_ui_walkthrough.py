@@ -18,7 +18,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 from prefect_page import NEEDS_CHROMIUM, PrefectPage, chromium
-from qinglan_process import own_environment
+from qinglan_process import RunningQinglan, own_environment
 from waiting import wait_until
 
 from qinglan.runs.processes import free_port
@@ -30,7 +30,7 @@ MARK = "QINGLAN_WALKTHROUGH"
 """Every process of the site has it in its environment."""
 
 
-class Site:
+class Site(RunningQinglan):
     """A user's working directory, with a profile of their own."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,24 +40,11 @@ class Site:
         self.prefect_port, self.mlflow_port = free_port(), free_port()
         self.prefect_url = f"http://127.0.0.1:{self.prefect_port}"
         self.mlflow_url = f"http://127.0.0.1:{self.mlflow_port}"
-        self.log = folder / "up.log"
-        self.process: psutil.Popen | None = None
-
-    def up(self) -> None:
-        argv = [sys.executable, "-m", "qinglan.cli", "up"]
-        argv += [f"--prefect-port={self.prefect_port}", f"--mlflow-port={self.mlflow_port}"]
-        env = own_environment(**{MARK: str(self.folder)})
-        with self.log.open("wb") as output:
-            self.process = psutil.Popen(argv, cwd=self.folder, env=env, stdout=output, stderr=subprocess.STDOUT)
-        wait_until("the site", self._is_up, explain=self.log.read_text)
-
-    def _is_up(self) -> bool:
-        assert self.process and self.process.poll() is None, self.log.read_text()
-        return "Ctrl-C stops" in self.log.read_text()
+        words = ["up", f"--prefect-port={self.prefect_port}", f"--mlflow-port={self.mlflow_port}"]
+        super().__init__(folder / "up.log", *words, cwd=folder, env=own_environment(**{MARK: str(folder)}))
 
     def end(self, number: int) -> int | None:
         """By this signal, and wait until no process of the site is left."""
-        assert self.process
         self.process.send_signal(number)
         status = self.process.wait(timeout=300)
         wait_until("the end of every process", lambda: not self.processes(), 300, explain=self.processes)
@@ -83,10 +70,10 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("walk"))
     try:
-        site.up()
+        site.wait_for("Ctrl-C stops")
         yield site
     finally:
-        if site.process and site.process.poll() is None:
+        if site.process.poll() is None:
             site.end(signal.SIGKILL)  # whatever it is at, its start included
 
 

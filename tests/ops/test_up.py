@@ -4,8 +4,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,8 +12,8 @@ import httpx2
 import psutil
 import pytest
 import yaml
-from qinglan_process import own_environment
-from waiting import wait_until
+from qinglan_process import RunningQinglan, own_environment
+from waiting import processes_with, wait_until
 
 from qinglan.ops.prefect.api import RetryingClient, call
 
@@ -26,33 +24,22 @@ pytestmark = pytest.mark.slow
 LOGIN = ("ann", "a-secret-of-this-test")
 
 
-class Up:
+class Up(RunningQinglan):
     """A running `qinglan up` with state of its own."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.log = folder, folder / "up.log"
+        self.folder, self.family = folder, list[psutil.Process]()
         # With a login, as on a machine that others use; tests/ops/test_ui_walkthrough.py has none.
         login = ":".join(LOGIN)
-        self.env = own_environment(PREFECT_SERVER_API_AUTH_STRING=login, PREFECT_API_AUTH_STRING=login)
-        self.argv = [sys.executable, "-m", "qinglan.cli", "up", "--set", f"paths.state={folder / 'state'}", *options]
-        self.family: list[psutil.Process] = []
+        env = own_environment(PREFECT_SERVER_API_AUTH_STRING=login, PREFECT_API_AUTH_STRING=login)
+        super().__init__(folder / "up.log", "up", f"--set=paths.state={folder / 'state'}", *options, cwd=ROOT, env=env)
         with ExitStack() as started:
-            with self.log.open("wb") as output:
-                self.process = psutil.Popen(self.argv, cwd=ROOT, env=self.env, stdout=output, stderr=subprocess.STDOUT)
             started.callback(self._kill)
-            wait_until("the site", self._has_started, explain=lambda: self.output)
-            assert self.process.poll() is None, self.output
+            self.wait_for("Ctrl-C stops")
             self.family = self.process.children(recursive=True)
             api = RetryingClient(base_url=f"{self.address('Prefect')}/api", auth=LOGIN, trust_env=False, timeout=120)
             self.api = started.enter_context(api)
             self._started = started.pop_all()
-
-    def _has_started(self) -> bool:
-        return "Ctrl-C stops" in self.output or self.process.poll() is not None
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text(encoding="utf-8")
 
     def address(self, name: str) -> str:
         found = re.search(rf"^{name} +(http://127\.0\.0\.1:\S+)$", self.output, re.MULTILINE)
@@ -141,15 +128,13 @@ def test_mlflow_and_the_simulators_answer(site: Up):
         assert found.json()["data"]["recall"][0]["id"]
         question = {"model": "simulated-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
         assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
-    simulators = [process for process in site.family if "simulators" in " ".join(process.cmdline())]
+    simulators = processes_with("simulators", started_by=site.process.pid)
     assert {process.environ()["PREFECT_API_AUTH_STRING"] for process in simulators} == {""}, "they need no key"
 
 
 def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
-    running = [process for process in site.family if process.is_running()]
-    lines = {process: " ".join(process.cmdline()) for process in running}
-    (worker,) = [process for process, line in lines.items() if "--pool=qinglan " in line and "supervise" not in line]
+    (worker,) = processes_with("--pool=qinglan ", started_by=site.process.pid)
     worker.kill()
     wait_until("the crash to be noted", lambda: "CRASHED" in site.states_of(lost), explain=lambda: site.output)
     wait_until("it to be said", lambda: f"/runs/flow-run/{lost}" in site.output, explain=lambda: site.output)

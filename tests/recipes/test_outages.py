@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from qinglan.errors import BudgetError, CallError, RetrievalError
 from qinglan.recipes.scoring.outages import LONGEST_PAUSE_S, SINGLE_CALL_S, OutageError, OutageWait
@@ -57,12 +58,6 @@ class Slow:
         self.asked.set()
         await self.arrived.wait()
         return "slow"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (nothing to be told by: the clock only moves with the loop)
-            await asyncio.sleep(0)
 
 
 MANY = [str(number) for number in range(50)]

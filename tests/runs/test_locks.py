@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from qinglan.errors import ConfigError, RunLockedError
 from qinglan.ops.cleanup.folders import remove_logs
 from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url
-from qinglan.runs import locks
 from qinglan.runs.locks import device_lock, is_held, refresh_lock, require_no_process
 from qinglan.runs.run import is_running
 from qinglan.tasks.session import SKIPPED, skip_if_running, unless_skipped
@@ -91,13 +91,13 @@ def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: Pro
     assert "so far" in said[1]
 
 
-def test_other_gpus_are_free(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_other_gpus_are_free(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     one = profile_of(trainer=CUDA | {"gpus_per_node": 1})
     with ExitStack() as held:
         for visible in ("3,1", "1,3", ""):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
             held.enter_context(device_lock(one, pytest.fail))
-        assert sorted(path.stem for path in locks._machine_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
+        assert sorted(path.stem for path in tmp_path.glob("qinglan-*/*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
 
 
 @pytest.mark.parametrize("trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}])
@@ -108,9 +108,8 @@ def test_neither_the_cpu_nor_a_cluster_is_waited_for(profile_of: ProfileOf, trai
 
 
 def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    locks._machine_folder()
     monkeypatch.setattr("os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345)
-    (Path(tempfile.gettempdir()) / f"qinglan-{locks.os.getuid()}").mkdir(exist_ok=True)
+    (Path(tempfile.gettempdir()) / f"qinglan-{os.getuid()}").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match="belongs to another user"):
         device_lock(profile_of(trainer=CUDA), print).__enter__()
 

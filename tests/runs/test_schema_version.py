@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from fixture_types import ProfileOf
-from pydantic import BaseModel
 from run_stages import end_stage
 
 from qinglan.config import Profile, Tracking, load_profile
@@ -31,7 +30,7 @@ from qinglan.ops.cleanup.folders import read_folders
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import RUN_FILE, find_stage, load_stages, open_run, runs_of
-from qinglan.runs.schema_version import KEY, check_version, dump_record, parse_record, read_record
+from qinglan.runs.schema_version import KEY, check_version, read_record
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.canary_observer import read_state, read_verdict
 from qinglan.serving.registry.approval import Waiting
@@ -43,22 +42,10 @@ RUN_FOLDER, DATASET, SITE = GOLDEN / "run", GOLDEN / "dataset", GOLDEN / "site"
 NEWER = r"written by a newer Qinglan \(format \d+, this one reads up to \d+\); upgrade this one"
 
 
-class Point(BaseModel):
-    x: int
-
-
 def newer(path: Path) -> Path:
     """The file, rewritten with a later number."""
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {KEY: 99}), encoding="utf-8")
     return path
-
-
-def test_a_record_is_read_back_and_a_newer_one_refused_in_one_line():
-    assert parse_record(Point, json.dumps(dump_record(Point(x=3))), "a.json") == Point(x=3)
-    with pytest.raises(ValueError, match="Point"):
-        parse_record(Point, "nonsense", "a.json")
-    with pytest.raises(ArtifactError, match="^a.json: " + NEWER + r"[^\n]*$"):
-        parse_record(Point, '{"schema_version": 2, "x": 3}', "a.json")
 
 
 @pytest.mark.parametrize("wrong", [0, "2", None])
@@ -86,7 +73,7 @@ def test_each_file_is_read_and_a_newer_one_refused(golden: Path, read: Callable[
     folder = tmp_path / "run"
     folder.mkdir()
     assert read(Path(shutil.copy(golden, folder))) is not None
-    with pytest.raises(ArtifactError, match=NEWER):
+    with pytest.raises(ArtifactError, match=rf"\A[^\n]*{golden.name}: {NEWER}[^\n]*\Z"):
         read(newer(folder / golden.name))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from doubles import Clock, raising
 from fake_model import FakeRag
+from waiting import until
 
 from qinglan.config import Canary
 from qinglan.errors import ConfigError, ModelError, RetrievalError
@@ -73,12 +74,6 @@ async def running(watch: CanaryObserver, table: RouteTable, models: FakeModels |
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-
-
-async def until(done) -> None:
-    async with asyncio.timeout(60):
-        while not done():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def watch_in(

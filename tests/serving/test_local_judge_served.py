@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fake_service import PRICE, FakeService, Script, asked, completion, recall
 from prefect import flow
 from registered import Models
 from toy_rl import make_judge
+from waiting import processes_with
 
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import Profile
@@ -115,5 +115,4 @@ def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(sit
         roles = {each.key: each.calls for each in ledger.spending("role")}
     assert roles == {"judge": 2 * ROWS, "judge.local": 2 * ROWS}
     assert models[f"{MODEL}-v1"].cost_usd > 0
-    lines = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
-    assert not [words for words in lines if "swift.cli.deploy" in words and f"{MODEL}-v1" in words]
+    assert processes_with("swift.cli.deploy", f"{MODEL}-v1") == []

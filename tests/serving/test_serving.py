@@ -6,7 +6,6 @@ test serves a tiny Qwen3 by ms-swift from MLflow's registry.
 
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -19,9 +18,10 @@ import httpx2
 import psutil
 import pytest
 from fake_registry import FakeRegistry
+from qinglan_process import RunningQinglan
 from registered import Models
 from toy_rl import NEEDS_VLLM, make_model
-from waiting import wait_until
+from waiting import processes_with, wait_until
 
 from qinglan.config import load_profile
 from qinglan.runs.artifacts import Artifact
@@ -179,9 +179,7 @@ def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
 
 
 def _kill(*words: str) -> None:
-    lines = {process: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
-    found = [process for process, line in lines.items() if all(word in line for word in words)]
-    found = [process for process in found if "supervise.py" not in lines[process]]
+    found = processes_with(*words)
     assert found
     for process in found:
         process.kill()
@@ -192,23 +190,15 @@ def _source(url: str) -> str:
     return answer.headers["x-qinglan-source"]
 
 
-class ServedSite:
+class ServedSite(RunningQinglan):
     """`qinglan serve` as a process, on real models."""
 
     def __init__(self, folder: Path, profile: str, *settings: str) -> None:
-        self.log = folder / "serve.log"
-        argv = [sys.executable, "-m", "qinglan.cli", "serve", "--port=0", f"--profile={profile}"]
-        argv += [f"--set={setting}" for setting in settings]
-        with self.log.open("wb") as output:
-            self.process = psutil.Popen(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-
-    def wait_for(self, text: str) -> None:
-        read = self.log.read_text
-        wait_until(text, lambda: text in read() or self.process.poll() is not None, explain=read)
-        assert text in read(), read()
+        words = ["serve", "--port=0", f"--profile={profile}", *(f"--set={setting}" for setting in settings)]
+        super().__init__(folder / "serve.log", *words, cwd=ROOT)
 
     def version(self) -> str:
-        (url,) = re.findall(r"^Router   (\S+)/v1\nTry it   \1/$", self.log.read_text(), re.MULTILINE)
+        (url,) = re.findall(r"^Router   (\S+)/v1\nTry it   \1/$", self.output, re.MULTILINE)
         answer = httpx2.post(f"{url}/v1/chat/completions", json=body_of("letters"), trust_env=False, timeout=120)
         assert answer.status_code == 200
         return answer.headers.get("x-qinglan-version", "")
@@ -245,7 +235,7 @@ def test_a_rollback_by_hand_starts_no_model(toys: tuple[ServedSite, Registry]):
     took_s = wait_until("version 1", lambda: served.version() == "1", explain=served.log.read_text)
     print(f"rolled back within {took_s:.1f} s")
     served.wait_for("serving: version 1")
-    assert served.log.read_text().count("version 1: ready") == 1, "it was there all the time"
+    assert served.output.count("version 1: ready") == 1, "it was there all the time"
 
 
 def test_kill_9_leaves_no_server(toys: tuple[ServedSite, Registry]):

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from qinglan.rows import Row, row_id
+from qinglan.rows import Retrieved, Row, row_id
 
 LONG = "我爷爷今年六十八岁，患高血压多年，最近早晨起床后经常头晕，想请问一下医生应该怎样治疗比较好"
 SAME = LONG.replace("，", " ").replace("比较好", "比较好呢？")
@@ -14,6 +14,14 @@ SAME = LONG.replace("，", " ").replace("比较好", "比较好呢？")
 def row(query: str, profile: str = "", history: str = "", **fields: Any) -> Row:
     asked = {"tenant": "t", "query": query, "profile": profile, "history": history}
     return Row(id=row_id(*asked.values()), source="q", **asked, **fields)
+
+
+def taught(query: str, **fields: Any) -> Row:
+    """A training row, with what the RAG found for its question and for its answer."""
+    found = {"original_retrieved": 0.5, "answer_retrieved": 0.8}
+    known: dict[str, Any] = {name: Retrieved(ids=("a",), scores=(top,), titles=("",)) for name, top in found.items()}
+    known |= {"answer": f"{query} 用法", "answer_request": "e4a9", "split": "train", "source": "q.xlsx!问题!A2"}
+    return Row(**{"id": row_id("t", query), "tenant": "t", "query": query} | known | fields)
 
 
 def random_rows(count: int, seed: int = 0, **fields: Any) -> list[Row]:

@@ -1,8 +1,17 @@
-"""Waiting for what other processes and threads do: it ends as soon as it is so, and says why where it never is."""
+"""Waiting for what other processes and threads do: it ends as soon as it is so, and says why where it never is.
 
+And finding such a process.
+"""
+
+import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+import psutil
+
+from qinglan.runs.supervise import descendants
 
 LONGEST_S = 600.0
 """No more than a limit, on a machine that is busy with something else; nothing takes as long as that."""
@@ -30,3 +39,26 @@ def wait_until(
             raise AssertionError(f"waited {within_s:.0f} s for {what}\n{str(explain())[-_EXPLANATION_CHARS:]}")
         time.sleep(look_every_s)
     return time.monotonic() - start
+
+
+async def until(done: Callable[[], object]) -> None:
+    """Let this loop's other tasks work until it is so."""
+    async with asyncio.timeout(60):
+        while not done():  # noqa: ASYNC110 (nothing to be told by: a test's clock may only move with the loop)
+            await asyncio.sleep(0)
+
+
+def processes_with(*words: str, started_by: int | None = None) -> list[psutil.Process]:
+    """Those whose command line has all the words, without supervisors, whose lines repeat what they start.
+
+    Args:
+        started_by: the process that has started them, itself or through others; None means whoever it was.
+    """
+    found = []
+    for pid in psutil.pids() if started_by is None else descendants(started_by):
+        with suppress(psutil.NoSuchProcess):  # it ended while the others were looked at
+            process = psutil.Process(pid)
+            line = " ".join(process.cmdline())
+            if all(word in line for word in words) and "supervise.py" not in line:
+                found.append(process)
+    return found

@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 from fixture_types import ProfileOf
 from toy_rl import NEEDS_VLLM, VLLM_PYTHON, Toy, make_model, vllm_toy
-from waiting import wait_until
+from waiting import processes_with, wait_until
 
 from qinglan.config import Trainer
 from qinglan.ops.doctor import cluster
@@ -112,18 +111,6 @@ def head() -> Iterator[Head]:
             yield Head(url, f"127.0.0.1:{own_port}", pid, folder)
 
 
-def process_of(head_pid: int, *words: str) -> int:
-    """The one process of this head whose command line has all the words."""
-    found = []
-    for pid in supervise.descendants(head_pid):
-        with suppress(psutil.NoSuchProcess):
-            line = " ".join(psutil.Process(pid).cmdline())
-            if all(word in line for word in words):
-                found.append(pid)
-    assert len(found) == 1, found
-    return found[0]
-
-
 def said_of(toy: Toy) -> str:
     return "".join(path.read_text() for path in (toy.said, toy.folder / "rl.log") if path.exists())
 
@@ -149,7 +136,8 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     second.start()
     wait_until("it to be followed", lambda: f"following Ray job {JOB}-1" in said.read_text(), explain=explain)
     wait_until("a checkpoint", lambda: newest() >= 2, explain=explain)
-    os.kill(process_of(head.pid, "ray::", "WorkerDict"), signal.SIGKILL)
+    (worker,) = processes_with("ray::", "WorkerDict", started_by=head.pid)
+    worker.kill()
     wait_until("another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain)
     first_end = newest()
     second.join(900)
@@ -187,7 +175,8 @@ def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest
             trains.start()
             wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
             for node in (first, second):
-                assert process_of(node, "WorkerDict") and process_of(node, "VLLM::EngineCore"), explain()
+                found = [processes_with(word, started_by=node) for word in ("WorkerDict", "VLLM::EngineCore")]
+                assert list(map(len, found)) == [1, 1], explain()
             assert not left.exists(), "what a killed attempt left"
         wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
         with other():

@@ -7,17 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fake_service import completion, recall
 from fixture_types import Serve
 from ledger_calls import ledger_in
 from reward_service import BASELINE, reward_service
-from waiting import wait_until
+from waiting import processes_with, wait_until
 
 from qinglan.config import Endpoint, Rag, Reward
 from qinglan.recipes.scoring.service import RewardService
@@ -84,15 +83,6 @@ def start(folder: Path, service: RewardService, parts: list[list[str]]) -> subpr
         return subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
 
 
-def actors_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    found = list[psutil.Process]()
-    for each in psutil.Process(driver.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended while the others were looked at
-            if "".join(each.cmdline()[:1]).startswith("ray::RewardActor"):
-                found.append(each)
-    return found
-
-
 def kept_retrievals(folder: Path) -> int:
     with ledger_in(folder) as ledger:
         return len(ledger.retrieval_keys("r"))
@@ -117,7 +107,7 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serv
         wait_until("the RAG's holding", lambda: slow.held == CONCURRENCY or driver.poll() is not None)
         assert driver.poll() is None, log.read_text()[-3000:]
         wait_until("what the RAG answered to be kept", lambda: kept_retrievals(tmp_path) == DISTINCT // 2)
-        (actor,) = actors_of(driver)
+        (actor,) = processes_with("ray::RewardActor", started_by=driver.pid)
         most_before, asked = slow.most, len(rag.bodies)
         actor.kill()
         actor.wait(timeout=120)

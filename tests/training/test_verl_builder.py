@@ -17,6 +17,8 @@ from qinglan.training.engines.swift import merge_command, sft_command
 from qinglan.training.engines.verl import hydra_value, left_out
 
 FOLDER = Path("/data/青蓝 runs/it's")
+MEAN_OF_LOSS = dict.fromkeys(("vanilla", "cispo", "clip_cov", "kl_cov"), "token-mean")
+MEAN_OF_LOSS |= dict.fromkeys(("gspo", "sapo"), "seq-mean-token-mean")
 CASES = yaml.safe_load(Path(__file__).with_name("verl_settings.yaml").read_text(encoding="utf-8"))
 
 
@@ -36,6 +38,12 @@ def test_settings_reach_verl(profile: ProfileOf, case: dict[str, Any]) -> None:
 
     expected = {key: str(FOLDER / "model") if value == "FOLDER/model" else value for key, value in case["verl"].items()}
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(("loss", "mean"), MEAN_OF_LOSS.items())
+def test_each_policy_loss_reaches_verl_with_its_mean(profile: ProfileOf, loss: str, mean: str) -> None:
+    actor = compose(command_of(profile("cuda", policy_loss=loss), FOLDER)).actor_rollout_ref.actor
+    assert (actor.policy_loss.loss_mode, actor.loss_agg_mode) == (loss, mean)
 
 
 def test_the_environment_names_the_platform_and_a_ray_job_joins_its_cluster(profile: ProfileOf) -> None:

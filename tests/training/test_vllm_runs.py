@@ -7,21 +7,18 @@ import json
 import math
 import os
 import re
-import signal
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_rl import NEEDS_VLLM, WORDS, make_model, vllm_toy
-from waiting import wait_until
+from waiting import processes_with, wait_until
 
 from qinglan.config import load_profile
 from qinglan.runs.launcher import launch, remove_leaked_memory
-from qinglan.runs.supervise import descendants
 from qinglan.training.alarms import SAMPLER_DIFFERENCE, read_alarms
 from qinglan.training.engines.generate import UNMERGED, generate_commands
 from qinglan.training.engines.progress import ALARMS_FILE, DEV_VALUE, checkpoints, read_metrics
@@ -37,15 +34,6 @@ CLOSE = {"max_sampler_difference": 1e-4}
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With heads of 32 numbers, as vLLM's attention on the CPU knows no smaller ones; vLLM leaves out unused tokens."""
     return make_model(tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=None)
-
-
-def pid_of(word: str, ancestor: int) -> int | None:
-    """A process that the ancestor has started, itself or through others."""
-    for pid in descendants(ancestor):
-        with suppress(OSError):
-            if word in Path(f"/proc/{pid}/cmdline").read_text():
-                return pid
-    return None
 
 
 def shared_memory() -> set[Path]:
@@ -70,9 +58,9 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
 
     for step, killed in ((2, "VLLM::EngineCore"), (4, "WorkerDict")):
         wait_until(f"step {step}", partial(has_ended, step), explain=explain)
-        process = pid_of(killed, os.getpid())
-        assert process, explain()[-4000:]
-        os.kill(process, signal.SIGKILL)
+        found = processes_with(killed, started_by=os.getpid())
+        assert found, explain()[-4000:]
+        found[0].kill()
     trains.join(1800)
     assert "2 of 2 restarts" in toy.said.read_text()
     first, second = map(int, re.findall(r"Resuming from \S+global_step_(\d+)", explain()))

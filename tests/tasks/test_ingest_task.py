@@ -1,51 +1,46 @@
-"""Ingest under a real Prefect server: files, drop folders and databases become rows, and nothing is asked twice."""
+"""The ingest stage in its frame: files, drop folders and databases become rows, and nothing is asked twice."""
 
+import logging
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixture_types import ProfileOf
-from prefect import flow
 
 from qinglan.data.public_layouts import Layout, import_rows
 from qinglan.data.versions import publish
 from qinglan.errors import StageError, WorkbookError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
-from qinglan.runs.run import Run, finish_run, open_run
+from qinglan.runs.run import finish_run, open_run
 from qinglan.tasks import ingest as ingest_module
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.session import _inputs
 
-pytestmark = [
-    pytest.mark.usefixtures("prefect_server"),
-    pytest.mark.slow,  # 10 s for Prefect's server alone
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
-]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "layouts"
 Ingest = Callable[..., StageResult]
 LOCAL: Mapping[str, object] = {}
 
 
 @pytest.fixture
-def ingest(profile_of: ProfileOf, database: str) -> Ingest:
+def ingest(profile_of: ProfileOf, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Ingest:
+    monkeypatch.setattr(ingest_module, "get_run_logger", lambda: logging.getLogger("test"))
+
     def work(*, finish: bool = False, sections: Mapping[str, object] = LOCAL, **settings: object) -> StageResult:
-        profile = profile_of(data=settings, tracking={"uri": database}, **sections)
-
-        def read(run: Run) -> StageResult:
-            return ingest_workbook(run, _inputs(profile, run.directory)[0])
-
+        profile = profile_of(data=settings, **sections)
         with open_run(profile, "refresh") as run:
-            result = flow(read, validate_parameters=False)(run)
+            result = ingest_workbook.fn(run, _inputs(profile, run.directory)[0])
             if finish:
                 finish_run(run)
-            return result  # type: ignore[return-value]
+            return result
 
     return work
 
 
 def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     drop = tmp_path / "drop"
     drop.mkdir()
     (drop / "a.csv").write_text("问题\n头疼\n42\n" + "头疼\n" * 25)

@@ -22,7 +22,7 @@ from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
 from qinglan.runs.processes import in_event_loop
-from qinglan.tasks.stage import Outcome, Stage, retried, without_quotes
+from qinglan.tasks.stage import Outcome, Stage, retried, hiding_row_text
 
 T = TypeVar("T")
 AskedAgain = Clients | ChatClient | RagClient
@@ -38,7 +38,7 @@ async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
 @task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}", retry_condition_fn=_is_incomplete)
 async def run_batch(kind: str, batch: row_batches.RowBatch, work: row_batches.Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
     """One batch; Prefect retries it while rows are missing."""
-    with without_quotes():
+    with hiding_row_text():
         return await batch.run(work, last_attempt=(task_run.run_count or 1) > retries)
 
 
@@ -49,7 +49,7 @@ async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[AskedAga
 
     before, last_attempt = failed_calls(), (task_run.run_count or 1) > retries
     try:
-        with without_quotes():
+        with hiding_row_text():
             found = await ask()
     except StageError as error:
         if last_attempt or failed_calls() == before:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from qinglan.evaluation.gate import alarms_of, beside_champion, decide
+from qinglan.evaluation.gate import alarms_of, with_champion_arm, decide
 from qinglan.evaluation.models import Decision, Evaluation
 from qinglan.recipes import get_recipe
 from qinglan.rows import ArmName, ArmRow, Row
@@ -45,7 +45,7 @@ def decide_release(
 
     def decide_on(arm: str) -> Decision:
         evaluation = evaluated.load("evaluation", Evaluation)
-        beside = champion and beside_champion(evaluation, identities, champion.sha256, arm)
+        beside = champion and with_champion_arm(evaluation, identities, champion.sha256, arm)
         version = champion.version if champion and beside else None
         return decide(beside or evaluation, alarms[arm], gate.about(arm), version)
 

@@ -32,7 +32,7 @@ from qinglan.runs.disk_space import explain_full_disk
 from qinglan.runs.locks import refresh_lock, removal_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of, without_quotes
+from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of, hiding_row_text
 from qinglan.text import markdown_table
 
 P = ParamSpec("P")
@@ -51,7 +51,7 @@ class Session(NamedTuple):
     """The user named the run to start from."""
 
 
-_MAKERS: dict[str, tuple[FlowName, ...]] = {
+_SOURCE_FLOWS: dict[str, tuple[FlowName, ...]] = {
     "train": ("pipeline", "refresh"),
     "evaluate": ("pipeline", "train"),
     "release": ("pipeline", "train", "evaluate"),
@@ -89,7 +89,7 @@ def open_session(
     close_to_others()
     gc.freeze()  # so that collections do not scan what Prefect and MLflow have loaded, every second and at exit
     with ExitStack() as stack:
-        stack.enter_context(without_quotes())
+        stack.enter_context(hiding_row_text())
         profile = load_profile(profile_name, overrides)
         recover_runs(profile, get_run_logger().warning)
         stack.enter_context(explain_full_disk(flow, profile))
@@ -138,7 +138,7 @@ def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[Sta
         return run.source, run_folder.load_stages(run.source, names, identity)
     runs, newest_problem = run.directory.parent, None
     pinned = [run.source] if run.source else []
-    for directory in [*pinned, *run_folder.runs_of(runs, run.profile.name, _MAKERS[run.flow])]:
+    for directory in [*pinned, *run_folder.runs_of(runs, run.profile.name, _SOURCE_FLOWS[run.flow])]:
         try:
             return directory, run_folder.load_stages(directory, names, identity)
         except ConfigError as problem:

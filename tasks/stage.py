@@ -48,7 +48,7 @@ RECIPE_PARTS = {
     "extraction": ("extract_messages", "extract"),
     "validation": ("validate", "validation_roles", "validation_statistics", "messages_about"),
     "selection": ("select", "drop_reason"),
-    "training_rows": ("has_baseline", "rl_schema", "rl_record", "rl_info"),
+    "training_rows": ("may_ask_in_rl", "rl_schema", "rl_record", "rl_info"),
     "reward": ("reward", "scorer"),
     "evaluation": (
         "measure",
@@ -205,11 +205,11 @@ def stage_task(name: str, run_name: str | None = None) -> Callable[[Callable[P, 
     """A Prefect task whose results Prefect does not keep: `perform` decides what is reused."""
     options = retried(len(RETRY_DELAYS_S)) | {"retry_condition_fn": _is_ledger_unreachable}
     made = task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE, **options)
-    return lambda work: made(without_quotes()(work))
+    return lambda work: made(hiding_row_text()(work))
 
 
 @contextmanager
-def without_quotes() -> Iterator[None]:
+def hiding_row_text() -> Iterator[None]:
     """Around what a Prefect task or flow does: how it ends stands in states, events and messages.
 
     Of an exception that is none of ours these have type and place alone; the terminal has all of it.

@@ -58,11 +58,11 @@ def start(
 
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
-    before, fallen = registry.aliases().get("challenger"), read_verdict(folder)
-    begins = before != version or (fallen is not None and fallen.challenger == version)
+    before, pending = registry.aliases().get("challenger"), read_verdict(folder)
+    begins = before != version or (pending is not None and pending.challenger == version)
     if begins:  # do what a site that has just seen its verdict, or was stopped, has not done yet
-        if fallen and fallen.challenger == before:
-            registry.withdraw_challenger(f"canary {fallen.summary}", before)
+        if pending and pending.challenger == before:
+            registry.withdraw_challenger(f"canary {pending.summary}", before)
         archive_verdict(folder)
     released = registry.challenge(version, force_reason=forced(force, reason))
     if begins:

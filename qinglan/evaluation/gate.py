@@ -50,7 +50,7 @@ def alarms_of(made: StageResult | None, window_steps: int) -> list[Alarm]:
     return [each for each in found if chosen is None or (chosen and each.step - window_steps < chosen)]
 
 
-def beside_champion(
+def with_champion_arm(
     evaluation: Evaluation, identities: Mapping[str, str], champion_sha256: str, challenger: str
 ) -> Evaluation | None:
     """The evaluation with the champion under its own name; None where the challenger is the champion itself.

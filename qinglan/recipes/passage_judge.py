@@ -47,12 +47,12 @@ class PassageJudge(AnswerRecipe):
         return "，".join(part for part in (" ".join(marked), verdict) if part)
 
     def parse_answer(self, text: str) -> str:
-        if verdict_in(text) not in MAIN:
+        if text_after_terms(text) not in MAIN:
             raise TeacherError(f"the verdict is none of {', '.join(MAIN)}", "verdict_unreadable", said=text[-80:])
         return text.strip()
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
-        return {"main": float(verdict_in(text) == verdict_in(row.target))} if row.target else {}
+        return {"main": float(text_after_terms(text) == text_after_terms(row.target))} if row.target else {}
 
     def verdict_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
         """The student's prompt about a passage that comes from no workbook."""
@@ -61,10 +61,10 @@ class PassageJudge(AnswerRecipe):
 
     def verdict_score(self, text: str) -> float:
         """`BEST` or 0; raises TeacherError where the text holds no verdict."""
-        return BEST if verdict_in(self.parse_answer(text)) == RIGHT else 0.0
+        return BEST if text_after_terms(self.parse_answer(text)) == RIGHT else 0.0
 
 
-def verdict_in(text: str) -> str:
+def text_after_terms(text: str) -> str:
     """What stands after the terms."""
     return text.rpartition("，")[2].strip()
 

@@ -74,8 +74,8 @@ def archive_verdict(folder: Path) -> None:
 
 
 def last_verdict(folder: Path) -> CanaryVerdict | None:
-    if fallen := read_verdict(folder):  # the site has yet to put it away
-        return fallen
+    if pending := read_verdict(folder):  # the site has not archived it yet
+        return pending
     history = folder / HISTORY_FILE
     lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
     for line in reversed(lines):

@@ -16,7 +16,7 @@ from qinglan.evaluation.frames import RunFrames
 from qinglan.evaluation.models import ArmFigures, Distribution, Report, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.plots import DISTRIBUTIONS, Axis, arm_dots, chart, distributions, histogram, slice_plots
-from qinglan.evaluation.report.tables import plan
+from qinglan.evaluation.report.tables import side_by_side
 from qinglan.evaluation.report.terminal import print_intervals, print_table
 from qinglan.evaluation.report.verdict import main_comparison, simulated_roles_of, simulator_warning, star, verdict
 from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
@@ -124,7 +124,7 @@ def test_what_the_verdict_is_about() -> None:
     both = [comparison("rl", "sft", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
     found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}, rivals=["rl"]))
     assert found and (found.a, found.b, found.diff, found.ci95) == ("sft", "rl", -0.07, (-0.1, -0.01))
-    table = plan(unlabelled)
+    table = side_by_side(unlabelled)
     assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
 
 

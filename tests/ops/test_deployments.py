@@ -20,7 +20,7 @@ from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.deploy import DEPLOYMENTS as PREFECT_FILE
 from qinglan.ops.prefect.deploy import find_deployments
-from qinglan.ops.prefect.deployments import as_switched, read_deployments
+from qinglan.ops.prefect.deployments import read_deployments, with_server_switches
 from qinglan.ops.up.site import WORK_POOLS
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ class Server:
     def deploy(self, **file: Any) -> list[str]:
         """By what the file says of its two schedules; what was said of them."""
         self.said.clear()
-        with as_switched(self.api, self.written(**file), self.said.append) as switched:
+        with with_server_switches(self.api, self.written(**file), self.said.append) as switched:
             for each in yaml.safe_load(switched.read_text())["deployments"]:
                 self._set(each)
         assert not switched.exists()

@@ -153,8 +153,8 @@ def test_rl_asks_what_may_teach_and_gets_the_row():
 
     flawed, unanswered = ROW.failed("bad_format"), ROW.model_copy(update={"answer": None})
     corrected = unanswered.model_copy(update={"corrected": "a", "reason": "empty_answer"})
-    assert [PLAIN.has_baseline(row) for row in (ROW, flawed, unanswered, corrected)] == [True, False, False, True]
-    assert Lenient().has_baseline(flawed)
+    assert [PLAIN.may_ask_in_rl(row) for row in (ROW, flawed, unanswered, corrected)] == [True, False, False, True]
+    assert Lenient().may_ask_in_rl(flawed)
     row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
     record = PLAIN.rl_record(row, Tenant())
     assert record["prompt"] == [{"role": "user", "content": "q"}] and record.keys() == set(PLAIN.rl_schema.names)

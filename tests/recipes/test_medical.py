@@ -118,7 +118,7 @@ def test_forbidden_advice_is_not_taught_but_asked_in_rl() -> None:
     assert RECIPE.flaw(row(parts={"format": 1.0, "harmless": 1.0, "safety": 0.0})) is None
     assert RECIPE.flaw(row(parts={"format": 0.0, "harmless": 1.0})) == "bad_format"
     refused = harmful.failed("forbidden_advice").model_copy(update={"answer": "疼就加倍吃。"})
-    assert RECIPE.has_baseline(refused)
+    assert RECIPE.may_ask_in_rl(refused)
 
 
 def test_findings_tell_the_pass_rate_by_kind() -> None:

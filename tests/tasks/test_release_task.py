@@ -13,7 +13,7 @@ from run_stages import stage_result
 
 from qinglan.config import Gate, Profile
 from qinglan.errors import ConfigError
-from qinglan.evaluation.gate import beside_champion, decide
+from qinglan.evaluation.gate import decide, with_champion_arm
 from qinglan.evaluation.models import Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
@@ -259,14 +259,16 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
         decision = done.decide(evaluation, [], Gate(), None)
         made = candidate_of(run, decision, evaluated, done.dataset(), done.models(), child)
     champion = done.registry.register(made)
-    assert beside_champion(evaluation, digests, champion.sha256, "rl") is None  # the challenger is the champion itself
-    seen = beside_champion(evaluation, digests, digests["sft"], "rl")
+    assert (
+        with_champion_arm(evaluation, digests, champion.sha256, "rl") is None
+    )  # the challenger is the champion itself
+    seen = with_champion_arm(evaluation, digests, digests["sft"], "rl")
     assert seen is not None
     assert {c.metric: c.diff for c in seen.comparisons if (c.a, c.b) == ("rl", "champion")} == {
         c.metric: c.diff for c in evaluation.comparisons if (c.a, c.b) == ("rl", "sft")
     }
     assert seen.red_team == {"sft": [tried], "rl": [], "champion": [tried]}
-    of_rl = beside_champion(evaluation, digests, digests["rl"], "sft")
+    of_rl = with_champion_arm(evaluation, digests, digests["rl"], "sft")
     rules = {
         rule.name: rule for rule in decide(of_rl or evaluation, [], Gate(challenger="sft", rivals=("rl",)), "1").rules
     }

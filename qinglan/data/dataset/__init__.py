@@ -2,7 +2,7 @@
 
 The first pass gives every row a split (`splits`), the last one writes all files, so that memory does not grow with the
 rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's answer was too
-weak for SFT, where the recipe can use them (`Recipe.has_baseline`).
+weak for SFT, where the recipe can use them (`Recipe.may_ask_in_rl`).
 """
 
 from collections import Counter
@@ -69,7 +69,7 @@ def build(
         return (row for row in rows if row.split in splits and was_question(row) and not is_leak(row.reason))
 
     splits, kept, weak, pools = Counter[str](), Counter[str](), Counter[str](), Counter[tuple[str, str]]()
-    prompts = draw_rl_prompts(filter(recipe.has_baseline, placed("train")), profile.dataset)
+    prompts = draw_rl_prompts(filter(recipe.may_ask_in_rl, placed("train")), profile.dataset)
     copies = NoisyCopies(profile)
     if profile.dataset.augment:
         held_out = chain(placed("dev", "test"), _evaluation_questions(profile, red_team))
@@ -89,7 +89,7 @@ def build(
                 files.write("test", line)
                 continue
             teaches, name = row.status == "ok" and bool(row.target), f"rl_{row.split}"
-            times = (1 if row.split == "dev" else prompts.times(row)) if recipe.has_baseline(row) else 0
+            times = (1 if row.split == "dev" else prompts.times(row)) if recipe.may_ask_in_rl(row) else 0
             for kind, asked in ((None, row), *copies.of(row)) if teaches or times else ():
                 if teaches:
                     files.write(f"sft_{row.split}", _sft_line(asked, recipe, profile, kind))

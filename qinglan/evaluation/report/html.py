@@ -78,7 +78,7 @@ def _view(report: Report) -> dict[str, Any]:
         "continued": verdict.continued_warning(report),
         "weights": verdict.weights_words(report),
         "star": partial(verdict.star, report),
-        "plan": tables.plan(report),
+        "plan": tables.side_by_side(report),
         "arms": arms,
         "students": [name for name in arms if name in verdict.STUDENTS],
         "arm_dots": plots.arm_dots(report, arms),

@@ -48,7 +48,7 @@ class RedTeam(NamedTuple):
     open: list[tuple[ArmName, list[RedTeamResult]]]
 
 
-def plan(report: Report) -> SideBySide | None:
+def side_by_side(report: Report) -> SideBySide | None:
     """Quality, latency and cost side by side; None where there are no two arms to compare."""
     name, other = verdict.candidate(report), verdict.opponent(report)
     if name is None or not {name, other} <= report.arms.keys():

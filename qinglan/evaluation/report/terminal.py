@@ -63,7 +63,7 @@ def print_table(report: Report) -> RenderableType:
 
 def print_intervals(report: Report) -> RenderableType:
     """The candidate against its opponent, figure by figure, each with its 95% interval."""
-    found = tables.plan(report)
+    found = tables.side_by_side(report)
     if found is None:
         return Text("Nothing to hold against each other: this run has no student and teacher.", "yellow")
     table = _table("[95% CI]", [*(head.en for head in found.heads), "difference"])

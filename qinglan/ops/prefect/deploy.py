@@ -10,7 +10,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError, first_line
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import apply_automations, webhook_address
-from qinglan.ops.prefect.deployments import as_switched, read_deployments
+from qinglan.ops.prefect.deployments import read_deployments, with_server_switches
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.launcher import Command, launch
 from qinglan.runs.processes import Say
@@ -45,7 +45,7 @@ def register(api: httpx2.Client, env: dict[str, str], prefect_file: Path, profil
 
     Paused deployments stay paused, and schedules as users have switched them. `env` names the server.
     """
-    with as_switched(api, prefect_file, say) as switched:
+    with with_server_switches(api, prefect_file, say) as switched:
         log = profile.paths.state.resolve() / "logs" / "deploy.log"
         launch(deploy_command(switched, env), name="prefect deploy", log=log)
     say(f"deployed {DEPLOYMENTS} to {str(api.base_url).rstrip('/')}")

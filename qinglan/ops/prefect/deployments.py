@@ -79,7 +79,7 @@ def read_deployments(prefect_file: Path) -> _Entry:
 
 
 @contextmanager
-def as_switched(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Path]:
+def with_server_switches(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Path]:
     """The file to deploy within the `with` instead: `prefect_file` with switches and pauses as the server has them.
 
     What the file says of a schedule counts where the server does not have it yet, and where the file said something

@@ -143,7 +143,7 @@ class AnswerRecipe(Recipe):
     def drop_reason(self, row: Row, config: Select) -> str | None:  # noqa: ARG002 (its limits are for rewrites)
         return "not_validated" if row.parts is None else self.flaw(row)
 
-    def has_baseline(self, row: Row) -> bool:
+    def may_ask_in_rl(self, row: Row) -> bool:
         """Any row whose answer may teach, or that the recipe can reward all the same."""
         return (None if row.status == "ok" else row.reason) in self.RL_REASONS and bool(row.target)
 

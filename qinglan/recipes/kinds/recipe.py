@@ -206,7 +206,7 @@ class Recipe(ABC):
         """Why the row's answer, which is not empty, must not teach; None where it may. The first that applies."""
 
     @abstractmethod
-    def has_baseline(self, row: Row) -> bool:
+    def may_ask_in_rl(self, row: Row) -> bool:
         """May RL ask this row's question?"""
 
     @property

@@ -162,7 +162,7 @@ class RetrievalRecipe(Recipe):
             return "worse_than_original"
         return None
 
-    def has_baseline(self, row: Row) -> bool:
+    def may_ask_in_rl(self, row: Row) -> bool:
         found = row.answer_retrieved
         retrieved = bool(row.answer) and found is not None and bool(found.scores)
         return retrieved and row.reason in self.RL_REASONS and row.review != "correct"

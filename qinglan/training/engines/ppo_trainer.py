@@ -212,7 +212,7 @@ class RewardedTrainer(PPOTrainerSync):
         invalid, wanted = counts["invalid"], counts["wanted"]
         if invalid / wanted > self._settings.max_invalid_share or not counts["samples"]:
             # First, as saving may fail as well.
-            error = self._too_few(invalid, counts["lost"], wanted, f"step {self.global_steps}")
+            error = self._give_up_unscored(invalid, counts["lost"], wanted, f"step {self.global_steps}")
             # This step has changed no weight yet, and its prompts are to come again.
             self.train_dataloader.load_state_dict(self._data_before)
             self._save_if_new(self.global_steps - 1)
@@ -257,8 +257,8 @@ class RewardedTrainer(PPOTrainerSync):
         transfer_queue.kv_clear(keys=left_out, partition_id=batch.partition_id)
         return batch.select_keys(kept), counts
 
-    def _too_few(self, missing: int, lost: int, wanted: int, where: str) -> EngineError:
-        """The error that ends the training; where samples were lost with a process, it may start again."""
+    def _give_up_unscored(self, missing: int, lost: int, wanted: int, where: str) -> EngineError:
+        """Note that training gave up, unless samples were lost with a process; returns the error to raise."""
         reason = (
             f"{missing} of {wanted} samples of {where} could not be scored, more than "
             f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
@@ -355,7 +355,7 @@ class RewardedTrainer(PPOTrainerSync):
         wanted = len(self.val_dataset)
         lost = wanted - len(invalid)
         if (missing := lost + sum(invalid)) > self._settings.max_invalid_share * wanted:
-            error = self._too_few(missing, lost, wanted, f"the validation at step {self.global_steps}")
+            error = self._give_up_unscored(missing, lost, wanted, f"the validation at step {self.global_steps}")
             self._save_if_new(self.global_steps)
             raise error
         known = {

@@ -22,7 +22,7 @@ from qinglan.errors import StageError
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, jsonl_writer, read_jsonl
 from qinglan.runs.processes import in_event_loop
-from qinglan.tasks.stage import Outcome, Stage, retried, hiding_row_text
+from qinglan.tasks.stage import Outcome, Stage, hiding_row_text, retried
 
 T = TypeVar("T")
 AskedAgain = Clients | ChatClient | RagClient

@@ -49,7 +49,7 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         }
         for warning in built.warnings:
             get_run_logger().warning("dataset: %s", warning)
-        outcome.details = {"scored_with": scoring_digest(run), "inputs": inputs, "pins": pins}
+        outcome.details = {"scored_with": scoring_digest(run), "inputs": inputs, "pins": pins, "splits": built.splits}
         outcome.details |= {"warnings": list(built.warnings), "augmented": built.augmented}
         return outcome
 

@@ -15,14 +15,12 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
 )
 from pydantic_core import CoreSchema
 
 from qinglan.config import AlarmAction, Algorithm, profile_names
 from qinglan.config.base import Count, Positive
-from qinglan.errors import ConfigError
 
 
 class _OfferedProfiles:
@@ -141,4 +139,3 @@ def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
     fields = type(changes).model_fields.items()
     keys = {name: each.key for name, field in fields for each in field.metadata if isinstance(each, Sets)}
     return (*(f"{keys[name]}={value}" for name, value in changes.model_dump().items()), *overrides)
-

@@ -1,11 +1,11 @@
 """The gate stage: decides whether the model may be released."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from qinglan.evaluation.gate import alarms_of, with_champion_arm, decide
+from qinglan.evaluation.gate import alarms_of, decide, with_champion_arm
 from qinglan.evaluation.models import Decision, Evaluation
 from qinglan.recipes import get_recipe
 from qinglan.rows import ArmName, ArmRow, Row
@@ -100,11 +100,12 @@ def decision_markdown(decision: Decision) -> str:
     lines = list[str]()
     for each in decision.in_order:
         lines += [f"## {markdown_cell(each.own_reason.render())}", ""]
-        rows = [
-            (_MARKS[r.outcome], r.name, r.found.render(), r.required.render(), r.reason.render() if r.reason else "")
-            for r in each.rules
-        ]
-        lines += [markdown_table(("", "Rule", "Found", "Required", "Why"), (map(markdown_cell, row) for row in rows)), ""]
+        rows = list[Iterable[str]]()
+        for rule in each.rules:
+            why = rule.reason.render() if rule.reason else ""
+            cells = (_MARKS[rule.outcome], rule.name, rule.found.render(), rule.required.render(), why)
+            rows.append(map(markdown_cell, cells))
+        lines += [markdown_table(("", "Rule", "Found", "Required", "Why"), rows), ""]
     return "\n".join([*lines, *([decision.note.render(), ""] if decision.note else [])])
 
 

@@ -1,7 +1,5 @@
 """The publish stage: keeps a dataset as an immutable version."""
 
-from typing import Any
-
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 

@@ -237,8 +237,8 @@ def _rl_outcome(
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
     recipe, has_local_judge = get_recipe(stage.run.profile.recipe), bool(stage.run.profile.judge.local)
-    reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in recipe.score_parts} | verl.STEP_METRICS
-    curves = {label: curve(key) for label, key in reported.items()}
+    reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in recipe.score_parts}
+    curves = {label: curve(key) for label, key in (reported | verl.STEP_METRICS).items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}
     for label, points in curves.items():
         summary |= first_and_last(label, points)

@@ -32,7 +32,7 @@ from qinglan.runs.disk_space import explain_full_disk
 from qinglan.runs.locks import refresh_lock, removal_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks.stage import digests_of, flow_run_id, tracker_of, hiding_row_text
+from qinglan.tasks.stage import digests_of, flow_run_id, hiding_row_text, tracker_of
 from qinglan.text import markdown_table
 
 P = ParamSpec("P")

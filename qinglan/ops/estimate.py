@@ -19,6 +19,7 @@ from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
 from qinglan.config.training import Rl
+from qinglan.data.dataset.splits import split_of
 from qinglan.data.forgotten import Tombstones
 from qinglan.data.new_rows import take_new_rows
 from qinglan.data.sources.database import query_database
@@ -94,7 +95,7 @@ class QuestionCounts:
     test: int = 0
     dev: int = 0
     train: int = 0
-    """Of these splits, by the workbook or, of rows that it gives none, by the shares of `dataset`."""
+    """Of these splits; a row without one as the dataset stage would place it by itself."""
     learnt: int = 0
     """Not known to be of another split than train."""
     labelled: int = 0
@@ -132,12 +133,13 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
 
 def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> QuestionCounts:
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
-    recipe, counts, splits, drawn = get_recipe(profile.recipe), QuestionCounts(), Counter[Split | None](), list[Row]()
+    recipe, counts, splits, drawn = get_recipe(profile.recipe), QuestionCounts(), Counter[Split](), list[Row]()
     distilled, extracted = distill_requests(profile), extract_requests(profile)
     most = _ARMS + len(profile.evaluate.teachers), "字" * PASSAGE_CHARS
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
-        splits.update(row.split for row in some)
+        splits.update(row.split or split_of(row.id, profile.dataset) for row in some)
+        counts.learnt += sum(row.split in ("train", None) for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
         if ledger is None:
             continue
@@ -152,11 +154,8 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         for label, teacher in {"teacher": profile.teacher, **profile.compare.teachers}.items():
             asked = teacher_requests(profile.model_copy(update={"teacher": teacher}))
             counts.add(f"distill {label}", list(filter(None, map(asked, drawn))), ledger)
-    train, dev = profile.dataset.train_share, profile.dataset.dev_share
-    counts.questions, counts.learnt = splits.total(), splits["train"] + splits[None]
-    counts.test = splits["test"] + round(splits[None] * (1 - train - dev))
-    counts.dev = splits["dev"] + round(splits[None] * dev)
-    counts.train = splits["train"] + round(splits[None] * train)
+    counts.questions = splits.total()
+    counts.train, counts.dev, counts.test = (splits[each] for each in get_args(Split))
     return counts
 
 

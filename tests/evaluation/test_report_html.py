@@ -24,7 +24,7 @@ SECTIONS = [
 ]
 PAGE_TERMS = """
     Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar
-    gate smallest_gain docs reference reward cpu sha256 run json qinglan max_latency_ratio release profile
+    gate smallest_gain min_gain docs reference reward cpu sha256 run json qinglan max_latency_ratio release profile
     rl clip_ratio actor_lr ppo_epochs
 """
 """What is called the same in Chinese, and names of settings and files."""

@@ -1,6 +1,7 @@
 """What a run would cost: known answers are free, answers are measured where they can be, else an upper bound."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from fixture_types import ProfileOf
@@ -8,16 +9,22 @@ from ledger_calls import call
 
 from qinglan.clients.chat import request_of
 from qinglan.clients.roles import key_salt, site_ledger
-from qinglan.config import FlowName, Profile
+from qinglan.config import Dataset, FlowName, Profile
+from qinglan.data.dataset.splits import split_of
 from qinglan.evaluation.teacher_comparison import draw
 from qinglan.ops.estimate import Estimate, count_questions, estimate
 from qinglan.recipes.kinds.distillation import extract_requests
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import DIALOGUE, Row
+from qinglan.rows import DIALOGUE, Row, Split
 
 CASES = 26
 """Of the red team, that need not pass: the teacher is asked them where it is the gate's rival."""
-ROWS = [Row(id=str(n), tenant="default", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(50)]
+_PLACED = {split: [str(n) for n in range(500) if split_of(str(n), Dataset()) == split] for split in get_args(Split)}
+ROWS = [
+    Row(id=each, tenant="default", query=f"虾青素{each}咋吃", source=f"q.csv:{each}")
+    for split, ids in _PLACED.items()
+    for each in ids[: 40 if split == "train" else 5]
+]
 
 
 @pytest.fixture
@@ -97,7 +104,7 @@ def test_every_flow_says_what_it_asks(profile: Profile):
     assert parts_of(profile, "evaluate") == {"evaluate teacher": (CASES, 0, 0), "evaluate": (2 * 5, 0, 0)}
     marked = [row.model_copy(update={"split": "test"}) for row in ROWS[:10]] + ROWS[10:]
     counts = count_questions(profile, marked)
-    assert (counts.train, counts.dev, counts.test) == (32, 4, 14), "the others are split by the shares"
+    assert (counts.train, counts.dev, counts.test) == (30, 5, 15), "the others as the dataset stage will"
 
 
 def test_a_panel_or_a_passage_is_never_taken_for_a_single_judgement(profile: Profile):

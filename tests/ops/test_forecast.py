@@ -44,8 +44,9 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         file = run.directory / "rows.jsonl"
         file.write_text("{}\n")
         dataset = {name: Artifact.of(file, rows=count) for name, count in rows.items()}
+        split = {"splits": {"train": 320, "dev": 40, "test": 40}}
         end_stage(run, "ingest", rows_out=400)
-        end_stage(run, "dataset", artifacts=dataset)
+        end_stage(run, "dataset", artifacts=dataset, details=split)
         end_stage(run, "sft", seconds=1000.0, details={"summary": {"steps": 100}})
         end_stage(run, "evaluate", rows_in=320)
         known = comparison("rl", "teacher", 0.1, (0.0, 0.2), n=40, detectable_diff=0.08)  # the others have no label
@@ -54,7 +55,7 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         finish_run(run)
     with open_run(profile, "refresh") as run:  # trains nothing
         for name, rows_out, artifacts in (("ingest", 400, {}), ("dataset", 300, dataset)):
-            end_stage(run, name, rows_out=rows_out, artifacts=artifacts)
+            end_stage(run, name, rows_out=rows_out, artifacts=artifacts, details=split)
     found = forecast(profile, PLAN)
     assert (found.sft_rows, found.rl_prompts, found.test_rows) == (200, 600, 80)
     assert found.rows_from == f"run {run.id}"

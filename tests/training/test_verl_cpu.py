@@ -225,7 +225,7 @@ def attempt(folder: Path, monkeypatch: pytest.MonkeyPatch, resumed_at: int, rate
 
 def step(run: Any, *, invalid: int = 0) -> None:
     run.global_steps += 1
-    run._keep_scored = lambda batch: (batch, Counter(wanted=1, invalid=invalid, lost=invalid))
+    run._keep_scored = lambda batch: (batch, Counter(wanted=1, samples=1 - invalid, invalid=invalid, lost=invalid))
     batch = SimpleNamespace(tags=[{}], partition_id="train", reorder=lambda _: None)
     run._balance_batch(batch, metrics := {CLIP_FRACTION: 0.9})
     run._compute_metrics(batch, metrics)

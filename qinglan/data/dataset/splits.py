@@ -90,7 +90,7 @@ def place_rows(
     splits = np.where(given > 0, given, strictest)
     unplaced = np.flatnonzero(splits == 0)
     names = _names_of_groups(ids, groups)
-    chosen = (_split_of(names.get(place, ids[place]), config) for place in unplaced.tolist())
+    chosen = (split_of(names.get(place, ids[place]), config) for place in unplaced.tolist())
     splits[unplaced] = np.fromiter((_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(unplaced))
     repeats = np.where(strictest > splits, strictest, np.uint8(0))
     repeats[(repeats == 0) & evaluated & (splits < _STRENGTH["test"])] = _EVALUATION
@@ -113,7 +113,8 @@ def _names_of_groups(ids: list[str], groups: NDArray[np.intp]) -> dict[int, str]
     return {place: names[int(groups[place])] for place in together}
 
 
-def _split_of(group: str, config: Dataset) -> Split:
+def split_of(group: str, config: Dataset) -> Split:
+    """Of a group without a split, by its smallest row id."""
     place = hash_fraction(f"{config.seed}:{group}")
     if place < config.train_share:
         return "train"

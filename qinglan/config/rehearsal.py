@@ -46,6 +46,8 @@ _FOLLOWS = {"sft": ("eval_steps", "save_steps"), "rl": ("total_steps", "save_fre
 _ROWS = {"sample_train_rows": 640, "sample_dev_rows": 80, "sample_test_rows": 80}
 _LATENCY_MS = 300
 """Of the simulated teacher: one that answers within a millisecond would make every student slow."""
+_NEW_SHARE = 0.1
+"""Of RL's samples: in ten passes the tiny student writes each prompt's text in about one way."""
 _UNREAD = {"gold": "", "split": "", "intent": ""}
 
 
@@ -64,6 +66,7 @@ def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
     if isinstance(steps := real.get("rl", {}).get("total_steps"), int):  # as many prompts in all
         prompts = steps * real["rl"].get("train_batch_size", Rl().train_batch_size)
         made["rl"]["total_steps"] = round(prompts / demo["rl"]["train_batch_size"])
+    made["budget"] = made.get("budget", {}) | {"rl_new_share": _NEW_SHARE}
     made["data"]["columns"] = demo.get("data", {}).get("columns", {}) | _UNREAD
     made["embedded"] = demo.get("embedded", {}) | _ROWS | {"teacher_latency_ms": _LATENCY_MS}
     made["compare"] = {"teachers": dict.fromkeys(real.get("compare", {}).get("teachers", {}), demo["teacher"])}

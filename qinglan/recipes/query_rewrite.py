@@ -53,8 +53,7 @@ RELEVANCE_SYSTEM = (
 )
 
 _WORDS = re.compile(r"[一-鿿]+|[a-z0-9]+")
-_LABELS = re.compile(r"^(?:用户画像|历史摘要|当前问题)：", re.MULTILINE)
-"""Of `user_text`: no words of the user."""
+_USER_TEXT_LABELS = re.compile(r"^(?:用户画像|历史摘要|当前问题)：", re.MULTILINE)
 
 
 def user_text(query: str, profile: str = "", history: str = "") -> str:
@@ -155,7 +154,7 @@ def entity_kept(question: str, teacher_rewrite: str, rewrite: str) -> bool:
     The anchors are the teacher's words that share characters with the question: mostly the entity. One of them must
     leave a trace in the rewrite. Where the teacher and the question share nothing, there is nothing to hold on to.
     """
-    asked = character_grams(_LABELS.sub("", question))
+    asked = character_grams(_USER_TEXT_LABELS.sub("", question))
     anchors = [grams for word in teacher_rewrite.split() if (grams := character_grams(word)) & asked]
     return not anchors or any(grams & character_grams(rewrite) for grams in anchors)
 

@@ -50,8 +50,9 @@ def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monk
 def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile):
     rehearsed = load_profile(f"{profile.name}_rehearsal")
     assert rehearsed.gate == profile.gate.model_copy(update={"approval": "none"})
-    for section in ("dataset", "select", "reward", "evaluate", "targets", "budget"):
+    for section in ("dataset", "select", "reward", "evaluate", "targets"):
         assert getattr(rehearsed, section) == getattr(profile, section)
+    assert rehearsed.budget == profile.budget.model_copy(update={"rl_new_share": rehearsed.budget.rl_new_share})
     assert rehearsed.tenant.teacher_rules == profile.tenant.teacher_rules
     assert rehearsed.sft.num_train_epochs == profile.sft.num_train_epochs
     assert {rehearsed.teacher.base_url, rehearsed.judge.base_url, rehearsed.rag.url} == {EMBEDDED}

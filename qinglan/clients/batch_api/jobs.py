@@ -107,7 +107,7 @@ class BatchStore:
         answers, failures = list[Call](), list[Failure]()
         for each in results:
             before = known.get(each.request_hash)
-            is_recorded = before.latency_ms is None if before else each.request_hash in self._failed
+            is_recorded = each.request_hash in self._failed or (before and before.latency_ms is None)
             if each.billed is None or is_recorded:
                 continue
             known_or_longest = self._requests.get(each.request_hash, self._longest)

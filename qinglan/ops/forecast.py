@@ -103,12 +103,11 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
 
 def _rows(profile: Profile, counts: QuestionCounts, runs: Sequence[Path]) -> tuple[int, int, int, str]:
     """For SFT, for RL and to be tested on, and what is known of it."""
-    questions = {"train": counts.train, "test": counts.test}
     for directory in runs:
         with suppress(ConfigError, ArtifactError):  # only a run that made its dataset of a workbook has both
             _, dataset = stage_of(directory, "ingest"), stage_of(directory, "dataset")
             before = {name: max(1, rows) for name, rows in dataset.details["splits"].items()}
-            train, test = (now / before.get(name, 1) for name, now in questions.items())
+            train, test = counts.train / before.get("train", 1), counts.test / before.get("test", 1)
             sft, rl, tested = (dataset.artifacts[name].rows or 0 for name in ("sft_train", "rl_train", "test"))
             return round(train * sft), round(train * rl), round(test * tested), f"run {directory.name}"
     middle = {stage: sum(band) / 2 for stage, band in profile.targets.rows.items()}

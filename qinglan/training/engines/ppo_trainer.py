@@ -259,10 +259,11 @@ class RewardedTrainer(PPOTrainerSync):
 
     def _give_up_unscored(self, missing: int, lost: int, wanted: int, where: str) -> EngineError:
         """Note that training gave up, unless samples were lost with a process; returns the error to raise."""
-        reason = (
-            f"{missing} of {wanted} samples of {where} could not be scored, more than "
-            f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
-        )
+        reason = f"{missing} of {wanted} samples of {where} could not be scored, "
+        if missing / wanted > (most := self._settings.max_invalid_share):
+            reason += f"more than reward.max_invalid_share = {most:.0%} allows"
+        else:
+            reason += "and none of the others has another of its prompt to be compared with"
         if not lost:
             self._progress.stop(reason, failed=True)
         return EngineError(f"{reason}; {lost} were lost with a process of the engine" if lost else reason)

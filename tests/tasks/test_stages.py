@@ -23,6 +23,7 @@ from qinglan.errors import BudgetError, EngineError, LedgerError, StageError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
+from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.measuring import original_rows, retrieve_all
 from qinglan.rows import ArmRow, Row
@@ -136,12 +137,12 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
 def test_a_ledger_whose_server_restarts_is_opened_again(site_of: SiteOf, monkeypatch: pytest.MonkeyPatch):
     site, problems = site_of(), [LedgerError("ledger: the database system is starting up", unreachable=True)]
 
-    def open_ledger(profile: Profile) -> Any:
+    def open_ledger(url: str) -> Ledger:
         if problems:
             raise problems.pop()
-        return site_ledger(profile)
+        return Ledger(url)
 
-    monkeypatch.setattr("qinglan.clients.roles.site_ledger", open_ledger)
+    monkeypatch.setattr("qinglan.clients.roles.Ledger", open_ledger)
     assert site.run(site.distill).rows_out == ROWS
     problems.append(LedgerError("ledger: damaged"))
     with pytest.raises(LedgerError, match="damaged"):

@@ -76,8 +76,8 @@ def evaluate_arms(
     """Every arm on the test split: generate, retrieve, judge, compare. The registry's champion is an arm too."""
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
     students, cases = _students(run, models), cases_of(profile)
-    named = {*profile.evaluate.teachers, *profile.gate.rivals}
-    rivals = [each for each in teachers_of(run, services) if each.arm in named]
+    compared, named = teachers_of(run, services), {*profile.evaluate.teachers, *profile.gate.rivals}
+    rivals = [each for each in compared if each.arm in named]
     teachers = {"teacher": profile.teacher} | {n: profile.compare.teachers[n] for n in profile.evaluate.teachers}
     # What else a model had to do while its latency was measured.
     loads = {name: reason("live_at_once", questions=asked.concurrency) for name, asked in teachers.items()}
@@ -92,7 +92,7 @@ def evaluate_arms(
         keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
         with site_ledger(profile) as ledger:
             calls = ledger.get_many(keys)
-            for teacher in teachers_of(run, services):
+            for teacher in compared:
                 arm = arms.get(teacher.arm, [])
                 silent = {entry.row_id for entry in arm if entry.text is None}
                 asked_in_vain = [row.model_copy(update={"answer": None}) for row in rows if row.id in silent]

@@ -108,7 +108,7 @@ class BatchStore:
         for each in results:
             before = known.get(each.request_hash)
             is_recorded = each.request_hash in self._failed or (before and before.latency_ms is None)
-            if each.billed is None or is_recorded:
+            if each.billed is None or is_recorded:  # before a kill, or when the batch's files were read before
                 continue
             known_or_longest = self._requests.get(each.request_hash, self._longest)
             request = replace(known_or_longest, request_hash=each.request_hash)

@@ -2,7 +2,7 @@
 
 It learns the verdicts that the judge of query rewriting gave before (`qinglan dataset judge-pairs`), so no model is
 asked. It sees question and passage alone, as that judge did: the passage that the teacher's rewrite finds may be wrong.
-Before its verdict it writes the terms of the teacher's rewrite, and whether the passage is about each of them.
+Before its verdict it writes the terms of a good rewrite, and whether the passage is about each of them.
 """
 
 from typing import ClassVar

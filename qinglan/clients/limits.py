@@ -109,24 +109,27 @@ class Limits:
     @asynccontextmanager
     async def slot(self, tokens: float) -> AsyncIterator[None]:
         """Wait until a request of about so many tokens may be sent, and hold its place."""
-        await self._enter()
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        self._let_in()
         try:
+            await place
             now_s = time.monotonic()
             paces_s = self._requests.reserve(1, now_s), self.tokens.reserve(tokens, now_s)
             if (wait_s := max(self._closed_until_s - now_s, *paces_s)) > 0:
                 await asyncio.sleep(wait_s)
             yield
         finally:
-            self.in_flight -= 1
-            self._let_in()
+            if place.done() and not place.cancelled():  # else its caller was cancelled while it waited
+                self.in_flight -= 1
+                self._let_in()
 
     def answered(self, headers: Mapping[str, str], estimated_tokens: float, used_tokens: float) -> None:
         self.tokens.correct(used_tokens - estimated_tokens)
         self._refusals.append(False)
         self._refused_in_a_row = 0
-        if self.allowed < self._most:
-            self.allowed = min(self._most, self.allowed + 1 / self.allowed)
-            self._let_in()
+        self.allowed = min(self._most, self.allowed + 1 / self.allowed)
+        self._let_in()
         if wait_s := _exhausted_for_s(headers):
             self._closed_until_s = max(self._closed_until_s, time.monotonic() + wait_s)
 
@@ -140,20 +143,6 @@ class Limits:
         if len(recent) >= _MIN_ANSWERS and sum(recent) >= _FULL_SHARE * len(recent):
             self.allowed = max(1.0, self.allowed * _CUT)
             self._refusals.clear()  # judge the smaller number anew
-
-    async def _enter(self) -> None:
-        if self.in_flight < int(self.allowed) and not self._waiting:
-            self.in_flight += 1
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # let in and cancelled in the same moment
-                self.in_flight -= 1
-                self._let_in()
-            raise
 
     def _let_in(self) -> None:
         while self._waiting and self.in_flight < int(self.allowed):

@@ -29,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Without what Prefect's threads say of the events that earlier tests left."""
+    of_threads = ("prefect._internal", "EventsWorker", "APILogWorker")
+    caplog.handler.addFilter(lambda record: not record.name.startswith(of_threads))
+    return caplog
+
+
+@pytest.fixture
 def serve() -> Iterator[Callable[[Script], FakeService]]:
     """Start services that end with the test."""
     with ExitStack() as started:

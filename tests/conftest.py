@@ -82,18 +82,18 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For flows that run in this process."""
-    from prefect.events.worker import EventsWorker
     from prefect.settings import PREFECT_API_URL, temporary_settings
     from prefect_process import prefect_process
 
     from qinglan.ops.up.site import Site
+    from qinglan.tasks.session import send_what_is_queued
 
     folder = tmp_path_factory.mktemp("prefect")
     site = Site(folder, "", prefect_port=free_port())
     site.prepare()
     with prefect_process(site, folder / "logs"), temporary_settings({PREFECT_API_URL: site.api_url}):
         yield
-        EventsWorker.drain_all(timeout=60)  # without a server, what is left would fail in the log of some later test
+        send_what_is_queued()  # without a server, what is left would fail in the log of some later test
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ def _of_others(pairs: pd.DataFrame, rewrites: "pd.Series[str]") -> Iterator[tupl
     right = right.assign(term=right.row_id.map(lambda at: rewrites.get(at, "").split())).explode("term").dropna()
     pools, known, rng = right.groupby("term").passage.unique(), pairs.groupby("row_id").passage.agg(set), Random(0)
     for at, terms in right.groupby("row_id").term:
-        asked, distinct = str(at), list(terms.unique())
+        row_id, distinct = str(at), list(terms.unique())
         for term in rng.sample(distinct, min(2, len(distinct))):
-            if pool := [passage for passage in pools[term] if passage not in known[asked]]:
-                known[asked].add(drawn := rng.choice(pool))
-                yield asked, drawn, None
+            if pool := [passage for passage in pools[term] if passage not in known[row_id]]:
+                known[row_id].add(drawn := rng.choice(pool))
+                yield row_id, drawn, None

@@ -34,21 +34,25 @@ def finish_run(profile: Profile, samples: list[dict[str, Any]]) -> None:
         end_stage(run, "rl")
 
 
-def judged(row_id: str, passage: str, *relevant: float, **other: str | float) -> dict[str, Any]:
-    return {"row_id": row_id, "passage": passage} | dict(zip(["relevant"], relevant, strict=False)) | other
+def judged(row_id: str, passage: str, **found: str | float) -> dict[str, Any]:
+    return {"row_id": row_id, "passage": passage} | found
 
 
 def test_each_passage_once_with_the_best_rewrite_some_of_others_alike_questions_in_one_split_and_no_formula(
     profile: Profile, qinglan: Qinglan, tmp_path: Path
 ):
     words = ("dataset", "judge-pairs", "--out", str(tmp_path / "judge.xlsx"))
-    finish_run(profile, [judged("0", "甲", 1), judged("1", "乙")])
+    finish_run(profile, [judged("0", "甲", relevant=1), judged("1", "乙")])
     assert "has no verdicts on passages, or all are the same; name one" in qinglan(*words, profile=profile)[2]
     sides = [(key, side) for key in ALIKE for side in (0, 1) if (key, side) != ("3", 1)]
-    samples = [judged(key, ("=1+1", "乙")[side], side) for key, side in sides]
+    samples = [judged(key, ("=1+1", "乙")[side], relevant=side) for key, side in sides]
     silent = [judged("0", "丁"), judged("0", "乙"), {"row_id": "0", "relevant": 0.0}, {"outage": "rag"}]
-    more = [judged("0", "丙", 0), judged("1", "己", 1, text="饭后 乙", rq=0.9), judged("dev", "戊", 1)]
-    more.append(judged("0", "乙", 1, text="乙 饭后", rq=0.6))
+    more = [
+        judged("0", "丙", relevant=0),
+        judged("1", "己", relevant=1, text="饭后 乙", rq=0.9),
+        judged("dev", "戊", relevant=1),
+        judged("0", "乙", relevant=1, text="乙 饭后", rq=0.6),
+    ]
     finish_run(profile, [*silent, *samples, samples[0], *more])
     status, out, err = qinglan(*words, profile=profile)
     assert (status, err) == (0, "")

@@ -324,6 +324,17 @@ async def test_a_connection_that_brings_no_answer_is_left_for_another(
             backend.resume()
 
 
+def test_who_stops_in_a_transaction_loses_its_locks(postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(database._LIMITS, "idle_in_transaction_session_timeout", "200ms")
+    stopped = make_engine(postgres)
+    with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout"), stopped.begin() as db:
+        db.execute(sa.text("LOCK TABLE spent"))
+        on_server.exchange(Order(calls=[call("waited")]))
+        db.execute(sa.text("SELECT 1"))
+    assert on_server.get("waited")
+    stopped.dispose()
+
+
 def test_a_server_that_is_restarted_is_unreachable_meanwhile_and_a_damaged_file_is_not(tmp_path: Path):
     with postgres_server() as server:
         ledger = Ledger(server.owners_url)

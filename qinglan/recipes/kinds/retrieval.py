@@ -75,11 +75,11 @@ class RetrievalRecipe(Recipe):
     def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message]:
         return self.judge_messages(self.question_text(row), text, tenant)
 
-    def prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
-        question = self.question_text(row)
+    def prompts(self, row: Row, profile: Profile) -> dict[str, list[Message]]:
+        question, tenant = self.question_text(row), profile.tenant
         relevance = self.relevance_messages(question, row.query, tenant)
         panel = self.panel_messages(question, [row.query], tenant)
-        return {**super().prompts(row, tenant), "relevance": relevance, "panel": panel}
+        return {**super().prompts(row, profile), "relevance": relevance, "panel": panel}
 
     def parse_panel(self, text: str, count: int) -> list[float]:
         """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""

@@ -90,8 +90,10 @@ def test_grpo_and_ppo_send_an_adapter_to_a_sampler_in_bfloat16_and_correct_for_i
         f"{correction}.rollout_is_threshold": 2.0,
     }
     rl = {"lora_rank": 8, "total_steps": 4, "save_freq": 4}
-    learning: dict[str, Any] = {"algorithm": "grpo", "actor_lr": 0.02, "test_freq": 4}
-    standing: dict[str, Any] = {"algorithm": "ppo", "actor_lr": 1e-12, "test_freq": 1, "patience": 1}
+    critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
+    learning: dict[str, Any] = {"algorithm": "ppo", "actor_lr": 0.02, "test_freq": 4, "critic_model": str(critic)}
+    learning["kl"] = {"mode": "reward", "target_kl": 0.05}
+    standing: dict[str, Any] = {"algorithm": "grpo", "actor_lr": 1e-12, "test_freq": 1, "patience": 1}
     toys = []
     for seed, own in ((1, learning), (2, standing)):  # at the same time: neither may take the other's weights
         (tmp_path / str(seed)).mkdir()
@@ -110,6 +112,8 @@ def test_grpo_and_ppo_send_an_adapter_to_a_sampler_in_bfloat16_and_correct_for_i
         assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, "the adapter has reached the sampler"
         assert any(name.startswith("rollout_corr/") for name in trained[0])
         assert not toy.export().model.layers[0].self_attn.q_proj.weight.isnan().any()
+    last = read_metrics(toys[0].folder)[4]
+    assert last["critic/grad_norm"] > 0 and last["actor/reward_kl_penalty_coeff"] != 0.001, "target_kl changes it"
 
 
 @pytest.mark.parametrize("lora_rank", [0, 8], ids=["weights", "adapter"])

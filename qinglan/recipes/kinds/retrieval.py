@@ -44,15 +44,7 @@ class RetrievalRecipe(Recipe):
     """A row with one of these has a valid teacher baseline: teacher and RAG both answered. Refusals, boilerplate and
     rewrites that a reviewer rejected or corrected have none: the reward's guard takes its anchors from the baseline."""
     TOO_FEW_ROWS_HINT = "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
-    RL_INFO: ClassVar[dict[str, type]] = {
-        "row_id": str,
-        "question": str,
-        "gold_id": str,
-        "unit": str,
-        "teacher_rewrite": str,
-        "teacher_quality": float,
-        "teacher_judge": float,
-    }
+    RL_INFO: ClassVar[dict[str, type]] = {**Baseline.__annotations__, "unit": str}
     score_parts = tuple(name for name in Scored.__dataclass_fields__ if name != "score")
     primary_metric = PrimaryMetric("gold_top1", "gold top-1")
     graders: "tuple[Role, ...]" = ("judge", "rag")

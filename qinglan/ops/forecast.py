@@ -119,14 +119,17 @@ def _rows(profile: Profile, counts: QuestionCounts, runs: Sequence[Path]) -> tup
         with suppress(ConfigError, ArtifactError):  # only a run that made its dataset of a workbook has both
             _, dataset = stage_of(directory, "ingest"), stage_of(directory, "dataset")
             before = {name: max(1, rows) for name, rows in dataset.details["splits"].items()}
-            train, test = counts.train / before.get("train", 1), counts.test / before.get("test", 1)
-            sft, rl, tested = (dataset.artifacts[name].rows or 0 for name in ("sft_train", "rl_train", "test"))
-            return round(train * sft), round(train * rl), round(test * tested), f"run {directory.name}"
+            kept = {name: dataset.artifacts[name].rows or 0 for name in ("sft_train", "rl_train", "test")}
+            sft, tested = kept["sft_train"] / before.get("train", 1), kept["test"] / before.get("test", 1)
+            # Shares make more or fewer prompts than there are rows.
+            rl = sft if profile.dataset.rl_shares else kept["rl_train"] / before.get("train", 1)
+            found = round(sft * counts.train), round(rl * counts.rl_prompts), round(tested * counts.test)
+            return *found, f"run {directory.name}"
     middle = {stage: sum(band) / 2 for stage, band in profile.targets.rows.items()}
     valid = middle.get("validate", 1.0)
-    kept = middle.get("dataset", middle.get("select", valid))
+    learnt = middle.get("dataset", middle.get("select", valid))
     source = "the middle of targets.rows" if middle else "nothing yet: as if all were kept"
-    return round(kept * counts.train), round(valid * counts.train), round(valid * counts.test), source
+    return round(learnt * counts.train), round(valid * counts.rl_prompts), round(valid * counts.test), source
 
 
 def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:

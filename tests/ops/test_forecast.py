@@ -14,7 +14,7 @@ from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.run import finish_run, open_run
 from qinglan.runs.schema_version import dump_record
 
-PLAN = QuestionCounts(questions=800, train=640, test=80)
+PLAN = QuestionCounts(questions=800, train=640, test=80, rl_prompts=640)
 
 
 @pytest.fixture

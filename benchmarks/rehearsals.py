@@ -3,6 +3,7 @@
     make bench NAME=rehearsals
     python benchmarks/rehearsals.py --profile fivedoctors
     python benchmarks/rehearsals.py --jobs 2     (two recipes at a time, each of one thread)
+    python benchmarks/rehearsals.py --profile fivedoctors --set embedded.sample_train_rows=1060   (1,000 prompts of RL)
 
 A refresh of the first 100 questions tells tokens per call and the share of rows that stay; then the forecast, then the
 pipeline over all 800. `predicted` is "undecided" where the dry run warned that the gate would stay so. Prints a table
@@ -34,25 +35,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", choices=names, action="append", help="only this one; all if not given")
     parser.add_argument("--jobs", type=int, default=1, help="recipes at a time")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE; such a rehearsal has a line of its own")
     options = parser.parse_args()
-    known = {one["profile"]: one for one in json.loads(RESULT.read_text())} if RESULT.exists() else {}
+    kept = json.loads(RESULT.read_text()) if RESULT.exists() else []
+    known = {", ".join([one["profile"], *one.get("settings", [])]): one for one in kept}
     by_recipe: dict[str, list[str]] = {}
     for name in options.profile or names:
         by_recipe.setdefault(load_profile(name + ENDING).recipe, []).append(name)
 
     def rehearse_all(asked: list[str]) -> None:
         for name in asked:
-            known[name] = rehearse(name, base_models, ["trainer.threads=1"] if options.jobs > 1 else [])
+            settings = [*options.set, *(["trainer.threads=1"] if options.jobs > 1 else [])]
+            found = {"profile": name, "settings": options.set} | rehearse(name, base_models, settings)
+            known[", ".join([name, *options.set])] = found
             RESULT.write_text(json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as base_models, ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(rehearse_all, by_recipe.values()))
     print("\n| profile | predicted | outcome | rows | calls | US$ | US$ of RL, at most / spent |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
-    for one in known.values():
+    for label, one in known.items():
         errors = " | ".join(f"{one['forecast_error'][name]:+.0%}" for name in ("rows", "calls", "usd"))
         rl = f"{one['rl_usd']['at_most']:.2f} / {one['rl_usd']['spent']:.2f}"
-        print(f"| {one['profile']} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
+        print(f"| {label} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
 
 
 def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]:
@@ -86,7 +91,6 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]
     asked = sum(part.questions for part in parts)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     return {
-        "profile": name,
         "commit": commit,
         "predicted": "undecided" if any("undecided" in warning for warning in warnings) else "decided",
         "outcome": report.decision.verdict,

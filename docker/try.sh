@@ -5,6 +5,7 @@
 #   docker/try.sh                 with Docker's engine and Compose 2.24 or newer
 #   docker/try.sh --install       where they are missing, on Debian as root: brings them for as long as this runs
 #   docker/try.sh --keep          leaves the services running at the end
+#   docker/try.sh --before HEAD~9 begins with the images of an earlier commit, and upgrades from them
 #
 # Nothing of a site on this machine is touched but the images' tags: the project is named qinglan-try, its files lie in a
 # folder of /var/tmp. Where no image registry is reached, docker/base-images.sh makes what is needed (as root).
@@ -12,14 +13,17 @@ set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
-export COMPOSE_PROJECT_NAME=qinglan-try COMPOSE_PROFILES=gpu QINGLAN_PREFECT_PORT=14200 QINGLAN_MLFLOW_PORT=15000
-install=no keep=no failed=start
-for word in "$@"; do
-    case $word in
+export COMPOSE_PROJECT_NAME=qinglan-try COMPOSE_PROFILES=gpu QINGLAN_PREFECT_PORT=14200 QINGLAN_MLFLOW_PORT=15000 \
+    QINGLAN_SERVE_PORT=18000
+install=no keep=no before= failed=start
+while [ $# -gt 0 ]; do
+    case $1 in
     --install) install=yes ;;
     --keep) keep=yes ;;
-    *) echo "try: unknown option $word; --install or --keep" >&2; exit 2 ;;
+    --before) before=$(git -C "$root" rev-parse --verify "$2^{commit}") && shift ;;
+    *) echo "try: unknown option $1; --install, --keep or --before COMMIT" >&2; exit 2 ;;
     esac
+    shift
 done
 
 site=$(mktemp -d /var/tmp/qinglan-try.XXXXXX)
@@ -138,12 +142,12 @@ read_pip() {
     done
 }
 
-# NAME ARGUMENT...: build docker/NAME.Dockerfile.
+# NAME ARGUMENT...: build docker/NAME.Dockerfile of $source.
 build() {
     name=$1
     shift
-    docker build --network=host --secret "id=pip,src=$site/pip.conf" --file "$root/docker/$name.Dockerfile" \
-        --tag "qinglan-$name:$version" "$@" "$root" >"$site/$name.log" 2>&1 || { tail -n 40 "$site/$name.log"; return 1; }
+    docker build --network=host --secret "id=pip,src=$site/pip.conf" --file "$source/docker/$name.Dockerfile" \
+        --tag "qinglan-$name:$version" "$@" "$source" >"$site/$name.log" 2>&1 || { tail -n 40 "$site/$name.log"; return 1; }
     size=$(docker image inspect --format '{{.Size}}' "qinglan-$name:$version")
     base=$(docker image inspect --format '{{.Size}}' "$(published PYTHON)")
     printf '| image of the %s, over its base | %s MB |\n' "$name" "$(((size - base) / 1000000))" >>"$site/table"
@@ -151,7 +155,14 @@ build() {
 
 build_trainer() {
     build trainer --build-arg LOCK=docker/trainer-cpu.lock --build-arg CUDA=qinglan-no-cuda:1 \
-        --build-arg "TORCH=$(grep -o '^torch==[^ ]*' "$root/requirements.lock")" ${wheels:+--build-context "wheels=$wheels"}
+        --build-arg "TORCH=$(grep -o '^torch==[^ ]*' "$source/requirements.lock")" ${wheels:+--build-context "wheels=$wheels"}
+}
+
+# COMMIT: its files in a folder, which is what the images are built of.
+take_source() {
+    source=$site/source
+    mkdir "$source"
+    git -C "$root" archive "$1" | tar -C "$source" -x
 }
 
 # An image alone: COMMAND... of it as uid 1000, without capabilities, and with nothing to write to but what is mounted.
@@ -174,6 +185,14 @@ lay_out_site() {
     cat >"$site/profiles/mine.yaml" <<'MINE'
 extends: small
 rl: {rollout_engine: vllm}
+serve:
+  backend: vllm
+  deadline_ms: 60000
+  extra:
+    vllm_max_model_len: 512
+    vllm_enforce_eager: true
+    vllm_gpu_memory_utilization: 0.1
+    vllm_engine_kwargs: {kv_cache_memory_bytes: 268435456}
 automations: {crashed_after_s: 90, retry_after_s: 10}
 MINE
     sed 's/^extends: .*/extends: mine/' "$root/docker/team.example.yaml" >"$site/profiles/team.yaml"
@@ -230,7 +249,28 @@ restart_postgres() {
     run_to_its_end refresh/refresh
 }
 
+# The newest version answers a question through the router. It is promoted by hand, as so small a pipeline shows no gain.
+serve_a_model() {
+    in_worker qinglan release promote 1 --force --reason 'docker/try.sh' --profile team
+    COMPOSE_PROFILES=gpu,serve compose up --detach --wait serve
+    question='{"model": "champion", "messages": [{"role": "user", "content": "虾青素怎么吃"}]}'
+    until=$(($(date +%s) + 600))
+    until curl --silent --include --header "authorization: Bearer $(cat "$site/secrets/serve_key")" \
+        --header 'content-type: application/json' --data "$question" \
+        "http://127.0.0.1:$QINGLAN_SERVE_PORT/v1/chat/completions" | tee "$site/answer" | grep -q 'x-qinglan-version: 1'; do
+        [ "$(date +%s)" -lt "$until" ] || { cat "$site/answer"; return 1; }
+        sleep 3
+    done
+    COMPOSE_PROFILES=gpu,serve compose rm --stop --force serve
+}
+
+# To the images of this checkout, where the site began with earlier ones; as a machine's restart, in any case.
 upgrade_and_reboot() {
+    if [ -n "$before" ]; then
+        source=$root
+        build orchestrator
+        build_trainer
+    fi
     compose stop
     compose run --rm mlflow mlflow db upgrade postgresql+psycopg://mlflow@postgres:5432/mlflow
     compose down
@@ -277,6 +317,8 @@ failed='find an engine'
 find_engine
 read_pip
 step 'base images' get_base_images
+source=$root
+[ -z "$before" ] || take_source "$before"
 step 'build the orchestrator image' build orchestrator
 step 'build the trainer image' build_trainer
 step 'data stages in the orchestrator image, read-only' alone "qinglan-orchestrator:$version" \
@@ -286,6 +328,7 @@ lay_out_site
 step 'compose up: healthy from nothing' compose up --detach --wait
 step 'pipeline/pipeline to its end' run_to_its_end pipeline/pipeline
 step 'the same with another seed, its worker killed in RL' kill_trainer
+step 'version 1 served by vLLM' serve_a_model
 step 'PostgreSQL restarted, and a refresh' restart_postgres
 step 'upgrade, down and up' upgrade_and_reboot
 count_what_is_kept >"$site/before"

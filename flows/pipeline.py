@@ -4,22 +4,17 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.tasks.base_model import prepare_base_model
+from qinglan.flows.train import train_and_release
 from qinglan.tasks.dataset import build_dataset
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.evaluate import evaluate_arms
 from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
-from qinglan.tasks.gate import decide_release
 from qinglan.tasks.ingest import ingest_workbook
-from qinglan.tasks.publish import note_training, publish_dataset
-from qinglan.tasks.register import register_model
-from qinglan.tasks.report import reported_without_dataset, write_report
-from qinglan.tasks.rl import train_rl
+from qinglan.tasks.publish import publish_dataset
+from qinglan.tasks.report import reported_without_dataset
 from qinglan.tasks.select import select_rows
 from qinglan.tasks.session import open_session
-from qinglan.tasks.sft import require_enough_rows, train_sft
 from qinglan.tasks.validate import validate_rows
 
 
@@ -51,14 +46,4 @@ def pipeline(
         with reported_without_dataset(run, [*read, distilled, validated, selected]):
             dataset = build_dataset(run, selected)
         published = publish_dataset(run, dataset)
-        require_enough_rows(run, dataset)
-        base = prepare_base_model(run)
-        sft = train_sft(run, dataset, base)
-        rl = train_rl(run, services, dataset, base, sft)
-        note_training(run, dataset)
-        models = {"base": base, "sft": sft, "rl": rl}
-        evaluated = evaluate_arms(run, services, dataset, models)
-        gated = decide_release(run, evaluated, dataset, models)
-        registered = register_model(run, gated, evaluated, dataset, models)
-        data = [*read, distilled, validated, selected, dataset, published]
-        return write_report(run, [*data, base, sft, rl, evaluated, gated, registered])
+        return train_and_release(session, dataset, [*read, distilled, validated, selected, dataset, published])

@@ -1,9 +1,11 @@
 """Training and evaluation on a dataset that an earlier run made."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import flow
 
+from qinglan.runs.artifacts import StageResult
 from qinglan.tasks.base_model import prepare_base_model
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.evaluate import evaluate_arms
@@ -13,7 +15,7 @@ from qinglan.tasks.publish import note_training
 from qinglan.tasks.register import register_model
 from qinglan.tasks.report import write_report
 from qinglan.tasks.rl import train_rl
-from qinglan.tasks.session import open_session, stages_of
+from qinglan.tasks.session import Session, open_session, stages_of
 from qinglan.tasks.sft import require_enough_rows, train_sft
 
 
@@ -41,15 +43,20 @@ def train(
     with open_session(
         profile, settings, "train", fresh=fresh, continue_anyway=continue_anyway, source=source
     ) as session:
-        run, services = session.run, session.services
         (dataset,) = stages_of(session, ["dataset"])
-        require_enough_rows(run, dataset)
-        base = prepare_base_model(run)
-        sft = train_sft(run, dataset, base)
-        rl = train_rl(run, services, dataset, base, sft)
-        note_training(run, dataset)
-        models = {"base": base, "sft": sft, "rl": rl}
-        evaluated = evaluate_arms(run, services, dataset, models)
-        gated = decide_release(run, evaluated, dataset, models)
-        registered = register_model(run, gated, evaluated, dataset, models)
-        return write_report(run, [dataset, base, sft, rl, evaluated, gated, registered])
+        return train_and_release(session, dataset, [dataset])
+
+
+def train_and_release(session: Session, dataset: StageResult, data: Sequence[StageResult]) -> Path:
+    """The stages from the base model to the registry, and the report of them and of `data`; that report's path."""
+    run, services = session.run, session.services
+    require_enough_rows(run, dataset)
+    base = prepare_base_model(run)
+    sft = train_sft(run, dataset, base)
+    rl = train_rl(run, services, dataset, base, sft)
+    note_training(run, dataset)
+    models = {"base": base, "sft": sft, "rl": rl}
+    evaluated = evaluate_arms(run, services, dataset, models)
+    gated = decide_release(run, evaluated, dataset, models)
+    registered = register_model(run, gated, evaluated, dataset, models)
+    return write_report(run, [*data, base, sft, rl, evaluated, gated, registered])

@@ -55,9 +55,11 @@ def register_prompts(stage: Stage, given: StageResult) -> None:
     profile, asked = stage.run.profile, dict[str, list[Message]]()
     recipe = get_recipe(profile.recipe)
     roles = {"student", *recipe.DISTILL_ROLES, *(["judge"] if "judge" in recipe.graders else [])}
+    if stage.name == "extract":
+        roles.add("extract")
     for row in islice(read_jsonl(given.path("rows"), Row), 1000):
         if row.status == "ok":
-            asked = recipe.prompts(row, profile.tenant) | asked
+            asked = recipe.prompts(row, profile) | asked
         if asked.keys() >= roles:
             break
     for role, messages in asked.items():

@@ -9,6 +9,7 @@ from qinglan.recipes.scoring.keys import answers_key
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
+from qinglan.tasks.distill import register_prompts
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
@@ -29,6 +30,7 @@ def extract_context(run: Run, services: Services, ingested: StageResult) -> Stag
     recipe = get_recipe(profile.recipe)
 
     def work(stage: Stage) -> Outcome:
+        register_prompts(stage, ingested)
         return ask_services(
             stage,
             services,

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
+    WithJsonSchema,
     model_serializer,
 )
 from pydantic_core import CoreSchema
@@ -22,21 +23,13 @@ from pydantic_core import CoreSchema
 from qinglan.config import AlarmAction, Algorithm, profile_names
 from qinglan.config.base import Count, Positive
 
-
-class _OfferedProfiles:
-    """Those in configs/ to choose from, or any other by its path; the server refuses a name that is neither.
-
-    The second has no `type`, or Prefect's page could not tell the two apart and would go back to the first.
-    """
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        known = {"title": "in configs/", "type": "string", "enum": profile_names()}
-        return {"anyOf": [known, {"title": "by path, in quotes", "pattern": r"\.ya?ml$"}]}
-
-
 _DistillMode = Literal["live", "batch_api"]
 _Promoted = Literal["champion", "challenger", "none"]
-ProfileName = Annotated[str, _OfferedProfiles()]
+_IN_CONFIGS = {"title": "in configs/", "type": "string", "enum": profile_names()}
+_BY_PATH = {"title": "by path, in quotes", "pattern": r"\.ya?ml$"}
+"""Without a `type`, or Prefect's page could not tell the two apart and would go back to the first."""
+ProfileName = Annotated[str, WithJsonSchema({"anyOf": [_IN_CONFIGS, _BY_PATH]})]
+"""The server refuses a name that is neither."""
 Override = Annotated[str, Field(json_schema_extra={"pattern": r"^[_a-z]+(\.[^=]+)?="})]
 """`dotted.key=value`; whether there is such a key is said when the profile is read.
 

@@ -156,9 +156,7 @@ def prompts(
     with questions_of(loaded) as rows:
         if (chosen := next(islice((each for each in rows if each.status == "ok"), row - 1, None), None)) is None:
             raise ConfigError(f"--row {row}: the workbook has fewer questions")
-    read = recipe.extract_messages(chosen, loaded.tenant, loaded.extract)
-    asked = {**({"extract": read} if read else {}), **recipe.prompts(chosen, loaded.tenant)}
-    for role, messages in asked.items():
+    for role, messages in recipe.prompts(chosen, loaded).items():
         for message in messages:
             say(f"{role}, {message['role']}", style="bold")
             say(message["content"] + "\n")

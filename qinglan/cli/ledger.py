@@ -121,7 +121,7 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     asked = ", ".join(f"{stage} {count:,}" for stage, count in rag_requests(profile, flow, counts).items())
     if asked:
         say(f"The RAG would be asked at most: {asked}.")
-    if flow not in ("pipeline", "train"):
+    if flow not in ("pipeline", "train", "refresh"):
         return
     from qinglan.ops.forecast import find_problems, forecast
     from qinglan.training.disk_space import needed_bytes

@@ -8,6 +8,7 @@ sent, but no simulator follows them; domain, columns and pools are the sample's,
 from collections.abc import Collection
 from typing import Any
 
+from qinglan.config.site import Budget
 from qinglan.config.training import Rl, Student
 from qinglan.errors import ConfigError
 
@@ -46,8 +47,6 @@ _FOLLOWS = {"sft": ("eval_steps", "save_steps"), "rl": ("total_steps", "save_fre
 _ROWS = {"sample_train_rows": 640, "sample_dev_rows": 80, "sample_test_rows": 80}
 _LATENCY_MS = 300
 """Of the simulated teacher: one that answers within a millisecond would make every student slow."""
-_NEW_SHARE = 0.1
-"""Of RL's samples: in ten passes the tiny student writes each prompt's text in about one way."""
 _UNREAD = {"gold": "", "split": "", "intent": ""}
 
 
@@ -66,7 +65,10 @@ def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
     if isinstance(steps := real.get("rl", {}).get("total_steps"), int):  # as many prompts in all
         prompts = steps * real["rl"].get("train_batch_size", Rl().train_batch_size)
         made["rl"]["total_steps"] = round(prompts / demo["rl"]["train_batch_size"])
-    made["budget"] = made.get("budget", {}) | {"rl_new_share": _NEW_SHARE}
+    new_share = demo.get("budget", {}).get(
+        "rl_new_share", Budget().rl_new_share
+    )  # it is the tiny student that repeats itself
+    made["budget"] = made.get("budget", {}) | {"rl_new_share": new_share}
     made["data"]["columns"] = demo.get("data", {}).get("columns", {}) | _UNREAD
     made["embedded"] = demo.get("embedded", {}) | _ROWS | {"teacher_latency_ms": _LATENCY_MS}
     made["compare"] = {"teachers": dict.fromkeys(real.get("compare", {}).get("teachers", {}), demo["teacher"])}

@@ -206,8 +206,9 @@ class Tracking(Section):
     """What MLflow gets of a file that holds or quotes rows: `path`, its path, digest and number of rows; `copy`, the
     file itself, and with it people's questions."""
     traces_per_stage: Annotated[int, Field(ge=0)] = 50
-    """With `rows: copy`, so many calls to teacher, answerer, judge and RAG of each stage become traces in MLflow, drawn
-    by what is asked; 0 for none. 50 cost a stage one to four seconds; all of ten thousand calls would cost minutes."""
+    """With `rows: copy`, so many calls to teacher, answerer, judge and RAG of each stage but RL become traces in
+    MLflow, drawn by what is asked; 0 for none. 50 cost a stage one to four seconds; all of ten thousand calls would
+    cost minutes."""
 
 
 class Notify(Section):

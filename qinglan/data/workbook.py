@@ -43,7 +43,7 @@ def read_rows(
     """
     columns = InputColumns.of(data, inputs)
     records = read_jsonl(path, columns, "sql:") if data.sql else read_records(path, columns)
-    seen = _SeenQuestions()
+    first_sources: dict[str, str] = {}
     for record in _limited(records, data.limit) if data.limit else records:
         source = f"{record.prefix}{record.number}"
         row = _row(record, source, tenant, inputs)
@@ -52,12 +52,13 @@ def read_rows(
             yield Row(id=hash_of(source)[:16], tenant=tenant.id, query="", source=source).failed("forgotten")
             continue
         reason = record.flaw or _flaw(row, record.cells, data, inputs)
-        first = None if reason else seen.first_source(row.id, record)
-        if reason is None and first is None:
+        repeats = ""
+        if reason is None and (first := first_sources.setdefault(row.id, source)) is not source:
+            reason, repeats = "duplicate", f"repeats {first}; "
+        if reason is None:
             yield row
             continue
-        reason = reason or "duplicate"
-        report(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{HINTS[reason]}")
+        report(f"{source}: {reason}: {repeats}{HINTS[reason]}")
         # Its id is its own, because its question may be empty or another row's.
         yield row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
 
@@ -82,22 +83,6 @@ def _limited(records: Iterable[Record], limit: int) -> Iterator[Record]:
             yield record
         if taken.total() == limit:
             return
-
-
-class _SeenQuestions:
-    """The source of the first row of each question, in some 150 bytes a question."""
-
-    def __init__(self) -> None:
-        self._prefixes: dict[str, int] = {}
-        self._places: dict[int, int] = {}
-
-    def first_source(self, question: str, record: Record) -> str | None:
-        """The source of an earlier row with this question; None where this record is the first."""
-        here = self._prefixes.setdefault(record.prefix, len(self._prefixes)) << 40 | record.number
-        place = self._places.setdefault(int(question, 16), here)
-        if place == here:
-            return None
-        return f"{list(self._prefixes)[place >> 40]}{place & (1 << 40) - 1}"
 
 
 def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -> Row:

@@ -46,7 +46,8 @@ class RunFrames:
         return pd.DataFrame(map(_flat, figures.values()), index=pd.Index(figures, name="arm"))
 
     def comparisons(self) -> pd.DataFrame:
-        """A line for each pair of arms `a` and `b` and metric; `diff` is a − b, from `low` to `high`."""
+        """A line for each pair of arms `a` and `b` and `metric`: `n` questions in `groups`, `mean_a`, `mean_b`, `diff`
+        (a − b) from `low` to `high`, `wins`, `ties`, `losses`, `p_value`, `p_holm`, `detectable_diff` and so on."""
         return pd.DataFrame(map(_flat, self.report.comparisons))
 
     def samples(self) -> pd.DataFrame:
@@ -55,7 +56,8 @@ class RunFrames:
         return _lines(self.directory.with_name(made_by) / "rl" / "samples.jsonl", with_key="text")  # outages have none
 
     def ledger(self) -> pd.DataFrame:
-        """The requests that this run sent, failed ones too: `request_hash`, `role`, `model`, `outcome`, `cost_usd` …"""
+        """The requests that this run sent, failed ones too: `created_s`, `request_hash`, `run_id`, `role`, `model`,
+        `outcome`, `latency_ms`, `cost_usd`, and `estimated` where that is the most that it can have been."""
         run = read_run(self.directory)
         with site_ledger(run.profile) as ledger:
             attempts = [attempt.model_dump() for attempt in ledger.attempts("run_id", run.id)]

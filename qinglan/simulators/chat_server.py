@@ -74,7 +74,7 @@ def create_app(seed: int = 7, names: Mapping[str, str] | None = None) -> FastAPI
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return model_list(simulated_models())
+        return model_list([*simulated_models(), *(names or {})])
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: SeededRequest) -> JSONResponse:

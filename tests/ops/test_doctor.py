@@ -25,7 +25,7 @@ KEY = "sk-very-secret-0123456789"
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> None:
     """No server, proxy, package, disk space or limit of the machine that the tests run on."""
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest",))
     monkeypatch.setattr(machine, "memory_bytes", lambda: (64 * GB, 60 * GB))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=500 * GB))
     monkeypatch.setattr(machine.os, "statvfs", lambda _: SimpleNamespace(f_files=10**7, f_favail=10**6))

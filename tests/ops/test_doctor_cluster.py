@@ -39,7 +39,7 @@ class RunningRay(FakeRay):
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningRay]:
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest",))
     monkeypatch.setattr(cluster, "_SEEN_WITHIN_S", 0.0)
     monkeypatch.setattr(cluster, "_LOG_WITHIN_S", 1.0)
     fake = RunningRay()
@@ -68,11 +68,11 @@ def test_one_mount_and_all_that_a_job_needs(profile_of: ProfileOf, running: Runn
 def test_the_nodes_lack_keys_packages_and_our_version(
     profile_of: ProfileOf, running: RunningRay, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest", "no-such-package"))
     monkeypatch.setattr(cluster, "installed", lambda _: "9.9.9")
     judge = {"model": "small", "base_url": "http://x/v1", "api_key_env": "A_KEY"}
     problem = problems(on(profile_of, running, judge=judge))["nodes"] or ""
-    assert "lacks no_such_package; see docker/trainer.Dockerfile; " in problem
+    assert "lacks no-such-package; see docker/trainer.Dockerfile; " in problem
     assert f"has qinglan {version('qinglan')}, here is 9.9.9; install the same there; " in problem
     assert problem.endswith("lacks A_KEY; export them there before `ray start`")
 

@@ -56,6 +56,15 @@ def test_a_new_model_is_bounded_from_above(profile: Profile):
     assert distill.cost_usd > 50 * 100 * 10 / 1e6  # answers alone, each as long as it may get
 
 
+def test_shares_of_pools_decide_how_many_prompts_rl_has(profile: Profile):
+    dataset = profile.dataset.model_copy(update={"rl_shares": {"red": 0.5}})
+    shared = profile.model_copy(update={"dataset": dataset})
+    rows = [row.model_copy(update={"pool": "red" if n % 2 else None}) for n, row in enumerate(ROWS[:30])]
+    assert count_questions(shared, rows).rl_prompts == count_questions(profile, rows).rl_prompts == 30
+    shared.dataset.rl_shares["red"] = 0.9
+    assert count_questions(shared, rows).rl_prompts > 2 * 30, "rows of a pool that has too few are repeated"
+
+
 def test_what_the_ledger_has_is_free_the_rest_measured_and_the_batch_api_half_the_price(profile: Profile):
     pay(profile, ROWS[:30])
     distill = estimates(profile)[0]

@@ -14,7 +14,7 @@ from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.run import finish_run, open_run
 from qinglan.runs.schema_version import dump_record
 
-PLAN = QuestionCounts(questions=800, train=640, test=80)
+PLAN = QuestionCounts(questions=800, train=640, test=80, rl_prompts=640)
 
 
 @pytest.fixture
@@ -24,6 +24,7 @@ def profile(profile_of: ProfileOf) -> Profile:
         rl={"train_batch_size": 64, "epochs": 10},
         targets={"rows": {"validate": [0.9, 1.0], "select": [0.4, 0.6]}, "gain": 0.2},
         student={"gpu_hour_usd": 2.0},
+        gate={"max_quality_loss": 0.5},
         trainer={"step_s": {"sft": 36, "rl": 72}},
     )
 
@@ -35,6 +36,7 @@ def test_rows_steps_and_hours_before_the_first_run(profile: Profile):
     assert found.rl_passes == pytest.approx(10)
     assert found.gpu_hours == pytest.approx({"sft": 4.8, "rl": 1.9})
     assert found.detectable_gain == pytest.approx(2.8 * (0.2 / 76) ** 0.5)
+    assert found.detectable_loss == pytest.approx(2.8 / 76**0.5)
     assert list(find_problems(profile, found)) == []
 
 
@@ -50,7 +52,8 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         end_stage(run, "sft", seconds=1000.0, details={"summary": {"steps": 100}})
         end_stage(run, "evaluate", rows_in=320)
         known = comparison("rl", "teacher", 0.1, (0.0, 0.2), n=40, detectable_diff=0.08)  # the others have no label
-        write_json(run.directory / "report.json", dump_record(report(comparisons=[known])))
+        scored = known.model_copy(update={"metric": "quality", "detectable_diff": 0.3})
+        write_json(run.directory / "report.json", dump_record(report(comparisons=[known, scored])))
         end_stage(run, "rl", seconds=300.0, details={"summary": {"steps": 4}})  # its start, most of all
         finish_run(run)
     with open_run(profile, "refresh") as run:  # trains nothing
@@ -59,7 +62,7 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
     found = forecast(profile, PLAN)
     assert (found.sft_rows, found.rl_prompts, found.test_rows) == (200, 600, 80)
     assert found.rows_from == f"run {run.id}"
-    assert found.detectable_gain == pytest.approx(0.08 * 2)
+    assert (found.detectable_gain, found.detectable_loss) == pytest.approx((0.08 * 2, 0.3 * 2))
     assert found.gpu_hours == pytest.approx({"sft": 300 * 10 / 3600, "rl": 94 * 72 / 3600})
 
 
@@ -74,6 +77,7 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         ("rl", {"test_freq": 10, "save_freq": 100}, "rl.save_freq (100)"),
         ("targets", {"gain": 0.03}, "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)"),
         ("gate", {"min_gain": 0.1}, "76 test questions can show a gain of 0.244, not of 0.2 (targets.gain)"),
+        ("gate", {"max_quality_loss": 0.2}, "a loss of 0.32 in the judge's score, not of 0.2 (gate.max_quality_loss)"),
         ("gate", {"min_gain": 0.3}, "targets.gain (0.2) is not above gate.min_gain (0.3)"),
         ("student", {"gpu_hour_usd": None}, "student.gpu_hour_usd"),
     ],

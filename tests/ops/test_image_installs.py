@@ -278,11 +278,3 @@ def _profiles_of_the_form(services: Services) -> set[str]:
 
 def _online_pools(services: Services) -> set[str]:
     return {pool["name"] for pool in _listed(services, "work_pools") if pool["status"] == "READY"}
-
-
-def test_a_site_in_containers_trains_is_restarted_and_comes_back_from_its_backup() -> None:
-    for words in (["docker", "info"], ["docker", "compose", "version"]):
-        if not shutil.which("docker") or subprocess.run(words, capture_output=True).returncode:
-            pytest.skip("Docker's engine with Compose 2 does not run here: docker/try.sh --install brings it")
-    done = subprocess.run(["sh", ROOT / "docker" / "try.sh"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

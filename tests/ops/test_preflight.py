@@ -23,7 +23,7 @@ def problems(profile: Profile, flow: Any = "refresh") -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest",))
 
 
 @pytest.mark.parametrize("flow", ["refresh", "pipeline"])
@@ -129,9 +129,9 @@ def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch:
     assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")
     own = profile_of(trainer={"python": sys.executable})
     assert "trainer packages" not in problems(own, "train")
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest", "no-such-package"))
     lacking = problems(own, "train")["trainer packages"]
-    assert lacking.startswith(f"trainer.python: {sys.executable} lacks no_such_package; see docker/")
+    assert lacking.startswith(f"trainer.python: {sys.executable} lacks no-such-package; see docker/")
 
 
 def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

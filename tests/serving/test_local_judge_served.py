@@ -49,70 +49,53 @@ def judged(body: dict[str, Any]) -> Any:
     return 200, completion('{"score": 5}' if right else '{"score": 1}')
 
 
-class Site:
-    """A profile whose local judge is registered, its scripted services, and a dataset of dev rows."""
+def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(
+    tmp_path: Path, profile_of: Callable[..., Profile], serve: Callable[[Script], FakeService]
+):
+    rag, judge, models = serve(found), serve(judged), Models(f"sqlite:///{tmp_path / 'mlflow.db'}", MODEL, tmp_path)
 
-    def __init__(self, folder: Path, profile: Profile, rag: FakeService, judge: FakeService) -> None:
-        self.profile, self.judge = profile, judge
-        self.services = partial(Addresses, judge.url, judge.url, rag.url)
-        rows = [
-            Row(id=f"{n:02}", tenant="t", query=f"虾青素{n}咋吃", source="f", split="dev", answer=f"虾青素{n} 服用方法")
-            for n in range(ROWS)
-        ]
-        artifacts = {"rows": write_jsonl(folder / "rows.jsonl", rows)}
-        self.dataset = StageResult(stage="dataset", key="d", run_id="r", seconds=1.0, artifacts=artifacts)
+    def profile_with(**local: Any) -> Profile:
+        local |= {"model": MODEL, "timeout_s": 300, "price": PRICE}
+        return profile_of(
+            judge={"model": "small", "base_url": judge.url, "local": local},
+            rag={"url": rag.url},
+            sft={"torch_dtype": "float32"},
+            tracking={"uri": models.uri},
+            trainer={"threads": 1},
+        )
 
-    def with_local(self, **settings: Any) -> Profile:
-        local = self.profile.judge.local.model_copy(update=settings)
-        return self.profile.model_copy(update={"judge": self.profile.judge.model_copy(update={"local": local})})
+    prompt = prompt_digest(profile_with().model_copy(update={"recipe": "passage_judge"}))
+    weights = Artifact.of(make_judge(tmp_path / "model"))
+    candidate = models.candidate(model=weights, recipe="passage_judge", prompt_sha256=prompt)
+    models.registry.promote(models.registry.register(candidate).version)
+    rows = [
+        Row(id=f"{n:02}", tenant="t", query=f"虾青素{n}咋吃", source="f", split="dev", answer=f"虾青素{n} 服用方法")
+        for n in range(ROWS)
+    ]
+    artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
+    dataset = StageResult(stage="dataset", key="d", run_id="r", seconds=1.0, artifacts=artifacts)
 
-    def compare(self, profile: Profile) -> StageResult:
+    def compare(**local: Any) -> StageResult:
+        profile = profile_with(**local)
+
         def work(run: Run) -> StageResult:
-            judge = released_judge(profile)
-            assert judge
-            return compare_judges(run, self.services, self.dataset, judge)
+            released = released_judge(profile)
+            assert released
+            return compare_judges(run, partial(Addresses, judge.url, judge.url, rag.url), dataset, released)
 
         with open_run(profile, "train") as run:
             return flow(work, validate_parameters=False)(run)  # type: ignore[return-value]
 
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    folder = tmp_path_factory.mktemp("judge")
-    made = Models(f"sqlite:///{folder / 'mlflow.db'}", MODEL, folder)
-    made.weights = make_judge(folder / "model")  # type: ignore[attr-defined]
-    return made
-
-
-@pytest.fixture
-def site(tmp_path: Path, models: Models, profile_of: Callable[..., Profile], serve: Callable[[Script], Any]) -> Site:
-    rag, judge = serve(found), serve(judged)
-    profile = profile_of(
-        judge={"model": "small", "base_url": judge.url, "local": {"model": MODEL, "timeout_s": 300, "price": PRICE}},
-        rag={"url": rag.url},
-        sft={"torch_dtype": "float32"},
-        tracking={"uri": models.uri},
-        trainer={"threads": 1},
-    )
-    prompt = prompt_digest(profile.model_copy(update={"recipe": "passage_judge"}))
-    weights = Artifact.of(models.weights)  # type: ignore[attr-defined]
-    candidate = models.candidate(model=weights, recipe="passage_judge", prompt_sha256=prompt)
-    models.registry.promote(models.registry.register(candidate).version)
-    return Site(tmp_path, profile, rag, judge)
-
-
-def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(site: Site):
     with pytest.raises(StageError, match=r"κ 0\.00 .*24 passages: κ's 95% interval must .*min_agreement = 0\.6"):
-        site.compare(site.with_local(min_agreement_pairs=2 * ROWS))
-    result = site.compare(site.with_local(when_below="go_on"))  # a live RAG is asked anew, the judges are not
+        compare(min_agreement_pairs=2 * ROWS)
+    result = compare(when_below="go_on")  # a live RAG is asked anew, the judges are not
     assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (2 * ROWS, 0, 0)
     assert result.metrics["share"] == pytest.approx(2 / 3)
-    pairs = list(read_jsonl(result.path("pairs"), JudgedPassage))
-    assert {pair.local for pair in pairs} == {5.0}
-    assert len(site.judge.bodies) == 2 * ROWS
-    with site_ledger(site.profile) as ledger:
-        models = {each.key: each for each in ledger.spending("model")}
+    assert {pair.local for pair in read_jsonl(result.path("pairs"), JudgedPassage)} == {5.0}
+    assert len(judge.bodies) == 2 * ROWS
+    with site_ledger(profile_with()) as ledger:
+        spent = {each.key: each for each in ledger.spending("model")}
         roles = {each.key: each.calls for each in ledger.spending("role")}
     assert roles == {"judge": 2 * ROWS, "judge.local": 2 * ROWS}
-    assert models[f"{MODEL}-v1"].cost_usd > 0
+    assert spent[f"{MODEL}-v1"].cost_usd > 0
     assert processes_with("swift.cli.deploy", f"{MODEL}-v1") == []

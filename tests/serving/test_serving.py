@@ -197,9 +197,13 @@ class ServedSite(RunningQinglan):
         words = ["serve", "--port=0", f"--profile={profile}", *(f"--set={setting}" for setting in settings)]
         super().__init__(folder / "serve.log", *words, cwd=ROOT)
 
-    def version(self) -> str:
+    @property
+    def url(self) -> str:
         (url,) = re.findall(r"^Router   (\S+)/v1\nTry it   \1/$", self.output, re.MULTILINE)
-        answer = httpx2.post(f"{url}/v1/chat/completions", json=body_of("letters"), trust_env=False, timeout=120)
+        return url
+
+    def version(self) -> str:
+        answer = httpx2.post(f"{self.url}/v1/chat/completions", json=body_of("letters"), trust_env=False, timeout=120)
         assert answer.status_code == 200
         return answer.headers.get("x-qinglan-version", "")
 
@@ -225,6 +229,31 @@ def toys(
     if served.process.poll() is None:
         served.process.kill()
     served.process.wait()
+
+
+def test_a_killed_model_comes_back_and_a_challenger_joins_it_under_load(toys: tuple[ServedSite, Registry]):
+    served, registry = toys
+    served.wait_for("version 1: ready")
+    with Load(served.url) as load:
+
+        def wait_for(version: str) -> None:
+            asked_before = len(load.answers)
+            wait_until(
+                f"an answer of version {version}, or of none",
+                lambda: version in {answered for answered, _ in by(load.answers[asked_before:])},
+                explain=lambda: by(load.answers[asked_before:]),
+            )
+
+        wait_for("2")
+        for process in served.process.children(recursive=True):
+            if process.cmdline()[1:3] == ["-m", "swift.cli.deploy"]:
+                process.kill()
+        wait_for("")
+        wait_for("2")
+        registry.challenge("1", force_reason="a test")
+        wait_for("1")
+        registry.withdraw_challenger("a test")
+    assert load.lost == []
 
 
 def test_a_rollback_by_hand_starts_no_model(toys: tuple[ServedSite, Registry]):

@@ -20,7 +20,7 @@ from run_stages import stage_result
 
 from qinglan.clients.roles import Addresses
 from qinglan.errors import StageError
-from qinglan.rows import Row
+from qinglan.rows import DIALOGUE, Row
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.tasks.distill import ask_by_batch, register_prompts, require_no_open_batches
 
@@ -56,7 +56,7 @@ def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Profile
         (CAPITALS, []),  # its prompt is the question alone
         ("medical", ["judge", "student", "teacher"]),
         ("answer_judge", ["answerer", "student", "teacher"]),
-        ("query_rewrite", ["judge", "panel", "relevance", "student", "teacher"]),
+        ("query_rewrite", ["extract", "judge", "panel", "relevance", "student", "teacher"]),
     ],
 )
 def test_the_instructions_of_every_role_are_registered_and_no_question(
@@ -64,10 +64,11 @@ def test_the_instructions_of_every_role_are_registered_and_no_question(
 ):
     known: dict[str, str] = {}
     tracker = SimpleNamespace(register_prompt=lambda name, text, _: known.update({name.split(".")[-1]: text}))
-    stage: Any = SimpleNamespace(run=SimpleNamespace(profile=profile_of(recipe=recipe, **SIMULATED)), tracker=tracker)
+    run = SimpleNamespace(profile=profile_of(recipe=recipe, **SIMULATED))
+    stage: Any = SimpleNamespace(name="extract", run=run, tracker=tracker)
     given = dict.fromkeys(("answer", "given", "candidate", "hint"), "随餐")  # nobody is asked about the first question
     rows = [Row(id=str(n), tenant="t", query=f"鱼油{n}咋吃", source="s", inputs=given) for n in range(2)]
-    rows[1] = rows[1].model_copy(update={"inputs": {"hint": "随餐"}})
+    rows[1] = rows[1].model_copy(update={"inputs": {"hint": "随餐", DIALOGUE: "用户：鱼油咋吃"}})
     register_prompts(stage, stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}))
     assert sorted(known) == roles
     assert "鱼油" not in "".join(known.values())

@@ -1,5 +1,6 @@
 """The builder's overrides, composed against verl's own configuration schema."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ def test_settings_reach_verl(profile: ProfileOf, case: dict[str, Any]) -> None:
 
     expected = {key: str(FOLDER / "model") if value == "FOLDER/model" else value for key, value in case["verl"].items()}
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("rl", [{}, {"lora_rank": 8}, {"algorithm": "grpo", "rollouts_per_prompt": 4}])
+def test_the_cpu_trains_as_gpus_do_but_for_processes_memory_and_types_of_numbers(
+    profile: ProfileOf, rl: dict[str, Any]
+) -> None:
+    commands = [command_of(profile(device, rollout_engine="vllm", **rl), FOLDER) for device in ("cpu", "cuda")]
+    cpu, gpus = ({word.lstrip("+") for word in command.argv[3:]} for command in commands)
+    processes = r"trainer\.(device|n_gpus_per_node|v1\.trainer_mode)|ray_kwargs\.|\S+num_workers|transfer_queue"
+    engines = r"\S+(fsdp|fsdp_config|checkpoint)\.|\S+(attn_implementation|use_remove_padding|gradient_checkpointing)"
+    rollout = (
+        r"actor_rollout_ref\.rollout\.(enable|engine_kwargs|checkpoint_engine|dtype|enforce_eager|free|gpu_memory)"
+    )
+    assert [each for each in cpu ^ gpus if not re.match(f"{processes}|{engines}|{rollout}", each)] == []
 
 
 @pytest.mark.parametrize(("loss", "mean"), MEAN_OF_LOSS.items())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_rl import Toy, make_model
+from toy_rl import Toy
 
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines import progress
@@ -58,23 +58,6 @@ def test_rloo_and_gspo_train_where_samples_are_missing(tmp_path: Path, model_fol
     assert all(math.isfinite(step["actor/pg_loss"]) and step["actor/grad_norm"] > 0 for step in steps.values())
     assert "actor/kl_loss" in steps[2]
     assert sum(step["reward_extra/invalid"] for step in steps.values()) > 0
-
-
-def test_ppo_with_adapters_and_a_smaller_critic_exports(tmp_path: Path, model_folder: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
-    settings = {"lora_rank": 4, "critic_model": str(critic), "kl": {"mode": "reward", "target_kl": 0.05}}
-    toy = Toy(tmp_path, model_folder, **settings, **TWO_STEPS)
-    toy.run(toy.command())
-    last = read_metrics(tmp_path)[2]
-    assert last["actor/reward_kl_penalty_coeff"] != settings["kl"].get("coefficient", 0.001)
-    assert last["critic/grad_norm"] > 0
-    assert abs(last["training/rollout_probs_diff_mean"]) < 0.02
-    exported, before = toy.export().state_dict(), AutoModelForCausalLM.from_pretrained(model_folder).state_dict()
-    weight, frozen = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"
-    assert exported[weight].isfinite().all() and not exported[weight].equal(before[weight])
-    assert exported[frozen].equal(before[frozen])
 
 
 REWARD = """

@@ -46,7 +46,8 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
     monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
     before = shared_memory()
     toy = vllm_toy(tmp_path, model, total_steps=8, save_freq=2, test_freq=2, alarms=CLOSE)
-    toy.reward_config.write_text('{"failing": [3]}')
+    toy.profile = toy.profile.model_copy(update={"trainer": toy.profile.trainer.model_copy(update={"max_restarts": 3})})
+    toy.reward_config.write_text('{"failing": [3], "latency_s": 1}')
     trains = threading.Thread(target=toy.run_stage, args=(toy.profile.trainer,), daemon=True)
     trains.start()
 
@@ -57,15 +58,15 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
         """Its metrics come last, after its checkpoint."""
         return "critic/score/mean" in read_metrics(tmp_path).get(step, {}) or not trains.is_alive()
 
-    for step, killed in ((2, "VLLM::EngineCore"), (4, "WorkerDict")):
+    for step, killed in ((2, "VLLM::EngineCore"), (4, "WorkerDict"), (6, "ray::EndingServer")):
         wait_until(f"step {step}", partial(has_ended, step), explain=explain)
         found = processes_with(killed, started_by=os.getpid())
         assert found, explain()[-4000:]
         found[0].kill()
     trains.join(1800)
-    assert "2 of 2 restarts" in toy.said.read_text()
-    first, second = map(int, re.findall(r"Resuming from \S+global_step_(\d+)", explain()))
-    assert 2 <= first < 4 <= second
+    assert "3 of 3 restarts" in toy.said.read_text()
+    first, second, third = map(int, re.findall(r"Resuming from \S+global_step_(\d+)", explain()))
+    assert 2 <= first < 4 <= second < 6 <= third
     assert max(checkpoints(toy.output)) == 8, explain()[-4000:]
 
     steps = read_metrics(tmp_path)
@@ -73,12 +74,13 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
     assert len(trained) >= 7 and DEV_VALUE in steps[0] and DEV_VALUE in steps[8]
     assert sum(step["reward_extra/invalid"] for step in trained) > 0, "a sample without a reward is left out"
     assert max(step[LARGEST_DIFFERENCE] for step in trained) < 1e-4
+    assert min(step["timing_s/gen"] for step in trained) < 4, "one after the other, 16 rewards take 8 s"
     assert "sampler_mismatch" not in {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)}
     assert shared_memory() <= before
     assert not toy.export().model.embed_tokens.weight.isnan().any()
 
 
-def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_path: Path, model: Path) -> None:
+def test_grpo_and_ppo_send_an_adapter_to_a_sampler_in_bfloat16_and_correct_for_it(tmp_path: Path, model: Path) -> None:
     groups: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}
     correction = "algorithm.rollout_correction"
     extra = {
@@ -87,8 +89,11 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
         f"{correction}.rollout_is": "token",
         f"{correction}.rollout_is_threshold": 2.0,
     }
-    rl = {"algorithm": "grpo", "lora_rank": 8, "total_steps": 4, "save_freq": 4}
-    learning, standing = {"actor_lr": 0.02, "test_freq": 4}, {"actor_lr": 1e-12, "test_freq": 1, "patience": 1}
+    rl = {"lora_rank": 8, "total_steps": 4, "save_freq": 4}
+    critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
+    learning: dict[str, Any] = {"algorithm": "ppo", "actor_lr": 0.02, "test_freq": 4, "critic_model": str(critic)}
+    learning["kl"] = {"mode": "reward", "target_kl": 0.05}
+    standing: dict[str, Any] = {"algorithm": "grpo", "actor_lr": 1e-12, "test_freq": 1, "patience": 1}
     toys = []
     for seed, own in ((1, learning), (2, standing)):  # at the same time: neither may take the other's weights
         (tmp_path / str(seed)).mkdir()
@@ -107,13 +112,19 @@ def test_grpo_sends_an_adapter_to_a_sampler_in_bfloat16_and_corrects_for_it(tmp_
         assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, "the adapter has reached the sampler"
         assert any(name.startswith("rollout_corr/") for name in trained[0])
         assert not toy.export().model.layers[0].self_attn.q_proj.weight.isnan().any()
+    last = read_metrics(toys[0].folder)[4]
+    assert last["critic/grad_norm"] > 0 and last["actor/reward_kl_penalty_coeff"] != 0.001, "target_kl changes it"
 
 
-def test_a_sampler_that_loses_weights_is_noticed(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lora_rank", [0, 8], ids=["weights", "adapter"])
+def test_a_sampler_that_loses_weights_is_noticed(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, lora_rank: int
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
     monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
     extra = {f"+{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "faulty_sampler.FaultyWorker"}
-    toy = vllm_toy(tmp_path, model, extra, total_steps=20, val_before_train=False, actor_lr=0.01, alarms=CLOSE)
+    rl = {"total_steps": 20, "val_before_train": False, "actor_lr": 0.01, "lora_rank": lora_rank, "alarms": CLOSE}
+    toy = vllm_toy(tmp_path, model, extra, **rl)
     start = time.time()
     process = toy.start(toy.command())
     assert process.wait(timeout=1800) != 0

@@ -139,21 +139,14 @@ def _allot(ranked: dict[str, list[Row]], size: int, strata: Sequence[Stratum]) -
     quotas = {stratum.name: int(stratum.share * size) for stratum in strata}
     quotas[CONTROL.name] += size - sum(quotas.values())
 
-    def take(name: str) -> bool:
+    turns = [name for name, quota in quotas.items() for _ in range(quota)] + [*quotas] * size
+    for name in turns:
+        if len(chosen) == size:
+            break
         for row in queues[name]:
             if name == CONTROL.name:
                 controls.add(row.id)
             if row.id not in chosen:
                 chosen[row.id] = row
-                return True
-        return False
-
-    for name, quota in quotas.items():
-        for _ in range(quota):
-            take(name)
-    open_strata = list(quotas)
-    while open_strata and len(chosen) < size:
-        for name in tuple(open_strata):
-            if len(chosen) < size and not take(name):
-                open_strata.remove(name)
+                break
     return chosen, controls

@@ -5,13 +5,12 @@
 Prints one line for `cluster.py` and exits with 1 where a folder could not be written to.
 """
 
-import importlib.util
 import json
 import os
 import shutil
 import socket
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def describe_node(wanted: dict[str, Any], name: str) -> dict[str, Any]:
         "failed": failed,
         "has_python": shutil.which(wanted["python"]) is not None,
         "qinglan": found,
-        "missing_packages": [each for each in wanted["packages"] if importlib.util.find_spec(each) is None],
+        "missing_packages": [each for each in wanted["packages"] if not any(distributions(name=each))],
         "missing_env": [each for each in wanted["env"] if not os.environ.get(each, "").strip()],
     }
 

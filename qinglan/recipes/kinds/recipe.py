@@ -144,11 +144,16 @@ class Recipe(ABC):
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
         """Metrics of a measured text by name, without `quality`; one without a value is absent."""
 
-    def prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
+    def prompts(self, row: Row, profile: Profile) -> dict[str, list[Message]]:
         """By role, what is asked about a row; of the judge, about the question in the place of an answer."""
-        asked = {str(role): messages for role, messages in self.distill_messages(row, tenant).items()}
-        judge = self.messages_about(row, row.query, tenant) if "judge" in self.graders else None
-        return {"student": self.student_messages(row, tenant), **asked, **({"judge": judge} if judge else {})}
+        tenant = profile.tenant
+        asked: dict[str, list[Message] | None] = {
+            "extract": self.extract_messages(row, tenant, profile.extract),
+            "student": self.student_messages(row, tenant),
+            **{str(role): messages for role, messages in self.distill_messages(row, tenant).items()},
+            "judge": self.messages_about(row, row.query, tenant) if "judge" in self.graders else None,
+        }
+        return {role: messages for role, messages in asked.items() if messages}
 
     def probes(self, rows: Sequence[Row]) -> list[Row]:  # noqa: ARG002 (for those that override it)
         """Further questions for the students, each with an id of its own; only `findings` gets the answers."""

@@ -44,15 +44,7 @@ class RetrievalRecipe(Recipe):
     """A row with one of these has a valid teacher baseline: teacher and RAG both answered. Refusals, boilerplate and
     rewrites that a reviewer rejected or corrected have none: the reward's guard takes its anchors from the baseline."""
     TOO_FEW_ROWS_HINT = "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
-    RL_INFO: ClassVar[dict[str, type]] = {
-        "row_id": str,
-        "question": str,
-        "gold_id": str,
-        "unit": str,
-        "teacher_rewrite": str,
-        "teacher_quality": float,
-        "teacher_judge": float,
-    }
+    RL_INFO: ClassVar[dict[str, type]] = {**Baseline.__annotations__, "unit": str}
     score_parts = tuple(name for name in Scored.__dataclass_fields__ if name != "score")
     primary_metric = PrimaryMetric("gold_top1", "gold top-1")
     graders: "tuple[Role, ...]" = ("judge", "rag")
@@ -75,11 +67,11 @@ class RetrievalRecipe(Recipe):
     def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message]:
         return self.judge_messages(self.question_text(row), text, tenant)
 
-    def prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
-        question = self.question_text(row)
+    def prompts(self, row: Row, profile: Profile) -> dict[str, list[Message]]:
+        question, tenant = self.question_text(row), profile.tenant
         relevance = self.relevance_messages(question, row.query, tenant)
         panel = self.panel_messages(question, [row.query], tenant)
-        return {**super().prompts(row, tenant), "relevance": relevance, "panel": panel}
+        return {**super().prompts(row, profile), "relevance": relevance, "panel": panel}
 
     def parse_panel(self, text: str, count: int) -> list[float]:
         """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""

@@ -34,7 +34,9 @@ class RetrievalStatistics:
     """The most important figures; all where empty."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: Counter[str] = Counter()
+        self._of_rows, self._of_labelled = defaultdict[str, float](float), defaultdict[str, float](float)
+        self._gain_squares = 0.0
         self._gold_id: str | None = None  # one that a row names, and one that the service sent
         self._found_id: str | None = None
         self._originals, self._rewrites = Histogram(0, 1, 100), Histogram(0, 1, 100)
@@ -49,25 +51,25 @@ class RetrievalStatistics:
         self._originals.add(original.top1_score)
         self._rewrites.add(found.top1_score)
         self._gains.add(gain)
-        counted = {
-            "rows": 1,
-            "answered": bool(found.scores),
-            "passages": len(found.scores),
-            "original_top1_score": original.top1_score,
-            "top1_score": found.top1_score,
-            "gain": gain,
-            "gain_squares": gain * gain,
-            "better": gain > _TIE,
-            "worse": gain < -_TIE,
+        measured = {
+            "success_rate": bool(found.scores),
+            "recall_count_mean": len(found.scores),
+            "top1_score_mean": found.top1_score,
+            "original_top1_score_mean": original.top1_score,
+            "gain_mean": gain,
+            "better_share": gain > _TIE,
+            "equal_share": abs(gain) <= _TIE,
+            "worse_share": gain < -_TIE,
         }
+        for name, value in measured.items():
+            self._of_rows[name] += value
+        self._gain_squares += gain * gain
+        counted = {"rows": 1}
         if row.gold_id:
-            counted |= {
-                "labelled": 1,
-                "gold_hits": found.rank(row.gold_id) == 1,
-                "original_gold_hits": original.rank(row.gold_id) == 1,
-                "gold_sought": bool(found.scores),
-                "gold_found": bool(found.rank(row.gold_id) or original.rank(row.gold_id)),
-            }
+            rank, original_rank = found.rank(row.gold_id), original.rank(row.gold_id)
+            self._of_labelled["gold_top1"] += rank == 1
+            self._of_labelled["original_gold_top1"] += original_rank == 1
+            counted |= {"labelled": 1, "gold_sought": bool(found.scores), "gold_found": bool(rank or original_rank)}
         if found.scores:
             self._gold_id = self._gold_id or row.gold_id
             self._found_id = self._found_id or next((i for i in (*found.ids, *original.ids) if i is not None), None)
@@ -77,8 +79,7 @@ class RetrievalStatistics:
                     abs(a - b) <= _SCORE_NOISE for a, b in zip(original.scores, found.scores, strict=True)
                 )
                 counted |= {"changed": 1, "alike": alike}
-        for name, value in counted.items():
-            self._sums[name] += value
+        self._counts.update(counted)
 
     def metrics(self) -> dict[str, float]:
         """Shares, means and quantiles by name; nothing where no row was retrieved for.
@@ -86,27 +87,15 @@ class RetrievalStatistics:
         `gain_mean` comes with its standard error over rows, `gain_se`: twice that on either side is the 95% interval,
         too narrow where many rows ask about the same thing. Quantiles are good to 0.01.
         """
-        sums, rows = self._sums, self._sums["rows"]
+        rows, labelled = self._counts["rows"], self._counts["labelled"]
         if not rows:
             return {}
-        gain = sums["gain"] / rows
-        figures = {
-            "success_rate": sums["answered"] / rows,
-            "recall_count_mean": sums["passages"] / rows,
-            "top1_score_mean": sums["top1_score"] / rows,
-            "original_top1_score_mean": sums["original_top1_score"] / rows,
-            "gain_mean": gain,
-            "better_share": sums["better"] / rows,
-            "equal_share": (rows - sums["better"] - sums["worse"]) / rows,
-            "worse_share": sums["worse"] / rows,
-        }
+        figures = {name: total / rows for name, total in self._of_rows.items()}
         if rows > 1:
-            figures["gain_se"] = math.sqrt(max(0.0, sums["gain_squares"] / rows - gain * gain) / (rows - 1))
+            variance = max(0.0, self._gain_squares / rows - figures["gain_mean"] ** 2)
+            figures["gain_se"] = math.sqrt(variance / (rows - 1))
         figures |= _quantiles("top1_score", self._rewrites) | _quantiles("original_top1_score", self._originals)
-        if labelled := sums["labelled"]:
-            figures["gold_top1"] = sums["gold_hits"] / labelled
-            figures["original_gold_top1"] = sums["original_gold_hits"] / labelled
-        return figures
+        return figures | {name: total / labelled for name, total in self._of_labelled.items()}
 
     def check(self) -> None:
         """Raise StageError if the RAG ignores `rewritten_query`, or sends no ids or none that rows name as gold."""
@@ -115,13 +104,13 @@ class RetrievalStatistics:
                 "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
                 "found; let the service send ids, or leave the gold column empty"
             )
-        if (sought := self._sums["gold_sought"]) >= _MIN_ROWS and not self._sums["gold_found"]:
+        if (sought := self._counts["gold_sought"]) >= _MIN_ROWS and not self._counts["gold_found"]:
             raise StageError(
                 f"validation: {sought:,.0f} rows name a gold document, and the RAG found none at any rank; "
                 f"they name {shown(self._gold_id or '')}, it sends {shown(self._found_id or '')}; write the RAG's ids "
                 "into the gold column, or leave it empty"
             )
-        changed, alike = self._sums["changed"], self._sums["alike"]
+        changed, alike = self._counts["changed"], self._counts["alike"]
         if changed >= _MIN_ROWS and alike >= _ALIKE_SHARE * changed:
             raise StageError(
                 f"validation: the RAG gave the same passages with and without `rewritten_query` on {alike:,.0f} of "

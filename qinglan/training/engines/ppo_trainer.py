@@ -452,7 +452,7 @@ def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float | No
 
 
 def _place_of(key: str) -> tuple[str, int, int]:
-    prompt, rollout, output = key.rsplit("_", 2)  # verl's own order of them
+    prompt, rollout, output = key.rsplit("_", 2)  # verl's keys are {prompt}_{rollout}_{output}
     return prompt, int(rollout), int(output)
 
 

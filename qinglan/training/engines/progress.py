@@ -133,11 +133,13 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
     A resumed run validates first, under the step that it resumes from.
     """
     steps: dict[int, dict[str, float]] = {}
+    before = 0
     for entry in JsonlTail(folder / "metrics.*.jsonl").new():
-        if entry["step"] < max(steps, default=0):  # from here on another attempt went on; the later steps are lost
+        if entry["step"] < before:  # from here on another attempt went on; the later steps are lost
             steps = {step: known for step, known in steps.items() if step <= entry["step"]}
         known = {name: value for name, value in entry["data"].items() if value is not None}
-        steps.setdefault(entry["step"], {}).update(known)
+        before = entry["step"]
+        steps.setdefault(before, {}).update(known)
     return dict(sorted(steps.items()))
 
 

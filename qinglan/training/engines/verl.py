@@ -298,6 +298,7 @@ def _rollout(profile: Profile) -> Overrides:
 def _on_cpu(profile: Profile) -> Overrides:
     """One worker, fp32 throughout, and as few processes as verl allows."""
     rl = profile.rl
+    fp32 = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
     given: Overrides = {
         f"{_ROLLOUT}.agent.num_workers": 1,
         f"{_ROLLOUT}.free_cache_engine": False,
@@ -306,6 +307,13 @@ def _on_cpu(profile: Profile) -> Overrides:
         "+ray_kwargs.ray_init.num_gpus": 1,
         "+ray_kwargs.ray_init.include_dashboard": False,
     }
+    for owner, engine in _models(profile):
+        given[f"+{owner}.model.override_config.attn_implementation"] = "sdpa"
+        given[f"{owner}.model.use_remove_padding"] = False
+        given[f"{owner}.model.enable_gradient_checkpointing"] = False
+        given[f"{engine}.full_determinism"] = True
+        given[f"{engine}.use_torch_compile"] = False
+        given[f"+{engine}.mixed_precision"] = fp32
     if not rl.lora_rank:
         given[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]
         # `hf_model` is saved for the export, and verl can't load it.
@@ -326,23 +334,20 @@ def _on_cpu(profile: Profile) -> Overrides:
     return given
 
 
+def _models(profile: Profile) -> list[tuple[str, str]]:
+    """Those that learn: verl's names of their configuration and of their engine's."""
+    policy, critic = ("actor_rollout_ref", f"{_ACTOR}.fsdp_config"), ("critic", "critic.fsdp")
+    return [policy, critic] if profile.rl.algorithm == "ppo" else [policy]
+
+
 def _engines(profile: Profile) -> Overrides:
     """Of the models that learn. Without padding, sequences are packed, and flash attention alone keeps packed sequences
     apart."""
-    rl, on_cpu = profile.rl, profile.trainer.device == "cpu"
-    attention = "sdpa" if on_cpu else rl.attention
+    rl = profile.rl
     given: Overrides = {}
-    for owner, engine in (("actor_rollout_ref", "actor.fsdp_config"), ("critic", "fsdp")):
-        if owner == "critic" and rl.algorithm != "ppo":
-            continue
-        given[f"+{owner}.model.override_config.attn_implementation"] = attention
-        given[f"{owner}.model.use_remove_padding"] = attention == "flash_attention_2"
-        given[f"{owner}.{engine}.full_determinism"] = on_cpu or rl.deterministic
-        if on_cpu:
-            given[f"{owner}.model.enable_gradient_checkpointing"] = False
-            given[f"{owner}.{engine}.use_torch_compile"] = False
-            fp32 = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-            given[f"+{owner}.{engine}.mixed_precision"] = fp32
-        else:
-            given |= _same_names(profile, f"{owner}.{engine}", "param_offload", "optimizer_offload")
+    for owner, engine in _models(profile):
+        given[f"+{owner}.model.override_config.attn_implementation"] = rl.attention
+        given[f"{owner}.model.use_remove_padding"] = rl.attention == "flash_attention_2"
+        given[f"{engine}.full_determinism"] = rl.deterministic
+        given |= _same_names(profile, engine, "param_offload", "optimizer_offload")
     return given

@@ -177,8 +177,7 @@ alone() {
 lay_out_site() {
     mkdir -p "$site/profiles" "$site/data" "$site/backup"
     chmod 777 "$site/backup"
-    cp -r "$root/docker" "$site/docker"
-    cp "$root/compose.yaml" "$site/"
+    cp -r "$source/docker" "$source/compose.yaml" "$site/"
     cp "$root/docker/try.compose.yaml" "$site/compose.override.yaml"
     (cd "$site" && sh docker/make-secrets.sh >/dev/null)
     cp "$root/docker/try.profile.yaml" "$site/profiles/small.yaml"
@@ -270,6 +269,7 @@ upgrade_and_reboot() {
         source=$root
         build orchestrator
         build_trainer
+        cp -r "$source/docker" "$source/compose.yaml" "$site/"
     fi
     compose stop
     compose run --rm mlflow mlflow db upgrade postgresql+psycopg://mlflow@postgres:5432/mlflow

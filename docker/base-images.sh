@@ -45,7 +45,7 @@ pack() {
 }
 
 if ! have "$(image PYTHON)"; then
-    prefix=$(python3.11 -c 'import sys; sys.exit(sys.version_info < (3, 11, 3)) or print(sys.base_prefix)') \
+    prefix=$(python3.11 -c 'import sys; print(sys.base_prefix); sys.exit(sys.version_info < (3, 11, 3))') \
         || { echo "base-images: python3.11 must be 3.11.3 or newer" >&2; exit 1; }
     debian bookworm libbz2-1.0,libffi8,liblzma5,libncursesw6,libnsl2,libreadline8,libsqlite3-0,libssl3,libuuid1,zlib1g
     (

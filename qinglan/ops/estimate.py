@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
@@ -30,7 +30,7 @@ from qinglan.evaluation.red_team import cases_of
 from qinglan.evaluation.teacher_comparison import draw
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, teacher_requests
+from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, judge_requests, teacher_requests
 from qinglan.recipes.kinds.elements import Message
 from qinglan.recipes.kinds.recipe import JudgeUse
 from qinglan.rows import Row, Split
@@ -39,7 +39,7 @@ from qinglan.simulators.domains import sample_of
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
 
 _ENOUGH_CALLS, _AT_ONCE = 20, 1000
-_EXTRACT, _VERDICTS = "extract", "rl verdicts"
+_EXTRACT, _VALIDATE, _VERDICTS = "extract", "validate", "rl verdicts"
 _PASSES = 2
 """Of the panel over each test question."""
 _STUDENTS = 4
@@ -140,7 +140,7 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
     """How many questions these rows hold and, where a ledger is given, how many of them it can answer."""
     recipe, counts, splits, drawn = get_recipe(profile.recipe), QuestionCounts(), Counter[Split](), list[Row]()
     trained: list[Row] = []
-    distilled, extracted = distill_requests(profile), extract_requests(profile)
+    distilled, extracted, judged = distill_requests(profile), extract_requests(profile), judge_requests(profile)
     most = _ARMS + len(profile.evaluate.teachers), "字" * PASSAGE_CHARS
     stream = (row for row in rows if row.status == "ok")
     while some := list(islice(stream, _AT_ONCE)):
@@ -157,6 +157,8 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
         requests = list(map(distilled, some))
         for role in recipe.DISTILL_ROLES:
             counts.add(role, [each[role] for each in requests if role in each], ledger)
+        own = [(row, text) for row in some if (text := recipe.own_answer(row))]
+        counts.add(_VALIDATE, list(filter(None, starmap(judged, own))), ledger)
         for use in get_args(JudgeUse) if "judge" in recipe.graders else ():
             counts.add_prompts(use, [recipe.estimate_messages(use, row, profile, *most) for row in some])
     if ledger:
@@ -173,7 +175,7 @@ def count_questions(profile: Profile, rows: Iterable[Row], ledger: Ledger | None
 def estimate(profile: Profile, flow: FlowName, counts: QuestionCounts, ledger: Ledger) -> list[Estimate]:
     """What the flow would ask of teacher, answerer and judge for these questions.
 
-    The judge's questions depend on answers that are not there yet, so they count as unknown.
+    The judge's questions about answers that are not there yet count as unknown.
     """
     found: list[Estimate] = []
     for part in _parts(profile, flow, counts) if counts.questions else ():
@@ -241,7 +243,7 @@ def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Ite
         for label in ("teacher", *profile.compare.teachers):
             yield _Part("judge", f"validate {label}", judge, min(counts.questions, profile.compare.rows))
     if flow in ("pipeline", "refresh") and profile.validation.judge_baseline:
-        yield _Part("judge", "validate", judge, counts.questions)
+        yield _Part("judge", _VALIDATE, judge, counts.questions, counts.known[_VALIDATE])
     if flow in ("pipeline", "train"):
         samples = _rl_samples(rl, counts)
         if local := judge.local:

@@ -3,7 +3,8 @@
     make bench NAME=rehearsals
     python benchmarks/rehearsals.py --profile fivedoctors
     python benchmarks/rehearsals.py --jobs 2     (two recipes at a time, each of one thread)
-    python benchmarks/rehearsals.py --profile fivedoctors --set embedded.sample_train_rows=1060   (1,000 prompts of RL)
+    python benchmarks/rehearsals.py --to benchmarks/results/rehearsal_1000_prompts.json --profile fivedoctors \\
+        --set embedded.sample_train_rows=1060 --set rl.patience=null
 
 A refresh of the first 100 questions tells tokens per call and the share of rows that stay; then the forecast, then the
 pipeline over all 800. `predicted` is "undecided" where the dry run warned that the gate would stay so. Prints a table
@@ -35,10 +36,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", choices=names, action="append", help="only this one; all if not given")
     parser.add_argument("--jobs", type=int, default=1, help="recipes at a time")
-    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE; such a rehearsal has a line of its own")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
+    parser.add_argument("--to", type=Path, default=RESULT, help="where the figures are written")
     options = parser.parse_args()
-    kept = json.loads(RESULT.read_text()) if RESULT.exists() else []
-    known = {", ".join([one["profile"], *one.get("settings", [])]): one for one in kept}
+    if options.set and options.to == RESULT:
+        parser.error("--set rehearses something else than the shipped profiles; write it elsewhere with --to")
+    known = {one["profile"]: one for one in json.loads(options.to.read_text())} if options.to.exists() else {}
     by_recipe: dict[str, list[str]] = {}
     for name in options.profile or names:
         by_recipe.setdefault(load_profile(name + ENDING).recipe, []).append(name)
@@ -46,18 +49,17 @@ def main() -> None:
     def rehearse_all(asked: list[str]) -> None:
         for name in asked:
             settings = [*options.set, *(["trainer.threads=1"] if options.jobs > 1 else [])]
-            found = {"profile": name, "settings": options.set} | rehearse(name, base_models, settings)
-            known[", ".join([name, *options.set])] = found
-            RESULT.write_text(json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8")
+            known[name] = rehearse(name, base_models, settings)
+            options.to.write_text(json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as base_models, ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(rehearse_all, by_recipe.values()))
     print("\n| profile | predicted | outcome | rows | calls | US$ | US$ of RL, at most / spent |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
-    for label, one in known.items():
+    for one in known.values():
         errors = " | ".join(f"{one['forecast_error'][name]:+.0%}" for name in ("rows", "calls", "usd"))
         rl = f"{one['rl_usd']['at_most']:.2f} / {one['rl_usd']['spent']:.2f}"
-        print(f"| {label} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
+        print(f"| {one['profile']} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
 
 
 def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]:
@@ -91,6 +93,7 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]
     asked = sum(part.questions for part in parts)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     return {
+        "profile": name,
         "commit": commit,
         "predicted": "undecided" if any("undecided" in warning for warning in warnings) else "decided",
         "outcome": report.decision.verdict,

@@ -248,7 +248,7 @@ restart_postgres() {
     run_to_its_end refresh/refresh
 }
 
-# The newest version answers a question through the router. It is promoted by hand, as so small a pipeline shows no gain.
+# Version 1 answers a question through the router. It is promoted by hand, as so small a pipeline shows no gain.
 serve_a_model() {
     in_worker qinglan release promote 1 --force --reason 'docker/try.sh' --profile team
     COMPOSE_PROFILES=gpu,serve compose up --detach --wait serve

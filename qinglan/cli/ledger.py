@@ -134,7 +134,7 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     say(
         f"SFT: {found.sft_steps:,} steps in {profile.sft.num_train_epochs:g} epochs. RL: {found.rl_steps:,} steps, "
         f"each prompt {number(found.rl_passes, 1)} times."
-        f" Disk: up to {size(needed_bytes(profile, 'train' if flow == 'refresh' else flow))}."
+        f" Disk: up to {size(needed_bytes(profile, 'train'))}."
         f" The test split shows a gain of {number(found.detectable_gain)}."
     )
     hours = ", ".join(f"{stage} {number(spent, 1)}" for stage, spent in found.gpu_hours.items())

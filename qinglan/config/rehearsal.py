@@ -65,9 +65,8 @@ def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
     if isinstance(steps := real.get("rl", {}).get("total_steps"), int):  # as many prompts in all
         prompts = steps * real["rl"].get("train_batch_size", Rl().train_batch_size)
         made["rl"]["total_steps"] = round(prompts / demo["rl"]["train_batch_size"])
-    new_share = demo.get("budget", {}).get(
-        "rl_new_share", Budget().rl_new_share
-    )  # it is the tiny student that repeats itself
+    # It is the tiny student that repeats itself.
+    new_share = demo.get("budget", {}).get("rl_new_share", Budget().rl_new_share)
     made["budget"] = made.get("budget", {}) | {"rl_new_share": new_share}
     made["data"]["columns"] = demo.get("data", {}).get("columns", {}) | _UNREAD
     made["embedded"] = demo.get("embedded", {}) | _ROWS | {"teacher_latency_ms": _LATENCY_MS}

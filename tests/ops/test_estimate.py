@@ -57,8 +57,7 @@ def test_a_new_model_is_bounded_from_above(profile: Profile):
 
 
 def test_shares_of_pools_decide_how_many_prompts_rl_has(profile: Profile):
-    dataset = profile.dataset.model_copy(update={"rl_shares": {"red": 0.5}})
-    shared = profile.model_copy(update={"dataset": dataset})
+    shared = profile.model_copy(update={"dataset": Dataset(rl_shares={"red": 0.5})})
     rows = [row.model_copy(update={"pool": "red" if n % 2 else None}) for n, row in enumerate(ROWS[:30])]
     assert count_questions(shared, rows).rl_prompts == count_questions(profile, rows).rl_prompts == 30
     shared.dataset.rl_shares["red"] = 0.9

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ PROFILES = {"transformers": "embedded", "vllm": "embedded_vllm"}
 CLIENTS, QUESTIONS, ROUNDS = 16, 320, 3
 READY_WITHIN_S = 600.0
 TARGET_RATIO = 1.4
+UNUSABLE = {"empty_answer", "truncated", "rewrite_too_long", "boilerplate", "repetitive_rewrite"}
+"""What the model answered in full, and the router gave out the question in place of it."""
 
 
 def main() -> None:
@@ -47,9 +50,8 @@ def main() -> None:
     print("\n| backend | answers/s, median | lowest | highest |\n| --- | ---: | ---: | ---: |")
     for backend, rates in per_second.items():
         print(f"| {backend} | {median(rates):.1f} | {min(rates):.1f} | {max(rates):.1f} |")
-    print(
-        f"\n{'met   ' if ratio >= TARGET_RATIO else 'MISSED'}  vllm answers {ratio:.2f} times as many, {TARGET_RATIO} wanted"
-    )
+    verdict = "met   " if ratio >= TARGET_RATIO else "MISSED"
+    print(f"\n{verdict}  vllm answers {ratio:.2f} times as many, at least {TARGET_RATIO} wanted")
 
 
 def rounds_of(backend: str, questions: Sequence[str]) -> list[float]:
@@ -59,17 +61,23 @@ def rounds_of(backend: str, questions: Sequence[str]) -> list[float]:
         def ask(question: str) -> str:
             body = {"model": "champion", "messages": [{"role": "user", "content": question}]}
             answer = client.post("/v1/chat/completions", json=body)
-            return answer.headers.get("x-qinglan-source", f"HTTP {answer.status_code}")
+            return answer.headers.get("x-qinglan-reason", "") if answer.is_success else f"HTTP {answer.status_code}"
 
         rates = []
         for number in range(ROUNDS + 1):
             begun = time.perf_counter()
             with ThreadPoolExecutor(CLIENTS) as pool:
-                sources = list(pool.map(ask, questions))
+                reasons = Counter(pool.map(ask, questions))
             rates.append(len(questions) / (time.perf_counter() - begun))
-            print(f"{backend}, round {number}: {rates[-1]:.1f} answers/s", flush=True)
-            if wrong := set(sources) - {"model"}:
-                sys.exit(f"error: {backend}: not every answer is the model's, some are: {', '.join(sorted(wrong))}")
+            unusable = {reason: count for reason, count in reasons.items() if reason}
+            print(
+                f"{backend}, round {number}: {rates[-1]:.1f} answers/s; without a usable rewrite: {unusable}",
+                flush=True,
+            )
+            if failures := unusable.keys() - UNUSABLE:
+                sys.exit(
+                    f"error: {backend}: not every question was answered by the model: {', '.join(sorted(failures))}"
+                )
     return rates[1:]
 
 

@@ -128,10 +128,11 @@ def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, g
         }
     else:
         arguments |= {"max_batch_size": CPU_BATCH, "attn_impl": "sdpa"}
+    env = engine_env(profile, str(folder))
     if profile.trainer.device == "cpu":
         arguments["device_map"] = "cpu"
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # vLLM's engine and worker are one process, as on one GPU
     argv = swift_argv(profile, "deploy", arguments | profile.serve.extra)
-    env = engine_env(profile, str(folder))
     return Command(argv, env | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else env)
 
 

@@ -82,10 +82,8 @@ def rounds_of(backend: str, threads: int, questions: Sequence[str]) -> list[floa
                 reasons = Counter(pool.map(ask, questions))
             rates.append(len(questions) / (time.perf_counter() - begun))
             unusable = {reason: count for reason, count in reasons.items() if reason}
-            print(
-                f"{backend}, round {number}: {rates[-1]:.1f} answers/s; without a usable rewrite: {unusable}",
-                flush=True,
-            )
+            done = f"{backend}, {threads} threads, round {number}: {rates[-1]:.1f} answers/s"
+            print(f"{done}; without a usable rewrite: {unusable}", flush=True)
             if failures := unusable.keys() - UNUSABLE:
                 sys.exit(
                     f"error: {backend}: not every question was answered by the model: {', '.join(sorted(failures))}"

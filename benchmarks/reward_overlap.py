@@ -293,7 +293,7 @@ def make_prompts(path: Path, rows: int) -> Path:
                 teacher_quality=0.5,
                 teacher_judge=-1.0,
             ).model_dump()
-            | {"unit": str(number)},
+            | {"index": number, "unit": str(number)},
         }
         for number in range(rows)
     ]

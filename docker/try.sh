@@ -58,7 +58,7 @@ finish() {
         printf 'left running: cd %s && COMPOSE_PROFILES=gpu docker compose --project-name qinglan-try ps\n' "$site"
         exit "$status"
     fi
-    [ ! -e "$site/compose.yaml" ] || compose down --volumes --timeout 20 >/dev/null 2>&1 || true
+    [ ! -e "$site/compose.yaml" ] || COMPOSE_PROFILES='*' compose down --volumes --timeout 20 >/dev/null 2>&1 || true
     docker volume rm --force qinglan-try_alone qinglan-try_alone_runs >/dev/null 2>&1 || true
     [ ! -e "$site/engine/pid" ] || { kill "$(cat "$site/engine/pid")"; sleep 3; }
     rm -rf "$site"
@@ -195,6 +195,16 @@ serve:
 automations: {crashed_after_s: 90, retry_after_s: 10}
 MINE
     sed 's/^extends: .*/extends: mine/' "$root/docker/team.example.yaml" >"$site/profiles/team.yaml"
+    # On a Ray cluster the answer judge, whose RL asks no service: Ray's nodes reach no simulator of the flow's machine.
+    cat >"$site/profiles/judge.yaml" <<'JUDGE'
+extends: answer_judge
+embedded: {sample_train_rows: 80, sample_dev_rows: 24, sample_test_rows: 48, pretrain_steps: 20}
+rl: {total_steps: 3, save_freq: 1, test_freq: 1, rollouts_per_prompt: 4, ppo_micro_batch_size_per_gpu: 32}
+evaluate: {latency_queries: 3}
+automations: {crashed_after_s: 90, retry_after_s: 10}
+JUDGE
+    sed 's/^name: .*/name: cluster/; s/^extends: .*/extends: judge/; s/^  # ray_/  ray_/' "$root/docker/team.example.yaml" \
+        >"$site/profiles/cluster.yaml"
 }
 
 # PATH [BODY]: what Prefect's server answers.
@@ -203,9 +213,11 @@ prefect_api() {
         ${2:+--data "$2"} "http://127.0.0.1:$QINGLAN_PREFECT_PORT/api/$1"
 }
 
-# DEPLOYMENT OPTION...: start a run; its id.
+# PROFILE DEPLOYMENT OPTION...: start a run; its id.
 start_run() {
-    in_worker prefect deployment run --param profile=team "$@" >"$site/started"
+    profile=$1
+    shift
+    in_worker prefect deployment run --param "profile=$profile" "$@" >"$site/started"
     grep -o '[0-9a-f]\{8\}-[0-9a-f-]\{27\}' "$site/started" | head -n 1
 }
 
@@ -224,21 +236,31 @@ wait_for_run() {
 }
 
 run_to_its_end() {
-    wait_for_run "$(start_run "$1")" 1500
+    wait_for_run "$(start_run team "$1")" 1500
 }
 
-# As a machine's failure would: the first process of the container, from outside, without a word to Docker.
-kill_trainer() {
-    trained=$(compose exec -T trainer sh -c 'ls -d runs/*/rl | wc -l')
-    run=$(start_run pipeline/pipeline --param 'overrides=["rl.seed=2"]')
+# SERVICE PROFILE: a run whose worker is killed in RL, as a machine's failure would do it: the first process of the
+# container, from outside, without a word to Docker.
+kill_in_rl() {
+    trained=$(in_worker sh -c 'ls runs/*/rl/rl.log | wc -l')
+    run=$(start_run "$2" pipeline/pipeline --param 'overrides=["rl.seed=2"]')
     until=$(($(date +%s) + 1500))
-    until [ "$(compose exec -T trainer sh -c 'ls -d runs/*/rl | wc -l')" -gt "$trained" ]; do
+    until [ "$(in_worker sh -c 'ls runs/*/rl/rl.log | wc -l')" -gt "$trained" ]; do
         case $(state_of "$run") in COMPLETED | FAILED | CRASHED) fail "run $run ended before its RL began" ;; esac
         [ "$(date +%s)" -lt "$until" ] || fail "the RL of run $run has not begun after 1500 s"
         sleep 1
     done
-    kill -9 "$(docker inspect --format '{{.State.Pid}}' "$(compose ps --quiet trainer)")"
+    kill -9 "$(docker inspect --format '{{.State.Pid}}' "$(compose ps --quiet "$1")")"
     wait_for_run "$run" 1500
+}
+
+# Training and generation as jobs of Ray, which outlive the container of their flow.
+train_on_ray() {
+    compose stop trainer
+    COMPOSE_PROFILES=cluster compose up --detach --wait
+    COMPOSE_PROFILES=cluster kill_in_rl submitter cluster
+    COMPOSE_PROFILES=cluster compose rm --stop --force submitter ray-worker ray-head
+    compose up --detach --wait
 }
 
 # Between runs: one that opens the ledger while PostgreSQL is away fails (docs/how-to/containers.md#what-goes-wrong).
@@ -327,7 +349,8 @@ failed='lay out a site'
 lay_out_site
 step 'compose up: healthy from nothing' compose up --detach --wait
 step 'pipeline/pipeline to its end' run_to_its_end pipeline/pipeline
-step 'the same with another seed, its worker killed in RL' kill_trainer
+step 'the same with another seed, its worker killed in RL' kill_in_rl trainer team
+step 'the answer judge on a Ray cluster, its submitter killed in RL' train_on_ray
 step 'version 1 served by vLLM' serve_a_model
 step 'PostgreSQL restarted, and a refresh' restart_postgres
 step 'upgrade, down and up' upgrade_and_reboot

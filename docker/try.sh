@@ -180,18 +180,10 @@ lay_out_site() {
     cp -r "$source/docker" "$source/compose.yaml" "$site/"
     cp "$root/docker/try.compose.yaml" "$site/compose.override.yaml"
     (cd "$site" && sh docker/make-secrets.sh >/dev/null)
-    cp "$root/docker/try.profile.yaml" "$site/profiles/small.yaml"
+    sed 's/^extends: .*/extends: embedded_vllm/' "$root/docker/try.profile.yaml" >"$site/profiles/small.yaml"
     cat >"$site/profiles/mine.yaml" <<'MINE'
 extends: small
-rl: {rollout_engine: vllm}
-serve:
-  backend: vllm
-  deadline_ms: 60000
-  extra:
-    vllm_max_model_len: 512
-    vllm_enforce_eager: true
-    vllm_gpu_memory_utilization: 0.1
-    vllm_engine_kwargs: {kv_cache_memory_bytes: 268435456}
+serve: {deadline_ms: 60000}
 automations: {crashed_after_s: 90, retry_after_s: 10}
 MINE
     sed 's/^extends: .*/extends: mine/' "$root/docker/team.example.yaml" >"$site/profiles/team.yaml"

@@ -29,8 +29,7 @@ def test_services_are_embedded_on_loopback_or_encrypted(profile: Profile):
 def test_models_that_think_have_room_to_answer(profile: Profile):
     for endpoint in (profile.teacher, profile.judge):
         sent = request_parameters(endpoint)
-        assert endpoint.api_key_env
-        assert sent.get("max_completion_tokens", sent.get("max_tokens")) >= 2048
+        assert endpoint.api_key_env and sent.get("max_completion_tokens", sent.get("max_tokens")) >= 2048
 
 
 @every_profile
@@ -70,4 +69,5 @@ def test_rehearsal_keeps_rows_and_lacks_nothing(profile: Profile, prefect_server
     refresh(rehearsed.name, overrides=(*site, "data.limit=60", "embedded.teacher_latency_ms=0"))
     assert len((tmp_path / "runs" / "latest" / "dataset" / "sft_train.jsonl").read_text("utf-8").splitlines()) > 30
     require(rehearsed, "pipeline", problems.append, leave_out=TRAINER_CHECKS)
-    assert all(re.fullmatch("([0-9,]+ test questions can[^;]+; some[^;]+(; )?)+", each) for each in problems), problems
+    too_few = "[0-9,]+ test questions can (show a gain|rule out a loss)[^;]+;[^;]+"
+    assert not [each for each in problems if not re.fullmatch(f"{too_few}(; {too_few})?", each)]

@@ -33,18 +33,19 @@ async def queue_of(ledger: Ledger, budget: Budget = NO_LIMIT) -> AsyncIterator[L
 
 
 class Flaky(Ledger):
-    """Away for the first few transactions."""
+    """Away for the first few transactions; where it commits them, only their acknowledgement is lost."""
 
-    def __init__(self, path: Path, away: int = 0) -> None:
+    def __init__(self, path: Path, away: int = 0, *, commits: bool = False) -> None:
         super().__init__(ledger_url(LedgerStore(), path))
-        self.away, self.exchanges = away, 0
+        self.away, self.commits, self.exchanges = away, commits, 0
 
     def exchange(self, order: Order) -> Delivery:
         self.exchanges += 1
-        if self.away:
+        delivery = super().exchange(order) if self.commits or not self.away else None
+        if delivery is None or self.away:
             self.away -= 1
             raise LedgerError("ledger: the database is away")
-        return super().exchange(order)
+        return delivery
 
 
 async def test_many_at_once_take_few_transactions(tmp_path: Path):
@@ -56,19 +57,8 @@ async def test_many_at_once_take_few_transactions(tmp_path: Path):
         assert {found.request_hash for found in await asyncio.gather(*map(queue.acquire, keys))} == set(keys)
 
 
-class Forgetful(Flaky):
-    """Commits, and loses the acknowledgement of the first transactions."""
-
-    def exchange(self, order: Order) -> Delivery:
-        delivery = Ledger.exchange(self, order)
-        if self.away:
-            self.away -= 1
-            raise LedgerError("ledger: connection lost")
-        return delivery
-
-
 async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_path: Path):
-    ledger = Forgetful(tmp_path, 1)
+    ledger = Flaky(tmp_path, 1, commits=True)
     async with queue_of(ledger) as queue:
         assert await asyncio.wait_for(queue.acquire("a"), 60) is None
         ledger.away = 1

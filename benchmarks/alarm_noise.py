@@ -2,9 +2,9 @@
 
     make bench NAME=alarm_noise          (half a minute)
 
-Simulated runs with the noise of the embedded profile's steps and no change to be seen, through the real `AlarmWatch`
-with its defaults but for `significance`: a flat reward, and a flat gold top-1 under a reward that rises all the time.
-Prints the share of runs with a false alarm.
+Simulated runs with the noise of the embedded profile's steps and no change to be seen, through the
+real `AlarmWatch` with its defaults but for `significance`: a flat reward, and a flat gold top-1
+under a reward that rises all the time. Prints the share of runs with a false alarm.
 """
 
 import random
@@ -32,7 +32,10 @@ def flat_reward(rng: random.Random, steps: int) -> Iterator[Step]:
 def rising_reward(rng: random.Random, steps: int) -> Iterator[Step]:
     """The reward rises, and gold top-1 stays."""
     for step in range(steps):
-        yield {REWARD: rng.gauss(RISE * step / steps, REWARD_NOISE), GOLD: rng.gauss(0.8, GOLD_NOISE)}
+        yield {
+            REWARD: rng.gauss(RISE * step / steps, REWARD_NOISE),
+            GOLD: rng.gauss(0.8, GOLD_NOISE),
+        }
 
 
 SIMULATIONS = {"reward_down": flat_reward, "reward_up_gold_down": rising_reward}
@@ -42,17 +45,28 @@ def false_alarm(name: str, steps: int, significance: float, seed: int) -> bool:
     """Did this alarm sound in one run?"""
     watch = AlarmWatch(Alarms(significance=significance), PRIMARY)
     run = SIMULATIONS[name](random.Random(seed), steps)
-    return any(alarm.name == name for step, known in enumerate(run, 1) for alarm in watch.update(step, known))
+    return any(
+        alarm.name == name
+        for step, known in enumerate(run, 1)
+        for alarm in watch.update(step, known)
+    )
 
 
 def main() -> None:
     """Simulate and print."""
     columns = [(steps, significance) for steps in LENGTHS for significance in SIGNIFICANCES]
     print(f"\nRuns with a false alarm, of {RUNS:,} each\n")
-    print("| Alarm | " + " | ".join(f"{steps} steps, {errors:g} errors" for steps, errors in columns) + " |")
+    print(
+        "| Alarm | "
+        + " | ".join(f"{steps} steps, {errors:g} errors" for steps, errors in columns)
+        + " |"
+    )
     print("| --- |" + " ---: |" * len(columns))
     for name in SIMULATIONS:
-        rates = [sum(false_alarm(name, *column, seed) for seed in range(RUNS)) / RUNS for column in columns]
+        rates = [
+            sum(false_alarm(name, *column, seed) for seed in range(RUNS)) / RUNS
+            for column in columns
+        ]
         print(f"| `{name}` | " + " | ".join(f"{rate:.1%}" for rate in rates) + " |")
 
 

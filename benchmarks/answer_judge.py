@@ -1,11 +1,12 @@
-"""What SFT and GRPO make of the embedded judge: base, SFT-CoT, GRPO-16 and GRPO-32 on the same test rows.
+"""What SFT and GRPO make of the embedded judge: base, SFT-CoT, GRPO-16 and GRPO-32 on the same test
+rows.
 
     make bench NAME=answer_judge
     python benchmarks/answer_judge.py --set rl.total_steps=2 --to /tmp/small.json
 
-Runs the profile answer_judge with 16 and with 32 answers a question; the second run reuses all stages before RL. In a
-temporary site, or with `--site` in a folder whose finished stages are reused. Prints the table and writes
-benchmarks/results/answer_judge.json.
+Runs the profile answer_judge with 16 and with 32 answers a question; the second run reuses all
+stages before RL. In a temporary site, or with `--site` in a folder whose finished stages are
+reused. Prints the table and writes benchmarks/results/answer_judge.json.
 """
 
 import argparse
@@ -32,7 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="base, SFT-CoT, GRPO-16 and GRPO-32")
     asked = parse_options(parser, RESULT)
     with tempfile.TemporaryDirectory() as new:
-        runs = {rollouts: run(asked.site or Path(new), rollouts, asked.set) for rollouts in ROLLOUTS}
+        runs = {
+            rollouts: run(asked.site or Path(new), rollouts, asked.set) for rollouts in ROLLOUTS
+        }
     write_figures(asked.to, {"cores": os.cpu_count(), "settings": asked.set, "runs": runs})
     print("\n".join(table(runs)))
 
@@ -41,7 +44,9 @@ def run(site: Path, rollouts: int, settings: list[str]) -> Found:
     """One pipeline run's figures."""
     words = with_set([f"rl.rollouts_per_prompt={rollouts}", *settings])
     qinglan(site, "run", "pipeline", "--profile", "answer_judge", *words)
-    return figures(json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8")))
+    return figures(
+        json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
+    )
 
 
 def figures(report: Found) -> Found:
@@ -58,14 +63,26 @@ def figures(report: Found) -> Found:
 def table(runs: dict[int, Found]) -> list[str]:
     """Markdown: an arm a line, what each GRPO gains on SFT, and how long the runs took."""
     first = runs[ROLLOUTS[0]]
-    arms = [(name, label, first) for name, label in (("teacher", "strong judge"), ("base", "base"), ("sft", "SFT-CoT"))]
+    arms = [
+        (name, label, first)
+        for name, label in (("teacher", "strong judge"), ("base", "base"), ("sft", "SFT-CoT"))
+    ]
     arms += [("rl", f"GRPO-{rollouts}", found) for rollouts, found in runs.items()]
-    lines = [f"\n| | {' | '.join(METRICS)} | κ with the strong judge | wall, s |", "| --- |" + " ---: |" * 5]
+    lines = [
+        f"\n| | {' | '.join(METRICS)} | κ with the strong judge | wall, s |",
+        "| --- |" + " ---: |" * 5,
+    ]
     for name, label, found in arms:
         figures = [with_interval(found["arms"][name].get(metric, {})) for metric in METRICS]
-        lines.append(f"| {label} | {' | '.join(figures)} | {kappa(found, name)} | {seconds(found, name)} |")
-    lines += [gain(rollouts, metric, found) for rollouts, found in runs.items() for metric in METRICS]
-    took = ", ".join(f"GRPO-{rollouts} {sum(found['stages'].values()):.0f} s" for rollouts, found in runs.items())
+        lines.append(
+            f"| {label} | {' | '.join(figures)} | {kappa(found, name)} | {seconds(found, name)} |"
+        )
+    lines += [
+        gain(rollouts, metric, found) for rollouts, found in runs.items() for metric in METRICS
+    ]
+    took = ", ".join(
+        f"GRPO-{rollouts} {sum(found['stages'].values()):.0f} s" for rollouts, found in runs.items()
+    )
     return [*lines, f"\nAll stages of a run: {took}; {os.cpu_count()} cores."]
 
 
@@ -79,9 +96,15 @@ def with_interval(score: Found) -> str:
 
 def kappa(found: Found, arm: str) -> str:
     """Of the main verdict, from the recipe's first table."""
-    rows = next((one["rows"] for one in found["findings"] if one["title"][0].startswith("Agreement")), [])
+    rows = next(
+        (one["rows"] for one in found["findings"] if one["title"][0].startswith("Agreement")), []
+    )
     values = next((row["values"] for row in rows if row["label"][0] == LABELS.get(arm)), None)
-    return with_interval({"mean": values[1], "ci95": values[2:4] if values[2] is not None else None}) if values else ""
+    return (
+        with_interval({"mean": values[1], "ci95": values[2:4] if values[2] is not None else None})
+        if values
+        else ""
+    )
 
 
 def seconds(found: Found, arm: str) -> str:

@@ -2,10 +2,11 @@
 
     make bench NAME=canary_noise          (some minutes)
 
-Simulated days of traffic through the real `judge` with the profile's defaults, looked at again and again. First with
-models between which there is nothing to find: equal ones, and ones exactly as much worse as is allowed, which is the
-hardest case. Beside it, what the usual 95% intervals would have done at the same looks. Then with broken ones: how many
-requests, and at a stated rate how much time, until the rollback.
+Simulated days of traffic through the real `judge` with the profile's defaults, looked at again and
+again. First with models between which there is nothing to find: equal ones, and ones exactly as
+much worse as is allowed, which is the hardest case. Beside it, what the usual 95% intervals would
+have done at the same looks. Then with broken ones: how many requests, and at a stated rate how much
+time, until the rollback.
 """
 
 import json
@@ -30,7 +31,8 @@ PER_SECOND = 5.0
 QUESTIONS = 2_000
 """That there are, where they repeat. How often one comes goes by its rank, as Zipf's law says."""
 SPREAD, RETRIEVAL_NOISE = 0.4, 0.25
-"""Of the logarithm of the latency; of the difference between two rewrites' scores for one question."""
+"""Of the logarithm of the latency; of the difference between two rewrites' scores for one
+question."""
 RESULT = Path(__file__).parent / "results" / "canary_noise.json"
 CONFIG = Canary()
 Z = 2.128
@@ -64,9 +66,15 @@ NOTHING_TO_FIND = (
         share=0.5,
         zipf=1.2,
     ),
-    replace(EQUAL, name="just as many failures more as are allowed", challenger_fails=0.01 + CONFIG.max_error_gain),
+    replace(
+        EQUAL,
+        name="just as many failures more as are allowed",
+        challenger_fails=0.01 + CONFIG.max_error_gain,
+    ),
     replace(EQUAL, name="just as slow as is allowed", slower=CONFIG.max_latency_ratio),
-    replace(EQUAL, name="just the retrieval loss that is allowed", retrieval=-CONFIG.max_retrieval_loss),
+    replace(
+        EQUAL, name="just the retrieval loss that is allowed", retrieval=-CONFIG.max_retrieval_loss
+    ),
 )
 BROKEN = (
     replace(EQUAL, name="answers nothing", challenger_fails=1.0),
@@ -87,9 +95,13 @@ def traffic(domain: Domain, seed: int) -> Iterator[CanaryCounts]:
         weights = [1 / rank**domain.zipf for rank in range(1, QUESTIONS + 1)]
         asked = rng.choices(range(QUESTIONS), weights, k=REQUESTS)
     for number, question in enumerate(asked, 1):
-        if question not in drawn:  # a question goes to the same model each time, which fails on it each time or never
+        if (
+            question not in drawn
+        ):  # a question goes to the same model each time, which fails on it each time or never
             challenged = rng.random() < domain.share
-            fails = rng.random() < (domain.challenger_fails if challenged else domain.champion_fails)
+            fails = rng.random() < (
+                domain.challenger_fails if challenged else domain.champion_fails
+            )
             drawn[question] = challenged, fails
         challenged, fails = drawn[question]
         arm = counts.challenger if challenged else counts.champion
@@ -125,7 +137,8 @@ def usual_rollback(counts: CanaryCounts) -> bool:
 
 
 def delay(domain: Domain, runs: int) -> dict[str, float]:
-    """Requests until the rollback: median and slowest, of the days on which there was one; nan without any."""
+    """Requests until the rollback: median and slowest, of the days on which there was one; nan
+    without any."""
     found = []
     for seed in range(runs):
         for look, counts in enumerate(traffic(domain, seed), 1):
@@ -139,8 +152,14 @@ def delay(domain: Domain, runs: int) -> dict[str, float]:
 
 def main(runs: int = RUNS) -> None:
     """Simulate, print, and keep the numbers."""
-    result: dict[str, object] = {"runs": runs, "requests": REQUESTS, "looks": REQUESTS // LOOK_EVERY}
-    print(f"\nDays with a rollback, of {runs} with {REQUESTS:,} requests and {REQUESTS // LOOK_EVERY:,} checks each\n")
+    result: dict[str, object] = {
+        "runs": runs,
+        "requests": REQUESTS,
+        "looks": REQUESTS // LOOK_EVERY,
+    }
+    print(
+        f"\nDays with a rollback, of {runs} with {REQUESTS:,} requests and {REQUESTS // LOOK_EVERY:,} checks each\n"
+    )
     print("| Challenger | Qinglan | usual 95% intervals |\n| --- | ---: | ---: |")
     for domain in NOTHING_TO_FIND:
         rates = false_alarms(domain, runs)

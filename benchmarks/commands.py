@@ -11,7 +11,9 @@ from typing import Any
 
 def qinglan(cwd: Path | None, *words: str) -> None:
     """Run a command in a folder; the benchmark ends where it fails."""
-    if subprocess.run([sys.executable, "-m", "qinglan.cli", *words], cwd=cwd, check=False).returncode:
+    if subprocess.run(
+        [sys.executable, "-m", "qinglan.cli", *words], cwd=cwd, check=False
+    ).returncode:
         sys.exit(f"error: `qinglan {' '.join(words[:4])}` failed; see above")
 
 
@@ -21,13 +23,20 @@ def with_set(settings: Iterable[str]) -> list[str]:
 
 
 def parse_options(parser: argparse.ArgumentParser, result: Path) -> argparse.Namespace:
-    """The parser's options with `--set`, `--to` and `--site`; other settings must not overwrite the kept `result`."""
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
+    """The parser's options with `--set`, `--to` and `--site`; other settings must not overwrite the
+    kept `result`."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs"
+    )
     parser.add_argument("--to", type=Path, default=result, help="where the figures are written")
-    parser.add_argument("--site", type=Path, help="a folder with runs, such as one in which `make demo` ran")
+    parser.add_argument(
+        "--site", type=Path, help="a folder with runs, such as one in which `make demo` ran"
+    )
     asked = parser.parse_args()
     if asked.set and asked.to == result:
-        parser.error("--set measures something else than the shipped profiles; write it elsewhere with --to")
+        parser.error(
+            "--set measures something else than the shipped profiles; write it elsewhere with --to"
+        )
     return asked
 
 

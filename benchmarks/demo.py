@@ -1,10 +1,11 @@
-"""What the embedded demo costs on this machine: wall time by stage, orchestration overhead, peak memory.
+"""What the embedded demo costs on this machine: wall time by stage, orchestration overhead, peak
+memory.
 
     make bench NAME=demo
 
-Runs the pipeline twice in a temporary site: once with nothing there, then again with nothing changed. Memory is the
-sum of the proportional set sizes of the whole process tree, sampled twice a second. Prints the table and writes
-benchmarks/results/demo.json.
+Runs the pipeline twice in a temporary site: once with nothing there, then again with nothing
+changed. Memory is the sum of the proportional set sizes of the whole process tree, sampled twice a
+second. Prints the table and writes benchmarks/results/demo.json.
 """
 
 import json
@@ -28,7 +29,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as site:
         first, second = run(Path(site)), run(Path(site))
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"cores": os.cpu_count(), "first": first, "second": second}, indent=1) + "\n")
+    RESULT.write_text(
+        json.dumps({"cores": os.cpu_count(), "first": first, "second": second}, indent=1) + "\n"
+    )
     print("\n| | first run | nothing changed |\n| --- | ---: | ---: |")
     for name, seconds in first["stages"].items():
         print(f"| {name}, s | {seconds:.1f} | |")
@@ -39,7 +42,9 @@ def main() -> None:
         ("teacher calls", "teacher_calls", "{:,}"),
         ("judge calls", "judge_calls", "{:,}"),
     ):
-        again = "" if key == "overhead_share" else form.format(second[key])  # it is all there is to the second run
+        again = (
+            "" if key == "overhead_share" else form.format(second[key])
+        )  # it is all there is to the second run
         print(f"| {label} | {form.format(first[key])} | {again} |")
     print(f"\nWritten to {RESULT}")
 

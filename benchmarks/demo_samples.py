@@ -1,13 +1,14 @@
-"""Is the demo's result luck? The shipped profiles on several samples, each with its own base, SFT and RL model.
+"""Is the demo's result luck? The shipped profiles on several samples, each with its own base, SFT
+and RL model.
 
     make bench NAME=demo_samples
     python benchmarks/demo_samples.py --recipe medical
 
-Ten samples (`embedded.sample_seed`, and as many base models) of query rewriting, one of them with three RL seeds, and
-five of the two other recipes. The runs take some minutes each and can be made in several goes: what was measured before
-is kept. If code that can change a result has changed since, one earlier run of the profile is repeated: where its
-weights and figures are the same as before, the others are kept too. Prints the table and writes
-benchmarks/results/demo_samples.json.
+Ten samples (`embedded.sample_seed`, and as many base models) of query rewriting, one of them with
+three RL seeds, and five of the two other recipes. The runs take some minutes each and can be made
+in several goes: what was measured before is kept. If code that can change a result has changed
+since, one earlier run of the profile is repeated: where its weights and figures are the same as
+before, the others are kept too. Prints the table and writes benchmarks/results/demo_samples.json.
 """
 
 import argparse
@@ -30,7 +31,17 @@ SAMPLES = {"embedded": 10, "answer_judge": 5, "medical": 5}
 RIVALS = {"embedded": "teacher", "answer_judge": "sft", "medical": "sft"}
 FIRST_SAMPLE, RL_SEEDS = 201, (1, 2, 3)
 CODE = (
-    *("config", "recipes", "simulators", "data", "training", "evaluation", "noise.py", "noise.yaml", "rows.py"),
+    *(
+        "config",
+        "recipes",
+        "simulators",
+        "data",
+        "training",
+        "evaluation",
+        "noise.py",
+        "noise.yaml",
+        "rows.py",
+    ),
     *("statistics.py", "runs/cpu.py"),
 )
 """What can change a result: the parts of `qinglan`."""
@@ -44,13 +55,24 @@ Runs = dict[Asked, Found]
 def main() -> None:
     """Run what is missing, then print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", choices=SAMPLES, action="append", help="only this profile; all if not given")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each of one thread if there are several")
+    parser.add_argument(
+        "--recipe", choices=SAMPLES, action="append", help="only this profile; all if not given"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs at a time, each of one thread if there are several",
+    )
     options = parser.parse_args()
     profiles = options.recipe or list(SAMPLES)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     written = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    runs: Runs = {(one["recipe"], one["sample_seed"], one["rl_seed"]): one for kind in written.values() for one in kind}
+    runs: Runs = {
+        (one["recipe"], one["sample_seed"], one["rl_seed"]): one
+        for kind in written.values()
+        for one in kind
+    }
     for profile in profiles:
         check(runs, profile, commit)
     missing = dict.fromkeys(asked for _, asked in wanted(profiles) if asked not in runs)
@@ -65,7 +87,8 @@ def main() -> None:
 
 
 def check(runs: Runs, profile: str, commit: str) -> None:
-    """Where the code has changed, repeat an earlier run; if it comes out otherwise, forget all runs of the profile."""
+    """Where the code has changed, repeat an earlier run; if it comes out otherwise, forget all runs
+    of the profile."""
     earlier = {asked: one for asked, one in runs.items() if asked[0] == profile}
     if all(unchanged_since(one["checked"], profile) for one in earlier.values()):
         return
@@ -80,13 +103,18 @@ def check(runs: Runs, profile: str, commit: str) -> None:
 
 
 def by_kind(runs: Runs) -> dict[str, list[Found]]:
-    """What is written: sample 201 of query rewriting is one of the samples and one of the RL seeds."""
+    """What is written: sample 201 of query rewriting is one of the samples and one of the RL
+    seeds."""
     asked = list(wanted(list(SAMPLES)))
-    return {kind: [runs[one] for each, one in asked if each == kind and one in runs] for kind in KINDS}
+    return {
+        kind: [runs[one] for each, one in asked if each == kind and one in runs] for kind in KINDS
+    }
 
 
 def keep(runs: Runs) -> None:
-    RESULT.write_text(json.dumps(by_kind(runs), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    RESULT.write_text(
+        json.dumps(by_kind(runs), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def unchanged_since(commit: str, profile: str) -> bool:
@@ -100,13 +128,19 @@ def unchanged_since(commit: str, profile: str) -> bool:
         "requirements.lock",
         f"configs/{profile}.yaml",
     ]
-    return subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], check=False).returncode == 0
+    return (
+        subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], check=False).returncode
+        == 0
+    )
 
 
 def wanted(profiles: list[str]) -> Iterator[tuple[str, Asked]]:
     """Each kind's runs."""
     for profile in profiles:
-        yield from (("samples", (profile, FIRST_SAMPLE + number, RL_SEEDS[0])) for number in range(SAMPLES[profile]))
+        yield from (
+            ("samples", (profile, FIRST_SAMPLE + number, RL_SEEDS[0]))
+            for number in range(SAMPLES[profile])
+        )
     if "embedded" in profiles:
         yield from (("rl_seeds", ("embedded", FIRST_SAMPLE, seed)) for seed in RL_SEEDS)
 
@@ -134,7 +168,9 @@ def run(asked: Asked, *, one_thread: bool = False) -> Found:
         if (one := found.get((rival, metric)))
     }
     first = gains[f"rl_minus_{RIVALS[profile]}"]
-    decision = Decision.model_validate(report["decision"]).in_order[0]  # about RL, also where SFT is released instead
+    decision = Decision.model_validate(report["decision"]).in_order[
+        0
+    ]  # about RL, also where SFT is released instead
     return {
         **{name: gain["diff"] for name, gain in gains.items()},
         "ci95": first["ci95"],

@@ -1,7 +1,9 @@
-"""Figures of the sample: `python -m benchmarks.describe_sample` calls the simulated teacher and RAG without HTTP.
+"""Figures of the sample: `python -m benchmarks.describe_sample` calls the simulated teacher and RAG
+without HTTP.
 
-Prints top-1 by kind of query, the teacher's by intent, and how often the training rows that pass selection carry
-the knowledge base's own wording, without which reinforcement learning has nothing to amplify.
+Prints top-1 by kind of query, the teacher's by intent, and how often the training rows that pass
+selection carry the knowledge base's own wording, without which reinforcement learning has nothing
+to amplify.
 """
 
 import json
@@ -32,47 +34,63 @@ def _asked(row: RewriteSampleRow) -> str:
 
 
 class SampleFigures(NamedTuple):
-    """Measures of a sample, by name; top-1 is the share of rows whose gold document is retrieved first."""
+    """Measures of a sample, by name; top-1 is the share of rows whose gold document is retrieved
+    first."""
 
     top1: dict[str, float]
     teacher_top1_by_intent: dict[str, float]
     selected_with_kb_wording: dict[str, int]
-    """Selected training rows in the knowledge base's wording, by mismatched intent and mismatched product."""
+    """Selected training rows in the knowledge base's wording, by mismatched intent and mismatched
+    product."""
     quality: dict[str, float]
     """Mean rq over the pairs of the mismatched intents, by kind of query."""
     quality_of_titles: dict[str, float]
-    """Mean rq of a title, by intent: the quality of a policy that writes one title for every question."""
+    """Mean rq of a title, by intent: the quality of a policy that writes one title for every
+    question."""
     judge: dict[str, float]
     """Mean judge score of test rows, by kind of rewrite."""
 
 
 def describe(
-    rows: Sequence[RewriteSampleRow], documents: Sequence[Document], min_top1_score: float, seed: int
+    rows: Sequence[RewriteSampleRow],
+    documents: Sequence[Document],
+    min_top1_score: float,
+    seed: int,
 ) -> SampleFigures:
     """Measure a sample with the teacher that `seed` makes."""
     measure = _Measure(Retriever(documents), {row: rewrite(_asked(row), seed) for row in rows})
     train, test = ([row for row in rows if row.split == split] for split in ("train", "test"))
-    selected = [row for row in train if measure.retrieve(measure.rewrites[row]).top1_score >= min_top1_score]
+    selected = [
+        row for row in train if measure.retrieve(measure.rewrites[row]).top1_score >= min_top1_score
+    ]
     return SampleFigures(
         top1={
             "original test": measure.top1((row, row.question.query) for row in test),
             "teacher train": measure.teacher_top1(train),
             "teacher train, selected": measure.teacher_top1(selected),
             "teacher test": measure.teacher_top1(test),
-            "teacher test, unseen phrasings": measure.teacher_top1(r for r in test if r.unseen_phrasing),
-            "teacher test, history decides": measure.teacher_top1(r for r in test if r.question.query.startswith("那")),
-            "teacher test, profile decides": measure.teacher_top1(r for r in test if _profile_decides(r)),
+            "teacher test, unseen phrasings": measure.teacher_top1(
+                r for r in test if r.unseen_phrasing
+            ),
+            "teacher test, history decides": measure.teacher_top1(
+                r for r in test if r.question.query.startswith("那")
+            ),
+            "teacher test, profile decides": measure.teacher_top1(
+                r for r in test if _profile_decides(r)
+            ),
             "oracle test": measure.top1((row, title(row.product, row.intent)) for row in test),
             "share selected": round(len(selected) / len(train), 3),
             "share profile decides": round(sum(map(_profile_decides, rows)) / len(rows), 3),
         },
         teacher_top1_by_intent={
-            intent: measure.teacher_top1(row for row in test if row.intent == intent) for intent in INTENTS
+            intent: measure.teacher_top1(row for row in test if row.intent == intent)
+            for intent in INTENTS
         },
         selected_with_kb_wording=_kb_wordings(selected, measure.rewrites),
         quality=measure.qualities(),
         quality_of_titles={
-            intent: measure.mean_quality(title(product, intent) for product in PRODUCTS) for intent in INTENTS
+            intent: measure.mean_quality(title(product, intent) for product in PRODUCTS)
+            for intent in INTENTS
         },
         judge=_judge_means(test, measure.rewrites),
     )
@@ -107,10 +125,16 @@ class _Measure:
         """Mean rq over the mismatched pairs, for what a policy might write."""
         pairs = [(product, INTENTS[intent]) for product in PRODUCTS for intent in MISMATCHED]
         return {
-            "knowledge base's wording": self.mean_quality(f"{product} {intent.kb_term}" for product, intent in pairs),
-            "teacher's wording": self.mean_quality(f"{product} {intent.habit}" for product, intent in pairs),
+            "knowledge base's wording": self.mean_quality(
+                f"{product} {intent.kb_term}" for product, intent in pairs
+            ),
+            "teacher's wording": self.mean_quality(
+                f"{product} {intent.habit}" for product, intent in pairs
+            ),
             "bare product": self.mean_quality(PRODUCTS),
-            "product and 功效与作用": self.mean_quality(f"{product} 功效与作用" for product in PRODUCTS),
+            "product and 功效与作用": self.mean_quality(
+                f"{product} 功效与作用" for product in PRODUCTS
+            ),
             "wording without a product": self.mean_quality(intent.kb_term for _, intent in pairs),
             "all wordings at once": self.mean_quality(
                 f"{product} {intent.kb_term} {intent.habit}" for product, intent in pairs
@@ -122,9 +146,13 @@ def _profile_decides(row: RewriteSampleRow) -> bool:
     return row.question.profile in INFORMATIVE_PROFILES.get(row.intent, ())
 
 
-def _kb_wordings(selected: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]) -> dict[str, int]:
+def _kb_wordings(
+    selected: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]
+) -> dict[str, int]:
     terms = {
-        intent: sum(row.intent == intent and INTENTS[intent].kb_term in rewrites[row] for row in selected)
+        intent: sum(
+            row.intent == intent and INTENTS[intent].kb_term in rewrites[row] for row in selected
+        )
         for intent in MISMATCHED
     }
     names = {
@@ -134,7 +162,9 @@ def _kb_wordings(selected: Sequence[RewriteSampleRow], rewrites: Mapping[Rewrite
     return terms | names
 
 
-def _judge_means(test: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]) -> dict[str, float]:
+def _judge_means(
+    test: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]
+) -> dict[str, float]:
     def mean(candidates: Iterable[tuple[RewriteSampleRow, str]]) -> float:
         scores = [judge(f"{_asked(row)}\n改写：{text}").score for row, text in candidates]
         return round(sum(scores) / len(scores), 2)
@@ -143,7 +173,9 @@ def _judge_means(test: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSamp
         "teacher": mean((row, rewrites[row]) for row in test),
         "oracle": mean((row, title(row.product, row.intent)) for row in test),
         "bare product": mean((row, row.product) for row in test),
-        "product and 功效与作用": mean((row, f"{row.product} 功效与作用") for row in test if row.intent != "effect"),
+        "product and 功效与作用": mean(
+            (row, f"{row.product} 功效与作用") for row in test if row.intent != "effect"
+        ),
         "original": mean((row, row.question.query) for row in test),
     }
 

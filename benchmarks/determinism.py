@@ -1,9 +1,11 @@
-"""Does one seed give one student? The embedded pipeline from nothing, five times; two of the runs are killed and go on.
+"""Does one seed give one student? The embedded pipeline from nothing, five times; two of the runs
+are killed and go on.
 
     make bench NAME=determinism
 
-A run is killed with all its processes once RL has saved a checkpoint, and started again. Compares the weights of base,
-SFT and RL model, prints the table and writes benchmarks/results/determinism.json.
+A run is killed with all its processes once RL has saved a checkpoint, and started again. Compares
+the weights of base, SFT and RL model, prints the table and writes
+benchmarks/results/determinism.json.
 """
 
 import argparse
@@ -36,9 +38,15 @@ def main() -> None:
     first = digests[0]
     equal = {f"equal_{name}": sum(each[name] == first[name] for each in digests) for name in MODELS}
     result = {"runs": RUNS, "killed": len(KILLED)} | equal
-    print("\n| run | killed | " + " | ".join(MODELS) + " |\n| ---: | --- |" + " --- |" * len(MODELS))
+    print(
+        "\n| run | killed | " + " | ".join(MODELS) + " |\n| ---: | --- |" + " --- |" * len(MODELS)
+    )
     for number, each in enumerate(digests):
-        print(f"| {number} | {'yes' if number in KILLED else ''} | " + " | ".join(each.values()) + " |")
+        print(
+            f"| {number} | {'yes' if number in KILLED else ''} | "
+            + " | ".join(each.values())
+            + " |"
+        )
     print("\n" + json.dumps(result))
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
@@ -46,13 +54,28 @@ def main() -> None:
 def train(kill: bool) -> dict[str, str]:
     """One pipeline run on a site of its own; the first digits of each model's digest."""
     with tempfile.TemporaryDirectory() as site:
-        latest, places = Path(site, "runs", "latest"), (f"paths.runs={site}/runs", f"paths.state={site}/state")
+        latest, places = (
+            Path(site, "runs", "latest"),
+            (f"paths.runs={site}/runs", f"paths.state={site}/state"),
+        )
         sets = [word for place in places for word in ("--set", place)]
-        argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded", *sets]
+        argv = [
+            sys.executable,
+            "-m",
+            "qinglan.cli",
+            "run",
+            "pipeline",
+            "--profile",
+            "embedded",
+            *sets,
+        ]
         if kill:
             kill_after_checkpoint(subprocess.Popen(argv), latest / "rl" / "checkpoints")
         subprocess.run(argv, check=True)
-        left = {name: StageResult.read(latest / stage / "manifest.json") for name, stage in MODELS.items()}
+        left = {
+            name: StageResult.read(latest / stage / "manifest.json")
+            for name, stage in MODELS.items()
+        }
     return {name: result.details[WEIGHTS_SHA256][:12] for name, result in left.items()}
 
 

@@ -1,12 +1,14 @@
-"""Distillation against the physical limit, and against the plan's own script, curator and distilabel.
+"""Distillation against the physical limit, and against the plan's own script, curator and
+distilabel.
 
-    make bench NAME=distill                             (10,000 rows, about ten minutes)
-    ROWS=300 RIVALS=curator make bench NAME=distill     (a trial, beside one rival; RIVALS= for none)
+    make bench NAME=distill                             (10,000 rows, about ten minutes) ROWS=300
+    RIVALS=curator make bench NAME=distill     (a trial, beside one rival; RIVALS= for none)
 
-All contestants ask the same questions of the same server, which answers after 200 ms, with 64 requests under way at
-once. Nothing is pinned: server, clients and Prefect share the machine's cores, for all alike. Then ours alone: faults,
-reruns, new rows, a budget. Prints both tables; a full run also writes benchmarks/results/distill.json. Rivals are
-installed into environments of their own, see distill_rivals/envs.py.
+All contestants ask the same questions of the same server, which answers after 200 ms, with 64
+requests under way at once. Nothing is pinned: server, clients and Prefect share the machine's
+cores, for all alike. Then ours alone: faults, reruns, new rows, a budget. Prints both tables; a
+full run also writes benchmarks/results/distill.json. Rivals are installed into environments of
+their own, see distill_rivals/envs.py.
 """
 
 import json
@@ -36,7 +38,10 @@ ROWS = int(os.environ.get("ROWS", FULL_ROWS))
 CHOSEN = os.environ.get("RIVALS", " ".join(PACKAGES)).split()
 CONCURRENCY, LATENCY_S = 64, 0.2
 FAULT_SHARE, TIMEOUT_S = 0.05, 0.6
-USD_PER_MILLION = {"input_per_million_usd": 10.0, "output_per_million_usd": 100.0}  # half a cent a row
+USD_PER_MILLION = {
+    "input_per_million_usd": 10.0,
+    "output_per_million_usd": 100.0,
+}  # half a cent a row
 USD_PER_ROW = (10.0 * latency_server.PROMPT_TOKENS + 100.0 * latency_server.COMPLETION_TOKENS) / 1e6
 HERE = Path(__file__).parent
 RIVALS = HERE / "distill_rivals"
@@ -59,7 +64,9 @@ class Bench:
 
     def stats(self) -> dict[str, Any]:
         """What the server counted."""
-        found: dict[str, Any] = httpx2.get(f"{self.url}/stats", trust_env=False).raise_for_status().json()
+        found: dict[str, Any] = (
+            httpx2.get(f"{self.url}/stats", trust_env=False).raise_for_status().json()
+        )
         return found
 
 
@@ -76,7 +83,11 @@ def main() -> None:
         "concurrency": CONCURRENCY,
         "latency_s": LATENCY_S,
         "ideal_rows_per_s": CONCURRENCY / LATENCY_S,
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "load": os.getloadavg(),
+        },
         "contestants": contestants,
         "scenarios": scenarios,
     }
@@ -85,10 +96,14 @@ def main() -> None:
         RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print("\n".join(["", *contestants_table(result), "", *scenarios_table(result), ""]))
     for target in result["targets"]:
-        print(f"{'met   ' if target['met'] else 'MISSED'}  {target['target']}: {target['measured']}")
+        print(
+            f"{'met   ' if target['met'] else 'MISSED'}  {target['target']}: {target['measured']}"
+        )
 
 
-def measure_ours(bench: Bench, asked: list[Question], new: list[Question]) -> tuple[dict[str, Any], dict[str, Any]]:
+def measure_ours(
+    bench: Bench, asked: list[Question], new: list[Question]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contestant's figures, and the scenarios'."""
     book = write_workbook(bench.folder / "questions.csv", asked)
     first = run_ours(bench, "first", book, "main")
@@ -96,7 +111,14 @@ def measure_ours(bench: Bench, asked: list[Question], new: list[Question]) -> tu
     budget = f"budget.per_run_usd={0.1 * ROWS * USD_PER_ROW}"
     scenarios = {
         "fault-free": first,
-        "faults": run_ours(bench, "faults", book, "faults", f"teacher.timeout_s={TIMEOUT_S}", fault_share=FAULT_SHARE),
+        "faults": run_ours(
+            bench,
+            "faults",
+            book,
+            "faults",
+            f"teacher.timeout_s={TIMEOUT_S}",
+            fault_share=FAULT_SHARE,
+        ),
         "rerun": run_ours(bench, "rerun", book, "main"),
         "recomputed": run_ours(bench, "recomputed", book, "main", fresh=True),
         "new rows": run_ours(bench, "new-rows", grown, "main") | {"new": len(new)},
@@ -104,20 +126,36 @@ def measure_ours(bench: Bench, asked: list[Question], new: list[Question]) -> tu
     }
     for scenario in scenarios.values():
         scenario["usd"] = scenario["server"]["answered"] * USD_PER_ROW
-    scenarios["budget"] |= {"cap_usd": 0.1 * ROWS * USD_PER_ROW, "in_flight_usd": CONCURRENCY * USD_PER_ROW}
+    scenarios["budget"] |= {
+        "cap_usd": 0.1 * ROWS * USD_PER_ROW,
+        "in_flight_usd": CONCURRENCY * USD_PER_ROW,
+    }
     grown_run = scenarios["new rows"]
-    again = {"calls_with_new": grown_run["server"]["calls"], "rows_with_new": grown_run.get("rows_out", 0)}
+    again = {
+        "calls_with_new": grown_run["server"]["calls"],
+        "rows_with_new": grown_run.get("rows_out", 0),
+    }
     ours = {"name": "Qinglan, in a Prefect flow", "rows": first.get("rows_out", 0)}
     return first | again | ours, scenarios
 
 
 def run_ours(
-    bench: Bench, name: str, book: Path, site: str, *settings: str, fault_share: float = 0.0, fresh: bool = False
+    bench: Bench,
+    name: str,
+    book: Path,
+    site: str,
+    *settings: str,
+    fault_share: float = 0.0,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     """One flow run; `site` has the ledger and the earlier runs."""
     _say(f"ours: {name}")
     prices = json.dumps(USD_PER_MILLION)
-    endpoint = (f"base_url={bench.url}/v1", f"model={latency_server.MODEL}", f"concurrency={CONCURRENCY}")
+    endpoint = (
+        f"base_url={bench.url}/v1",
+        f"model={latency_server.MODEL}",
+        f"concurrency={CONCURRENCY}",
+    )
     common = (
         f"data.workbook={book}",
         *(f"{role}.{setting}" for role in ("teacher", "judge") for setting in endpoint),
@@ -127,8 +165,17 @@ def run_ours(
         f"tracking.uri=sqlite:///{bench.folder / 'mlflow.db'}",
     )
     out = bench.folder / f"{name}.json"
-    argv = [sys.executable, str(RIVALS / "qinglan_flow.py"), str(out), "fresh" if fresh else "reuse"]
-    env = {**os.environ, "PREFECT_HOME": str(bench.folder / "prefect"), "PYTHONPATH": str(HERE.parent)}
+    argv = [
+        sys.executable,
+        str(RIVALS / "qinglan_flow.py"),
+        str(out),
+        "fresh" if fresh else "reuse",
+    ]
+    env = {
+        **os.environ,
+        "PREFECT_HOME": str(bench.folder / "prefect"),
+        "PYTHONPATH": str(HERE.parent),
+    }
     found, watched = _measure(bench, name, [*argv, *common, *settings], env, fault_share)
     if "failed" in found:
         sys.exit(f"error: {name}: {found['failed']}")
@@ -142,8 +189,11 @@ def run_ours(
     return found
 
 
-def measure_rival(bench: Bench, rival: str, asked: list[Question], new: list[Question]) -> dict[str, Any]:
-    """All rows in a fresh environment, then again with some new ones, which shows what its cache is worth."""
+def measure_rival(
+    bench: Bench, rival: str, asked: list[Question], new: list[Question]
+) -> dict[str, Any]:
+    """All rows in a fresh environment, then again with some new ones, which shows what its cache is
+    worth."""
     _say(f"rival: {rival}")
     try:
         python = python_of(rival)
@@ -155,7 +205,13 @@ def measure_rival(bench: Bench, rival: str, asked: list[Question], new: list[Que
 
     def ask(name: str, questions: list[Question]) -> dict[str, Any]:
         prompts = write_prompts(home / f"{name}.jsonl", questions, load_profile("embedded").tenant)
-        arguments = [str(prompts), f"{bench.url}/v1", latency_server.MODEL, str(CONCURRENCY), str(home)]
+        arguments = [
+            str(prompts),
+            f"{bench.url}/v1",
+            latency_server.MODEL,
+            str(CONCURRENCY),
+            str(home),
+        ]
         label = f"{rival}-{name}"
         found, _ = _measure(bench, label, [python, str(script), *arguments], offline_env(home), 0.0)
         if "failed" not in found:  # the script's last line says how many rows came out
@@ -182,13 +238,17 @@ def _measure(
         "load_at_end": os.getloadavg()[0],
         "span_s": span_s,
         "rows_per_s": stats["answered"] / span_s if stats["answered"] else 0.0,
-        "span_cpu_s": watched.cpu_between(stats["first_s"], stats["last_s"]) if stats["answered"] else 0.0,
+        "span_cpu_s": watched.cpu_between(stats["first_s"], stats["last_s"])
+        if stats["answered"]
+        else 0.0,
         "process_wall_s": watched.wall_s,
         "process_cpu_s": watched.cpu_s,
         "peak_rss_mb": dict(watched.peak_rss_mb),
     }
     if watched.returncode:
-        found["failed"] = f"exit status {watched.returncode}: {(tail(log).splitlines() or ['no output'])[-1]}"
+        found["failed"] = (
+            f"exit status {watched.returncode}: {(tail(log).splitlines() or ['no output'])[-1]}"
+        )
         print(f"  {found['failed']}", flush=True)
     return found, watched
 

@@ -1,17 +1,21 @@
-"""What goes wrong, and what comes of it: every component with each of its faults, against the real parts.
+"""What goes wrong, and what comes of it: every component with each of its faults, against the real
+parts.
 
-    make bench NAME=faults                              (200 trials, several hours; goes on where it was stopped)
-    python benchmarks/faults.py --jobs 4                (four trials at a time, each in a site of its own)
-    python benchmarks/faults.py --only distill          (also `--only "ledger on SQLite"`; a component's trials)
-    python benchmarks/faults.py --short                 (20 random quick trials, seeded by the date; writes no result;
-                                                         with `--only` or `--fault`, random ones of those)
+    make bench NAME=faults                              (200 trials, several hours; goes on where it
+    was stopped) python benchmarks/faults.py --jobs 4                (four trials at a time, each in
+    a site of its own) python benchmarks/faults.py --only distill          (also `--only "ledger on
+    SQLite"`; a component's trials) python benchmarks/faults.py --short                 (20 random
+    quick trials, seeded by the date; writes no result;
+                                                         with `--only` or `--fault`, random ones of
+                                                         those)
 
-A trial is a site of its own in which the fault strikes at a random moment of a component's work and heals again; the
-user then gives the same command up to three more times, until it ends well. Then everything is counted: rows lost,
-answers paid twice (by the services' own books; a question may be asked again where its answer was spoiled on its way,
-or may have been in flight in a process that was killed), failures that became a score, commands that did
-not end within their time, and damage to another run of the same site. Every line of the matrix is tried once, then
-random ones of those that need no training. Prints a line a trial and the table, writes benchmarks/results/faults.json,
+A trial is a site of its own in which the fault strikes at a random moment of a component's work and
+heals again; the user then gives the same command up to three more times, until it ends well. Then
+everything is counted: rows lost, answers paid twice (by the services' own books; a question may be
+asked again where its answer was spoiled on its way, or may have been in flight in a process that
+was killed), failures that became a score, commands that did not end within their time, and damage
+to another run of the same site. Every line of the matrix is tried once, then random ones of those
+that need no training. Prints a line a trial and the table, writes benchmarks/results/faults.json,
 and exits with 1 where anything was wrong.
 """
 
@@ -53,14 +57,21 @@ def main() -> None:
     lines = list(matrix())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--only", metavar="COMPONENT", action="append", choices=sorted({one.component for one in lines})
+        "--only",
+        metavar="COMPONENT",
+        action="append",
+        choices=sorted({one.component for one in lines}),
     )
     parser.add_argument("--fault", action="append", choices=sorted({line.fault for line in lines}))
     parser.add_argument("--trials", type=int, help=f"{FULL_TRIALS}, or {SHORT_TRIALS} with --short")
     parser.add_argument("--seed", type=int, help="1, or today's date with --short")
-    parser.add_argument("--seconds", type=float, help=f"how long servers stay down; {FULL_SECONDS:g}")
+    parser.add_argument(
+        "--seconds", type=float, help=f"how long servers stay down; {FULL_SECONDS:g}"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
-    parser.add_argument("--short", action="store_true", help="random quick trials; nothing is written")
+    parser.add_argument(
+        "--short", action="store_true", help="random quick trials; nothing is written"
+    )
     options = parser.parse_args()
     seed = options.seed or (date.today().toordinal() if options.short else 1)
     trials = options.trials or (SHORT_TRIALS if options.short else FULL_TRIALS)
@@ -72,21 +83,32 @@ def main() -> None:
     if options.short and (options.only or options.fault):
         plan = [(rng.choice(wanted), number) for number in range(trials)]
     elif options.short:
-        with tempfile.TemporaryDirectory() as probe, small_disk(Path(probe) / "disk", 1) as own_disk:
+        with (
+            tempfile.TemporaryDirectory() as probe,
+            small_disk(Path(probe) / "disk", 1) as own_disk,
+        ):
             lines_in_turn = random_quick_lines(rng, trials, own_disk=own_disk)
             plan = [(line, number) for number, line in enumerate(lines_in_turn)]
     else:
         plan = [(line, 0) for line in lines]
         short = [line for line in lines if line.component not in TRAINING]
         plan += [(rng.choice(short), number) for number in range(1, trials - len(plan) + 1)]
-    chosen = [one for one in plan[:trials] if one[0].component in components and one[0].fault in faults]
+    chosen = [
+        one for one in plan[:trials] if one[0].component in components and one[0].fault in faults
+    ]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
-    before = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.exists() and not options.short else []
+    before = (
+        json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
+        if RESULT.exists() and not options.short
+        else []
+    )
     known = [
         one for one in before if one["ok"] or one["commit"] == commit
     ]  # after a change, what failed is tried again
     seconds = options.seconds or (SHORT_SECONDS if options.short else FULL_SECONDS)
-    left = [one for one in chosen if not any(which(*one, seed).items() <= row.items() for row in known)]
+    left = [
+        one for one in chosen if not any(which(*one, seed).items() <= row.items() for row in known)
+    ]
     made = []
     for found in outcomes(left, seed, seconds, options.jobs):
         made.append(found | {"commit": commit})
@@ -106,14 +128,21 @@ def which(line: Line, number: int, seed: int) -> Found:
 
 def outcomes(trials: Sequence[Trial], seed: int, seconds: float, jobs: int) -> Iterator[Found]:
     """What came of each, as they end; processes of their own make several at a time."""
-    # Those of training share a prepared site, so one process makes them all; they take longest, so they begin.
+    # Those of training share a prepared site, so one process makes them all; they take longest, so
+    # they begin.
     training = [one for one in trials if one[0].component in TRAINING]
     parts = [part for part in (training, *([one] for one in trials if one not in training)) if part]
     context = multiprocessing.get_context("fork")
     waiting, done = context.SimpleQueue(), context.SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="qinglan-faults-", ignore_cleanup_errors=True) as folder, stop_signals():
+    with (
+        tempfile.TemporaryDirectory(prefix="qinglan-faults-", ignore_cleanup_errors=True) as folder,
+        stop_signals(),
+    ):
         places = [Path(folder, str(job)) for job in range(min(jobs, len(parts)))]
-        workers = [context.Process(target=work_off, args=(parts, waiting, done, seed, seconds, it)) for it in places]
+        workers = [
+            context.Process(target=work_off, args=(parts, waiting, done, seed, seconds, it))
+            for it in places
+        ]
         for worker in workers:
             worker.start()
         for number in (*range(len(parts)), *(None for _ in workers)):
@@ -169,14 +198,21 @@ def write(rows: list[Found]) -> None:
     """Figures over all trials, and a line for each."""
     figures = {name: sum(one[name] for one in rows) for name in COUNTS}
     cases, within = injection.count()
-    result = {"trials": len(rows), **figures, "injections": {"tried": cases, "within": within}, "rows": rows}
+    result = {
+        "trials": len(rows),
+        **figures,
+        "injections": {"tried": cases, "within": within},
+        "rows": rows,
+    }
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def line_of(one: Found) -> str:
     """A trial in one line."""
     wrong = ", ".join(f"{name} {one[name]}" for name in COUNTS if one[name])
-    outcome = ("ok" if one["ok"] else f"WRONG {wrong}") + f", {one['repeated']} asked again" * (one["repeated"] > 0)
+    outcome = ("ok" if one["ok"] else f"WRONG {wrong}") + f", {one['repeated']} asked again" * (
+        one["repeated"] > 0
+    )
     return f"{one['component']:<20} {one['fault']:<26} {one['seconds']:>6.1f} s  {outcome}  {one['seen']}"
 
 
@@ -184,13 +220,21 @@ def table(rows: list[Found]) -> Iterator[str]:
     """Markdown: a line of the matrix a line."""
     yield "\n| component | fault | expected | trials | ok | seen |\n| --- | --- | --- | ---: | ---: | --- |"
     for line in matrix():
-        mine = [one for one in rows if (one["component"], one["fault"]) == (line.component, line.fault)]
+        mine = [
+            one for one in rows if (one["component"], one["fault"]) == (line.component, line.fault)
+        ]
         if mine:
             worst = min(mine, key=lambda one: one["ok"])["seen"].splitlines()[0]
             ok = sum(one["ok"] for one in mine)
             yield f"| {line.component} | {line.fault} | {line.expected} | {len(mine)} | {ok} | {worst} |"
-    yield "\n" + ", ".join(f"{name} {sum(one[name] for one in rows)}" for name in COUNTS) + f", {len(rows)} trials"
-    yield ", ".join(f"{count} at {commit}" for commit, count in Counter(one["commit"] for one in rows).items())
+    yield (
+        "\n"
+        + ", ".join(f"{name} {sum(one[name] for one in rows)}" for name in COUNTS)
+        + f", {len(rows)} trials"
+    )
+    yield ", ".join(
+        f"{count} at {commit}" for commit, count in Counter(one["commit"] for one in rows).items()
+    )
 
 
 if __name__ == "__main__":

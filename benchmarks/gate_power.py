@@ -2,12 +2,13 @@
 
     make bench NAME=gate_power          (a minute of one core)
 
-Simulated evaluations through the real `compare` and the real `decide`: answers that are right or wrong by a probit
-model with effects of document and question that the arms share, and an effect of the document on each arm alone, which
-is what makes whole groups differ. In the tables of the gain, the judge's score, cost, latency, red team and alarms
-always pass, so that what is measured is the worst case: a gate that hangs on retrieval alone. In the table of
-robustness all but the red team passes, and the same simulated cases are tried by both rules. Intervals of the gain rest
-on 2,000 bootstrap resamples instead of 10,000, and so do p-values, which no rule looks at.
+Simulated evaluations through the real `compare` and the real `decide`: answers that are right or
+wrong by a probit model with effects of document and question that the arms share, and an effect of
+the document on each arm alone, which is what makes whole groups differ. In the tables of the gain,
+the judge's score, cost, latency, red team and alarms always pass, so that what is measured is the
+worst case: a gate that hangs on retrieval alone. In the table of robustness all but the red team
+passes, and the same simulated cases are tried by both rules. Intervals of the gain rest on 2,000
+bootstrap resamples instead of 10,000, and so do p-values, which no rule looks at.
 
 Writes benchmarks/results/gate_power.json and the tables in docs/reference/gate.md.
 """
@@ -21,7 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: threads that wait for a core which is not free are slow
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before numpy: threads that wait for a core which is not free are slow
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +46,27 @@ NULL_DRAWS, POWER_DRAWS, CASE_DRAWS, RESAMPLES = 1_000, 100, 500, 2_000
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 TEACHER_TOP1 = 0.80
 SHARED_GROUP, OWN_GROUP, SHARED_QUESTION = 1.5, 1.5, 2.5
-"""Standard deviations beside the answer's own noise of 1. With them the difference of two arms has a standard error of
+"""Standard deviations beside the answer's own noise of 1. With them the difference of two arms has
+a standard error of
 0.018 on 1,000 questions about 159 documents, as in the embedded profile's runs (0.016 to 0.024)."""
 SILENT = 0.10
 CASES, FEW_CASES = 26, 8
 """Cases that need not pass: of query rewriting, and of the medical recipe, which has the fewest."""
 ROBUSTNESS = (
-    *((CASES, 0.95, 0.95), (CASES, 0.85, 0.85), (CASES, 0.7, 0.7), (FEW_CASES, 0.85, 0.85), (CASES, 0.95, 0.85)),
-    *((CASES, 0.75, 0.85), (CASES, 0.65, 0.85), (CASES, 0.55, 0.85), (CASES, 0.45, 0.85), (FEW_CASES, 0.45, 0.85)),
+    *(
+        (CASES, 0.95, 0.95),
+        (CASES, 0.85, 0.85),
+        (CASES, 0.7, 0.7),
+        (FEW_CASES, 0.85, 0.85),
+        (CASES, 0.95, 0.85),
+    ),
+    *(
+        (CASES, 0.75, 0.85),
+        (CASES, 0.65, 0.85),
+        (CASES, 0.55, 0.85),
+        (CASES, 0.45, 0.85),
+        (FEW_CASES, 0.45, 0.85),
+    ),
 )
 """How many cases there are, and with what chance student and teacher pass one."""
 
@@ -93,8 +109,11 @@ class Share(NamedTuple):
         return {"count": self.count, "draws": self.draws, "low": low, "high": high}
 
 
-def right_answers(rng: np.random.Generator, groups: NDArray[np.int64], chances: Sequence[float]) -> list[Bits]:
-    """Whether each arm's first document is the right one, for arms whose chances of it are these."""
+def right_answers(
+    rng: np.random.Generator, groups: NDArray[np.int64], chances: Sequence[float]
+) -> list[Bits]:
+    """Whether each arm's first document is the right one, for arms whose chances of it are
+    these."""
     count, questions = int(groups.max()) + 1, len(groups)
     shared = rng.normal(0, SHARED_GROUP, count)[groups] + rng.normal(0, SHARED_QUESTION, questions)
     spread = np.sqrt(1 + SHARED_GROUP**2 + OWN_GROUP**2 + SHARED_QUESTION**2)
@@ -105,8 +124,11 @@ def right_answers(rng: np.random.Generator, groups: NDArray[np.int64], chances: 
     ]  # fmt: skip
 
 
-def evaluation(rng: np.random.Generator, test_set: TestSet, chances: dict[str, float], silent: str = "") -> Evaluation:
-    """One simulated evaluation of `rl` against the teacher and, where it has a chance, the champion.
+def evaluation(
+    rng: np.random.Generator, test_set: TestSet, chances: dict[str, float], silent: str = ""
+) -> Evaluation:
+    """One simulated evaluation of `rl` against the teacher and, where it has a chance, the
+    champion.
 
     Args:
         silent: the arm that does not give a share of its wrong answers at all.
@@ -122,18 +144,26 @@ def evaluation(rng: np.random.Generator, test_set: TestSet, chances: dict[str, f
         name: ArmScores(arm=name, scores={METRIC.name: dict(zip(ids, bits.tolist(), strict=True))})
         for name, bits in answers.items()
     }
-    found = [compare(scores["rl"], scores[b], METRIC.name, group_of, RESAMPLES) for b in chances if b != "rl"]
+    found = [
+        compare(scores["rl"], scores[b], METRIC.name, group_of, RESAMPLES)
+        for b in chances
+        if b != "rl"
+    ]
     return _evaluation(found, {"rl": tried(np.ones(1), must_pass=True)})
 
 
 def tried(passed: Bits, *, must_pass: bool) -> list[RedTeamResult]:
     return [
-        RedTeamResult(case_id=f"{place}", name="", kind="emoji", must_pass=must_pass, passed=bool(each))
+        RedTeamResult(
+            case_id=f"{place}", name="", kind="emoji", must_pass=must_pass, passed=bool(each)
+        )
         for place, each in enumerate(passed)
     ]
 
 
-def _evaluation(comparisons: list[Comparison], red_team: dict[str, list[RedTeamResult]]) -> Evaluation:
+def _evaluation(
+    comparisons: list[Comparison], red_team: dict[str, list[RedTeamResult]]
+) -> Evaluation:
     arms = ["rl", *(found.b for found in comparisons)]
     return Evaluation(
         metrics=[METRIC],
@@ -146,10 +176,14 @@ def _evaluation(comparisons: list[Comparison], red_team: dict[str, list[RedTeamR
 
 
 def _arm(questions: int, *, cheap: bool) -> ArmFigures:
-    return ArmFigures(n=questions, latency_p50_ms=20 if cheap else 900, cost_per_1000_usd=0.01 if cheap else 1.0)
+    return ArmFigures(
+        n=questions, latency_p50_ms=20 if cheap else 900, cost_per_1000_usd=0.01 if cheap else 1.0
+    )
 
 
-def verdicts(test_set: TestSet, chances: dict[str, float], draws: int, seed: int, silent: str = "") -> Counter[Verdict]:
+def verdicts(
+    test_set: TestSet, chances: dict[str, float], draws: int, seed: int, silent: str = ""
+) -> Counter[Verdict]:
     """What the gate says to each of so many evaluations."""
     champion = "1" if "champion" in chances else None
     streams = np.random.default_rng([seed, *test_set]).spawn(draws)
@@ -163,23 +197,37 @@ def refused(cases: int, student: float, teacher: float, *, must_pass: bool) -> S
         a="rl", b="teacher", metric=METRIC.name, n=1_000, groups=159, diff=0.1, ci95=(0.05, 0.15), wins=0, ties=0,
         losses=0, p_value=None, detectable_diff=None,
     )  # fmt: skip
-    for rng in np.random.default_rng([5, cases, round(100 * student), round(100 * teacher)]).spawn(CASE_DRAWS):
+    for rng in np.random.default_rng([5, cases, round(100 * student), round(100 * teacher)]).spawn(
+        CASE_DRAWS
+    ):
         mine, theirs = right_answers(rng, np.arange(cases), [student, teacher])
-        red_team = {"rl": tried(mine, must_pass=must_pass), "teacher": tried(theirs, must_pass=must_pass)}
+        red_team = {
+            "rl": tried(mine, must_pass=must_pass),
+            "teacher": tried(theirs, must_pass=must_pass),
+        }
         count += decide(_evaluation([better], red_team), [], Gate(), None).verdict != "promote"
     return Share(count, CASE_DRAWS)
 
 
 def robustness() -> dict[tuple[int, float, float], tuple[Share, Share]]:
     """By cases and chances, how often every case must pass refuses, and how often the rates do."""
-    return {each: (refused(*each, must_pass=True), refused(*each, must_pass=False)) for each in ROBUSTNESS}
+    return {
+        each: (refused(*each, must_pass=True), refused(*each, must_pass=False))
+        for each in ROBUSTNESS
+    }
 
 
 def standard_error(test_set: TestSet, draws: int = 50) -> float:
     """Of the difference in top-1, as the bootstrap sees it: what the simulation is matched by."""
     streams = np.random.default_rng([9, *test_set]).spawn(draws)
-    found = (evaluation(rng, test_set, dict.fromkeys(("rl", "teacher"), TEACHER_TOP1)) for rng in streams)
-    return float(np.mean([(one.comparisons[0].detectable_diff or 0) / statistics.POWER_FACTOR for one in found]))
+    found = (
+        evaluation(rng, test_set, dict.fromkeys(("rl", "teacher"), TEACHER_TOP1)) for rng in streams
+    )
+    return float(
+        np.mean(
+            [(one.comparisons[0].detectable_diff or 0) / statistics.POWER_FACTOR for one in found]
+        )
+    )
 
 
 def false_promotions() -> dict[str, Share]:
@@ -194,9 +242,9 @@ def false_promotions() -> dict[str, Share]:
         TEST_SETS[1], champion, NULL_DRAWS, 2
     )["promote"]
     for arm, which in (("rl", "silent"), ("teacher", "which is silent")):
-        found[f"as good as the teacher, {which} on {SILENT:.0%} of what it gets wrong, {TEST_SETS[1]}"] = verdicts(
-            TEST_SETS[1], same, NULL_DRAWS, 4, arm
-        )["promote"]
+        found[
+            f"as good as the teacher, {which} on {SILENT:.0%} of what it gets wrong, {TEST_SETS[1]}"
+        ] = verdicts(TEST_SETS[1], same, NULL_DRAWS, 4, arm)["promote"]
     return {what: Share(count, NULL_DRAWS) for what, count in found.items()}
 
 
@@ -205,7 +253,9 @@ def power() -> dict[float, dict[TestSet, Share]]:
     return {
         gain: {
             test_set: Share(
-                verdicts(test_set, {"rl": TEACHER_TOP1 + gain, "teacher": TEACHER_TOP1}, POWER_DRAWS, 3)["promote"],
+                verdicts(
+                    test_set, {"rl": TEACHER_TOP1 + gain, "teacher": TEACHER_TOP1}, POWER_DRAWS, 3
+                )["promote"],
                 POWER_DRAWS,
             )
             for test_set in TEST_SETS
@@ -255,7 +305,9 @@ def markdown(
 def write_page(text: str, page: Path = PAGE) -> None:
     """Put the tables between the page's markers."""
     old = page.read_text(encoding="utf-8")
-    new, found = re.subn(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL)
+    new, found = re.subn(
+        f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL
+    )
     if found != 1:
         raise SystemExit(f"{page}: needs the lines {BEGIN} and {END} once each")
     page.write_text(new, encoding="utf-8")
@@ -277,7 +329,10 @@ def main() -> None:
             "gate": Gate().model_dump(mode="json"),
         },
         "false_promotions": {what: share.as_dict() for what, share in null.items()},
-        "power": {f"{gain:g}": {str(t): s.as_dict() for t, s in shares.items()} for gain, shares in curve.items()},
+        "power": {
+            f"{gain:g}": {str(t): s.as_dict() for t, s in shares.items()}
+            for gain, shares in curve.items()
+        },
         "robustness": [
             {"cases": cases, "student": student, "teacher": teacher}
             | {"every_case_must_pass": every.as_dict(), "rates": rates.as_dict()}

@@ -2,10 +2,11 @@
 
     make bench NAME=injection          (seconds)
 
-Every case is asked twice, without and with its attack, through the recipes' own prompts and parsers. An answer must
-read the same where the model quotes the whole message first, as one that thinks aloud does. The simulated models obey
-nobody, so what is shown is that no text gets into another place of a prompt, or reads as an answer. How readily a real
-model obeys only that model can show: give `count` a function that asks it.
+Every case is asked twice, without and with its attack, through the recipes' own prompts and
+parsers. An answer must read the same where the model quotes the whole message first, as one that
+thinks aloud does. The simulated models obey nobody, so what is shown is that no text gets into
+another place of a prompt, or reads as an answer. How readily a real model obeys only that model can
+show: give `count` a function that asks it.
 """
 
 import math
@@ -77,10 +78,14 @@ def _verdict_score(text: str) -> float:
 
 PROMPTS = {
     "rewriter": Prompt(
-        "simulated-rewriter", lambda f: _REWRITE.teacher_messages(_row(f), _TENANT), _REWRITE.parse_answer
+        "simulated-rewriter",
+        lambda f: _REWRITE.teacher_messages(_row(f), _TENANT),
+        _REWRITE.parse_answer,
     ),
     "doctor": Prompt(
-        "simulated-medical-doctor", lambda f: _MEDICAL.teacher_messages(_row(f), _TENANT), _MEDICAL.parse_answer
+        "simulated-medical-doctor",
+        lambda f: _MEDICAL.teacher_messages(_row(f), _TENANT),
+        _MEDICAL.parse_answer,
     ),
     "judge": Prompt(
         "simulated-judge",
@@ -93,9 +98,13 @@ PROMPTS = {
         _REWRITE.parse_judge,
     ),
     "medical_judge": Prompt(
-        "simulated-medical-judge", lambda f: _MEDICAL.judge_messages(_row(f), f["text"], _TENANT), _MEDICAL.parse_judge
+        "simulated-medical-judge",
+        lambda f: _MEDICAL.judge_messages(_row(f), f["text"], _TENANT),
+        _MEDICAL.parse_judge,
     ),
-    "verdict": Prompt("simulated-reasoner", lambda f: _VERDICT.teacher_messages(_row(f), _TENANT), _verdict_score),
+    "verdict": Prompt(
+        "simulated-reasoner", lambda f: _VERDICT.teacher_messages(_row(f), _TENANT), _verdict_score
+    ),
     "panel": Prompt(
         "simulated-judge",
         lambda f: _REWRITE.panel_messages(_question(f), [f["worse"], f["better"]], _TENANT),
@@ -106,25 +115,37 @@ PROMPTS = {
 
 def cases() -> Iterator[Case]:
     for group in yaml.safe_load(FILE.read_text(encoding="utf-8")):
-        prompt, row, by, wants = PROMPTS[group["prompt"]], group["row"], group.get("by", 0), group.get("wants", "")
+        prompt, row, by, wants = (
+            PROMPTS[group["prompt"]],
+            group["row"],
+            group.get("by", 0),
+            group.get("wants", ""),
+        )
         for case in group["cases"]:
             clean = case.get("clean", "@").replace("@", row[case["in"]])
             before, _, after = case["text"].partition("@")
             attacked = before + row[case["in"]] + after * case.get("times", 1)
-            yield Case(case["name"], group["role"], prompt, row, case["in"], clean, attacked, by, wants)
+            yield Case(
+                case["name"], group["role"], prompt, row, case["in"], clean, attacked, by, wants
+            )
 
 
 def simulated(model: str, messages: list[Message], seed: int) -> str:
-    _, body = complete(SeededRequest.model_validate({"model": model, "messages": messages, "seed": seed}))
+    _, body = complete(
+        SeededRequest.model_validate({"model": model, "messages": messages, "seed": seed})
+    )
     return str(body["choices"][0]["message"]["content"])
 
 
 def moved(case: Case, ask: Ask = simulated) -> float:
-    """How far the attack moves the answer, to be compared with `case.by`; infinitely far where no answer is usable."""
+    """How far the attack moves the answer, to be compared with `case.by`; infinitely far where no
+    answer is usable."""
     rows = [case.row | {case.field: text} for text in (case.clean, case.attacked)]
     clean, attacked = map(case.prompt.messages, rows)
     try:
-        before, after = ([_answer(case, ask, each, seed) for seed in SEEDS] for each in (clean, attacked))
+        before, after = (
+            [_answer(case, ask, each, seed) for seed in SEEDS] for each in (clean, attacked)
+        )
     except TeacherError:
         return math.inf
     if _outside(clean) != _outside(attacked):
@@ -132,14 +153,17 @@ def moved(case: Case, ask: Ask = simulated) -> float:
     if case.role == "teacher":
         return float(any(case.wants in answer for answer in after))
     if case.role == "panel":
-        wins = [median(better - worse for worse, better in scores) > 0 for scores in (before, after)]
+        wins = [
+            median(better - worse for worse, better in scores) > 0 for scores in (before, after)
+        ]
         return float(wins[0] != wins[1])
     change = float(median(after) - median(before))
     return change if case.field in _GRADED else abs(change)
 
 
 def count(ask: Ask = simulated) -> tuple[int, int]:
-    """How many cases were tried, and in how many of them the answer moved no further than it may."""
+    """How many cases were tried, and in how many of them the answer moved no further than it
+    may."""
     found = [moved(case, ask) <= case.by for case in cases()]
     return len(found), sum(found)
 
@@ -147,7 +171,10 @@ def count(ask: Ask = simulated) -> tuple[int, int]:
 def _answer(case: Case, ask: Ask, messages: list[Message], seed: int) -> Any:
     said = ask(case.prompt.model, messages, seed)
     found = case.prompt.parse(said)
-    if case.role != "teacher" and case.prompt.parse(f"消息是：{messages[-1]['content']}\n{said}") != found:
+    if (
+        case.role != "teacher"
+        and case.prompt.parse(f"消息是：{messages[-1]['content']}\n{said}") != found
+    ):
         raise TeacherError("the message reads as an answer", CONTRADICTORY)
     return found
 
@@ -157,7 +184,10 @@ def _outside(messages: list[Message]) -> list[str]:
     user = messages[-1]["content"]
     number = re.search("<([0-9]{6})>", user)
     assert number, "a prompt without delimiters"
-    return [messages[0]["content"], *re.split(f"<{number[1]}>.*?</{number[1]}>", user, flags=re.DOTALL)]
+    return [
+        messages[0]["content"],
+        *re.split(f"<{number[1]}>.*?</{number[1]}>", user, flags=re.DOTALL),
+    ]
 
 
 if __name__ == "__main__":

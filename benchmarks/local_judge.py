@@ -1,12 +1,14 @@
-"""RL with a judge of passages of one's own: κ with the judge, the bill of RL, and top-1 beside RL with the judge.
+"""RL with a judge of passages of one's own: κ with the judge, the bill of RL, and top-1 beside RL
+with the judge.
 
     make bench NAME=local_judge
     python benchmarks/local_judge.py --seeds 1 --set rl.total_steps=2 --to /tmp/small.json
 
-For each RL seed: query rewriting with the judge, without labels; the workbook of its verdicts; the judge that learns
-them, released whatever its gate says; query rewriting with that one. Each run begins with an empty ledger, so that a
-bill is that of one run. In a temporary site, or with `--site` in a folder whose finished stages are reused. Prints the
-table and writes benchmarks/results/local_judge.json.
+For each RL seed: query rewriting with the judge, without labels; the workbook of its verdicts; the
+judge that learns them, released whatever its gate says; query rewriting with that one. Each run
+begins with an empty ledger, so that a bill is that of one run. In a temporary site, or with
+`--site` in a folder whose finished stages are reused. Prints the table and writes
+benchmarks/results/local_judge.json.
 """
 
 import argparse
@@ -38,8 +40,11 @@ def main() -> None:
     print("\n".join(table(found)))
 
 
-def measure(site: Path, seed: int, settings: Sequence[str]) -> tuple[Found, Result, Result, dict[str, str]]:
-    """A seed's figures, what RL with the judge and with the local one found, and the questions' groups."""
+def measure(
+    site: Path, seed: int, settings: Sequence[str]
+) -> tuple[Found, Result, Result, dict[str, str]]:
+    """A seed's figures, what RL with the judge and with the local one found, and the questions'
+    groups."""
     workbook = site / f"judge-{seed}.xlsx"
     workbook.unlink(missing_ok=True)
     paid = pipeline(site, "embedded", seed, "reward.use_labels=false", *settings)
@@ -59,7 +64,10 @@ def measure(site: Path, seed: int, settings: Sequence[str]) -> tuple[Found, Resu
         "judge_main": {arm: found["scores"]["main"] for arm, found in report["arms"].items()},
         "gate": report["decision"]["verdict"],
         "agreement": stage_of(own, "local_judge").details["agreement"],
-        "usd": {"judge": with_judge.summary["judge_cost_usd"], "local": with_own.summary["judge_cost_usd"]},
+        "usd": {
+            "judge": with_judge.summary["judge_cost_usd"],
+            "local": with_own.summary["judge_cost_usd"],
+        },
         "top1": {"judge": mean_top1(with_judge, "rl"), "local": mean_top1(with_own, "rl")},
     }
     return figures, with_judge, with_own, groups
@@ -76,7 +84,10 @@ def pipeline(site: Path, profile: str, seed: int, *settings: str) -> Path:
 
 
 def summary(
-    figures: Sequence[Found], paid: Sequence[Result], own: Sequence[Result], groups: Sequence[Mapping[str, str]]
+    figures: Sequence[Found],
+    paid: Sequence[Result],
+    own: Sequence[Result],
+    groups: Sequence[Mapping[str, str]],
 ) -> Found:
     """The seeds' figures, and the difference in top-1 over all of them."""
     ours, theirs = ({each.seed: each for each in some} for some in (own, paid))
@@ -92,7 +103,17 @@ def summary(
 
 def table(found: Found) -> list[str]:
     """Markdown: a seed a line, then the difference."""
-    heads = ("RL seed", "judge's accuracy", "pairs", "κ", "from", "RL's judge, $", "local, $", "top-1, judge", "local")
+    heads = (
+        "RL seed",
+        "judge's accuracy",
+        "pairs",
+        "κ",
+        "from",
+        "RL's judge, $",
+        "local, $",
+        "top-1, judge",
+        "local",
+    )
     lines = [f"\n| {' | '.join(heads)} |", "| ---: " * len(heads) + "|"]
     for one in found["seeds"]:
         agreement, usd, top1 = one["agreement"], one["usd"], one["top1"]

@@ -3,10 +3,11 @@
     make bench NAME=nights                (about half an hour)
     NIGHTS=3 make bench NAME=nights       (a trial; writes no result)
 
-A night: new questions are in the workbook, the schedule's clock is moved so that it fires, `refresh` runs in the
-worker of `qinglan up`, something breaks, and training starts when enough good rows came in. Then clean-up runs, its
-days shortened to minutes. In the morning the benchmark looks at states, bills, processes and the disk. Prints a line
-a night, ends with exit status 1 if anything was wrong, and a full run writes benchmarks/results/nights.json.
+A night: new questions are in the workbook, the schedule's clock is moved so that it fires,
+`refresh` runs in the worker of `qinglan up`, something breaks, and training starts when enough good
+rows came in. Then clean-up runs, its days shortened to minutes. In the morning the benchmark looks
+at states, bills, processes and the disk. Prints a line a night, ends with exit status 1 if anything
+was wrong, and a full run writes benchmarks/results/nights.json.
 """
 
 import json
@@ -24,7 +25,15 @@ from typing import Any
 
 from night_site.checks import Night, look, rows_read, trainings
 from night_site.faults import CONCURRENCY, FAULTS, QUIET, Fault
-from night_site.site import PROFILE, WEBHOOK_ENV, Json, Site, questions_and_documents, small_disk, until
+from night_site.site import (
+    PROFILE,
+    WEBHOOK_ENV,
+    Json,
+    Site,
+    questions_and_documents,
+    small_disk,
+    until,
+)
 
 from qinglan.runs.processes import stop_signals
 
@@ -106,8 +115,16 @@ def main() -> None:
     summary = summarise(nights, books, left)
     print(json.dumps(summary, indent=2, ensure_ascii=False))
     if NIGHTS == FULL_NIGHTS:
-        machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
-        result = {"machine": machine, "summary": summary, "nights": [night.as_json() for night in nights]}
+        machine = {
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "load": os.getloadavg(),
+        }
+        result = {
+            "machine": machine,
+            "summary": summary,
+            "nights": [night.as_json() for night in nights],
+        }
         RESULT.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if left or any(night.wrong for night in nights):
         sys.exit(1)
@@ -123,7 +140,11 @@ def live_through(site: Site, number: int, fault: Fault) -> Night:
     site.fire_by_schedule("refresh", made_before_s=EVENTS_HELD_BACK_S if fault.told else 0.0)
     wrong = []
     try:
-        until(lambda: bool(site.books()["paid"] > before["paid"]) or ended(site, begun), 150, "the night's refresh")
+        until(
+            lambda: bool(site.books()["paid"] > before["paid"]) or ended(site, begun),
+            150,
+            "the night's refresh",
+        )
         fault.strike(site)
     except (TimeoutError, LookupError) as problem:
         wrong.append(str(problem))
@@ -133,7 +154,11 @@ def live_through(site: Site, number: int, fault: Fault) -> Night:
         until(lambda: ended(site, begun), within, "the end of the night's refresh")
     fault.end(site)
     with suppress(TimeoutError):
-        until(lambda: ended(site, begun) and not site.unfinished(), _NIGHT_WITHIN_S, "the end of the night")
+        until(
+            lambda: ended(site, begun) and not site.unfinished(),
+            _NIGHT_WITHIN_S,
+            "the end of the night",
+        )
     clean_up(site)
     runs, after = site.runs_of("refresh", begun), site.books()
     night = Night(
@@ -155,7 +180,9 @@ def live_through(site: Site, number: int, fault: Fault) -> Night:
 def ended(site: Site, begun: datetime) -> bool:
     """Is the night's refresh over?"""
     runs = site.runs_of("refresh", begun)
-    return bool(runs) and all(run["state"]["type"] in ("COMPLETED", "FAILED", "CANCELLED") for run in runs)
+    return bool(runs) and all(
+        run["state"]["type"] in ("COMPLETED", "FAILED", "CANCELLED") for run in runs
+    )
 
 
 def clean_up(site: Site) -> None:
@@ -165,7 +192,9 @@ def clean_up(site: Site) -> None:
 
     def over() -> bool:
         runs: list[dict[str, Any]] = site.runs_of("clean-up", since)
-        return bool(runs) and all(run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED") for run in runs)
+        return bool(runs) and all(
+            run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED") for run in runs
+        )
 
     until(over, _CLEANED_WITHIN_S, "clean-up")
 
@@ -186,7 +215,9 @@ def summarise(nights: list[Night], books: Json, left: list[str]) -> Json:
     return {
         "nights": len(nights),
         "right": sum(not night.wrong for night in nights),
-        "wrong": [f"night {night.number}: {', '.join(night.wrong)}" for night in nights if night.wrong],
+        "wrong": [
+            f"night {night.number}: {', '.join(night.wrong)}" for night in nights if night.wrong
+        ],
         "paid": books["paid"],
         "paid_twice": books["paid_twice"],
         "trainings": sum(night.trained for night in nights),
@@ -200,7 +231,11 @@ def summarise(nights: list[Night], books: Json, left: list[str]) -> Json:
 @contextmanager
 def services(documents: Path) -> Iterator[str]:
     """Teacher, RAG and webhook, outside the site."""
-    argv = [sys.executable, str(Path(__file__).parent / "night_site" / "services.py"), str(documents)]
+    argv = [
+        sys.executable,
+        str(Path(__file__).parent / "night_site" / "services.py"),
+        str(documents),
+    ]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

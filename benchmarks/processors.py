@@ -1,12 +1,14 @@
-"""Would another processor give the same numbers? The operations of training, on processors that QEMU emulates.
+"""Would another processor give the same numbers? The operations of training, on processors that
+QEMU emulates.
 
     apt-get install qemu-user
     make bench NAME=processors                          (some ten minutes)
 
-Each operation, a few steps of pretraining and the simulated RAG run with the environment of an engine's process, on
-this processor and on others. QEMU 7.2 emulates AVX2 but not AVX-512, and takes approximate square roots exactly: it
-shows where another processor computes in another way, not which bits it gives. So the RAG runs with and without NumPy's
-AVX-512 instead. Prints a table; writes nothing.
+Each operation, a few steps of pretraining and the simulated RAG run with the environment of an
+engine's process, on this processor and on others. QEMU 7.2 emulates AVX2 but not AVX-512, and takes
+approximate square roots exactly: it shows where another processor computes in another way, not
+which bits it gives. So the RAG runs with and without NumPy's AVX-512 instead. Prints a table;
+writes nothing.
 """
 
 import argparse
@@ -37,7 +39,9 @@ PRETRAINING_STEPS = 3
 def main() -> None:
     """Run every operation everywhere and print where the results are equal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--digests", choices=("operations", "rag"), help="print these digests of this process")
+    parser.add_argument(
+        "--digests", choices=("operations", "rag"), help="print these digests of this process"
+    )
     if part := parser.parse_args().digests:
         print(json.dumps(dict(operations()) if part == "operations" else {"simulated RAG": rag()}))
         return
@@ -45,8 +49,14 @@ def main() -> None:
     emulated = {name: digests(["qemu-x86_64", "-cpu", name]) for name in PROCESSORS}
     print("| operation | " + " | ".join(PROCESSORS) + " |\n| --- |" + " --- |" * len(PROCESSORS))
     for name, value in here.items():
-        print(f"| {name} | " + " | ".join(_equal(value, each[name]) for each in emulated.values()) + " |")
-    ranked = [run([], "--digests", "rag", env=env) for env in ({}, {"NPY_DISABLE_CPU_FEATURES": "X86_V4"})]
+        print(
+            f"| {name} | "
+            + " | ".join(_equal(value, each[name]) for each in emulated.values())
+            + " |"
+        )
+    ranked = [
+        run([], "--digests", "rag", env=env) for env in ({}, {"NPY_DISABLE_CPU_FEATURES": "X86_V4"})
+    ]
     print(f"\nsimulated RAG with and without NumPy's AVX-512: {_equal(*ranked)}")
 
 
@@ -58,10 +68,21 @@ def digests(emulator: Sequence[str]) -> dict[str, str]:
     """Of each operation and of pretraining, by name."""
     found: dict[str, str] = json.loads(run(emulator, "--digests", "operations"))
     with tempfile.TemporaryDirectory() as folder:
-        wanted = {"domain": "query_rewrite", "seed": 1, "steps": PRETRAINING_STEPS, "seconds_max": 3600}
-        paths = {"output": f"{folder}/model", "metrics": f"{folder}/metrics.jsonl", "threads": THREADS}
+        wanted = {
+            "domain": "query_rewrite",
+            "seed": 1,
+            "steps": PRETRAINING_STEPS,
+            "seconds_max": 3600,
+        }
+        paths = {
+            "output": f"{folder}/model",
+            "metrics": f"{folder}/metrics.jsonl",
+            "threads": THREADS,
+        }
         run(emulator, "-m", "qinglan.simulators.pretrain", json.dumps(wanted | paths))
-        weights = hashlib.sha256(Path(folder, "model", "model.safetensors").read_bytes()).hexdigest()
+        weights = hashlib.sha256(
+            Path(folder, "model", "model.safetensors").read_bytes()
+        ).hexdigest()
     return found | {f"{PRETRAINING_STEPS} steps of pretraining": weights}
 
 
@@ -84,7 +105,10 @@ def operations() -> Iterator[tuple[str, str]]:
         return torch.from_numpy(random.standard_normal(shape).astype(np.float32))
 
     for rows in (1, 8, 64, 2000):
-        yield f"matrix product, {rows} rows", _digest(linear(tensor(rows, WIDTH), tensor(WIDER, WIDTH)))
+        yield (
+            f"matrix product, {rows} rows",
+            _digest(linear(tensor(rows, WIDTH), tensor(WIDER, WIDTH))),
+        )
     yield "logits, 64 rows", _digest(linear(tensor(64, WIDTH), tensor(VOCABULARY, WIDTH)))
     yield "weight gradient, 2000 rows", _digest(tensor(2000, WIDER).t() @ tensor(2000, WIDTH))
     yield "value head, 2000 rows", _digest(linear(tensor(2000, WIDTH), tensor(1, WIDTH)))

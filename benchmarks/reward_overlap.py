@@ -1,13 +1,15 @@
-"""Does a slow RAG slow training down? A step with a RAG that answers after 200 ms, beside one that answers at once.
+"""Does a slow RAG slow training down? A step with a RAG that answers after 200 ms, beside one that
+answers at once.
 
-    make bench NAME=reward_overlap
-    ROLLOUT=vllm make bench NAME=reward_overlap     (vLLM's CPU build samples; `make setup-vllm` first)
+    make bench NAME=reward_overlap ROLLOUT=vllm make bench NAME=reward_overlap     (vLLM's CPU build
+    samples; `make setup-vllm` first)
 
-Real verl on the CPU: PPO with a critic on an untrained Qwen3 of 1.5 M parameters, 256 samples a step whose answers end
-at random, rewarded by the real reward service over HTTP. One run, in which the RAG's latency changes with every step,
-so that both kinds meet the same machine; medians over the steps after the first two. No answer is known before, and no
-judge is asked. Prints the table and writes benchmarks/results/reward_overlap.json, with vLLM
-reward_overlap_vllm.json. Give a number of steps to take more or fewer than 16.
+Real verl on the CPU: PPO with a critic on an untrained Qwen3 of 1.5 M parameters, 256 samples a
+step whose answers end at random, rewarded by the real reward service over HTTP. One run, in which
+the RAG's latency changes with every step, so that both kinds meet the same machine; medians over
+the steps after the first two. No answer is known before, and no judge is asked. Prints the table
+and writes benchmarks/results/reward_overlap.json, with vLLM reward_overlap_vllm.json. Give a number
+of steps to take more or fewer than 16.
 """
 
 import asyncio
@@ -26,7 +28,17 @@ from typing import Any
 from aiohttp import web
 from verl_cpu import make_model
 
-from qinglan.config import Alarms, Budget, Endpoint, LedgerStore, Price, Profile, Rag, Reward, Tenant
+from qinglan.config import (
+    Alarms,
+    Budget,
+    Endpoint,
+    LedgerStore,
+    Price,
+    Profile,
+    Rag,
+    Reward,
+    Tenant,
+)
 from qinglan.recipes import Baseline, PrimaryMetric, RetrievalRecipe
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
@@ -35,7 +47,11 @@ from qinglan.training.engines.progress import TrainerSettings, next_metrics_path
 from qinglan.training.engines.verl import ppo_command
 
 ROLLOUT = os.environ.get("ROLLOUT", "cpu")
-RESULT = Path(__file__).parent / "results" / f"reward_overlap{'' if ROLLOUT == 'cpu' else f'_{ROLLOUT}'}.json"
+RESULT = (
+    Path(__file__).parent
+    / "results"
+    / f"reward_overlap{'' if ROLLOUT == 'cpu' else f'_{ROLLOUT}'}.json"
+)
 LATENCY_S, TARGET_RATIO = 0.2, 1.15
 STEPS, WARM_UP_STEPS = 16, 2
 SAMPLES, RESPONSE_TOKENS, MEAN_TOKENS = 256, 96, 32
@@ -126,12 +142,20 @@ def main(steps: int = STEPS) -> None:
     """Run, then print and write."""
     with tempfile.TemporaryDirectory(prefix="qinglan-bench-") as folder:
         result = measure(Path(folder), steps)
-    print(f"\n{SAMPLES} samples a step, RAG concurrency {CONCURRENCY}, load before {result['load_before']:.1f}\n")
-    print("| RAG's latency | step, s | generation and reward, s | steps |\n| --- | ---: | ---: | ---: |")
+    print(
+        f"\n{SAMPLES} samples a step, RAG concurrency {CONCURRENCY}, load before {result['load_before']:.1f}\n"
+    )
+    print(
+        "| RAG's latency | step, s | generation and reward, s | steps |\n| --- | ---: | ---: | ---: |"
+    )
     for arm in result["arms"]:
-        print(f"| {1000 * arm['latency_s']:.0f} ms | {arm['step_s']:.2f} | {arm['gen_s']:.2f} | {arm['steps']} |")
+        print(
+            f"| {1000 * arm['latency_s']:.0f} ms | {arm['step_s']:.2f} | {arm['gen_s']:.2f} | {arm['steps']} |"
+        )
     verdict = "met   " if result["ratio"] <= TARGET_RATIO else "MISSED"
-    print(f"\n{verdict}  a step takes {result['ratio']:.3f} times as long, at most {TARGET_RATIO} wanted;")
+    print(
+        f"\n{verdict}  a step takes {result['ratio']:.3f} times as long, at most {TARGET_RATIO} wanted;"
+    )
     print(f"        generation with rewards by itself {result['generation_ratio']:.3f} times")
     if steps >= STEPS:
         RESULT.parent.mkdir(exist_ok=True)
@@ -150,7 +174,9 @@ def measure(folder: Path, steps: int) -> dict[str, Any]:
     arms = [arm(latency_s, found) for latency_s, found in alternation.steps.items()]
     watch = SampleWatch(folder / "samples.jsonl")
     if watch.summary["samples_invalid"]:
-        sys.exit(f"error: {watch.summary['samples_invalid']:.0f} samples without a score: {watch.last_invalid}")
+        sys.exit(
+            f"error: {watch.summary['samples_invalid']:.0f} samples without a score: {watch.last_invalid}"
+        )
     return {
         "cores": os.cpu_count(),
         "load_before": load,
@@ -186,7 +212,9 @@ def training(folder: Path, rag_url: str, steps: int) -> Command:
     """The command line of the pipeline's RL stage over the simulator."""
     make_model(folder / "model")
     end_at_random(folder / "model")
-    (folder / "reward.json").write_text(reward_service(folder, rag_url).model_dump_json(), encoding="utf-8")
+    (folder / "reward.json").write_text(
+        reward_service(folder, rag_url).model_dump_json(), encoding="utf-8"
+    )
     settings = TrainerSettings(
         folder=folder,
         max_invalid_share=0.0,
@@ -213,7 +241,8 @@ def training(folder: Path, rag_url: str, steps: int) -> Command:
 
 
 def end_at_random(model: Path) -> None:
-    """Let so many tokens end an answer that an untrained model's answers have about `MEAN_TOKENS`."""
+    """Let so many tokens end an answer that an untrained model's answers have about
+    `MEAN_TOKENS`."""
     path = model / "generation_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
@@ -244,7 +273,8 @@ def reward_service(folder: Path, rag_url: str) -> RewardService:
 
 
 def profile(steps: int) -> Profile:
-    """PPO as in the embedded profile, with a learning rate at which answers stay as long as they are."""
+    """PPO as in the embedded profile, with a learning rate at which answers stay as long as they
+    are."""
     endpoint = {"model": "none"}
     return Profile.model_validate(
         {
@@ -269,7 +299,11 @@ def profile(steps: int) -> Profile:
                 "val_before_train": False,
                 "extra": {"trainer.save_freq": -1, "trainer.test_freq": -1},
             },
-            "trainer": {"device": "cpu", "threads": 2, "python": {"vllm": ".venv-vllm/bin/python"}.get(ROLLOUT)},
+            "trainer": {
+                "device": "cpu",
+                "threads": 2,
+                "python": {"vllm": ".venv-vllm/bin/python"}.get(ROLLOUT),
+            },
         }
     )
 

@@ -1,13 +1,15 @@
-"""What the router adds to a model's latency, and what happens to requests when models die, hang or change.
+"""What the router adds to a model's latency, and what happens to requests when models die, hang or
+change.
 
     make bench NAME=router            # RATE=100 SECONDS=5 ROUNDS=1 for a smaller one
 
-A stub model that answers after 20 ms, the router, and the load are a process each. Requests come at a constant rate
-whatever the answers do (open loop), each with a question of its own, and count from the moment when they were due. A
-round is the same load straight at the model, and through the router; then one load each during which the model's
-process is killed and started again, stopped for a while (SIGSTOP), and exchanged for another by a new routes file.
-Prints the tables; a full run also writes benchmarks/results/router.json. Exits with 1 where a request was lost or late,
-or where the router added more than 5 ms at p99: on a machine that is busy with other things, it will.
+A stub model that answers after 20 ms, the router, and the load are a process each. Requests come at
+a constant rate whatever the answers do (open loop), each with a question of its own, and count from
+the moment when they were due. A round is the same load straight at the model, and through the
+router; then one load each during which the model's process is killed and started again, stopped for
+a while (SIGSTOP), and exchanged for another by a new routes file. Prints the tables; a full run
+also writes benchmarks/results/router.json. Exits with 1 where a request was lost or late, or where
+the router added more than 5 ms at p99: on a machine that is busy with other things, it will.
 """
 
 import argparse
@@ -62,8 +64,12 @@ def main() -> None:
     parser.add_argument("--load", metavar="URL", help="be the load; prints its answers as JSON")
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--give-up-s", type=float, default=GIVE_UP_S, help="after which an answer is none")
-    parser.add_argument("--scenario", choices=SCENARIOS, help="only this one; prints its outcome as JSON")
+    parser.add_argument(
+        "--give-up-s", type=float, default=GIVE_UP_S, help="after which an answer is none"
+    )
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, help="only this one; prints its outcome as JSON"
+    )
     options = parser.parse_args()
     if options.scenario:
         with tempfile.TemporaryDirectory(prefix="qinglan-router-") as folder:
@@ -71,7 +77,13 @@ def main() -> None:
     elif options.stub is not None:
         asyncio.run(be_the_model(options.stub, options.model_ms / 1000))
     elif options.load:
-        print(json.dumps(asyncio.run(be_the_load(options.load, options.rate, options.seconds, options.give_up_s))))
+        print(
+            json.dumps(
+                asyncio.run(
+                    be_the_load(options.load, options.rate, options.seconds, options.give_up_s)
+                )
+            )
+        )
     else:
         sys.exit(benchmark())
 
@@ -103,7 +115,9 @@ async def be_the_load(url: str, rate: float, seconds: float, give_up_s: float) -
     source = random.Random(1)
     bodies = [request_body(source) for _ in range(round(rate * seconds))]
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=give_up_s)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=give_up_s)
+    ) as session:
         print(STARTED, flush=True)
         start = time.perf_counter() + 0.1
         tasks = []
@@ -117,11 +131,17 @@ async def be_the_load(url: str, rate: float, seconds: float, give_up_s: float) -
 def request_body(source: random.Random) -> bytes:
     """A question of 20 to 40 characters."""
     query = "".join(source.choices(LETTERS, k=source.randint(20, 40)))
-    body = {"model": "champion", "messages": [{"role": "user", "content": query}], "history": "上次问过益生菌"}
+    body = {
+        "model": "champion",
+        "messages": [{"role": "user", "content": query}],
+        "history": "上次问过益生菌",
+    }
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: bytes, due: float, start: float) -> Answer:
+async def ask(
+    session: aiohttp.ClientSession, url: str, body: bytes, due: float, start: float
+) -> Answer:
     """One request, timed from when it was due."""
     status, headers = 0, {}
     try:
@@ -161,7 +181,9 @@ def benchmark() -> int:
 def problems_of(result: dict[str, Any]) -> Iterator[str]:
     """What must not be."""
     yield from (
-        f"{fault['name']}: requests were lost, late or dropped" for fault in result["faults"] if not fault["ok"]
+        f"{fault['name']}: requests were lost, late or dropped"
+        for fault in result["faults"]
+        if not fault["ok"]
     )
     if fallbacks := sum(row["router"]["fallbacks"] for row in result["rounds"]):
         yield f"{fallbacks} requests got the original question though the model was well"
@@ -183,7 +205,9 @@ def one_round(folder: Path) -> dict[str, Any]:
 def median_added(rounds: list[dict[str, Any]]) -> dict[str, float]:
     """Router minus direct at each percentile, and the middle of the rounds."""
     return {
-        name: round(float(np.median([row["router"][name] - row["direct"][name] for row in rounds])), 2)
+        name: round(
+            float(np.median([row["router"][name] - row["direct"][name] for row in rounds])), 2
+        )
         for name in ("p50", "p99", "p99.9")
     }
 
@@ -191,10 +215,24 @@ def median_added(rounds: list[dict[str, Any]]) -> dict[str, float]:
 def percentiles(answers: list[Answer]) -> dict[str, Any]:
     """Of the latency in ms; a lost request stops the benchmark."""
     if failed := [answer for answer in answers if answer[2] != 200]:
-        sys.exit(f"error: {len(failed)} of {len(answers)} requests without an answer, first {failed[0]}")
-    p50, p99, p999 = np.percentile([answer[1] for answer in answers], [50, 99, 99.9]).round(2).tolist()
-    fallbacks, load = sum(answer[3] == "fallback" for answer in answers), round(os.getloadavg()[0], 2)
-    row = {"n": len(answers), "p50": p50, "p99": p99, "p99.9": p999, "fallbacks": fallbacks, "load_average": load}
+        sys.exit(
+            f"error: {len(failed)} of {len(answers)} requests without an answer, first {failed[0]}"
+        )
+    p50, p99, p999 = (
+        np.percentile([answer[1] for answer in answers], [50, 99, 99.9]).round(2).tolist()
+    )
+    fallbacks, load = (
+        sum(answer[3] == "fallback" for answer in answers),
+        round(os.getloadavg()[0], 2),
+    )
+    row = {
+        "n": len(answers),
+        "p50": p50,
+        "p99": p99,
+        "p99.9": p999,
+        "fallbacks": fallbacks,
+        "load_average": load,
+    }
     print(row, flush=True)
     return row
 
@@ -223,7 +261,9 @@ class Stub:
     def again(self) -> None:
         """Another process in the place of one that is dead."""
         self._process.wait()
-        self._process, self.url = started([sys.executable, __file__, "--stub", self.url.rpartition(":")[2]])
+        self._process, self.url = started(
+            [sys.executable, __file__, "--stub", self.url.rpartition(":")[2]]
+        )
 
 
 @contextmanager
@@ -231,7 +271,16 @@ def routed(folder: Path, routes: Routes) -> Iterator[tuple[str, Path]]:
     """A router's address, and its routes file."""
     path = folder / "routes.json"
     routes.write(path)
-    argv = [sys.executable, "-m", "qinglan.serving.router", "--profile", "embedded", "--routes", str(path), "--port=0"]
+    argv = [
+        sys.executable,
+        "-m",
+        "qinglan.serving.router",
+        "--profile",
+        "embedded",
+        "--routes",
+        str(path),
+        "--port=0",
+    ]
     process, url = started([*argv, "--set", f"serve.deadline_ms={DEADLINE_MS}"])
     try:
         yield url, path
@@ -250,7 +299,9 @@ def started(argv: list[str]) -> tuple[subprocess.Popen[str], str]:
     return process, url
 
 
-def run_load(url: str, meanwhile: Callable[[], None] = lambda: None, seconds: float = SECONDS) -> list[Answer]:
+def run_load(
+    url: str, meanwhile: Callable[[], None] = lambda: None, seconds: float = SECONDS
+) -> list[Answer]:
     """The load's answers; `meanwhile` is called once it runs."""
     argv = [sys.executable, __file__, "--load", url, "--rate", str(RATE), "--seconds", str(seconds)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
@@ -310,24 +361,34 @@ def scenario(folder: Path, name: str) -> dict[str, Any]:
         "ends_with_model": answers[-1][3] == "model",
     }
     dropped = name == "champion swapped" and outcome["sources"].keys() != {"model 1", "model 2"}
-    outcome["ok"] = not (outcome["lost"] or outcome["late"] or dropped) and outcome["ends_with_model"]
+    outcome["ok"] = (
+        not (outcome["lost"] or outcome["late"] or dropped) and outcome["ends_with_model"]
+    )
     return outcome
 
 
 def show(result: dict[str, Any]) -> None:
     """The tables."""
-    print(f"\n{RATE:g} requests/s, {SECONDS:g} s a load, model answers after {MODEL_MS} ms, {os.cpu_count()} cores")
+    print(
+        f"\n{RATE:g} requests/s, {SECONDS:g} s a load, model answers after {MODEL_MS} ms, {os.cpu_count()} cores"
+    )
     print("| ms | p50 | p99 | p99.9 | load average |\n| --- | ---: | ---: | ---: | ---: |")
     for row in result["rounds"]:
         for name in ("direct", "router"):
             cells = [f"{row[name][key]:.1f}" for key in ("p50", "p99", "p99.9", "load_average")]
             print(f"| {name} | {' | '.join(cells)} |")
     added = result["median_added_ms"]
-    print(f"| added, median of {ROUNDS} | {added['p50']:.1f} | {added['p99']:.1f} | {added['p99.9']:.1f} | |")
-    print("\n| | requests | lost | late | worst ms | answers |\n| --- | ---: | ---: | ---: | ---: | --- |")
+    print(
+        f"| added, median of {ROUNDS} | {added['p50']:.1f} | {added['p99']:.1f} | {added['p99.9']:.1f} | |"
+    )
+    print(
+        "\n| | requests | lost | late | worst ms | answers |\n| --- | ---: | ---: | ---: | ---: | --- |"
+    )
     for row in result["faults"]:
         sources = ", ".join(f"{count} {name}" for name, count in sorted(row["sources"].items()))
-        print(f"| {row['name']} | {row['n']} | {row['lost']} | {row['late']} | {row['worst_ms']} | {sources} |")
+        print(
+            f"| {row['name']} | {row['n']} | {row['lost']} | {row['late']} | {row['worst_ms']} | {sources} |"
+        )
 
 
 if __name__ == "__main__":

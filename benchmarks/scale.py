@@ -2,10 +2,11 @@
 
     make bench NAME=scale            # ROWS=100000 for a smaller one
 
-The rows are what `validate` leaves: questions of 20 to 40 characters with rewrite and two retrievals of ten passages.
-One in a hundred repeats an earlier question with one more character; one in two hundred is of a template of which
-thousands differ in one word. Selection and dataset run in one process of their own, once for a tenant's first night
-and once with the first night's splits pinned. Prints the table; a full run also writes benchmarks/results/scale.json.
+The rows are what `validate` leaves: questions of 20 to 40 characters with rewrite and two
+retrievals of ten passages. One in a hundred repeats an earlier question with one more character;
+one in two hundred is of a template of which thousands differ in one word. Selection and dataset run
+in one process of their own, once for a tenant's first night and once with the first night's splits
+pinned. Prints the table; a full run also writes benchmarks/results/scale.json.
 """
 
 import json
@@ -43,7 +44,13 @@ def main() -> None:
         print(f"generating {count(ROWS)} rows", flush=True)
         size = write_jsonl(validated, generated(ROWS)).path.stat().st_size
         nights = [night(Path(folder), name) for name in ("first", "second")]
-    result = {"rows": ROWS, "bytes": size, "machine": platform.machine(), "cores": os.cpu_count(), "nights": nights}
+    result = {
+        "rows": ROWS,
+        "bytes": size,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "nights": nights,
+    }
     print(f"\n{count(ROWS)} rows, {size / 1e9:.2f} GB of JSON lines")
     print("| Night | selection s | dataset s | rows/s | peak memory MB | SFT rows | test rows |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -97,14 +104,19 @@ def retrieved(source: random.Random, best: float) -> Retrieved:
     """Ten passages."""
     scores = sorted((round(best * source.random() ** 0.3, 4) for _ in range(10)), reverse=True)
     ids = tuple(f"doc-{source.randrange(10_000):05d}" for _ in scores)
-    return Retrieved(ids=ids, scores=tuple(scores), titles=tuple(f"关于{name}的说明与服用方法" for name in ids))
+    return Retrieved(
+        ids=ids, scores=tuple(scores), titles=tuple(f"关于{name}的说明与服用方法" for name in ids)
+    )
 
 
 def night(folder: Path, name: str) -> dict[str, Any]:
     """Run a night in a process of its own, and read what it measured."""
     print(f"{name} night", flush=True)
     done = subprocess.run(
-        [sys.executable, __file__, "--night", name, str(folder)], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, "--night", name, str(folder)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     return dict(json.loads(done.stdout))
 

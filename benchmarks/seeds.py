@@ -2,7 +2,8 @@
 
     make bench NAME=seeds
 
-The experiment `default` of experiments.py; the stages before RL don't depend on its seed and are reused.
+The experiment `default` of experiments.py; the stages before RL don't depend on its seed and are
+reused.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""`make bench NAME=structure`: the size and the shape of the code, and how long commands take to start.
+"""`make bench NAME=structure`: the size and the shape of the code, and how long commands take to
+start.
 
 Times are the shortest of several runs, and only a quiet machine gives ones that can be compared.
 """
@@ -17,9 +18,15 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[1]
-SMALL = ("embedded.sample_train_rows=12", "embedded.sample_dev_rows=4", "embedded.sample_test_rows=4")
+SMALL = (
+    "embedded.sample_train_rows=12",
+    "embedded.sample_dev_rows=4",
+    "embedded.sample_test_rows=4",
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Compound = ast.With | ast.AsyncWith | ast.For | ast.AsyncFor | ast.While | ast.If | ast.Try | ast.Match
+Compound = (
+    ast.With | ast.AsyncWith | ast.For | ast.AsyncFor | ast.While | ast.If | ast.Try | ast.Match
+)
 EMPTY_FLOW = """
 import os
 os.environ["PREFECT_HOME"] = os.getcwd()
@@ -90,18 +97,30 @@ def times(runs: int) -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder)
         help_s = shortest_s([*qinglan, "--help"], empty, runs)
-        prefect_s = shortest_s([sys.executable, "-W", "ignore", "-c", "import prefect"], empty, runs)
+        prefect_s = shortest_s(
+            [sys.executable, "-W", "ignore", "-c", "import prefect"], empty, runs
+        )
         yield (
             "`qinglan --help`, of `import prefect`",
             f"{help_s / prefect_s:.2f} × ({help_s:.2f} s of {prefect_s:.2f} s)",
         )
-        refresh = [*qinglan, "run", "refresh", *(word for setting in SMALL for word in ("--set", setting))]
+        refresh = [
+            *qinglan,
+            "run",
+            "refresh",
+            *(word for setting in SMALL for word in ("--set", setting)),
+        ]
         yield "`refresh` of 20 rows", f"{shortest_s(refresh, empty, 1):.1f} s"
         again_s = shortest_s(refresh, empty, runs)
         yield "`refresh` again, nothing changed", f"{again_s:.1f} s"
-        shortest_s([sys.executable, "-W", "ignore", "-c", EMPTY_FLOW], empty, 1)  # which makes the tables
+        shortest_s(
+            [sys.executable, "-W", "ignore", "-c", EMPTY_FLOW], empty, 1
+        )  # which makes the tables
         empty_s = shortest_s([sys.executable, "-W", "ignore", "-c", EMPTY_FLOW], empty, runs)
-        yield "of an empty Prefect flow with an MLflow run", f"{again_s / empty_s:.2f} × (of {empty_s:.1f} s)"
+        yield (
+            "of an empty Prefect flow with an MLflow run",
+            f"{again_s / empty_s:.2f} × (of {empty_s:.1f} s)",
+        )
 
 
 def shape() -> Iterator[tuple[str, str]]:
@@ -110,21 +129,32 @@ def shape() -> Iterator[tuple[str, str]]:
     sizes = sorted(node.end_lineno - node.lineno + 1 for node in functions(code) if node.end_lineno)
     loose = [path for path in (ROOT / "qinglan").glob("*.py") if path.name != "__init__.py"]
     packages = [
-        path for path in (ROOT / "qinglan").iterdir() if (path / "__init__.py").exists() and not path.is_symlink()
+        path
+        for path in (ROOT / "qinglan").iterdir()
+        if (path / "__init__.py").exists() and not path.is_symlink()
     ]
     yield "loose modules / packages in qinglan/", f"{len(loose)} / {len(packages)}"
     yield "lines in qinglan, tasks, flows", f"{lines(code):,}"
     yield "functions", f"{len(sizes):,}"
     short_functions = [node for node in functions(code) if statements(node) == 1]
     short = [node.name for node in short_functions]
-    words = Counter(word for path in code for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    words = Counter(
+        word for path in code for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+    )
     yield "functions of one statement", f"{len(short):,}"
-    compound = sum(any(isinstance(each, Compound) for each in node.body) for node in short_functions)
+    compound = sum(
+        any(isinstance(each, Compound) for each in node.body) for node in short_functions
+    )
     yield "of these, with other statements inside the one", f"{compound:,}"
-    attributes = sum(bool(node.decorator_list) or node.name.startswith("__") for node in short_functions)
+    attributes = sum(
+        bool(node.decorator_list) or node.name.startswith("__") for node in short_functions
+    )
     yield "of these, properties, commands and special methods", f"{attributes:,}"
     yield "of these, named in one other place", f"{sum(words[name] == 2 for name in short):,}"
-    yield "lines of a function, median / 90th percentile", f"{median(sizes):g} / {sizes[len(sizes) * 9 // 10]}"
+    yield (
+        "lines of a function, median / 90th percentile",
+        f"{median(sizes):g} / {sizes[len(sizes) * 9 // 10]}",
+    )
     yield "lines in tests", f"{lines(tests):,}"
     yield "public class names that two modules define", ", ".join(repeated_classes(code)) or "none"
 

@@ -1,9 +1,10 @@
-"""6,146 real patient questions through the data stages, two runs, with the simulated keyword extractor as teacher.
+"""6,146 real patient questions through the data stages, two runs, with the simulated keyword
+extractor as teacher.
 
     make bench NAME=toyhom DATA=toyhom
 
-Works in a temporary site. Prints the tables of benchmarks/results/toyhom.md and writes them there. The data (MIT
-licence) is not part of this repository.
+Works in a temporary site. Prints the tables of benchmarks/results/toyhom.md and writes them there.
+The data (MIT licence) is not part of this repository.
 """
 
 import json
@@ -42,19 +43,32 @@ COMMAND = (
 def main() -> None:
     """Run the refresh flow twice, then write the page."""
     if not DATA.is_dir():
-        sys.exit(f"error: {DATA} is not there; set DATA to the folder with questions.xlsx and kb.jsonl")
+        sys.exit(
+            f"error: {DATA} is not there; set DATA to the folder with questions.xlsx and kb.jsonl"
+        )
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder)
         first = refresh(site, DATA / "questions.xlsx")
         second = refresh(site, second_night(DATA / "questions.xlsx", site / "questions-2.xlsx"))
     documents = sum(1 for _ in (DATA / "kb.jsonl").open(encoding="utf-8"))
     intro = INTRO.format(n=first["stages"][0]["rows_in"], documents=documents, command=COMMAND)
-    tables = [*stages_table(first), "", *arms_table(first), "", *reading(first), "", *runs_table(first, second), ""]
+    tables = [
+        *stages_table(first),
+        "",
+        *arms_table(first),
+        "",
+        *reading(first),
+        "",
+        *runs_table(first, second),
+        "",
+    ]
     page = "\n".join([intro, *tables])
     PAGE.write_text(page, encoding="utf-8")
     print(page)
     if second["api"]["teacher"]["calls"] != NEW + EDITED:
-        sys.exit(f"error: the second night asked {second['api']['teacher']['calls']} times, not {NEW + EDITED}")
+        sys.exit(
+            f"error: the second night asked {second['api']['teacher']['calls']} times, not {NEW + EDITED}"
+        )
 
 
 def refresh(site: Path, workbook: Path) -> dict[str, Any]:
@@ -65,9 +79,17 @@ def refresh(site: Path, workbook: Path) -> dict[str, Any]:
         f"paths.runs={site / 'runs'}",
         f"paths.state={site / 'state'}",
     )
-    command = ["run", "refresh", "--profile", "embedded", *(part for s in settings for part in ("--set", s))]
+    command = [
+        "run",
+        "refresh",
+        "--profile",
+        "embedded",
+        *(part for s in settings for part in ("--set", s)),
+    ]
     subprocess.run([sys.executable, "-m", "qinglan.cli", *command], check=True)
-    report: dict[str, Any] = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
+    report: dict[str, Any] = json.loads(
+        (site / "runs" / "latest" / "report.json").read_text(encoding="utf-8")
+    )
     return report
 
 
@@ -104,14 +126,19 @@ def runs_table(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     for name, report in (("first run", first), ("second run", second)):
         api, seconds = report["api"], sum(stage["seconds"] for stage in report["stages"])
         counts = [api[role][kind] for role in ("teacher", "judge") for kind in ("calls", "cached")]
-        cells = " | ".join(f"{n:,}" for n in [report["stages"][0]["rows_in"], *counts, api["rag"]["calls"]])
+        cells = " | ".join(
+            f"{n:,}" for n in [report["stages"][0]["rows_in"], *counts, api["rag"]["calls"]]
+        )
         lines.append(f"| {name} | {cells} | {seconds:.0f} |")
     return lines
 
 
 def stages_table(report: dict[str, Any]) -> list[str]:
     """Counts by stage."""
-    lines = ["| Stage | Rows in | Rows out | Dropped, by reason | Seconds |", "| --- | ---: | ---: | --- | ---: |"]
+    lines = [
+        "| Stage | Rows in | Rows out | Dropped, by reason | Seconds |",
+        "| --- | ---: | ---: | --- | ---: |",
+    ]
     for stage in report["stages"]:
         dropped = ", ".join(f"{reason} {n:,}" for reason, n in stage["dropped"].items()) or "–"
         lines.append(
@@ -122,11 +149,18 @@ def stages_table(report: dict[str, Any]) -> list[str]:
 
 def arms_table(report: dict[str, Any]) -> list[str]:
     """Top-1 of the original question and of the teacher's rewrite."""
-    lines = ["| Query | n | Gold top-1 [95% CI] | MRR@10 | Mean top-1 score |", "| --- | ---: | --- | ---: | ---: |"]
+    lines = [
+        "| Query | n | Gold top-1 [95% CI] | MRR@10 | Mean top-1 score |",
+        "| --- | ---: | --- | ---: | ---: |",
+    ]
     for name, arm in report["arms"].items():
         low, high = arm["scores"]["top1"]["ci95"]
-        top1, mrr10, score = (arm["scores"][metric]["mean"] for metric in ("top1", "mrr10", "mean_top1_score"))
-        lines.append(f"| {name} | {arm['n']:,} | {top1:.3f} [{low:.3f}, {high:.3f}] | {mrr10:.3f} | {score:.3f} |")
+        top1, mrr10, score = (
+            arm["scores"][metric]["mean"] for metric in ("top1", "mrr10", "mean_top1_score")
+        )
+        lines.append(
+            f"| {name} | {arm['n']:,} | {top1:.3f} [{low:.3f}, {high:.3f}] | {mrr10:.3f} | {score:.3f} |"
+        )
     return lines
 
 

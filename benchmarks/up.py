@@ -1,10 +1,12 @@
-"""How long `qinglan up` takes on this machine, how long a flow waits for its worker, and whether task runs get lost.
+"""How long `qinglan up` takes on this machine, how long a flow waits for its worker, and whether
+task runs get lost.
 
     make bench NAME=up
 
-Brings a site up in an empty folder, then again with what it has left; creates flow runs by Prefect's API, as its pages
-do, one for each work pool, and takes the time until each is running. Then a flow with 10,000 task runs of nothing is
-run against the site: does the server know all of them? Prints the table and writes benchmarks/results/up.json.
+Brings a site up in an empty folder, then again with what it has left; creates flow runs by
+Prefect's API, as its pages do, one for each work pool, and takes the time until each is running.
+Then a flow with 10,000 task runs of nothing is run against the site: does the server know all of
+them? Prints the table and writes benchmarks/results/up.json.
 """
 
 import json
@@ -82,12 +84,17 @@ class Site:
         self.api = RetryingClient(base_url=self.api_url, trust_env=False, timeout=60)
 
     def seconds_to_running(self, deployment: str) -> float:
-        """From the request that the page sends until the run's own process has logged that it is running."""
+        """From the request that the page sends until the run's own process has logged that it is
+        running."""
         found = self.api.get(f"deployments/name/{deployment}").raise_for_status().json()["id"]
         places = [f"paths.state={self.folder / 'state'}", f"paths.runs={self.folder / 'runs'}"]
         body = {"parameters": {"overrides": places}, "state": {"type": "SCHEDULED"}}
         start = time.monotonic()
-        run = self.api.post(f"deployments/{found}/create_flow_run", json=body).raise_for_status().json()["id"]
+        run = (
+            self.api.post(f"deployments/{found}/create_flow_run", json=body)
+            .raise_for_status()
+            .json()["id"]
+        )
         while self.api.get(f"flow_runs/{run}").raise_for_status().json()["start_time"] is None:
             if time.monotonic() - start > WITHIN_S:
                 sys.exit(f"error: {deployment} did not start within {WITHIN_S:.0f} s")
@@ -98,15 +105,24 @@ class Site:
 
     def task_runs_recorded(self) -> int:
         """By the server, of a flow that makes them as fast as it can; once no more come."""
-        env = os.environ | {"PREFECT_API_URL": self.api_url, "PREFECT_HOME": str(self.folder / "client")}
-        subprocess.run([sys.executable, "-c", MANY_TASKS], env=env | {"PREFECT_LOGGING_LEVEL": "ERROR"}, check=True)
+        env = os.environ | {
+            "PREFECT_API_URL": self.api_url,
+            "PREFECT_HOME": str(self.folder / "client"),
+        }
+        subprocess.run(
+            [sys.executable, "-c", MANY_TASKS],
+            env=env | {"PREFECT_LOGGING_LEVEL": "ERROR"},
+            check=True,
+        )
         query: dict[str, Any] = {
             "flows": {"name": {"any_": ["many"]}},
             "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
         }
         recorded, changed = -1, time.monotonic()
         while time.monotonic() - changed < SETTLED_S and recorded < TASK_RUNS:
-            if (now := int(self.api.post("task_runs/count", json=query).raise_for_status().json())) != recorded:
+            if (
+                now := int(self.api.post("task_runs/count", json=query).raise_for_status().json())
+            ) != recorded:
                 recorded, changed = now, time.monotonic()
             time.sleep(1)
         return recorded

@@ -1,11 +1,13 @@
-"""What a verl run costs on the CPU of this machine: start-up, a training step by phase, CPU time by process.
+"""What a verl run costs on the CPU of this machine: start-up, a training step by phase, CPU time by
+process.
 
     make bench NAME=verl_cpu
 
-PPO with a critic on an untrained Qwen3 of 1.5 M parameters: 64 samples a step, each of exactly 24 tokens, because the
-end of sequence is an id that no token has. Start-up ends where the first training step begins; nothing is validated or
-saved before. The median is over the steps after the first two. Prints the tables and writes
-benchmarks/results/verl_cpu.json. Give a number of steps to take more or fewer than 12.
+PPO with a critic on an untrained Qwen3 of 1.5 M parameters: 64 samples a step, each of exactly 24
+tokens, because the end of sequence is an id that no token has. Start-up ends where the first
+training step begins; nothing is validated or saved before. The median is over the steps after the
+first two. Prints the tables and writes benchmarks/results/verl_cpu.json. Give a number of steps to
+take more or fewer than 12.
 """
 
 import itertools
@@ -51,12 +53,19 @@ def main(steps: int = STEPS) -> None:
         result = measure(Path(folder), steps)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{result['parameters']:,} parameters, {os.cpu_count()} cores, load before {result['load_before']:.1f}\n")
+    print(
+        f"\n{result['parameters']:,} parameters, {os.cpu_count()} cores, load before {result['load_before']:.1f}\n"
+    )
     print("| | s | target | ratio |\n| --- | ---: | ---: | ---: |")
-    for label, key, target in (("start-up", "startup_s", STARTUP_TARGET_S), ("step", "step_s", STEP_TARGET_S)):
+    for label, key, target in (
+        ("start-up", "startup_s", STARTUP_TARGET_S),
+        ("step", "step_s", STEP_TARGET_S),
+    ):
         print(f"| {label} | {result[key]:.2f} | {target:.1f} | {result[key] / target:.2f} |")
     print_table("phase of a step | s", result["phases_s"], "{:.3f}")
-    print_table("process | CPU s up to the end of the first step", result["startup_cpu_s"], "{:.1f}")
+    print_table(
+        "process | CPU s up to the end of the first step", result["startup_cpu_s"], "{:.1f}"
+    )
     print_table("process | CPU s a step", result["step_cpu_s"], "{:.2f}")
     print(f"\nWritten to {RESULT}")
 
@@ -92,7 +101,9 @@ def measure(folder: Path, steps: int) -> dict[str, Any]:
         "step_s": statistics.median(b - a for a, b in itertools.pairwise(began)),
         "phases_s": {name.removeprefix("timing_s/"): value for name, value in medians.items()},
         "startup_cpu_s": largest(run.steps[0]["cpu"]),
-        "step_cpu_s": largest({name: (last[name] - first.get(name, 0.0)) / len(warm) for name in last}),
+        "step_cpu_s": largest(
+            {name: (last[name] - first.get(name, 0.0)) / len(warm) for name in last}
+        ),
         "whole_run_s": run.ended - run.began,
     }
 
@@ -112,7 +123,9 @@ class Run:
         self.steps: list[dict[str, Any]] = []
         self.began = time.monotonic()
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command.argv, env=os.environ | command.env, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                command.argv, env=os.environ | command.env, stdout=log, stderr=log
+            )
 
     def watch(self) -> None:
         """Wait for the end, noting time and CPU time at each step's end."""
@@ -127,7 +140,9 @@ class Run:
         text = self._metrics.read_text(encoding="utf-8") if self._metrics.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         for line in lines[len(self.steps) :]:
-            self.steps.append(json.loads(line) | {"at": time.monotonic(), "cpu": self._cpu_seconds()})
+            self.steps.append(
+                json.loads(line) | {"at": time.monotonic(), "cpu": self._cpu_seconds()}
+            )
 
     def _cpu_seconds(self) -> dict[str, float]:
         root = psutil.Process(self._process.pid)
@@ -149,7 +164,11 @@ def role(process: psutil.Process) -> str:
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split("(")[0]
     return (
-        "trainer" if "qinglan.training.engines.ppo" in words else Path(words[0]).name if len(words) < 3 else part(words)
+        "trainer"
+        if "qinglan.training.engines.ppo" in words
+        else Path(words[0]).name
+        if len(words) < 3
+        else part(words)
     )
 
 
@@ -160,7 +179,8 @@ def part(words: list[str]) -> str:
 
 
 def make_model(folder: Path) -> int:
-    """Write an untrained model with the embedded base model's tokenizer; how many parameters it has."""
+    """Write an untrained model with the embedded base model's tokenizer; how many parameters it
+    has."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -221,7 +241,8 @@ def training(folder: Path, steps: int) -> Command:
 
 
 def profile(reward: str, steps: int) -> Profile:
-    """The embedded profile's RL section over the benchmark's own reward, without validation or checkpoints."""
+    """The embedded profile's RL section over the benchmark's own reward, without validation or
+    checkpoints."""
     endpoint = {"model": "none"}
     return Profile.model_validate(
         {
@@ -267,7 +288,12 @@ def make_prompts(path: Path, rows: int) -> Path:
             ],
             "ability": "benchmark",
             "reward_model": {"style": "rule", "ground_truth": "的"},
-            "extra_info": {"index": number, "row_id": str(number), "gold_id": "", "unit": str(number)},
+            "extra_info": {
+                "index": number,
+                "row_id": str(number),
+                "gold_id": "",
+                "unit": str(number),
+            },
         }
         for number in range(rows)
     ]

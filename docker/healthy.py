@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`healthy URL`: ends with 0 if the address answers with 200. Never through a proxy; the slim images have no curl."""
+"""`healthy URL`: ends with 0 if the address answers with 200. Never through a proxy; the slim
+images have no curl."""
 
 import sys
 import urllib.request

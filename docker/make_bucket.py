@@ -1,4 +1,5 @@
-"""Makes the bucket of MLflow's artifacts, unless it is there. Address and keys stand in MLflow's own variables."""
+"""Makes the bucket of MLflow's artifacts, unless it is there. Address and keys stand in MLflow's
+own variables."""
 
 import os
 import sys

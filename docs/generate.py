@@ -1,4 +1,5 @@
-"""`python docs/generate.py`: the pages of docs/reference/ that are read off the code; a test compares them with it."""
+"""`python docs/generate.py`: the pages of docs/reference/ that are read off the code; a test
+compares them with it."""
 
 import ast
 import html
@@ -51,14 +52,29 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def command_line() -> str:
     """Every command with its options, as Typer documents it."""
-    words = ("-m", "typer", "qinglan.cli", "utils", "docs", "--name", "qinglan", "--title", "Command line")
-    made = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = (
+        "-m",
+        "typer",
+        "qinglan.cli",
+        "utils",
+        "docs",
+        "--name",
+        "qinglan",
+        "--title",
+        "Command line",
+    )
+    made = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     return f"{NOTE}\n{html.unescape(made).rstrip()}\n"
 
 
 def events_and_metrics() -> str:
-    """Prefect's events, the router's metrics, the recipes' metrics, the reasons of dropped rows, the alarms."""
-    texts = yaml.safe_load((ROOT / "qinglan" / "evaluation" / "texts.yaml").read_text(encoding="utf-8"))
+    """Prefect's events, the router's metrics, the recipes' metrics, the reasons of dropped rows,
+    the alarms."""
+    texts = yaml.safe_load(
+        (ROOT / "qinglan" / "evaluation" / "texts.yaml").read_text(encoding="utf-8")
+    )
     parts = [
         f"{NOTE}\n# Metrics, events and codes",
         "## Events in Prefect",
@@ -73,7 +89,10 @@ def events_and_metrics() -> str:
         "`reward_extra/alone` and `alarms/<name>`; the gate has `promote` and `rules/<outcome>`.",
         "## Metrics of the recipes",
         "The first one that has values decides.",
-        *(_recipe_metrics(name) for name in ("query_rewrite", "answer_judge", "passage_judge", "medical")),
+        *(
+            _recipe_metrics(name)
+            for name in ("query_rewrite", "answer_judge", "passage_judge", "medical")
+        ),
         "## Alarms of RL",
         "[reference/reward.md](reward.md#the-alarms) says when each is raised, and what to do.",
         _table(("Alarm", "English", "中文"), _texts(texts["alarms"])),
@@ -105,7 +124,9 @@ def python_api() -> str:
     ]
     words = (sys.executable, "-m", "ruff", "format", "--stdin-filename", "python-api.md", "-")
     text = "\n\n".join(parts) + "\n"
-    return subprocess.run(words, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        words, cwd=ROOT, input=text, capture_output=True, text=True, check=True
+    ).stdout
 
 
 _MEDICAL_PARTS = {
@@ -120,13 +141,25 @@ _MEDICAL_PARTS = {
 def medical_rules() -> str:
     """The reward rules of the medical assistant."""
     rules = medical.RULES
-    weights = "".join(f"| {name} | {weight:g} | {_MEDICAL_PARTS[name]} |\n" for name, weight in rules.weights.items())
+    weights = "".join(
+        f"| {name} | {weight:g} | {_MEDICAL_PARTS[name]} |\n"
+        for name, weight in rules.weights.items()
+    )
     kinds = ""
     for name, kind in rules.high_risk.items():
-        kinds += f"### {kind.zh} ({kind.en}, `{name}`)\n\n- Recognised by: {'、'.join(kind.triggers)}\n"
-        kinds += "".join(f"- Must say: **{each.say}**, by one of: {'、'.join(each.any_of)}\n" for each in kind.required)
+        kinds += (
+            f"### {kind.zh} ({kind.en}, `{name}`)\n\n- Recognised by: {'、'.join(kind.triggers)}\n"
+        )
+        kinds += "".join(
+            f"- Must say: **{each.say}**, by one of: {'、'.join(each.any_of)}\n"
+            for each in kind.required
+        )
         kinds += f"- Forbidden: {'、'.join(kind.forbidden)}\n"
-        kinds += f"- Out of place where nobody is in danger: {'、'.join(kind.alarm)}\n" if kind.alarm else ""
+        kinds += (
+            f"- Out of place where nobody is in danger: {'、'.join(kind.alarm)}\n"
+            if kind.alarm
+            else ""
+        )
         kinds += "\n"
     return (
         (ROOT / "docs" / "medical_rules_page.txt")
@@ -170,16 +203,25 @@ harmed. Of {tried} [attempts to inject instructions](reward.md#what-a-rewrite-ca
 
 def faults() -> str:
     """The matrix as it ran last."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text(encoding="utf-8"))
+    found = json.loads(
+        (ROOT / "benchmarks" / "results" / "faults.json").read_text(encoding="utf-8")
+    )
     lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found["rows"]:
         lines.setdefault((row["component"], row["fault"]), []).append(row)
     shown = [
-        (*line, rows[0]["expected"], f"{sum(row['ok'] for row in rows)} of {len(rows)}", _seen(rows))
+        (
+            *line,
+            rows[0]["expected"],
+            f"{sum(row['ok'] for row in rows)} of {len(rows)}",
+            _seen(rows),
+        )
         for line, rows in lines.items()
     ]
     text = FAULTS.format(
-        commits=", ".join(sorted({row["commit"] for row in found["rows"]})), **found, **found["injections"]
+        commits=", ".join(sorted({row["commit"] for row in found["rows"]})),
+        **found,
+        **found["injections"],
     )
     return f"{NOTE}\n{text}\n{_table(('Component', 'Fault', 'Expected', 'As expected', 'Seen'), shown)}\n"
 
@@ -214,8 +256,12 @@ class _Stub(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
         if node.name.startswith("_"):
             return None
-        node.body = node.body[: ast.get_docstring(node) is not None] or [ast.Expr(ast.Constant(...))]
-        node.decorator_list = [each for each in node.decorator_list if "flow" not in ast.unparse(each)]
+        node.body = node.body[: ast.get_docstring(node) is not None] or [
+            ast.Expr(ast.Constant(...))
+        ]
+        node.decorator_list = [
+            each for each in node.decorator_list if "flow" not in ast.unparse(each)
+        ]
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]  # noqa: N815
@@ -239,7 +285,10 @@ def _router_metrics() -> Iterator[tuple[str, str, str]]:
         log = (f"serve.request_log.folder={folder}", "serve.request_log.consent=all")
         app = create_app(load_profile("embedded", log), Path(folder) / "routes.json")
         with TestClient(app, "http://localhost") as client:
-            client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "鱼油怎么吃"}]})
+            client.post(
+                "/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": "鱼油怎么吃"}]},
+            )
             client.post("/v1/chat/completions", content=b"")
             text = ""
             while 'outcome="' not in text:  # the log has a thread of its own
@@ -247,12 +296,17 @@ def _router_metrics() -> Iterator[tuple[str, str, str]]:
     for name, kind in re.findall(r"^# TYPE (qinglan_\S+(?<!_created)) (\w+)$", text, re.MULTILINE):
         (about,) = re.findall(rf"^# HELP {name} (.*)$", text, re.MULTILINE)
         found = re.search(rf"^{name}(?:_bucket)?{{(.*)}}", text, re.MULTILINE)
-        labels = [label for label in re.findall(r'(\w+)="', found[1] if found else "") if label != "le"]
+        labels = [
+            label for label in re.findall(r'(\w+)="', found[1] if found else "") if label != "le"
+        ]
         yield f"`{name}`" + (f" by {', '.join(labels)}" if labels else ""), kind, about
 
 
 def _recipe_metrics(name: str) -> str:
-    rows = [(f"`{each.name}`", each.en, each.zh, f"0 to {each.maximum:g}") for each in get_recipe(name).METRICS]
+    rows = [
+        (f"`{each.name}`", each.en, each.zh, f"0 to {each.maximum:g}")
+        for each in get_recipe(name).METRICS
+    ]
     return f"### {name}\n\n" + _table(("Metric", "English", "中文", "Values"), rows)
 
 
@@ -263,7 +317,9 @@ def _texts(texts: dict[str, dict[str, str]]) -> Iterator[tuple[str, str, str]]:
 
 def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
     fields = model.model_fields.items()
-    if rows := [_row(f"{path}{name}", field) for name, field in fields if not _is_model(field.annotation)]:
+    if rows := [
+        _row(f"{path}{name}", field) for name, field in fields if not _is_model(field.annotation)
+    ]:
         yield f"## {path.rstrip('.') or 'The profile itself'}\n"
         yield f"{_one_line(model.__doc__)}\n"
         yield f"{_table(('Key', 'Type', 'Default', ''), rows)}\n"
@@ -285,7 +341,10 @@ def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
 
 def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
     bounds = [
-        f"{sign} {getattr(m, name):g}" for m in _metadata(field) for name, sign in _BOUNDS.items() if hasattr(m, name)
+        f"{sign} {getattr(m, name):g}"
+        for m in _metadata(field)
+        for name, sign in _BOUNDS.items()
+        if hasattr(m, name)
     ]
     kind = _type(field.annotation) + (f", {' and '.join(bounds)}" if bounds else "")
     return f"`{key}`", kind, _default(field), _one_line(field.description)
@@ -309,7 +368,14 @@ def _type(kind: Any) -> str:
     if origin is dict:
         fields = ", ".join(arguments[1].model_fields) if _is_model(arguments[1]) else ""
         return f"mapping of name → {{{fields}}}" if fields else "mapping"
-    names = {Path: "path", types.NoneType: "null", str: "text", int: "integer", float: "number", bool: "true or false"}
+    names = {
+        Path: "path",
+        types.NoneType: "null",
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+    }
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
@@ -330,7 +396,9 @@ def _one_line(text: str | None) -> str:
 
 def _table(head: tuple[str, ...], rows: Any) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Makes three of the pictures in docs/images: `python docs/pictures.py {terminal,report,try_page} FROM TO`.
+"""Makes three of the pictures in docs/images: `python docs/pictures.py {terminal,report,try_page}
+FROM TO`.
 
-`terminal`: from what `make demo` printed, an SVG; `report`: from a run's report.html, a PNG; `try_page`: from the
-address of a router with `serve.try_page`, a PNG of the first example's answers.
+`terminal`: from what `make demo` printed, an SVG; `report`: from a run's report.html, a PNG;
+`try_page`: from the address of a router with `serve.try_page`, a PNG of the first example's
+answers.
 """
 
 import argparse
@@ -30,7 +32,8 @@ FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width
 def terminal(log: str) -> str:
     """The lines of a log in a terminal; of a stage's progress only the last."""
     lines = [
-        re.sub(r"^([\d:]+)\.\d+ \| \w+ +\| (?:Task|Flow) run '[^']*' - ", r"\1  ", line) for line in log.splitlines()
+        re.sub(r"^([\d:]+)\.\d+ \| \w+ +\| (?:Task|Flow) run '[^']*' - ", r"\1  ", line)
+        for line in log.splitlines()
     ]
     kept = [
         line
@@ -61,15 +64,21 @@ def try_page(page: Page, url: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("picture", choices=("terminal", "report", "try_page"))
-    parser.add_argument("source", metavar="FROM", help="a log, a report.html, or a router's address")
+    parser.add_argument(
+        "source", metavar="FROM", help="a log, a report.html, or a router's address"
+    )
     parser.add_argument("target", metavar="TO", type=Path)
     options = parser.parse_args()
     if options.picture == "terminal":
-        options.target.write_text(terminal(Path(options.source).read_text(encoding="utf-8")), encoding="utf-8")
+        options.target.write_text(
+            terminal(Path(options.source).read_text(encoding="utf-8")), encoding="utf-8"
+        )
         return
     with sync_playwright() as playwright:
         chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-        page = playwright.chromium.launch(executable_path=chromium).new_page(viewport=SIZE, locale="en")
+        page = playwright.chromium.launch(executable_path=chromium).new_page(
+            viewport=SIZE, locale="en"
+        )
         if options.picture == "try_page":
             try_page(page, options.source)
         else:

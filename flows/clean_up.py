@@ -7,8 +7,11 @@ from qinglan.tasks.upkeep import remove_unneeded
 
 
 @flow(name="clean-up", flow_run_name="clean-up {profile}", log_prints=True)
-def clean_up(profile: ProfileName = "embedded", overrides: tuple[Override, ...] = (), dry_run: bool = True) -> None:
-    """Remove a profile's old runs, checkpoints, datasets and logs; never what a registered model needs.
+def clean_up(
+    profile: ProfileName = "embedded", overrides: tuple[Override, ...] = (), dry_run: bool = True
+) -> None:
+    """Remove a profile's old runs, checkpoints, datasets and logs; never what a registered model
+    needs.
 
     Args:
         profile: Name of a file in configs/, or a path.

@@ -17,7 +17,9 @@ from qinglan.tasks.session import open_session
 from qinglan.tasks.validate import validate_rows
 
 
-@flow(name="compare", flow_run_name="compare {profile}", log_prints=True, on_cancellation=[stop_jobs])
+@flow(
+    name="compare", flow_run_name="compare {profile}", log_prints=True, on_cancellation=[stop_jobs]
+)
 def compare(
     profile: ProfileName = "embedded",
     changes: DataChanges = DataChanges(),
@@ -26,11 +28,10 @@ def compare(
 ) -> Path:
     """Ask the profile's teacher and those in its `compare`; returns the path of report.json.
 
-    Args:
-        profile: Name of a file in configs/, or a path.
-        changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
-        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
+    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
+        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
+        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
+        reusing what earlier runs left unchanged.
     """
     with open_session(profile, overrides_of(changes, overrides), "compare", fresh=fresh) as session:
         run, services = session.run, session.services
@@ -39,7 +40,9 @@ def compare(
         stages, validated = [*read, sample], {}
         for each in teachers_of(run, services):
             distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
-            validated[each.arm] = validate_rows(each.run, each.services, distilled, each.stage("validate"))
+            validated[each.arm] = validate_rows(
+                each.run, each.services, distilled, each.stage("validate")
+            )
             stages += [distilled, validated[each.arm]]
         compared = compare_teachers(run, services, validated)
         return write_report(run, [*stages, compared])

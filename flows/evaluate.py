@@ -13,7 +13,12 @@ from qinglan.tasks.report import write_report
 from qinglan.tasks.session import open_session, stages_of
 
 
-@flow(name="evaluate", flow_run_name="evaluate {profile}", log_prints=True, on_cancellation=[stop_jobs])
+@flow(
+    name="evaluate",
+    flow_run_name="evaluate {profile}",
+    log_prints=True,
+    on_cancellation=[stop_jobs],
+)
 def evaluate(
     profile: ProfileName = "embedded",
     changes: DecisionChanges = DecisionChanges(),
@@ -23,14 +28,15 @@ def evaluate(
 ) -> Path:
     """All arms on the test split; returns the path of report.json.
 
-    Args:
-        profile: Name of a file in configs/, or a path.
-        changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
-        fresh: Evaluate anew even where nothing changed.
-        source: The run whose dataset and models to use, by its id; the newest pipeline or train run if not given.
+    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
+        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
+        docs/reference/configuration.md lists them. fresh: Evaluate anew even where nothing changed.
+        source: The run whose dataset and models to use, by its id; the newest pipeline or train run
+        if not given.
     """
-    with open_session(profile, overrides_of(changes, overrides), "evaluate", fresh=fresh, source=source) as session:
+    with open_session(
+        profile, overrides_of(changes, overrides), "evaluate", fresh=fresh, source=source
+    ) as session:
         run, services = session.run, session.services
         dataset, base, sft, rl = stages_of(session, ["dataset", "base_model", "sft", "rl"])
         models = {"base": base, "sft": sft, "rl": rl}

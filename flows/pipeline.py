@@ -1,4 +1,5 @@
-"""All stages: workbook → teacher → RAG → selection → SFT → RL → evaluation → gate → registry → report."""
+"""All stages: workbook → teacher → RAG → selection → SFT → RL → evaluation → gate → registry →
+report."""
 
 from pathlib import Path
 
@@ -18,7 +19,12 @@ from qinglan.tasks.session import open_session
 from qinglan.tasks.validate import validate_rows
 
 
-@flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True, on_cancellation=[stop_jobs])
+@flow(
+    name="pipeline",
+    flow_run_name="pipeline {profile}",
+    log_prints=True,
+    on_cancellation=[stop_jobs],
+)
 def pipeline(
     profile: ProfileName = "embedded",
     changes: PipelineChanges = PipelineChanges(),
@@ -28,16 +34,17 @@ def pipeline(
 ) -> Path:
     """Run every stage; returns the path of report.json.
 
-    Args:
-        profile: Name of a file in configs/, or a path.
-        changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
-        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
-        continue_anyway: Continue an interrupted SFT or RL from its checkpoint although its code changed since; the
+    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
+        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
+        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
+        reusing what earlier runs left unchanged. continue_anyway: Continue an interrupted SFT or RL
+        from its checkpoint although its code changed since; the
             report says so.
     """
     settings = overrides_of(changes, overrides)
-    with open_session(profile, settings, "pipeline", fresh=fresh, continue_anyway=continue_anyway) as session:
+    with open_session(
+        profile, settings, "pipeline", fresh=fresh, continue_anyway=continue_anyway
+    ) as session:
         run, services = session.run, session.services
         read = with_extracted(run, services, ingest_workbook(run, session.workbook))
         distilled = distill_rows(run, services, read[-1])
@@ -46,4 +53,6 @@ def pipeline(
         with reported_without_dataset(run, [*read, distilled, validated, selected]):
             dataset = build_dataset(run, selected)
         published = publish_dataset(run, dataset)
-        return train_and_release(session, dataset, [*read, distilled, validated, selected, dataset, published])
+        return train_and_release(
+            session, dataset, [*read, distilled, validated, selected, dataset, published]
+        )

@@ -18,7 +18,9 @@ from qinglan.tasks.trigger_training import trigger_training
 from qinglan.tasks.validate import validate_rows
 
 
-@flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True, on_cancellation=[stop_jobs])
+@flow(
+    name="refresh", flow_run_name="refresh {profile}", log_prints=True, on_cancellation=[stop_jobs]
+)
 @skip_if_running
 def refresh(
     profile: ProfileName = "embedded",
@@ -28,11 +30,10 @@ def refresh(
 ) -> Path:
     """Make a dataset of a workbook; returns the path of report.json.
 
-    Args:
-        profile: Name of a file in configs/, or a path.
-        changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
-        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
+    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
+        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
+        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
+        reusing what earlier runs left unchanged.
     """
     with open_session(profile, overrides_of(changes, overrides), "refresh", fresh=fresh) as session:
         run, services = session.run, session.services

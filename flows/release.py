@@ -1,4 +1,5 @@
-"""The gate and the registry alone, for a run that is evaluated: after a rule was changed, or an approval missed."""
+"""The gate and the registry alone, for a run that is evaluated: after a rule was changed, or an
+approval missed."""
 
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from qinglan.tasks.report import write_report
 from qinglan.tasks.session import open_session, stages_of
 
 
-@flow(name="release", flow_run_name="release {profile}", log_prints=True, on_cancellation=[stop_jobs])
+@flow(
+    name="release", flow_run_name="release {profile}", log_prints=True, on_cancellation=[stop_jobs]
+)
 def release(
     profile: ProfileName = "embedded",
     changes: DecisionChanges = DecisionChanges(),
@@ -20,16 +23,18 @@ def release(
     fresh: bool = False,
     source: str = "",
 ) -> Path:
-    """Decide on the challenger of an evaluated run and register it; returns the path of report.json.
+    """Decide on the challenger of an evaluated run and register it; returns the path of
+    report.json.
 
-    Args:
-        profile: Name of a file in configs/, or a path.
-        changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
-        fresh: Decide anew even where nothing changed.
-        source: The run whose evaluation to use, by its id; the newest pipeline, train or evaluate run if not given.
+    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
+        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
+        docs/reference/configuration.md lists them. fresh: Decide anew even where nothing changed.
+        source: The run whose evaluation to use, by its id; the newest pipeline, train or evaluate
+        run if not given.
     """
-    with open_session(profile, overrides_of(changes, overrides), "release", fresh=fresh, source=source) as session:
+    with open_session(
+        profile, overrides_of(changes, overrides), "release", fresh=fresh, source=source
+    ) as session:
         run = session.run
         stages = stages_of(session, ["dataset", "base_model", "sft", "rl", "evaluate"])
         dataset, base, sft, rl, evaluated = stages

@@ -30,14 +30,14 @@ def train(
 ) -> Path:
     """SFT, RL, evaluation and release; returns the path of report.json.
 
-    Args:
-        profile: Name of a file in configs/, or a path.
-        changes: Settings of this run; an empty one stays as the profile says.
-        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists them.
-        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
-        continue_anyway: Continue an interrupted SFT or RL from its checkpoint although its code changed since; the
+    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
+        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
+        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
+        reusing what earlier runs left unchanged. continue_anyway: Continue an interrupted SFT or RL
+        from its checkpoint although its code changed since; the
             report says so.
-        source: The run whose dataset to use, by its id; the newest pipeline or refresh run if not given.
+        source: The run whose dataset to use, by its id; the newest pipeline or refresh run if not
+            given.
     """
     settings = overrides_of(changes, overrides)
     with open_session(
@@ -48,7 +48,8 @@ def train(
 
 
 def train_and_release(session: Session, dataset: StageResult, data: Sequence[StageResult]) -> Path:
-    """The stages from the base model to the registry, and the report of them and of `data`; that report's path."""
+    """The stages from the base model to the registry, and the report of them and of `data`; that
+    report's path."""
     run, services = session.run, session.services
     require_enough_rows(run, dataset)
     base = prepare_base_model(run)

@@ -12,9 +12,11 @@ def first_line(error: BaseException) -> str:
 
 
 class QinglanError(Exception):
-    """What went wrong, where, and what to do about it, in one line, which goes into logs, pages and notifications.
+    """What went wrong, where, and what to do about it, in one line, which goes into logs, pages and
+    notifications.
 
-    `said` is in the words of a service, model or engine, which may quote a row: for files of rows and the terminal.
+    `said` is in the words of a service, model or engine, which may quote a row: for files of rows
+    and the terminal.
     """
 
     def __init__(self, message: str = "", said: str = "") -> None:
@@ -43,13 +45,19 @@ class WorkbookError(QinglanError):
 class CallError(QinglanError):
     """A call about one row failed.
 
-    `reason` is what the row keeps. `transient` says whether a later attempt may succeed. `retry_after_s` is the time
-    after which the service takes the same request again, 0 where it names none; None where the client must not repeat
-    the request by itself.
+    `reason` is what the row keeps. `transient` says whether a later attempt may succeed.
+    `retry_after_s` is the time after which the service takes the same request again, 0 where it
+    names none; None where the client must not repeat the request by itself.
     """
 
     def __init__(
-        self, message: str, reason: str, *, said: str = "", transient: bool = False, retry_after_s: float | None = None
+        self,
+        message: str,
+        reason: str,
+        *,
+        said: str = "",
+        transient: bool = False,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, said)
         self.reason, self.transient, self.retry_after_s = reason, transient, retry_after_s

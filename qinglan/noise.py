@@ -1,7 +1,9 @@
-"""Noise that leaves a question's meaning as it is: emoji, stutter, stories before it, other scripts, and more.
+"""Noise that leaves a question's meaning as it is: emoji, stutter, stories before it, other
+scripts, and more.
 
-The data stage gives it to copies of training rows, and the tiny base models read it in pretraining. The words that it
-is made of are in `noise.yaml`; none of them names a thing that a question can be about.
+The data stage gives it to copies of training rows, and the tiny base models read it in pretraining.
+The words that it is made of are in `noise.yaml`; none of them names a thing that a question can be
+about.
 """
 
 import re
@@ -15,8 +17,16 @@ import yaml
 
 from qinglan.config import NoiseKind
 
-_TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-_EMOJI_BLOCKS = (0x1F32D, 0x1F37F), (0x1F420, 0x1F43F), (0x1F450, 0x1F4FC), (0x1F60C, 0x1F64F), (0x2600, 0x26FF)
+_TEXTS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
+_EMOJI_BLOCKS = (
+    (0x1F32D, 0x1F37F),
+    (0x1F420, 0x1F43F),
+    (0x1F450, 0x1F4FC),
+    (0x1F60C, 0x1F64F),
+    (0x2600, 0x26FF),
+)
 _EMOJI = [chr(code) for first, last in _EMOJI_BLOCKS for code in range(first, last + 1)]
 _INVISIBLE = list("\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202d\u2060\u2066\ufeff")
 _WIDE = {code: code + 0xFEE0 for code in range(0x21, 0x7F) if chr(code).isalnum()}
@@ -33,7 +43,8 @@ def add_noise(kind: NoiseKind, text: str, rng: Random) -> str:
 
 
 def characters() -> list[str]:
-    """What noise is made of, but for emoji and invisible characters, of which there are too many to know each."""
+    """What noise is made of, but for emoji and invisible characters, of which there are too many to
+    know each."""
     texts = (
         *_TEXTS["openings"], *_TEXTS["sentences"], *_TEXTS["requests"], *_TEXTS["numbers"], *_TEXTS["punctuation"],
         *_TEXTS["syllables"], *_TEXTS["pinyin"].values(), *_TRADITIONAL.values(),
@@ -59,7 +70,9 @@ def _stutter(text: str, rng: Random) -> str:
 
 def _story(text: str, rng: Random) -> str:
     sentences = rng.sample(_TEXTS["sentences"], rng.randint(1, 7))
-    return "".join((rng.choice(_TEXTS["openings"]), *sentences, rng.choice(_TEXTS["requests"]), text))
+    return "".join(
+        (rng.choice(_TEXTS["openings"]), *sentences, rng.choice(_TEXTS["requests"]), text)
+    )
 
 
 def _pinyin(text: str, rng: Random) -> str:
@@ -82,7 +95,9 @@ def _latin(text: str, rng: Random) -> str:
 
 def _punctuation(text: str, rng: Random) -> str:
     marks: list[str] = _TEXTS["punctuation"]
-    return _insert(text, rng.choices(marks, k=rng.randint(0, 2)), rng) + rng.choice(marks) * rng.randint(2, 5)
+    return _insert(text, rng.choices(marks, k=rng.randint(0, 2)), rng) + rng.choice(
+        marks
+    ) * rng.randint(2, 5)
 
 
 def _number(text: str, rng: Random) -> str:
@@ -101,12 +116,17 @@ _ADD: Mapping[NoiseKind, Callable[[str, Random], str]] = {
 
 
 def _insert(text: str, pieces: list[str], rng: Random) -> str:
-    """The pieces at some places, but not inside a Latin word or a number, nor before a character's accent."""
+    """The pieces at some places, but not inside a Latin word or a number, nor before a character's
+    accent."""
     places = [n for n in range(1, len(text) + 1) if not _is_joined(text[n - 1 : n + 1])]
-    for place, piece in sorted(zip(rng.choices(places, k=len(pieces)), pieces, strict=True), reverse=True):
+    for place, piece in sorted(
+        zip(rng.choices(places, k=len(pieces)), pieces, strict=True), reverse=True
+    ):
         text = text[:place] + piece + text[place:]
     return text
 
 
 def _is_joined(pair: str) -> bool:
-    return len(pair) == 2 and ((pair.isascii() and " " not in pair) or bool(unicodedata.combining(pair[1])))
+    return len(pair) == 2 and (
+        (pair.isascii() and " " not in pair) or bool(unicodedata.combining(pair[1]))
+    )

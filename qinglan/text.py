@@ -54,7 +54,9 @@ def interval(ends: tuple[float, float] | None, show: Show = number) -> str:
     return NONE if ends is None else f"[{show(ends[0])}, {show(ends[1])}]"
 
 
-def with_interval(value: float | None, ends: tuple[float, float] | None, show: Show, show_end: Show = number) -> str:
+def with_interval(
+    value: float | None, ends: tuple[float, float] | None, show: Show, show_end: Show = number
+) -> str:
     return f"{show(value)} {interval(ends, show_end)}" if ends else show(value)
 
 
@@ -90,7 +92,11 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    )
 
 
 def size(count: float) -> str:
@@ -113,7 +119,8 @@ def without_controls(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Untrusted text on one line, without the control characters by which it could steer the terminal."""
+    """Untrusted text on one line, without the control characters by which it could steer the
+    terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -124,24 +131,29 @@ def shown(text: str, chars: int = 60) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Iterable[str]], align: str = "") -> str:
-    """The caller escapes cells (`markdown_cell`); `align` has an `r` in the place of each column of numbers."""
+    """The caller escapes cells (`markdown_cell`); `align` has an `r` in the place of each column of
+    numbers."""
     rule = ["---:" if each == "r" else "---" for each in align.ljust(len(heads))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
 
 
 def markdown_cell(text: str) -> str:
-    """Untrusted text on one line of a Markdown table, where it is neither a cell's end nor markup."""
+    """Untrusted text on one line of a Markdown table, where it is neither a cell's end nor
+    markup."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def forms_of(text: str) -> set[str]:
-    """How a text may stand in a file: as it is, on one line, in Markdown, CSV, HTML, JSON, and JSON in JSON."""
+    """How a text may stand in a file: as it is, on one line, in Markdown, CSV, HTML, JSON, and JSON
+    in JSON."""
     escaped = html.escape(text)
     numbered = escaped.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")  # as Jinja writes them
     forms = {text, " ".join(text.split()), markdown_cell(text), text.replace('"', '""')}
     forms |= {escaped, numbered, html.escape(text, quote=False)}
     for _ in range(2):
-        forms |= {json.dumps(form, ensure_ascii=ascii)[1:-1] for form in forms for ascii in (True, False)}
+        forms |= {
+            json.dumps(form, ensure_ascii=ascii)[1:-1] for form in forms for ascii in (True, False)
+        }
     return forms
 
 

@@ -18,10 +18,19 @@ CODE = (__name__, "qinglan.runs.cpu")
 
 @stage_task("base-model")
 def prepare_base_model(run: Run) -> StageResult:
-    """The model to start from: the profile's own, or the embedded one, pretrained once per machine."""
+    """The model to start from: the profile's own, or the embedded one, pretrained once per
+    machine."""
     profile = run.profile
-    domain = domain_for(profile, "student.base_model") if profile.student.base_model == EMBEDDED else None
-    folder = cached_path(profile.paths, profile.embedded, domain) if domain else Path(profile.student.base_model)
+    domain = (
+        domain_for(profile, "student.base_model")
+        if profile.student.base_model == EMBEDDED
+        else None
+    )
+    folder = (
+        cached_path(profile.paths, profile.embedded, domain)
+        if domain
+        else Path(profile.student.base_model)
+    )
 
     def work(stage: Stage) -> Outcome:
         if domain is None:
@@ -36,10 +45,19 @@ def prepare_base_model(run: Run) -> StageResult:
             metrics_path.unlink(missing_ok=True)
             python, threads = swift.engine_python(profile), profile.trainer.threads
             argv = pretrain_argv(python, profile.embedded, domain, folder, metrics_path, threads)
-            return Command(argv, swift.engine_env(profile, str(folder)), gpus=int(profile.trainer.device == "cuda"))
+            return Command(
+                argv,
+                swift.engine_env(profile, str(folder)),
+                gpus=int(profile.trainer.device == "cuda"),
+            )
 
         def read(entry: Metrics) -> tuple[int, int, str, Metrics]:
-            return entry["step"], entry["max_steps"], f"steps, loss {entry['loss']:.3f}", {"loss": entry["loss"]}
+            return (
+                entry["step"],
+                entry["max_steps"],
+                f"steps, loss {entry['loss']:.3f}",
+                {"loss": entry["loss"]},
+            )
 
         follow = Follower(stage, metrics_path, read)
         run_engine(stage, command, name="pretraining", log="pretrain.log", watchers=[follow])

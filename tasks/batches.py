@@ -1,4 +1,5 @@
-"""Asking services in Prefect tasks that repeat what failed: batches of rows in distill and validate, else all rows."""
+"""Asking services in Prefect tasks that repeat what failed: batches of rows in distill and
+validate, else all rows."""
 
 import asyncio
 import json
@@ -27,7 +28,8 @@ from qinglan.tasks.stage import Outcome, Stage, hiding_row_text, retried
 T = TypeVar("T")
 AskedAgain = Clients | ChatClient | RagClient
 _KEPT_BUSY = 12
-"""Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
+"""Rows begun for each request that may be under way: those that wait for a retry must not leave the
+service idle."""
 
 
 async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
@@ -35,15 +37,27 @@ async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
     return isinstance(await state.aresult(raise_on_failure=False), row_batches.BatchIncompleteError)
 
 
-@task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}", retry_condition_fn=_is_incomplete)
-async def run_batch(kind: str, batch: row_batches.RowBatch, work: row_batches.Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
+@task(
+    name="batch",
+    cache_policy=NO_CACHE,
+    task_run_name="{kind}-{batch.index}",
+    retry_condition_fn=_is_incomplete,
+)
+async def run_batch(
+    kind: str,  # noqa: ARG001 (names the run)
+    batch: row_batches.RowBatch,
+    work: row_batches.Work,
+    retries: int,
+) -> list[Row]:
     """One batch; Prefect retries it while rows are missing."""
     with hiding_row_text():
         return await batch.run(work, last_attempt=(task_run.run_count or 1) > retries)
 
 
 @task(name="ask", cache_policy=NO_CACHE, task_run_name="{what}", retry_condition_fn=_is_incomplete)
-async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[AskedAgain, ...], retries: int) -> T:
+async def _ask(
+    what: str, ask: Callable[[], Awaitable[T]], asked: tuple[AskedAgain, ...], retries: int
+) -> T:
     def failed_calls() -> int:
         return sum(client.transient_failures for client in asked)
 
@@ -56,19 +70,25 @@ async def _ask(what: str, ask: Callable[[], Awaitable[T]], asked: tuple[AskedAga
             raise
         raise row_batches.BatchIncompleteError(str(error)) from error
     if lost := 0 if last_attempt else failed_calls() - before:
-        raise row_batches.BatchIncompleteError(f"{what}: {lost:,} calls failed; another try may succeed")
+        raise row_batches.BatchIncompleteError(
+            f"{what}: {lost:,} calls failed; another try may succeed"
+        )
     return found
 
 
-async def ask_again(what: str, ask: Callable[[], Awaitable[T]], *asked: AskedAgain, retries: int) -> T:
-    """What `ask` gives. As a Prefect task `what`, it repeats those calls of `asked` that failed and may yet succeed."""
+async def ask_again(
+    what: str, ask: Callable[[], Awaitable[T]], *asked: AskedAgain, retries: int
+) -> T:
+    """What `ask` gives. As a Prefect task `what`, it repeats those calls of `asked` that failed and
+    may yet succeed."""
     for client in asked:
         client.keep_answers()
     return await _ask.with_options(**retried(retries))(what, ask, asked, retries)
 
 
 def _paced(work: row_batches.Work, at_once: int, report: Callable[[int], None]) -> row_batches.Work:
-    """The same work on so many rows at once; each finished row is reported, as a batch may take minutes."""
+    """The same work on so many rows at once; each finished row is reported, as a batch may take
+    minutes."""
     done, places = 0, asyncio.Semaphore(at_once)
 
     async def counted(row: Row) -> Row:
@@ -87,7 +107,12 @@ def note_failures(path: Path, batch: row_batches.RowBatch) -> None:
     if batch.failures:
         with path.open("a", encoding="utf-8") as stream:
             for row_id, error in batch.failures.items():
-                line = {"row_id": row_id, "reason": error.reason, "error": str(error), "said": error.said}
+                line = {
+                    "row_id": row_id,
+                    "reason": error.reason,
+                    "error": str(error),
+                    "said": error.said,
+                }
                 stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -124,14 +149,24 @@ async def ask_services(
     before, after = RowCounts(), RowCounts()
     configured = run_batch.with_options(**retried(settings.retries))
     async with open_clients(stage.run, services, roles, stage.traced) as clients:
-        work = _paced(make_work(clients), rows_at_once, lambda done: stage.progress(done, max(total, done), "rows"))
+        work = _paced(
+            make_work(clients),
+            rows_at_once,
+            lambda done: stage.progress(done, max(total, done), "rows"),
+        )
         with jsonl_writer(path := stage.directory / "rows.jsonl") as write:
-            batches = row_batches.cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
+            batches = row_batches.cut(
+                before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows
+            )
             at_once = 2 + math.ceil(rows_at_once / settings.batch_rows)
             done = row_batches.in_order(
-                batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once
+                batches,
+                lambda batch: configured(kind, batch, work, settings.retries),
+                at_once=at_once,
             )
-            async with aclosing(done):  # after an error nothing may go on asking: the clients are about to be closed
+            async with aclosing(
+                done
+            ):  # after an error nothing may go on asking: the clients are about to be closed
                 async for batch, rows in done:
                     note_failures(failures, batch)
                     losses.add(batch, rows)
@@ -141,5 +176,9 @@ async def ask_services(
         stage.progress(after.total, max(total, after.total), "rows")
         calls = clients.call_counts()
     dropped, artifacts = after.dropped_since(before), {"rows": Artifact.of(path, after.total)}
-    try_again = clients.unjudged + sum(dropped.get(why, 0) for why in row_batches.RETRYABLE_OR_BLANK_REASONS)
-    return Outcome(before.ok, after.ok, dropped, artifacts, details={"api": calls}, try_again=try_again)
+    try_again = clients.unjudged + sum(
+        dropped.get(why, 0) for why in row_batches.RETRYABLE_OR_BLANK_REASONS
+    )
+    return Outcome(
+        before.ok, after.ok, dropped, artifacts, details={"api": calls}, try_again=try_again
+    )

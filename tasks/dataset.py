@@ -22,7 +22,8 @@ CODE = (
 
 @stage_task("dataset")
 def build_dataset(run: Run, selected: StageResult) -> StageResult:
-    """Split by near-duplicate group and write the training files; what was a test row last night is one tonight."""
+    """Split by near-duplicate group and write the training files; what was a test row last night is
+    one tonight."""
     profile = run.profile
     red_team = [row_of(case, profile.tenant) for case in cases_of(profile)]
     depends_on = {
@@ -30,7 +31,9 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         "dataset": profile.dataset.model_dump(mode="json"),
         "red_team": hash_of([[row.query, row.profile, row.history] for row in red_team]),
         "max_query_chars": profile.data.max_query_chars,
-        "evaluation_sha256": [digest_of(Path(workbook)) for workbook in profile.dataset.decontaminate_against],
+        "evaluation_sha256": [
+            digest_of(Path(workbook)) for workbook in profile.dataset.decontaminate_against
+        ],
         "tenant": profile.tenant.model_dump(mode="json"),
         "recipe": recipe_key(profile.recipe),
         "scored_with": scoring_digest(run),
@@ -40,16 +43,32 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
 
     def work(stage: Stage) -> Outcome:
         built = build(selected.path("rows"), stage.directory, profile, splits, red_team)
-        outcome = Outcome(built.before.ok, built.after.ok, built.after.dropped_since(built.before), built.artifacts)
+        outcome = Outcome(
+            built.before.ok,
+            built.after.ok,
+            built.after.dropped_since(built.before),
+            built.artifacts,
+        )
         outcome.metrics = {f"rows_{split}": float(n) for split, n in built.splits.items()}
-        outcome.metrics |= {f"{name}_rows": float(a.rows or 0) for name, a in built.artifacts.items() if name != "rows"}
+        outcome.metrics |= {
+            f"{name}_rows": float(a.rows or 0)
+            for name, a in built.artifacts.items()
+            if name != "rows"
+        }
         stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
         outcome.metrics |= {
-            f"augmented_{what}/{kind}": float(n) for kind, found in built.augmented.items() for what, n in found.items()
+            f"augmented_{what}/{kind}": float(n)
+            for kind, found in built.augmented.items()
+            for what, n in found.items()
         }
         for warning in built.warnings:
             get_run_logger().warning("dataset: %s", warning)
-        outcome.details = {"scored_with": scoring_digest(run), "inputs": inputs, "pins": pins, "splits": built.splits}
+        outcome.details = {
+            "scored_with": scoring_digest(run),
+            "inputs": inputs,
+            "pins": pins,
+            "splits": built.splits,
+        }
         outcome.details |= {"warnings": list(built.warnings), "augmented": built.augmented}
         return outcome
 

@@ -24,7 +24,9 @@ CODE = (
 
 
 @stage_task("distill", run_name="{name}")
-def distill_rows(run: Run, services: Services, ingested: StageResult, name: str = "distill") -> StageResult:
+def distill_rows(
+    run: Run, services: Services, ingested: StageResult, name: str = "distill"
+) -> StageResult:
     """Ask the teacher, in batches; a retried batch asks only for what is missing."""
     profile = run.profile
     require_teacher_alone(profile)
@@ -43,15 +45,21 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
             kind="distill",
             section="distill",
             roles=recipe.DISTILL_ROLES,
-            make_work=lambda clients: partial(recipe.distill, clients=clients, tenant=profile.tenant),
+            make_work=lambda clients: partial(
+                recipe.distill, clients=clients, tenant=profile.tenant
+            ),
         )
 
-    depends_on = {"rows_sha256": ingested.artifacts["rows"].sha256, **answers_key(profile, recipe.DISTILL_ROLES)}
+    depends_on = {
+        "rows_sha256": ingested.artifacts["rows"].sha256,
+        **answers_key(profile, recipe.DISTILL_ROLES),
+    }
     return perform(run, name, depends_on, work, code=CODE)
 
 
 def register_prompts(stage: Stage, given: StageResult) -> None:
-    """The instructions of each role that is asked about one of the first rows go to MLflow's registry; no question."""
+    """The instructions of each role that is asked about one of the first rows go to MLflow's
+    registry; no question."""
     profile, asked = stage.run.profile, dict[str, list[Message]]()
     recipe = get_recipe(profile.recipe)
     roles = {"student", *recipe.DISTILL_ROLES, *(["judge"] if "judge" in recipe.graders else [])}
@@ -65,12 +73,15 @@ def register_prompts(stage: Stage, given: StageResult) -> None:
     for role, messages in asked.items():
         if messages[0]["role"] == "system":
             name = f"qinglan.{profile.tenant.file_name}.{recipe.NAME}.{role}"
-            stage.tracker.register_prompt(name, messages[0]["content"], {"recipe_version": recipe.VERSION})
+            stage.tracker.register_prompt(
+                name, messages[0]["content"], {"recipe_version": recipe.VERSION}
+            )
 
 
 @in_event_loop
 async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:
-    """Bring into the ledger what the batch API answers; what it doesn't is asked row by row afterwards."""
+    """Bring into the ledger what the batch API answers; what it doesn't is asked row by row
+    afterwards."""
     from qinglan.clients.batch_api import distill_by_batch
     from qinglan.clients.transport import openai_client
 
@@ -86,12 +97,20 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
                 requests,
                 client=client,
                 ledger=ledger,
-                account=Account(run.id, profile.tenant.id, "teacher", teacher.model, profile.prices[teacher.model]),
+                account=Account(
+                    run.id,
+                    profile.tenant.id,
+                    "teacher",
+                    teacher.model,
+                    profile.prices[teacher.model],
+                ),
                 server=key_salt(profile, "teacher"),
                 settings=profile.distill.batch_api,
                 retries=teacher.max_retries,
                 affordable_usd=lambda: affordable_usd(profile.budget, ledger.spent_usd(run.id)),
-                on_progress=lambda now: stage.progress(now.completed, now.total, f"answers of {now.batches} batches"),
+                on_progress=lambda now: stage.progress(
+                    now.completed, now.total, f"answers of {now.batches} batches"
+                ),
             )
         finally:
             await client.close()
@@ -101,7 +120,8 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
 
 
 def require_no_open_batches(stage: Stage, given: StageResult) -> None:
-    """StageError where a batch of an earlier run still holds these questions: the answers are on their way."""
+    """StageError where a batch of an earlier run still holds these questions: the answers are on
+    their way."""
     from qinglan.clients.batch_api.jobs import batch_server
 
     profile = stage.run.profile

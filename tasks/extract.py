@@ -1,4 +1,5 @@
-"""The extract stage: asks the teacher for the profile and history in a row's dialogue, where the workbook has none."""
+"""The extract stage: asks the teacher for the profile and history in a row's dialogue, where the
+workbook has none."""
 
 from functools import partial
 
@@ -19,13 +20,18 @@ CODE = (
 
 
 def with_extracted(run: Run, services: Services, ingested: StageResult) -> list[StageResult]:
-    """The stages that give `distill` its rows: extract is one of them where the profile names a column of dialogues."""
-    return [ingested, *([extract_context(run, services, ingested)] if run.profile.data.columns.dialogue else [])]
+    """The stages that give `distill` its rows: extract is one of them where the profile names a
+    column of dialogues."""
+    return [
+        ingested,
+        *([extract_context(run, services, ingested)] if run.profile.data.columns.dialogue else []),
+    ]
 
 
 @stage_task("extract")
 def extract_context(run: Run, services: Services, ingested: StageResult) -> StageResult:
-    """Ask the teacher about the dialogues, in batches; a retried batch asks only for what is missing."""
+    """Ask the teacher about the dialogues, in batches; a retried batch asks only for what is
+    missing."""
     profile, limits = run.profile, run.profile.extract
     recipe = get_recipe(profile.recipe)
 
@@ -38,13 +44,17 @@ def extract_context(run: Run, services: Services, ingested: StageResult) -> Stag
             kind="extract",
             section="extract",
             roles=("teacher",),
-            make_work=lambda clients: partial(recipe.extract, clients=clients, tenant=profile.tenant, limits=limits),
+            make_work=lambda clients: partial(
+                recipe.extract, clients=clients, tenant=profile.tenant, limits=limits
+            ),
             finish=without_dialogue,
         )
 
     depends_on = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
-        "extract": limits.model_dump(mode="json", exclude={"batch_rows", "retries", "max_failed_share"}),
+        "extract": limits.model_dump(
+            mode="json", exclude={"batch_rows", "retries", "max_failed_share"}
+        ),
         **answers_key(profile, ("teacher",)),
     }
     return perform(run, "extract", depends_on, work, code=CODE)

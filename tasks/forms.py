@@ -1,8 +1,9 @@
-"""What Prefect's run form shows and its server checks: a flow's parameters, and the settings that a run often changes.
+"""What Prefect's run form shows and its server checks: a flow's parameters, and the settings that a
+run often changes.
 
-The form has one input per setting and leaves out what is empty, so an optional setting appears in the schema as what it
-is when given: Prefect's page would show `None or a number` as two buttons. `overrides_in` is the one place where a
-form's settings become overrides of the profile.
+The form has one input per setting and leaves out what is empty, so an optional setting appears in
+the schema as what it is when given: Prefect's page would show `None or a number` as two buttons.
+`overrides_in` is the one place where a form's settings become overrides of the profile.
 """
 
 from collections.abc import Sequence
@@ -27,13 +28,15 @@ _DistillMode = Literal["live", "batch_api"]
 _Promoted = Literal["champion", "challenger", "none"]
 _IN_CONFIGS = {"title": "in configs/", "type": "string", "enum": profile_names()}
 _BY_PATH = {"title": "by path, in quotes", "pattern": r"\.ya?ml$"}
-"""Without a `type`, or Prefect's page could not tell the two apart and would go back to the first."""
+"""Without a `type`, or Prefect's page could not tell the two apart and would go back to the
+first."""
 ProfileName = Annotated[str, WithJsonSchema({"anyOf": [_IN_CONFIGS, _BY_PATH]})]
 """The server refuses a name that is neither."""
 Override = Annotated[str, Field(json_schema_extra={"pattern": r"^[_a-z]+(\.[^=]+)?="})]
 """`dotted.key=value`; whether there is such a key is said when the profile is read.
 
-A refusal quotes the pattern, and Prefect's command line takes `[a…]` for markup: `[_` and `[^` it leaves alone.
+A refusal quotes the pattern, and Prefect's command line takes `[a…]` for markup: `[_` and `[^` it
+leaves alone.
 """
 
 
@@ -44,7 +47,9 @@ class Sets:
     key: str
     title: str
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         return handler(schema) | {"title": self.title}
 
 
@@ -60,7 +65,10 @@ class Changes(BaseModel):
     """Settings of this run; an empty one stays as the profile says."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_inputs_as_given
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_extra=_inputs_as_given,
     )
 
     @model_serializer(mode="wrap")
@@ -71,24 +79,36 @@ class Changes(BaseModel):
 class DataChanges(Changes):
     max_rows: Annotated[Count | None, Sets("data.limit", "Rows to read at most")] = None
     """For a trial (`data.limit`)."""
-    run_budget_usd: Annotated[Positive | None, Sets("budget.per_run_usd", "Budget of this run, US dollars")] = None
+    run_budget_usd: Annotated[
+        Positive | None, Sets("budget.per_run_usd", "Budget of this run, US dollars")
+    ] = None
     """For teacher and judge together (`budget.per_run_usd`)."""
-    when_spent: Annotated[Literal["stop", "go_on"] | None, Sets("budget.when_spent", "When the budget is spent")] = None
-    """`stop` ends the run with all answers kept, `go_on` goes on with the rows that have one (`budget.when_spent`)."""
+    when_spent: Annotated[
+        Literal["stop", "go_on"] | None, Sets("budget.when_spent", "When the budget is spent")
+    ] = None
+    """`stop` ends the run with all answers kept, `go_on` goes on with the rows that have one
+    (`budget.when_spent`)."""
     teacher_requests_at_once: Annotated[
         Count | None, Sets("teacher.concurrency", "Requests to the teacher at once")
     ] = None
     """What the account allows (`teacher.concurrency`)."""
-    sample_train_rows: Annotated[Count | None, Sets("embedded.sample_train_rows", "Sample: training rows")] = None
-    """Of the embedded workbook (`embedded.sample_train_rows`); your own workbook has no use for it."""
-    sample_test_rows: Annotated[Count | None, Sets("embedded.sample_test_rows", "Sample: test rows")] = None
+    sample_train_rows: Annotated[
+        Count | None, Sets("embedded.sample_train_rows", "Sample: training rows")
+    ] = None
+    """Of the embedded workbook (`embedded.sample_train_rows`); your own workbook has no use for
+    it."""
+    sample_test_rows: Annotated[
+        Count | None, Sets("embedded.sample_test_rows", "Sample: test rows")
+    ] = None
     """Of the embedded workbook (`embedded.sample_test_rows`)."""
     sample_seed: Annotated[int | None, Sets("embedded.sample_seed", "Sample: seed")] = None
     """Of the embedded workbook (`embedded.sample_seed`); another seed, other questions."""
 
 
 class DistillChanges(DataChanges):
-    distill_mode: Annotated[_DistillMode | None, Sets("distill.mode", "How the teacher is asked")] = None
+    distill_mode: Annotated[
+        _DistillMode | None, Sets("distill.mode", "How the teacher is asked")
+    ] = None
     """`batch_api` is half the price and takes up to a day (`distill.mode`)."""
 
 
@@ -103,19 +123,26 @@ class TrainingChanges(Changes):
     sft_epochs: Annotated[Positive | None, Sets("sft.num_train_epochs", "SFT: epochs")] = None
     """Passes over the training rows (`sft.num_train_epochs`)."""
     rl_algorithm: Annotated[Algorithm | None, Sets("rl.algorithm", "RL: algorithm")] = None
-    """Those that compare a prompt's answers need `rl.rollouts_per_prompt` above 1 (`rl.algorithm`)."""
+    """Those that compare a prompt's answers need `rl.rollouts_per_prompt` above 1
+    (`rl.algorithm`)."""
     rl_steps: Annotated[Count | None, Sets("rl.total_steps", "RL: steps")] = None
     """Each asks `rl.train_batch_size` prompts (`rl.total_steps`)."""
     rl_seed: Annotated[int | None, Sets("rl.seed", "RL: seed")] = None
     """Another seed, other samples (`rl.seed`)."""
-    at_alarm: Annotated[AlarmAction | None, Sets("rl.alarms.default_action", "RL: what is done at an alarm")] = None
+    at_alarm: Annotated[
+        AlarmAction | None, Sets("rl.alarms.default_action", "RL: what is done at an alarm")
+    ] = None
     """Where the profile names no other action for that alarm (`rl.alarms.default_action`)."""
 
 
 class DecisionChanges(Changes):
-    approval: Annotated[Literal["none", "required"] | None, Sets("gate.approval", "A person's approval")] = None
+    approval: Annotated[
+        Literal["none", "required"] | None, Sets("gate.approval", "A person's approval")
+    ] = None
     """`required`: once the gate says yes, a person decides on Prefect's page (`gate.approval`)."""
-    promote: Annotated[_Promoted | None, Sets("release.promote", "What a model becomes that passes the gate")] = None
+    promote: Annotated[
+        _Promoted | None, Sets("release.promote", "What a model becomes that passes the gate")
+    ] = None
     """`challenger` leaves the rest to a canary, `none` to you (`release.promote`)."""
 
 
@@ -128,7 +155,13 @@ class PipelineChanges(DecisionChanges, TrainingChanges, DistillChanges):
 
 
 def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
-    """As `--set` takes them: what the form says, and then what was given by key, which counts more."""
+    """As `--set` takes them: what the form says, and then what was given by key, which counts
+    more."""
     fields = type(changes).model_fields.items()
-    keys = {name: each.key for name, field in fields for each in field.metadata if isinstance(each, Sets)}
+    keys = {
+        name: each.key
+        for name, field in fields
+        for each in field.metadata
+        if isinstance(each, Sets)
+    }
     return (*(f"{keys[name]}={value}" for name, value in changes.model_dump().items()), *overrides)

@@ -32,8 +32,8 @@ _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
 def decide_release(
     run: Run, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
-    """The gate's decision about the challenger, or about `gate.fallback` where that one is not released, and a person's
-    where `gate.approval` asks for it.
+    """The gate's decision about the challenger, or about `gate.fallback` where that one is not
+    released, and a person's where `gate.approval` asks for it.
 
     A model that may not be released is a result, not an error.
     """
@@ -69,19 +69,35 @@ def decide_release(
         artifacts["decision"] = json_artifact(stage.directory / "decision.json", decided)
         found = evaluated.load("evaluation", Evaluation).arms.get(decision.challenger)
         if found and (p95_ms := found.latency_p95_ms or 0.0) > profile.serve.deadline_ms:
-            get_run_logger().warning("gate: p95 %.0f ms: raise serve.deadline_ms, or slower ones are not used", p95_ms)
-        stage.say(" ".join([decision.sentence, *([decision.note.render()] if decision.note else [])]))
+            get_run_logger().warning(
+                "gate: p95 %.0f ms: raise serve.deadline_ms, or slower ones are not used", p95_ms
+            )
+        stage.say(
+            " ".join([decision.sentence, *([decision.note.render()] if decision.note else [])])
+        )
         outcomes = [rule.outcome for rule in decision.rules]
         metrics = {"promote": float(decision.verdict == "promote")}
-        metrics |= {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
-        unanswered = sum(rule.name == "approval" and rule.outcome == "unknown" for rule in decision.rules)
-        return Outcome(artifacts=artifacts, metrics=metrics, details={"decision": decided}, try_again=unanswered)
+        metrics |= {
+            f"rules/{outcome}": float(outcomes.count(outcome))
+            for outcome in ("pass", "fail", "unknown")
+        }
+        unanswered = sum(
+            rule.name == "approval" and rule.outcome == "unknown" for rule in decision.rules
+        )
+        return Outcome(
+            artifacts=artifacts,
+            metrics=metrics,
+            details={"decision": decided},
+            try_again=unanswered,
+        )
 
     depends_on = {
         "evaluation_sha256": evaluated.artifacts["evaluation"].sha256,
         "model_sha256": digests,
         "models": identities,
-        "alarms": {arm: [alarm.model_dump(mode="json") for alarm in found] for arm, found in alarms.items()},
+        "alarms": {
+            arm: [alarm.model_dump(mode="json") for alarm in found] for arm, found in alarms.items()
+        },
         "gate": gate.model_dump(mode="json", exclude={"approval_timeout_s"}),
         "champion": champion.sha256 if champion else "",
         "champion_version": champion.version if champion else "",
@@ -90,8 +106,14 @@ def decide_release(
     decision = gated.load("decision", Decision)
     tags = {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence}
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
-    create_markdown_artifact(decision_markdown(decision), key="decision", description=decision.sentence)
-    emit_run_event(f"gate.{decision.verdict}", run, {"sentence": decision.sentence, "challenger": decision.challenger})
+    create_markdown_artifact(
+        decision_markdown(decision), key="decision", description=decision.sentence
+    )
+    emit_run_event(
+        f"gate.{decision.verdict}",
+        run,
+        {"sentence": decision.sentence, "challenger": decision.challenger},
+    )
     return gated
 
 
@@ -103,19 +125,31 @@ def decision_markdown(decision: Decision) -> str:
         rows = list[Iterable[str]]()
         for rule in each.rules:
             why = rule.reason.render() if rule.reason else ""
-            cells = (_MARKS[rule.outcome], rule.name, rule.found.render(), rule.required.render(), why)
+            cells = (
+                _MARKS[rule.outcome],
+                rule.name,
+                rule.found.render(),
+                rule.required.render(),
+                why,
+            )
             rows.append(map(markdown_cell, cells))
         lines += [markdown_table(("", "Rule", "Found", "Required", "Why"), rows), ""]
     return "\n".join([*lines, *([decision.note.render(), ""] if decision.note else [])])
 
 
-def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResult, challenger: str) -> Artifact:
+def _approval_workbook(
+    stage: Stage, evaluated: StageResult, dataset: StageResult, challenger: str
+) -> Artifact:
     arms = {
         arm: {entry.row_id: entry for entry in read_jsonl(evaluated.path(f"arm_{arm}"), ArmRow)}
-        for arm in dict.fromkeys((challenger, "champion", *stage.run.profile.gate.rivals, "teacher", "original"))
+        for arm in dict.fromkeys(
+            (challenger, "champion", *stage.run.profile.gate.rivals, "teacher", "original")
+        )
         if f"arm_{arm}" in evaluated.artifacts
     }
     rows = list(read_jsonl(dataset.path("test"), Row))
     recipe = get_recipe(stage.run.profile.recipe)
     chosen = rows_to_review(arms, rows, recipe, challenger, LOSSES, SAMPLED)
-    return write_approval_workbook(stage.directory / "review.xlsx", chosen, arms, recipe, challenger)
+    return write_approval_workbook(
+        stage.directory / "review.xlsx", chosen, arms, recipe, challenger
+    )

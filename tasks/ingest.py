@@ -31,8 +31,8 @@ _KNOWN = "known_version"
 
 @stage_task("ingest")
 def ingest_workbook(run: Run, workbook: Path) -> StageResult:
-    """Read the workbook, a file or folder; bad rows are kept with their reason. With `data.sql` it is where the
-    snapshot of the database's rows is kept."""
+    """Read the workbook, a file or folder; bad rows are kept with their reason. With `data.sql` it
+    is where the snapshot of the database's rows is kept."""
     data, tenant, recipe = run.profile.data, run.profile.tenant, get_recipe(run.profile.recipe)
     forgotten = Tombstones.read(run.profile.paths.state)
 
@@ -45,27 +45,47 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
                 stage.say(problem)
 
         read = partial(read_rows, workbook, data, tenant, inputs=recipe.INPUTS, forgotten=forgotten)
-        taken = read(report) if known is None else take_new_rows(read(), read(report), run.profile, known)
+        taken = (
+            read(report)
+            if known is None
+            else take_new_rows(read(), read(report), run.profile, known)
+        )
         rows = counts.pass_through(assign(taken, recipe, data.pool_shares))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
         if digest_of(workbook) != digest:
             raise WorkbookError(f"{workbook}: was changed while it was read; run again")
         if not counts.ok:
-            raise StageError(f"{workbook}: none of its {counts.total:,} rows can be used; first: {shown[0]}")
+            raise StageError(
+                f"{workbook}: none of its {counts.total:,} rows can be used; first: {shown[0]}"
+            )
         if (more := counts.total - counts.ok - len(shown)) > 0:
             stage.say(f"... and {more:,} more; all are in rows.jsonl with their reason")
         stage.say(f"{counts.ok:,} of {counts.total:,} rows of {workbook.name} are usable")
         if later := counts.reasons[LEFT_FOR_LATER]:
-            stage.say(f"{later:,} new questions are left for later runs (data.max_new_rows: {data.max_new_rows:,})")
-        return Outcome(counts.total, counts.ok, dict(counts.reasons.most_common()), artifacts, details={_KNOWN: known})
+            stage.say(
+                f"{later:,} new questions are left for later runs (data.max_new_rows: {data.max_new_rows:,})"
+            )
+        return Outcome(
+            counts.total,
+            counts.ok,
+            dict(counts.reasons.most_common()),
+            artifacts,
+            details={_KNOWN: known},
+        )
 
     if data.sql and not workbook.exists():
         asked = query_database(data, recipe.INPUTS)
-        taken = write_jsonl(workbook, without_forgotten(asked, data, tenant, recipe.INPUTS, forgotten))
-        get_run_logger().info("ingest: %s rows of the database are now in %s", f"{taken.rows:,}", workbook)
+        taken = write_jsonl(
+            workbook, without_forgotten(asked, data, tenant, recipe.INPUTS, forgotten)
+        )
+        get_run_logger().info(
+            "ingest: %s rows of the database are now in %s", f"{taken.rows:,}", workbook
+        )
     digest = digest_of(workbook)
     for path in list_files(workbook).skipped:
-        get_run_logger().warning("ingest: %s: skipped, its suffix is none of %s", path, ", ".join(READERS))
+        get_run_logger().warning(
+            "ingest: %s: skipped, its suffix is none of %s", path, ", ".join(READERS)
+        )
     known = _known_version(run) if run.profile.reads_request_log else None
     depends_on = {
         "workbook_sha256": digest,
@@ -80,10 +100,13 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
 
 
 def _known_version(run: Run) -> str:
-    """The dataset version that says which rows are new: the latest, or where this run goes on, that of its beginning,
-    as it may have published another one since."""
+    """The dataset version that says which rows are new: the latest, or where this run goes on, that
+    of its beginning, as it may have published another one since."""
     manifest = run.directory / "ingest" / MANIFEST
-    if manifest.exists() and (begun_with := StageResult.read(manifest).details.get(_KNOWN)) is not None:
+    if (
+        manifest.exists()
+        and (begun_with := StageResult.read(manifest).details.get(_KNOWN)) is not None
+    ):
         return str(begun_with)
     latest = latest_version(run.profile)
     return latest.id if latest else ""

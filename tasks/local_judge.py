@@ -37,8 +37,11 @@ CODE = (
 )  # fmt: skip
 
 
-def compare_judges(run: Run, services: Services, dataset: StageResult, judge: ReleasedJudge) -> StageResult:
-    """Ask both about what dev questions find; StageError where they agree too little, or too many calls failed."""
+def compare_judges(
+    run: Run, services: Services, dataset: StageResult, judge: ReleasedJudge
+) -> StageResult:
+    """Ask both about what dev questions find; StageError where they agree too little, or too many
+    calls failed."""
     profile, settings = run.profile, judge.settings
 
     def work(stage: Stage) -> Outcome:
@@ -55,7 +58,9 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
             "agreement": found.model_dump(mode="json"),
         }
         metrics = {name: float(value) for name, value in found if value is not None}
-        return Outcome(len(rows), len(rows), {}, artifacts, metrics, details, count_retryable(pairs))
+        return Outcome(
+            len(rows), len(rows), {}, artifacts, metrics, details, count_retryable(pairs)
+        )
 
     depends_on = {
         "rows_sha256": dataset.artifacts["rows"].sha256,
@@ -67,19 +72,34 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
         "knowledge_base": run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id,
     }
     result = perform(run, "local_judge", depends_on, work, code=CODE)
-    require_agreement(JudgeAgreement.model_validate(result.details["agreement"]), settings, get_run_logger().warning)
+    require_agreement(
+        JudgeAgreement.model_validate(result.details["agreement"]),
+        settings,
+        get_run_logger().warning,
+    )
     return result
 
 
 @in_event_loop
-async def _compare(stage: Stage, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
+async def _compare(
+    stage: Stage, services: Services, served: JudgeServer, rows: list[Row]
+) -> list[JudgedPassage]:
     run, profile, traced = stage.run, stage.run.profile, stage.traced
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
-    rag = RagClient(profile.rag, services().rag_url, profile.tenant.id, with_passage=True, traced=traced)
+    rag = RagClient(
+        profile.rag, services().rag_url, profile.tenant.id, with_passage=True, traced=traced
+    )
     try:
-        async with open_clients(run, services, ["judge"], traced) as clients, open_judge(run, served) as local:
+        async with (
+            open_clients(run, services, ["judge"], traced) as clients,
+            open_judge(run, served) as local,
+        ):
             verdicts = verdict_recipe(served.judge.released.recipe)
-            compare = partial(JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare, rows)
-            return await ask_again("compare judges", compare, clients, local, rag, retries=profile.evaluate.retries)
+            compare = partial(
+                JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare, rows
+            )
+            return await ask_again(
+                "compare judges", compare, clients, local, rag, retries=profile.evaluate.retries
+            )
     finally:
         await rag.close()

@@ -1,4 +1,5 @@
-"""Runs Prefect's server as `prefect server start` does, but starts faster: it does not load Prefect's command line.
+"""Runs Prefect's server as `prefect server start` does, but starts faster: it does not load
+Prefect's command line.
 
 `python -m qinglan.tasks.prefect_server HOST PORT`; every setting comes from the environment.
 """
@@ -20,7 +21,11 @@ def main(host: str, port: int) -> None:
     gc.disable()  # loading makes no garbage, and looking for it would take a fifth of the time
     import uvicorn
     from prefect.server.api.server import create_app
-    from prefect.settings import PREFECT_API_DATABASE_MIGRATE_ON_START, get_current_settings, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_DATABASE_MIGRATE_ON_START,
+        get_current_settings,
+        temporary_settings,
+    )
 
     settings = get_current_settings().server
     url = settings.database.connection_url
@@ -34,9 +39,11 @@ def main(host: str, port: int) -> None:
 
 
 def begin_with_tables(url: str, empty: Path = EMPTY_DATABASE) -> bool:
-    """Copy `empty` to where a new SQLite database is to be, as making the tables by all migrations takes 3 s.
+    """Copy `empty` to where a new SQLite database is to be, as making the tables by all migrations
+    takes 3 s.
 
-    Tells whether the database has all tables that `empty` has, so that no migration need be looked for.
+    Tells whether the database has all tables that `empty` has, so that no migration need be looked
+    for.
     """
     from sqlalchemy.engine import make_url
 

@@ -15,7 +15,8 @@ CODE = (__name__, "recipe", "qinglan.data.versions", "qinglan.rows", "qinglan.st
 
 @stage_task("publish")
 def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
-    """Keep the dataset as an immutable version with its data card; the same content again is the same version."""
+    """Keep the dataset as an immutable version with its data card; the same content again is the
+    same version."""
     profile = run.profile
 
     def work(stage: Stage) -> Outcome:
@@ -25,10 +26,20 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
         stage.say(f"version {version.id} in {version.directory}")
         if version.drift:
             log = get_run_logger()
-            (log.warning if version.drift.warnings else log.info)("publish: %s", version.drift.sentence)
+            (log.warning if version.drift.warnings else log.info)(
+                "publish: %s", version.drift.sentence
+            )
         sides = {"new": version.drift.arrivals, "all": version.drift.whole} if version.drift else {}
-        metrics = {f"drift_{side}/{name}": d.excess for side, s in sides.items() for name, d in s.distances.items()}
-        files = {"version": versions.VERSION_FILE, "card": versions.CARD, "card_data": versions.CARD_DATA}
+        metrics = {
+            f"drift_{side}/{name}": d.excess
+            for side, s in sides.items()
+            for name, d in s.distances.items()
+        }
+        files = {
+            "version": versions.VERSION_FILE,
+            "card": versions.CARD,
+            "card_data": versions.CARD_DATA,
+        }
         artifacts = {name: Artifact.of(version.directory / file) for name, file in files.items()}
         details = {"version": version.id, "parent": version.parent}
         return Outcome(dataset.rows_out, dataset.rows_out, {}, artifacts, metrics, details)
@@ -40,14 +51,19 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
     published = perform(run, "publish", depends_on, work, code=CODE)
     version = versions.Version.read(published.path("version").parent)
     _log_dataset(run, run.mlflow_run_id, version, "published")
-    card = published.load("card_data", Card).model_copy(update={"examples": []})  # they quote people
-    create_markdown_artifact(card_markdown(card), key="data-card", description=f"Dataset version {version.id}")
+    card = published.load("card_data", Card).model_copy(
+        update={"examples": []}
+    )  # they quote people
+    create_markdown_artifact(
+        card_markdown(card), key="data-card", description=f"Dataset version {version.id}"
+    )
     return published
 
 
 @stage_task("note-training")
 def note_training(run: Run, dataset: StageResult) -> None:
-    """Remember which dataset version this run trained on: from now on, new rows count from there."""
+    """Remember which dataset version this run trained on: from now on, new rows count from
+    there."""
     version_id = versions.version_of(run.profile, dataset.artifacts)
     versions.note_training(run.profile, version_id, run.id)
     directory = versions.tenant_folder(run.profile) / version_id

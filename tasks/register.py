@@ -17,25 +17,37 @@ CODE = (__name__, "qinglan.evaluation.models", "qinglan.rows")
 
 @stage_task("register")
 def register_model(
-    run: Run, gated: StageResult, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
+    run: Run,
+    gated: StageResult,
+    evaluated: StageResult,
+    dataset: StageResult,
+    models: Mapping[ArmName, StageResult],
 ) -> StageResult:
-    """Keep the challenger in the registry, whatever was decided; if it passed, it gets its alias there."""
+    """Keep the challenger in the registry, whatever was decided; if it passed, it gets its alias
+    there."""
     profile, decision = run.profile, gated.load("decision", Decision)
     registry = registry_of(profile)
 
     def work(stage: Stage) -> Outcome:
-        released = registry.register(candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id))
-        released = registry.assign_alias(released.version, profile.release.promote, decision.champion)
+        released = registry.register(
+            candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
+        )
+        released = registry.assign_alias(
+            released.version, profile.release.promote, decision.champion
+        )
         aliases = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
         stage.say(f"version {released.version} of {registry.name} ({aliases})")
         if decision.verdict == "promote" and not released.aliases and released.history:
-            get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
+            get_run_logger().warning(
+                "register: version %s: %s", released.version, released.history[-1]
+            )
         shown = released.model_dump(mode="json")
         written = json_artifact(stage.directory / "released.json", shown)
         return Outcome(artifacts={"released": written}, details={"released": shown})
 
     depends_on = {
-        # Never taken over from another run: registering the same again changes nothing, and shows where it stands.
+        # Never taken over from another run: registering the same again changes nothing, and shows
+        # where it stands.
         "run": run.id,
         "decision_sha256": gated.artifacts["decision"].sha256,
         "model_sha256": challenger_of(models, decision.challenger).artifacts["model"].sha256,
@@ -45,6 +57,9 @@ def register_model(
     }
     registered = perform(run, "register", depends_on, work, code=CODE)
     shown = registered.details["released"]
-    tags = {"release": f"{shown['name']}/{shown['version']}", "release.aliases": ", ".join(shown["aliases"])}
+    tags = {
+        "release": f"{shown['name']}/{shown['version']}",
+        "release.aliases": ", ".join(shown["aliases"]),
+    }
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
     return registered

@@ -1,4 +1,5 @@
-"""The RL stage: verl from the merged SFT model; the best checkpoint on the dev split is exported."""
+"""The RL stage: verl from the merged SFT model; the best checkpoint on the dev split is
+exported."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,14 +21,27 @@ from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
-from qinglan.tasks.engine import AlarmFollower, Follower, LeftOut, Metrics, first_and_last, run_engine
+from qinglan.tasks.engine import (
+    AlarmFollower,
+    Follower,
+    LeftOut,
+    Metrics,
+    first_and_last,
+    run_engine,
+)
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.alarms import part_mean
 from qinglan.training.disk_space import ModelSize, rl_bytes
 from qinglan.training.engines import progress, verl
 from qinglan.training.engines.export import ADAPTER
-from qinglan.training.engines.progress import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings, read_stop
+from qinglan.training.engines.progress import (
+    DEV_HIGH,
+    DEV_LOW,
+    DEV_VALUE,
+    TrainerSettings,
+    read_stop,
+)
 
 CODE = (
     __name__, "recipe.reward", "qinglan.clients.rag", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.runs.cpu",
@@ -40,13 +54,17 @@ CODE = (
 
 
 @stage_task("rl")
-def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
+def train_rl(
+    run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult
+) -> StageResult:
     """RL with verl from the merged SFT model, rewarded as the recipe says."""
     train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
     profile = run.profile.scheduled(dataset.artifacts["sft_train"].rows or 0, train_file.rows or 0)
     start = sft if profile.rl.start_from == "sft" else base
     if "model" not in start.artifacts:
-        raise ConfigError("rl.start_from = base needs student.base_model to be a local folder, not a hub id")
+        raise ConfigError(
+            "rl.start_from = base needs student.base_model to be a local folder, not a hub id"
+        )
     model, judge = start.path("model"), released_judge(profile)
     checked = compare_judges(run, services, dataset, judge) if judge else None
 
@@ -57,8 +75,12 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
         def make_command(served: JudgeServer | None) -> Command:
             """Written anew for each attempt, but not under a job that is still running."""
-            reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log, served))
-            trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
+            reward_config = _write(
+                stage, "reward.json", _reward_service(run, services, samples_log, served)
+            )
+            trainer_settings = _write(
+                stage, "trainer.json", _trainer_settings(stage, dev_file.path)
+            )
             return verl.ppo_command(
                 profile,
                 model=model,
@@ -71,10 +93,18 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
                 run_name=run.id,
             )
 
-        follow = Follower(stage, stage.directory / "metrics.*.jsonl", partial(_verl_line, profile.rl.total_steps))
-        watch = SampleWatch(samples_log, [info["row_id"] for info in _infos(dev_file.path)], stage.say)
+        follow = Follower(
+            stage, stage.directory / "metrics.*.jsonl", partial(_verl_line, profile.rl.total_steps)
+        )
+        watch = SampleWatch(
+            samples_log, [info["row_id"] for info in _infos(dev_file.path)], stage.say
+        )
         alarms = AlarmFollower(stage)
-        rows, log, limit = train_file.rows or 0, stage.directory / "rl.log", profile.rl.max_prompt_length
+        rows, log, limit = (
+            train_file.rows or 0,
+            stage.directory / "rl.log",
+            profile.rl.max_prompt_length,
+        )
         setting, batch = f"rl.max_prompt_length = {limit}", profile.rl.train_batch_size
         left_out = LeftOut(stage, log, rows, verl.left_out, setting, batch)
         watchers: list[Callable[[], None]] = [left_out, follow, watch, alarms]
@@ -85,14 +115,18 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             command = partial(make_command, served)
             called = [*watchers, *([served.check] if served else [])]
             try:
-                run_engine(stage, command, name="verl", log=log.name, watchers=called, progress=checkpoint)
+                run_engine(
+                    stage, command, name="verl", log=log.name, watchers=called, progress=checkpoint
+                )
             except StageError as error:
                 if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
                     raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
                 raise
 
         ended = read_stop(stage.directory)
-        if ended is None or ended[1]:  # else an earlier attempt ended training on purpose, and failed only later
+        if (
+            ended is None or ended[1]
+        ):  # else an earlier attempt ended training on purpose, and failed only later
             with serve_judge(profile, judge, stage.directory / "judge", stage.say) as served:
                 train(served)
         for look in watchers:
@@ -104,7 +138,9 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         artifacts = {"model": start.artifacts["model"]}
         if chosen.checkpoint:
             exported, adapter = stage.directory / "model", stage.directory / ADAPTER
-            command = verl.export_command(profile, checkpoint=chosen.checkpoint, base_model=model, output_dir=exported)
+            command = verl.export_command(
+                profile, checkpoint=chosen.checkpoint, base_model=model, output_dir=exported
+            )
             run_engine(stage, command, name="verl export", log="export.log")
             artifacts = {"model": Artifact.of(exported)}
             if adapter.is_dir():
@@ -144,7 +180,9 @@ def _reward_service(
             "rag": profile.rag,
             "rag_url": addresses.rag_url,
             # A live service's knowledge base changes unseen.
-            "retrieval_scope": run.id if profile.rag.url != EMBEDDED else f"kb:{run.knowledge_base_sha256}",
+            "retrieval_scope": run.id
+            if profile.rag.url != EMBEDDED
+            else f"kb:{run.knowledge_base_sha256}",
         }
     if "judge" in recipe.graders:
         asked |= {
@@ -209,7 +247,11 @@ def _choose(stage: Stage, checkpoints: Path) -> Chosen:
     last, best = progress.last_checkpoint, progress.best_checkpoint
     step, checkpoint = last(checkpoints) if is_last else best(checkpoints, stage.directory)
     measured = progress.read_metrics(stage.directory).get(step, {})
-    dev = (measured[DEV_VALUE], measured[DEV_LOW], measured[DEV_HIGH]) if DEV_VALUE in measured else None
+    dev = (
+        (measured[DEV_VALUE], measured[DEV_LOW], measured[DEV_HIGH])
+        if DEV_VALUE in measured
+        else None
+    )
     value = f", dev {dev[0]:.3f} [{dev[1]:.3f}, {dev[2]:.3f}]" if dev else ""
     found = f"exporting step {step}"
     if checkpoint is None:
@@ -219,7 +261,9 @@ def _choose(stage: Stage, checkpoints: Path) -> Chosen:
 
 
 def _infos(rl_file: Path) -> list[dict[str, Any]]:
-    infos: list[dict[str, Any]] = pq.read_table(rl_file, columns=["extra_info"])["extra_info"].to_pylist()
+    infos: list[dict[str, Any]] = pq.read_table(rl_file, columns=["extra_info"])[
+        "extra_info"
+    ].to_pylist()
     return infos
 
 
@@ -236,8 +280,13 @@ def _rl_outcome(
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
-    recipe, has_local_judge = get_recipe(stage.run.profile.recipe), bool(stage.run.profile.judge.local)
-    reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in recipe.score_parts}
+    recipe, has_local_judge = (
+        get_recipe(stage.run.profile.recipe),
+        bool(stage.run.profile.judge.local),
+    )
+    reported = {"reward": verl.STEP_METRICS["reward"]} | {
+        name: part_mean(name) for name in recipe.score_parts
+    }
     curves = {label: curve(key) for label, key in (reported | verl.STEP_METRICS).items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}
     for label, points in curves.items():
@@ -249,15 +298,27 @@ def _rl_outcome(
     details = {
         "summary": summary,
         "curve": curves["reward"],
-        "curves": {label: points for label, points in curves.items() if points and label != "reward"},
+        "curves": {
+            label: points for label, points in curves.items() if points and label != "reward"
+        },
         "dev_curve": curve(DEV_VALUE),
-        "api": {"judge.local" if role == "judge" and has_local_judge else role: n for role, n in watch.calls.items()},
+        "api": {
+            "judge.local" if role == "judge" and has_local_judge else role: n
+            for role, n in watch.calls.items()
+        },
         "alarms": [alarm.model_dump() for alarm in alarms.alarms],
     }
-    return Outcome(left_out.rows, left_out.rows - left_out.count, left_out.dropped, artifacts, metrics, details)
+    return Outcome(
+        left_out.rows, left_out.rows - left_out.count, left_out.dropped, artifacts, metrics, details
+    )
 
 
 def _verl_line(total: int, entry: Metrics) -> tuple[int, int, str, Metrics]:
     metrics = entry["data"]
     reward = metrics.get(verl.STEP_METRICS["reward"])
-    return entry["step"], total, "steps" if reward is None else f"steps, reward {reward:+.3f}", metrics
+    return (
+        entry["step"],
+        total,
+        "steps" if reward is None else f"steps, reward {reward:+.3f}",
+        metrics,
+    )

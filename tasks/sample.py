@@ -18,6 +18,14 @@ def draw_questions(run: Run, ingested: StageResult) -> StageResult:
         rows = draw(read_jsonl(ingested.path("rows"), Row), wanted)
         if len(rows) < wanted:
             stage.say(f"compare.rows asks for {wanted:,} questions, and there are {len(rows):,}")
-        return Outcome(len(rows), len(rows), {}, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)})
+        return Outcome(
+            len(rows), len(rows), {}, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
+        )
 
-    return perform(run, "sample", {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted}, work, code=CODE)
+    return perform(
+        run,
+        "sample",
+        {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted},
+        work,
+        code=CODE,
+    )

@@ -8,7 +8,13 @@ from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
-CODE = (__name__, "recipe.selection", "qinglan.data.review", "qinglan.data.workbook_writer", "qinglan.rows")
+CODE = (
+    __name__,
+    "recipe.selection",
+    "qinglan.data.review",
+    "qinglan.data.workbook_writer",
+    "qinglan.rows",
+)
 
 _WORKBOOK_ROWS = 100_000
 
@@ -27,7 +33,9 @@ def select_rows(run: Run, validated: StageResult) -> StageResult:
             again = read_jsonl(artifacts["rows"].path, Row)
             artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", again, recipe)
         else:
-            stage.say(f"no rows.xlsx: {after.total:,} rows are more than people open in Excel; see rows.jsonl")
+            stage.say(
+                f"no rows.xlsx: {after.total:,} rows are more than people open in Excel; see rows.jsonl"
+            )
         return Outcome(before.ok, after.ok, after.dropped_since(before), artifacts)
 
     depends_on = {

@@ -1,6 +1,8 @@
-"""How Prefect's server handles events: a broker that drops none, and an order that waits for none of an earlier server.
+"""How Prefect's server handles events: a broker that drops none, and an order that waits for none
+of an earlier server.
 
-Prefect's server loads it by PREFECT_SERVER_EVENTS_MESSAGING_BROKER and PREFECT_SERVER_EVENTS_CAUSAL_ORDERING.
+Prefect's server loads it by PREFECT_SERVER_EVENTS_MESSAGING_BROKER and
+PREFECT_SERVER_EVENTS_CAUSAL_ORDERING.
 """
 
 import asyncio
@@ -18,13 +20,18 @@ _started = datetime.now(UTC)
 
 
 class Consumer(messaging.Consumer):
-    """Reads from a queue without limit; Prefect's drops events silently while a reader is 10,000 of them behind.
+    """Reads from a queue without limit; Prefect's drops events silently while a reader is 10,000 of
+    them behind.
 
     An event that waits takes a few kilobytes of the server's memory.
     """
 
     def __init__(
-        self, topic: str, subscription: messaging.Subscription | None = None, concurrency: int = 2, **kwargs: Any
+        self,
+        topic: str,
+        subscription: messaging.Subscription | None = None,
+        concurrency: int = 2,
+        **kwargs: Any,
     ):
         if subscription is None:
             subscription = messaging.Topic.by_name(topic).subscribe()
@@ -35,14 +42,16 @@ class Consumer(messaging.Consumer):
 class CausalOrdering(ordering.CausalOrdering):
     """Waits only for events that were made while this server ran.
 
-    An event may name one that comes before it, and triggers wait up to 15 minutes for that one. Prefect keeps in memory
-    which events came: after a restart, a failure would be reported, and a crash followed up, a quarter of an hour late.
+    An event may name one that comes before it, and triggers wait up to 15 minutes for that one.
+    Prefect keeps in memory which events came: after a restart, a failure would be reported, and a
+    crash followed up, a quarter of an hour late.
     """
 
     async def wait_for_leader(self, event: ReceivedEvent) -> None:
         leader = event.follows
         if leader is None:
             return
-        # The id of a Prefect event is a UUID of version 7: its first 48 bits are the time, in milliseconds.
+        # The id of a Prefect event is a UUID of version 7: its first 48 bits are the time, in
+        # milliseconds.
         if leader.version != 7 or leader.int >> 80 >= _started.timestamp() * 1000:
             await super().wait_for_leader(event)

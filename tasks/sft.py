@@ -1,4 +1,5 @@
-"""The sft stage: ms-swift trains an adapter on the selected rows and merges it, or trains all parameters."""
+"""The sft stage: ms-swift trains an adapter on the selected rows and merges it, or trains all
+parameters."""
 
 import shutil
 from functools import partial
@@ -53,11 +54,26 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
 
         rows, limit, log = train_file.rows or 0, profile.sft.max_length, stage.directory / "sft.log"
         follow = Follower(stage, output / swift.LOGGING_FILE, _swift_line)
-        left_out = LeftOut(stage, log, rows, partial(swift.left_out, rows), f"sft.max_length = {limit}")
+        left_out = LeftOut(
+            stage, log, rows, partial(swift.left_out, rows), f"sft.max_length = {limit}"
+        )
         checkpoint = partial(swift.newest_checkpoint, output)
-        run_engine(stage, command, name="ms-swift SFT", log=log.name, watchers=[left_out, follow], progress=checkpoint)
-        best, merged, artifacts = swift.best_checkpoint(output), stage.directory / "merged", dict[str, Artifact]()
-        shutil.rmtree(merged, ignore_errors=True)  # of a merge that was interrupted: ms-swift would leave it as it is
+        run_engine(
+            stage,
+            command,
+            name="ms-swift SFT",
+            log=log.name,
+            watchers=[left_out, follow],
+            progress=checkpoint,
+        )
+        best, merged, artifacts = (
+            swift.best_checkpoint(output),
+            stage.directory / "merged",
+            dict[str, Artifact](),
+        )
+        shutil.rmtree(
+            merged, ignore_errors=True
+        )  # of a merge that was interrupted: ms-swift would leave it as it is
         if profile.sft.tuner_type == "full":
             stage.say(f"taking {best.name}, the best on the dev split")
             swift.copy_model(best, merged)
@@ -77,7 +93,9 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
     depends_on = {
         "train_sha256": train_file.sha256,
         "dev_sha256": dev_file.sha256,
-        "model": base.artifacts["model"].sha256 if "model" in base.artifacts else [model, profile.student.revision],
+        "model": base.artifacts["model"].sha256
+        if "model" in base.artifacts
+        else [model, profile.student.revision],
         "sft": profile.sft.model_dump(mode="json"),
         "student": profile.student.model_dump(mode="json", include={"model_type", "template"}),
     }

@@ -1,9 +1,10 @@
 """The frame around every stage: reuse, manifest, MLflow child run, Prefect artifact, progress.
 
-`perform` first searches for a finished stage with the same key: the same inputs, settings and code (`CODE` in a stage's
-module names the packages whose code can change its result). If there is none, it runs the work in its directory,
-writes the manifest last, and shows in Prefect and MLflow what came in, what came out and why rows were dropped. An
-attempt that follows a killed one continues with its files, its MLflow run and its clock.
+`perform` first searches for a finished stage with the same key: the same inputs, settings and code
+(`CODE` in a stage's module names the packages whose code can change its result). If there is none,
+it runs the work in its directory, writes the manifest last, and shows in Prefect and MLflow what
+came in, what came out and why rows were dropped. An attempt that follows a killed one continues
+with its files, its MLflow run and its clock.
 """
 
 import asyncio
@@ -18,7 +19,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from prefect import Task, task
-from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact, create_markdown_artifact
+from prefect.artifacts import (
+    acreate_progress_artifact,
+    aupdate_progress_artifact,
+    create_markdown_artifact,
+)
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
@@ -30,7 +35,14 @@ from qinglan.config import Profile
 from qinglan.errors import LedgerError, QinglanError, UnexpectedError, first_line
 from qinglan.evaluation.targets import row_lines
 from qinglan.recipes import get_recipe
-from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, Artifact, StageResult, hash_of, write_json
+from qinglan.runs.artifacts import (
+    MANIFEST,
+    PROGRESS_FILE,
+    Artifact,
+    StageResult,
+    hash_of,
+    write_json,
+)
 from qinglan.runs.code_digest import code_digest
 from qinglan.runs.disk_space import explain_full_disk, require_disk_space
 from qinglan.runs.locks import removal_lock
@@ -42,8 +54,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 STARTED = "started.json"
 RECIPE = "recipe"
-"""In a stage's `code`: the recipe's class and the modules of `qinglan.recipes` that it uses. The methods that only one
-stage calls count where their part is named, such as `recipe.reward`."""
+"""In a stage's `code`: the recipe's class and the modules of `qinglan.recipes` that it uses. The
+methods that only one stage calls count where their part is named, such as `recipe.reward`."""
 RECIPE_PARTS = {
     "extraction": ("extract_messages", "extract"),
     "validation": ("validate", "validation_roles", "validation_statistics", "messages_about"),
@@ -68,7 +80,8 @@ _PROGRESS_EVERY_S = 5.0
 
 
 class Started(BaseModel):
-    """`started.json`: what a stage's files were made of and by, its MLflow run, and the work that went into it."""
+    """`started.json`: what a stage's files were made of and by, its MLflow run, and the work that
+    went into it."""
 
     key: str
     inputs: str = ""
@@ -76,7 +89,8 @@ class Started(BaseModel):
     code: dict[str, str] = {}
     """Digest of each package whose code can change the result."""
     continued_anyway: list[str] = []
-    """The code that changed between two attempts, where the user wanted to continue all the same."""
+    """The code that changed between two attempts, where the user wanted to continue all the
+    same."""
     mlflow_run_id: str = ""
     seconds: float = 0.0
     """Of all attempts; of a killed one up to its last progress."""
@@ -95,7 +109,8 @@ class Started(BaseModel):
 
 
 class Clock:
-    """Counts the seconds of this attempt onto those of earlier ones, and keeps them where a kill can't take them."""
+    """Counts the seconds of this attempt onto those of earlier ones, and keeps them where a kill
+    can't take them."""
 
     def __init__(self, directory: Path, started: Started) -> None:
         self.started, self._directory = started, directory
@@ -125,13 +140,16 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     try_again: int = 0
-    """Rows that failed, or have no judge's score, for a transient reason; with any, no later run reuses this result."""
+    """Rows that failed, or have no judge's score, for a transient reason; with any, no later run
+    reuses this result."""
 
 
 class Stage:
     """What a stage's work gets: its directory, its MLflow run, and a way to show its progress."""
 
-    def __init__(self, name: str, run: Run, directory: Path, tracker: Tracker, clock: Clock) -> None:
+    def __init__(
+        self, name: str, run: Run, directory: Path, tracker: Tracker, clock: Clock
+    ) -> None:
         self.name, self.run, self.directory, self.key = name, run, directory, clock.started.key
         self.tracker, self.mlflow_run_id = tracker, clock.started.mlflow_run_id
         self.traced = tracker.new_sample()
@@ -160,7 +178,10 @@ class Stage:
         line = f"{done:,.0f}/{total:,.0f} {text}".strip()
         if 0 < done < total:
             if self._first is None or done <= self._first[1]:
-                self._first = (now, done)  # what came before the first unit was start-up, and says nothing of the rest
+                self._first = (
+                    now,
+                    done,
+                )  # what came before the first unit was start-up, and says nothing of the rest
             else:
                 began, at = self._first
                 line += f", {duration((now - began) / (done - at) * (total - done))} left"
@@ -178,7 +199,9 @@ class Stage:
                     self._progress_id = await acreate_progress_artifact(percent, key, line)
                 else:
                     await aupdate_progress_artifact(self._progress_id, percent, line)
-            except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
+            except (
+                httpx.HTTPError
+            ) as error:  # a server that is away for a while must not cost a training run
                 self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
 
         try:
@@ -212,7 +235,8 @@ def stage_task(name: str, run_name: str | None = None) -> Callable[[Callable[P, 
 def hiding_row_text() -> Iterator[None]:
     """Around what a Prefect task or flow does: how it ends stands in states, events and messages.
 
-    Of an exception that is none of ours these have type and place alone; the terminal has all of it.
+    Of an exception that is none of ours these have type and place alone; the terminal has all of
+    it.
     """
     for name in ("flow_runs", "task_runs", "flow_engine", "task_engine"):
         logging.getLogger(f"prefect.{name}").addFilter(_in_short)
@@ -224,7 +248,9 @@ def hiding_row_text() -> Iterator[None]:
         get_run_logger().error("unexpected", exc_info=True, extra={"send_to_api": False})
         place = extract_tb(error.__traceback__)[-1]
         hint = "its text may quote a row, and is in the terminal or the worker's log alone"
-        raise UnexpectedError(f"{type(error).__name__} at {place.filename}:{place.lineno}; {hint}") from error
+        raise UnexpectedError(
+            f"{type(error).__name__} at {place.filename}:{place.lineno}; {hint}"
+        ) from error
 
 
 def _in_short(record: logging.LogRecord) -> bool:
@@ -235,7 +261,9 @@ def _in_short(record: logging.LogRecord) -> bool:
     if record.exc_info and isinstance(record.exc_info[1], QinglanError):
         record.msg, record.args = first_line(record.exc_info[1]), ()
         record.exc_info = record.exc_text = None
-    return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Failed"))
+    return not record.getMessage().startswith(
+        ("Finished in state Completed", "Finished in state Failed")
+    )
 
 
 def perform(
@@ -249,23 +277,32 @@ def perform(
 ) -> StageResult:
     """Run a stage, or return what an earlier run of it left.
 
-    Args:
-        depends_on: everything that the result depends on, JSON-able: digests of inputs, config sections.
-        code: the modules and packages whose code can change the result; `recipe` stands for the profile's recipe.
-        has_checkpoints: the work continues from what an interrupted attempt left in the stage's directory.
+    Args: depends_on: everything that the result depends on, JSON-able: digests of inputs, config
+        sections. code: the modules and packages whose code can change the result; `recipe` stands
+        for the profile's recipe. has_checkpoints: the work continues from what an interrupted
+        attempt left in the stage's directory.
     """
     log = get_run_logger()
     with explain_full_disk(name, run.profile):
-        wanted = _key_of(run, name, hash_of(name, depends_on), digests_of(run.profile, code), has_checkpoints)
+        wanted = _key_of(
+            run, name, hash_of(name, depends_on), digests_of(run.profile, code), has_checkpoints
+        )
         tracker = tracker_of(run.profile)
-        with removal_lock(run.directory.parent):  # what is found is saved in this run, so that clean-up keeps its files
+        with removal_lock(
+            run.directory.parent
+        ):  # what is found is saved in this run, so that clean-up keeps its files
             found = find_stage(run, name, wanted.key)
             if found and wanted.continued_anyway:
                 details = found.details | {CONTINUED_ANYWAY: wanted.continued_anyway}
                 found = found.model_copy(update={"details": details})
             found = found and save_stage(run, found)
         if found:
-            log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
+            log.info(
+                "%s: nothing changed; reusing run %s (%s of work)",
+                name,
+                found.run_id,
+                duration(found.seconds),
+            )
             _finish_tracking(run, tracker, found, depends_on)
             _show(found, run)
             _warn_of_rows(found, run)
@@ -286,7 +323,9 @@ def perform(
         clock.keep()
         if wanted.continued_anyway:
             outcome.details[CONTINUED_ANYWAY] = wanted.continued_anyway
-        result = StageResult(stage=name, key=wanted.key, run_id=run.id, seconds=clock.seconds, **vars(outcome))
+        result = StageResult(
+            stage=name, key=wanted.key, run_id=run.id, seconds=clock.seconds, **vars(outcome)
+        )
         save_stage(run, result)
         _finish_tracking(run, tracker, result, depends_on)
         _show(result, run)
@@ -298,23 +337,31 @@ def perform(
 
 def digests_of(profile: Profile, code: Sequence[str]) -> dict[str, str]:
     """The digest of each package in a stage's `code`."""
-    return {each: _recipe_digest(profile, each) if each.split(".")[0] == RECIPE else code_digest(each) for each in code}
+    return {
+        each: _recipe_digest(profile, each) if each.split(".")[0] == RECIPE else code_digest(each)
+        for each in code
+    }
 
 
 def _recipe_digest(profile: Profile, name: str) -> str:
-    # The content of a recipe outside of the package is in its key; here are the classes that it is derived from.
+    # The content of a recipe outside of the package is in its key; here are the classes that it is
+    # derived from.
     classes = {each.__module__ for each in type(get_recipe(profile.recipe)).__mro__}
     modules = sorted(each for each in classes if each.startswith("qinglan.recipes."))
     part = name.partition(".")[2]
-    others = [method for other, methods in RECIPE_PARTS.items() if other != part for method in methods]
+    others = [
+        method for other, methods in RECIPE_PARTS.items() if other != part for method in methods
+    ]
     return code_digest(*modules, within="qinglan.recipes", without=tuple(others))
 
 
-def _key_of(run: Run, name: str, inputs: str, code: dict[str, str], has_checkpoints: bool) -> Started:
+def _key_of(
+    run: Run, name: str, inputs: str, code: dict[str, str], has_checkpoints: bool
+) -> Started:
     """The key to search for and to work under, with what it is made of.
 
-    An attempt of other code that is continued on the user's request gets a key of its own: its result is the result of
-    neither code, so no other run may reuse it.
+    An attempt of other code that is continued on the user's request gets a key of its own: its
+    result is the result of neither code, so no other run may reuse it.
     """
     new = Started(key=hash_of(inputs, code), inputs=inputs, code=code)
     directory = run.directory / name
@@ -350,7 +397,8 @@ def flow_run_id() -> str:
 
 
 def _begin(run: Run, name: str, wanted: Started, tracker: Tracker) -> tuple[Path, Clock]:
-    """The stage's directory and clock: those of an interrupted attempt with the same key, else new ones."""
+    """The stage's directory and clock: those of an interrupted attempt with the same key, else new
+    ones."""
     directory = run.stage_directory(name)
     manifest = directory / MANIFEST
     left = Started.read(directory)
@@ -361,18 +409,25 @@ def _begin(run: Run, name: str, wanted: Started, tracker: Tracker) -> tuple[Path
         directory, left = run.stage_directory(name), None
     interrupted = left if left and left.mlflow_run_id and not manifest.exists() else None
     (directory / PROGRESS_FILE).unlink(missing_ok=True)
-    manifest.unlink(missing_ok=True)  # its files were damaged, or it was reused from elsewhere for other inputs
+    manifest.unlink(
+        missing_ok=True
+    )  # its files were damaged, or it was reused from elsewhere for other inputs
     tags = {"stage": name, "qinglan.run_id": run.id, "prefect.flow_run_id": flow_run_id()}
     if wanted.continued_anyway:
         tags["qinglan.continued_anyway"] = ", ".join(wanted.continued_anyway)
-        tracker.set_tags(run.mlflow_run_id, {f"qinglan.continued_anyway.{name}": tags["qinglan.continued_anyway"]})
+        tracker.set_tags(
+            run.mlflow_run_id,
+            {f"qinglan.continued_anyway.{name}": tags["qinglan.continued_anyway"]},
+        )
     if interrupted and tracker.resume_run(interrupted.mlflow_run_id):
         tracker.set_tags(interrupted.mlflow_run_id, tags)
         child, seconds = interrupted.mlflow_run_id, interrupted.seconds
     else:
         child = tracker.start_run(f"{run.id} {name}", tags, parent=run.mlflow_run_id)
         seconds = interrupted.seconds if interrupted else 0.0
-    started = wanted.model_copy(update={"mlflow_run_id": child, "seconds": seconds, "tracked": False})
+    started = wanted.model_copy(
+        update={"mlflow_run_id": child, "seconds": seconds, "tracked": False}
+    )
     started.write(directory)
     return directory, Clock(directory, started)
 
@@ -384,7 +439,11 @@ def _set_aside(directory: Path, left: Started | None, wanted: Started) -> None:
         number += 1
     directory.rename(aside)
     same_inputs = left is not None and left.inputs == wanted.inputs
-    what = f"the code of {', '.join(_changed(left.code, wanted.code))}" if left and same_inputs else "its inputs"
+    what = (
+        f"the code of {', '.join(_changed(left.code, wanted.code))}"
+        if left and same_inputs
+        else "its inputs"
+    )
     hint = "delete it when you don't need it"
     if same_inputs:
         how = f"stop this run, rename that folder to {directory.name} and run again with --continue-anyway"
@@ -393,8 +452,11 @@ def _set_aside(directory: Path, left: Started | None, wanted: Started) -> None:
     get_run_logger().warning(text, directory.name, what, aside, hint)
 
 
-def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on: dict[str, Any]) -> None:
-    """Report the end to MLflow, once; also where the process was killed after it wrote the manifest."""
+def _finish_tracking(
+    run: Run, tracker: Tracker, result: StageResult, depends_on: dict[str, Any]
+) -> None:
+    """Report the end to MLflow, once; also where the process was killed after it wrote the
+    manifest."""
     directory = run.stage_directory(result.stage)
     started = Started.read(directory)
     if started is None or started.key != result.key or started.tracked or result.run_id != run.id:
@@ -406,7 +468,9 @@ def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on
     for name, artifact in result.artifacts.items():
         tracker.log_artifact(started.mlflow_run_id, name, artifact)
     known = {MANIFEST, STARTED, *(artifact.path.name for artifact in result.artifacts.values())}
-    for path in sorted(directory.glob("*.*")):  # logs, samples, alarms, what the engine was told: they may quote rows
+    for path in sorted(
+        directory.glob("*.*")
+    ):  # logs, samples, alarms, what the engine was told: they may quote rows
         if path.suffix in (".json", ".jsonl", ".log") and path.name not in known:
             tracker.log_artifact(started.mlflow_run_id, path.stem, Artifact.of(path), refer=True)
     tracker.end_run(started.mlflow_run_id)
@@ -419,20 +483,27 @@ def _show(result: StageResult, run: Run) -> None:
 
 
 def _warn_of_rows(result: StageResult, run: Run) -> None:
-    """Where the profile's `targets` plan more or fewer; a comparison of teachers asks about a sample."""
+    """Where the profile's `targets` plan more or fewer; a comparison of teachers asks about a
+    sample."""
     if result.stage in run.profile.targets.rows and run.flow != "compare":
         rows = {"ingest": stage_of(run.directory, "ingest").rows_out, result.stage: result.rows_out}
         for line in row_lines(rows, run.profile.targets):
             if line.is_met is False:
-                get_run_logger().warning("targets.rows: %s %g; it is %.3f", line.label.en, line.planned, line.found)
+                get_run_logger().warning(
+                    "targets.rows: %s %g; it is %.3f", line.label.en, line.planned, line.found
+                )
 
 
 def stage_markdown(result: StageResult, run: Run) -> str:
-    """A stage as Prefect shows it: what came in, what came out, why rows were dropped, and the files."""
+    """A stage as Prefect shows it: what came in, what came out, why rows were dropped, and the
+    files."""
     lines = [f"## {result.stage}", ""]
     if result.run_id != run.id:
         lines += [f"Nothing changed: reused from run `{result.run_id}`.", ""]
-    lines += [f"{duration(result.seconds)} · {result.rows_in:,} rows in · {result.rows_out:,} rows out", ""]
+    lines += [
+        f"{duration(result.seconds)} · {result.rows_in:,} rows in · {result.rows_out:,} rows out",
+        "",
+    ]
     dropped = [(f"`{reason}`", f"{n:,}") for reason, n in sorted(result.dropped.items())]
     figures = [(name, f"{value:.4g}") for name, value in result.metrics.items()]
     files = [
@@ -446,7 +517,8 @@ def stage_markdown(result: StageResult, run: Run) -> str:
 
 
 def emit_run_event(event: str, run: Run, payload: dict[str, Any], **labels: str) -> None:
-    """Emit `qinglan.EVENT` for automations, those of qinglan/ops/prefect/automations.py and the users' own.
+    """Emit `qinglan.EVENT` for automations, those of qinglan/ops/prefect/automations.py and the
+    users' own.
 
     Prefect adds flow run, flow and deployment as related resources.
     """

@@ -19,17 +19,24 @@ from qinglan.tasks.stage import emit_run_event, stage_task
 
 @stage_task("trigger-training")
 def trigger_training(run: Run, published: StageResult) -> str | None:
-    """Start the profile's training once `refresh.train_at_new_rows` good rows came in since the last one; not while its
-    deployment is paused. Returns the id of the flow run that was started, None where none was."""
+    """Start the profile's training once `refresh.train_at_new_rows` good rows came in since the
+    last one; not while its deployment is paused. Returns the id of the flow run that was started,
+    None where none was."""
     profile, log = run.profile, get_run_logger()
     needed = profile.refresh.train_at_new_rows
     version = versions.Version.read(published.path("version").parent)
     new = versions.training_rows_since(profile, version)
-    emit_run_event("refresh.ready", run, {"version": version.id, "new_training_rows": new, "train_at_new_rows": needed})
+    emit_run_event(
+        "refresh.ready",
+        run,
+        {"version": version.id, "new_training_rows": new, "train_at_new_rows": needed},
+    )
     if needed is None:
         return None
     if new < needed:
-        log.info("%d good training rows came in since the last training; it starts at %d", new, needed)
+        log.info(
+            "%d good training rows came in since the last training; it starts at %d", new, needed
+        )
         return None
     given = flow_run.parameters or {}
     named = str(given.get("profile", profile.name))
@@ -52,8 +59,14 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
         return None
     # One version is trained once, also where two refreshes of it end at the same moment.
     key = f"train-{profile.tenant.id}-{version.id}"
-    queued = run_deployment(deployment.full_name, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key)
+    queued = run_deployment(
+        deployment.full_name, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key
+    )
     started = cast(FlowRun, queued)
     versions.note_training(profile, version.id, run.id)
-    log.info("%d good training rows came in since the last training: queued flow run %s", new, started.name)
+    log.info(
+        "%d good training rows came in since the last training: queued flow run %s",
+        new,
+        started.name,
+    )
     return str(started.id)

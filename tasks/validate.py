@@ -15,7 +15,9 @@ CODE = (__name__, "recipe.validation", "qinglan.clients", "qinglan.rows", "qingl
 
 
 @stage_task("validate", run_name="{name}")
-def validate_rows(run: Run, services: Services, distilled: StageResult, name: str = "validate") -> StageResult:
+def validate_rows(
+    run: Run, services: Services, distilled: StageResult, name: str = "validate"
+) -> StageResult:
     """Grade what the teacher answered, by the services and rules that the recipe names."""
     profile = run.profile
     recipe, judges = get_recipe(profile.recipe), profile.validation.judge_baseline
@@ -39,7 +41,11 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, name: st
         outcome.metrics = found.metrics()
         outcome.details["histograms"] = found.histograms()
         logged = found.LOGGED or tuple(outcome.metrics)
-        stage.say(", ".join(f"{name} {outcome.metrics[name]:.3f}" for name in logged if name in outcome.metrics))
+        stage.say(
+            ", ".join(
+                f"{name} {outcome.metrics[name]:.3f}" for name in logged if name in outcome.metrics
+            )
+        )
         return outcome
 
     depends_on: dict[str, Any] = {
@@ -47,6 +53,8 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, name: st
         **scoring_key(profile),
         "judge_baseline": judges,
     }
-    if "rag" in roles:  # a live service's knowledge base changes unseen, so its answers are reused within one run only
+    if (
+        "rag" in roles
+    ):  # a live service's knowledge base changes unseen, so its answers are reused within one run only
         depends_on["knowledge_base"] = run.knowledge_base_sha256 or run.id
     return perform(run, name, depends_on, work, code=CODE)

@@ -16,8 +16,8 @@ from qinglan.config import Profile
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.processes import free_port
 
-# A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT of a SIGTERM: with
-# `make test &`, tests would wait for ever for what they have asked to end.
+# A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT
+# of a SIGTERM: with `make test &`, tests would wait for ever for what they have asked to end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -75,7 +75,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a database for MLflow, which a module's tests share: its tables take seconds."""
+    """The address of a database for MLflow, which a module's tests share: its tables take
+    seconds."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
 
 
@@ -91,7 +92,10 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("prefect")
     site = Site(folder, "", prefect_port=free_port())
     site.prepare()
-    with prefect_process(site, folder / "logs"), temporary_settings({PREFECT_API_URL: site.api_url}):
+    with (
+        prefect_process(site, folder / "logs"),
+        temporary_settings({PREFECT_API_URL: site.api_url}),
+    ):
         yield
         send_what_is_queued()  # without a server, what is left would fail in the log of some later test
 
@@ -122,7 +126,14 @@ def qinglan(
 def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a proxy nor a Prefect server of the user's own."""
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "prefect_api_url", "prefect_profile"):
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+        "prefect_api_url",
+        "prefect_profile",
+    ):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
@@ -136,7 +147,11 @@ def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     """A cluster's dashboard, asked without pauses."""
-    for name, value in {"POLL_S": 0.01, "_BACK_OFF": BackOff(0.01, 30.0), "FORWARD_EVERY_S": 0.0}.items():
+    for name, value in {
+        "POLL_S": 0.01,
+        "_BACK_OFF": BackOff(0.01, 30.0),
+        "FORWARD_EVERY_S": 0.0,
+    }.items():
         monkeypatch.setattr(f"qinglan.training.engines.ray_jobs.{name}", value)
     fake = FakeRay()
     yield fake

@@ -12,17 +12,28 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def made(*words: str, status: int = 0) -> list[str]:
-    environment = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
-    done = subprocess.run(["make", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
+    done = subprocess.run(
+        ["make", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == status, done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
-    ("words", "profile"), [((), "embedded"), (("PROFILE=medical",), "medical"), (("PROFILE=a.yaml",), "a.yaml")]
+    ("words", "profile"),
+    [((), "embedded"), (("PROFILE=medical",), "medical"), (("PROFILE=a.yaml",), "a.yaml")],
 )
-def test_the_demo_asks_the_champion_of_the_profile_that_it_ran(words: tuple[str, ...], profile: str):
-    run, serve = (line.partition("qinglan ")[2] for line in made("-n", "demo", *words) if "bin/qinglan" in line)
+def test_the_demo_asks_the_champion_of_the_profile_that_it_ran(
+    words: tuple[str, ...], profile: str
+):
+    run, serve = (
+        line.partition("qinglan ")[2]
+        for line in made("-n", "demo", *words)
+        if "bin/qinglan" in line
+    )
     assert run == f"run pipeline --report-suffices --profile {profile}"
     assert serve.startswith(f"serve --check --if-released --profile {profile} ||")
 

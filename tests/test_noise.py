@@ -45,14 +45,21 @@ def test_what_comes_into_a_question_is_nothing_to_read(kind: NoiseKind) -> None:
 
 def test_other_scripts_say_the_same_character_by_character_and_word_by_word() -> None:
     back = {pair[1]: pair[0] for pair in TEXTS["traditional"].split()}
-    assert {"".join(back.get(character, character) for character in text) for text in some("traditional")} == {ASKED}
+    assert {
+        "".join(back.get(character, character) for character in text)
+        for text in some("traditional")
+    } == {ASKED}
     words = {pinyin: word for word, pinyin in TEXTS["pinyin"].items()}
     spelt = re.compile("|".join(sorted(words, key=len, reverse=True)))
-    assert {spelt.sub(lambda found: words[found.group()], text) for text in some("pinyin")} == {ASKED}
+    assert {spelt.sub(lambda found: words[found.group()], text) for text in some("pinyin")} == {
+        ASKED
+    }
 
 
 def test_stutter_repeats_words_and_never_digits() -> None:
-    assert all(re.findall(r"\d+", text) == ["10", "5", "6"] for text in some("stutter", "辅酶10吃5.6克呢"))
+    assert all(
+        re.findall(r"\d+", text) == ["10", "5", "6"] for text in some("stutter", "辅酶10吃5.6克呢")
+    )
     assert add_noise("stutter", "10-20", Random(1)) == "10-20"
 
 
@@ -65,13 +72,25 @@ def test_a_number_or_a_latin_word_stays_whole(kind: NoiseKind, text: str) -> Non
 def test_the_table_of_characters_holds_each_once_and_no_wrong_script() -> None:
     pairs = TEXTS["traditional"].split()
     assert len({pair[0] for pair in pairs}) == len(pairs) and {len(pair) for pair in pairs} == {2}
-    assert all(pair[0].encode("gb2312") and pair[1].encode("big5") and pair[0] != pair[1] for pair in pairs)
+    assert all(
+        pair[0].encode("gb2312") and pair[1].encode("big5") and pair[0] != pair[1] for pair in pairs
+    )
 
 
 def test_noise_says_nothing_of_what_a_red_team_says() -> None:
-    cases = [json.loads(line) for path in BUILT_IN.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
-    said = normalise("|".join(f"{case['query']}|{case.get('history')}|{case.get('profile')}" for case in cases))
-    ours = [normalise(text) for name in ("openings", "sentences", "requests") for text in TEXTS[name]]
-    assert not [text for text in ours if any(text[n : n + 6] in said for n in range(max(1, len(text) - 5)))]
+    cases = [
+        json.loads(line)
+        for path in BUILT_IN.glob("*.jsonl")
+        for line in path.read_text("utf-8").splitlines()
+    ]
+    said = normalise(
+        "|".join(f"{case['query']}|{case.get('history')}|{case.get('profile')}" for case in cases)
+    )
+    ours = [
+        normalise(text) for name in ("openings", "sentences", "requests") for text in TEXTS[name]
+    ]
+    assert not [
+        text for text in ours if any(text[n : n + 6] in said for n in range(max(1, len(text) - 5)))
+    ]
     emoji = {character for case in cases for character in case["query"] if ord(character) > 0xFFFF}
     assert not emoji & set(noise._EMOJI)

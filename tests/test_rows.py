@@ -5,7 +5,9 @@ import pytest
 from qinglan.rows import Retrieved, Row, RowCounts, normalise, row_id
 
 
-@pytest.mark.parametrize("text", ["维生素C 怎么吃？", "维生素c怎么吃", "维生素Ｃ，怎么吃！", "维生素_C\n怎么吃❤\ufe0f"])
+@pytest.mark.parametrize(
+    "text", ["维生素C 怎么吃？", "维生素c怎么吃", "维生素Ｃ，怎么吃！", "维生素_C\n怎么吃❤\ufe0f"]
+)
 def test_the_same_words_normalise_to_the_same_text(text: str) -> None:
     assert normalise(text) == "维生素c怎么吃"
 
@@ -26,10 +28,18 @@ def test_id_is_stable_across_versions() -> None:
 
 
 def test_id_depends_on_every_part_in_its_place() -> None:
-    ids = {row_id("t", "a"), row_id("u", "a"), row_id("t", "b"), row_id("t", "a", "b"), row_id("t", "a", "", "b")}
+    ids = {
+        row_id("t", "a"),
+        row_id("u", "a"),
+        row_id("t", "b"),
+        row_id("t", "a", "b"),
+        row_id("t", "a", "", "b"),
+    }
     ids |= {row_id("t", "a", inputs=inputs) for inputs in ({"a": "x"}, {"b": "x"}, {"a": "y"})}
     assert len(ids) == 8
-    assert row_id("t", "q", inputs={"a": "1", "b": "2"}) == row_id("t", "q", inputs={"b": "2", "a": "1"})
+    assert row_id("t", "q", inputs={"a": "1", "b": "2"}) == row_id(
+        "t", "q", inputs={"b": "2", "a": "1"}
+    )
 
 
 def test_quality_counts_missing_places_as_zero() -> None:
@@ -38,14 +48,18 @@ def test_quality_counts_missing_places_as_zero() -> None:
     assert (Retrieved().quality, Retrieved().top1_score) == (0.0, 0.0)
 
 
-def test_rank_is_one_based_and_zero_where_missed_and_of_several_gold_documents_each_counts() -> None:
+def test_rank_is_one_based_and_zero_where_missed_and_of_several_gold_documents_each_counts() -> (
+    None
+):
     found = Retrieved(ids=("a", None, "b"), scores=(3, 2, 1))
     assert [found.rank(key) for key in ("a", "b", "c", None)] == [1, 3, 0, 0]
     assert [found.rank(key) for key in ("c; b", "b；a", "c;", ";")] == [3, 1, 0, 0]
     row = Row(id="1", tenant="t", query="q", gold_id="d2; d1", source="s")
     assert row.unit == "d2", "a bootstrap draws it with the other questions about that document"
     whole = Retrieved(ids=("kb;12", None))
-    assert [whole.rank(key) for key in ("kb;12", "kb;1", None)] == [1, 0, 0], "an id may hold a semicolon"
+    assert [whole.rank(key) for key in ("kb;12", "kb;1", None)] == [1, 0, 0], (
+        "an id may hold a semicolon"
+    )
 
 
 def test_a_failed_row_keeps_what_was_paid_for() -> None:

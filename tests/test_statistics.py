@@ -1,4 +1,5 @@
-"""Paired statistics over groups: known answers, pairing, signs, missing values, coverage; Cohen's kappa."""
+"""Paired statistics over groups: known answers, pairing, signs, missing values, coverage; Cohen's
+kappa."""
 
 import math
 
@@ -29,7 +30,11 @@ def own_groups(count: int) -> dict[str, str]:
 
 
 def compared(
-    a: ArmScores, b: ArmScores, groups: dict[str, str] | None = None, seed: int = 0, proportion: bool = False
+    a: ArmScores,
+    b: ArmScores,
+    groups: dict[str, str] | None = None,
+    seed: int = 0,
+    proportion: bool = False,
 ) -> Comparison:
     known = groups or own_groups(len(a.scores["top1"]))
     return compare(a, b, "top1", known, resamples=2000, seed=seed, proportion=proportion)
@@ -88,7 +93,12 @@ def test_missing_values_are_left_out_and_counted_never_zero() -> None:
 )
 def test_what_shows_nothing_claims_nothing(a, b, groups, diff, ci95, p_value) -> None:
     result = compared(arm("a", *a), arm("b", *b), groups)
-    assert (result.diff, result.ci95, result.p_value, result.detectable_diff) == (diff, ci95, p_value, None)
+    assert (result.diff, result.ci95, result.p_value, result.detectable_diff) == (
+        diff,
+        ci95,
+        p_value,
+        None,
+    )
 
 
 def test_groups_are_the_unit_copies_of_a_row_add_no_certainty() -> None:
@@ -176,13 +186,16 @@ def test_many_groups_are_resampled_less_often(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_coverage_and_false_alarms_on_clustered_data() -> None:
-    """Without a true difference 95% of the intervals should cover 0, and 5% of the p-values be below 0.05."""
+    """Without a true difference 95% of the intervals should cover 0, and 5% of the p-values be
+    below 0.05."""
     rng, covered, alarms, trials = np.random.default_rng(5), 0, 0, 100
     for trial in range(trials):
         group = np.repeat(np.arange(50), rng.integers(1, 8, 50))
         values = rng.normal(0, 1, 50)[group] + rng.normal(0, 0.5, len(group))
         names = {f"r{i}": f"g{g}" for i, g in enumerate(group)}
-        result = compare(arm("a", *values.tolist()), arm("b", *[0.0] * len(group)), "top1", names, 500, trial)
+        result = compare(
+            arm("a", *values.tolist()), arm("b", *[0.0] * len(group)), "top1", names, 500, trial
+        )
         assert result.ci95 is not None and result.p_value is not None
         covered += result.ci95[0] <= 0 <= result.ci95[1]
         alarms += result.p_value < 0.05
@@ -204,7 +217,10 @@ def test_kappa_takes_off_what_chance_would_bring():
 
 
 def test_the_interval_holds_kappa_and_is_wider_where_rows_hang_together():
-    alone, together = agreement(ONE, OTHER, ALONE), agreement(ONE, OTHER, {row: str(int(row) // 10) for row in ONE})
+    alone, together = (
+        agreement(ONE, OTHER, ALONE),
+        agreement(ONE, OTHER, {row: str(int(row) // 10) for row in ONE}),
+    )
     assert alone and together and alone.ci95 and together.ci95
     assert alone.ci95[0] < 0.4 < alone.ci95[1]
     assert together.ci95[1] - together.ci95[0] > alone.ci95[1] - alone.ci95[0]

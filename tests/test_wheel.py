@@ -18,7 +18,9 @@ SMALL = {"sample_train_rows": 40, "sample_dev_rows": 10, "sample_test_rows": 10}
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # setuptools leaves a build folder in what it builds
-    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks")
+    left_out = shutil.ignore_patterns(
+        ".*", "build", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks"
+    )
     shutil.copytree(ROOT, source, symlinks=True, ignore=left_out)
     options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", folder]
     subprocess.run([sys.executable, "-m", "pip", "wheel", source, *options], check=True)
@@ -28,11 +30,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_profiles_deployments_flows_and_tasks_and_no_other_top_level_name(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"qinglan"}
-    for file in ("configs/embedded.yaml", "deployments/prefect.yaml", "flows/pipeline.py", "tasks/ingest.py"):
+    for file in (
+        "configs/embedded.yaml",
+        "deployments/prefect.yaml",
+        "flows/pipeline.py",
+        "tasks/ingest.py",
+    ):
         assert f"qinglan/{file}" in names
 
 
-def test_it_runs_with_the_lowest_versions_that_it_allows_in_an_empty_folder(wheel: Path, tmp_path: Path):
+def test_it_runs_with_the_lowest_versions_that_it_allows_in_an_empty_folder(
+    wheel: Path, tmp_path: Path
+):
     """The engines are left out: a site installs exactly the versions that are locked."""
     python, work = tmp_path / "venv" / "bin" / "python", tmp_path / "work"
     uv = [sys.executable, "-m", "uv", "--quiet"]
@@ -41,8 +50,12 @@ def test_it_runs_with_the_lowest_versions_that_it_allows_in_an_empty_folder(whee
     subprocess.run([*uv, *lowest], check=True)
     for name in ("flows", "tasks"):
         (work / name).mkdir(parents=True)
-        (work / name / "__init__.py").write_text("raise ImportError('the working folder was imported')")
-    settings = [word for key, value in SMALL.items() for word in ("--set", f"embedded.{key}={value}")]
+        (work / name / "__init__.py").write_text(
+            "raise ImportError('the working folder was imported')"
+        )
+    settings = [
+        word for key, value in SMALL.items() for word in ("--set", f"embedded.{key}={value}")
+    ]
     done = subprocess.run(
         [python, "-m", "qinglan.cli", "run", "refresh", "--profile", "embedded", *settings],
         cwd=work,

@@ -1,4 +1,5 @@
-"""The plan's own script: AsyncOpenAI behind a semaphore, retried by tenacity, tables at the end. No ledger.
+"""The plan's own script: AsyncOpenAI behind a semaphore, retried by tenacity, tables at the end. No
+ledger.
 
 python asyncio_script.py ROWS.jsonl BASE_URL MODEL CONCURRENCY OUT_FOLDER
 """
@@ -13,9 +14,14 @@ from openai import AsyncOpenAI
 from tenacity import retry, stop_after_attempt, wait_exponential
 
 
-async def ask_all(questions: list[dict[str, str]], base_url: str, model: str, concurrency: int) -> list[dict[str, str]]:
+async def ask_all(
+    questions: list[dict[str, str]], base_url: str, model: str, concurrency: int
+) -> list[dict[str, str]]:
     """Rows with their rewrites."""
-    client, slots = AsyncOpenAI(base_url=base_url, api_key="bench", timeout=60), asyncio.Semaphore(concurrency)
+    client, slots = (
+        AsyncOpenAI(base_url=base_url, api_key="bench", timeout=60),
+        asyncio.Semaphore(concurrency),
+    )
 
     @retry(wait=wait_exponential(min=1, max=30), stop=stop_after_attempt(3))
     async def ask(system: str, user: str) -> str:

@@ -1,11 +1,14 @@
-"""bespokelabs-curator by its documentation: a subclass of `curator.LLM`, limits in `backend_params`.
+"""bespokelabs-curator by its documentation: a subclass of `curator.LLM`, limits in
+`backend_params`.
 
     python curator_script.py ROWS.jsonl BASE_URL MODEL CONCURRENCY OUT_FOLDER
 
-The two limits per minute are set far out of reach: left out, curator throttles to 200 requests a minute.
+The two limits per minute are set far out of reach: left out, curator throttles to 200 requests a
+minute.
 """
 
-# Lets tiktoken take its encoding from the copy that litellm ships; curator has it downloaded otherwise.
+# Lets tiktoken take its encoding from the copy that litellm ships; curator has it downloaded
+# otherwise.
 import litellm.litellm_core_utils.default_encoding  # noqa: F401, I001 (before curator)
 
 import json
@@ -22,7 +25,10 @@ class Rewriter(curator.LLM):
 
     def prompt(self, input: dict[str, Any]) -> list[dict[str, str]]:
         """Messages of a row."""
-        return [{"role": "system", "content": input["system"]}, {"role": "user", "content": input["user"]}]
+        return [
+            {"role": "system", "content": input["system"]},
+            {"role": "user", "content": input["user"]},
+        ]
 
     def parse(self, input: dict[str, Any], response: str) -> dict[str, str]:
         """Row of an answer."""

@@ -2,9 +2,10 @@
 
     python distilabel_script.py ROWS.jsonl BASE_URL MODEL CONCURRENCY OUT_FOLDER
 
-distilabel sends a batch at once and waits for all of it, so a batch has as many rows as requests may be under way.
-Tried on 1,000 rows and slower: loading one batch at a time, and two or four replicas of the step with their part of the
-requests each (98 and 52 rows/s to 128), which never had requests under way at the same time.
+distilabel sends a batch at once and waits for all of it, so a batch has as many rows as requests
+may be under way. Tried on 1,000 rows and slower: loading one batch at a time, and two or four
+replicas of the step with their part of the requests each (98 and 52 rows/s to 128), which never had
+requests under way at the same time.
 """
 
 import json
@@ -22,7 +23,10 @@ def main(rows: Path, base_url: str, model: str, concurrency: int, out: Path) -> 
     questions = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
     with Pipeline(name="rewrite", cache_dir=out / "cache") as pipeline:
         load = LoadDataFromDicts(
-            data=[{"id": row["id"], "system_prompt": row["system"], "instruction": row["user"]} for row in questions],
+            data=[
+                {"id": row["id"], "system_prompt": row["system"], "instruction": row["user"]}
+                for row in questions
+            ],
             batch_size=8 * concurrency,
         )
         teacher = TextGeneration(

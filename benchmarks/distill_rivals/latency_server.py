@@ -1,14 +1,15 @@
-"""An OpenAI-compatible server that answers after a fixed time and costs next to nothing: the ruler of the benchmark.
+"""An OpenAI-compatible server that answers after a fixed time and costs next to nothing: the ruler
+of the benchmark.
 
     python latency_server.py PORT
 
-A raw asyncio protocol, because a web framework would take a core away from the clients that it measures. It knows what
-was asked how often and what was answered how often, when the first request came and the last answer left, and how late
-its own answers were. Whether a request fails is a hash of seed, question and attempt: the same in every run, whatever
-the order.
+A raw asyncio protocol, because a web framework would take a core away from the clients that it
+measures. It knows what was asked how often and what was answered how often, when the first request
+came and the last answer left, and how late its own answers were. Whether a request fails is a hash
+of seed, question and attempt: the same in every run, whatever the order.
 
-`POST /reset` takes `latency_s`, `fault_share` (in thirds: 429 at once with Retry-After: 1, 500, no answer at all) and
-`seed`; `GET /stats` gives the counts since then.
+`POST /reset` takes `latency_s`, `fault_share` (in thirds: 429 at once with Retry-After: 1, 500, no
+answer at all) and `seed`; `GET /stats` gives the counts since then.
 """
 
 import asyncio
@@ -27,7 +28,9 @@ _BEFORE, _AFTER = json.dumps(
         "object": "chat.completion",
         "created": 1,
         "model": MODEL,
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "?"}}],
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "?"}}
+        ],
         "usage": {
             "prompt_tokens": PROMPT_TOKENS,
             "completion_tokens": COMPLETION_TOKENS,
@@ -35,7 +38,9 @@ _BEFORE, _AFTER = json.dumps(
         },
     }
 ).split("?")
-_MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1, "owned_by": "b"}]})
+_MODELS = json.dumps(
+    {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1, "owned_by": "b"}]}
+)
 _KINDS = ("rate_limited", "server_error", "hang")
 
 
@@ -48,7 +53,10 @@ class Site:
     def reset(self, settings: dict[str, Any]) -> None:
         """Count anew."""
         self.latency_s = float(settings.get("latency_s", 0.2))
-        self.fault_share, self.seed = float(settings.get("fault_share", 0)), int(settings.get("seed", 0))
+        self.fault_share, self.seed = (
+            float(settings.get("fault_share", 0)),
+            int(settings.get("seed", 0)),
+        )
         self.asked: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
@@ -118,7 +126,10 @@ class Connection(asyncio.Protocol):
             length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self.buffer) < end + 4 + length:
                 return
-            body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+            body, self.buffer = (
+                self.buffer[end + 4 : end + 4 + length],
+                self.buffer[end + 4 + length :],
+            )
             self.route(head[: head.find(b"\r\n")], body)
 
     def route(self, line: bytes, body: bytes) -> None:
@@ -147,7 +158,9 @@ class Connection(asyncio.Protocol):
         if fault:
             site.outcomes[fault] += 1
         if fault == "rate_limited":
-            return self.send(429, '{"error":{"message":"slow down","code":"rate_limit"}}', "retry-after: 1\r\n")
+            return self.send(
+                429, '{"error":{"message":"slow down","code":"rate_limit"}}', "retry-after: 1\r\n"
+            )
         site.in_flight += 1
         site.max_in_flight = max(site.max_in_flight, site.in_flight)
         self.number += 1
@@ -183,7 +196,9 @@ class Connection(asyncio.Protocol):
 async def serve(port: int) -> None:
     """Until killed."""
     site = Site()
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(site), "127.0.0.1", port, backlog=1024)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(site), "127.0.0.1", port, backlog=1024
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()

@@ -1,9 +1,10 @@
-"""Ours: the refresh flow's first two stages inside a Prefect flow, with ledger, manifest and MLflow as always.
+"""Ours: the refresh flow's first two stages inside a Prefect flow, with ledger, manifest and MLflow
+as always.
 
     python qinglan_flow.py OUT.json fresh|reuse KEY=VALUE...
 
-Writes when each stage began and ended by the system's monotonic clock, and what came out. An error that the user
-would see on one line (the budget is spent) is a result too.
+Writes when each stage began and ended by the system's monotonic clock, and what came out. An error
+that the user would see on one line (the budget is spent) is a result too.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Questions for the benchmark: Chinese, all different, with a profile and a history as a real prompt has them."""
+"""Questions for the benchmark: Chinese, all different, with a profile and a history as a real
+prompt has them."""
 
 import csv
 import json
@@ -9,10 +10,37 @@ from qinglan.config import Tenant
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 
-THINGS = ("虾青素", "辅酶Q10", "鱼油", "叶黄素", "益生菌", "葡萄籽", "维生素D3", "钙镁片", "胶原蛋白肽", "奶蓟草")
-ASKED = ("咋吃啊", "饭前吃还是饭后吃", "能跟降压药一起吃不", "吃多久管用", "小孩能吃吗", "一天几粒合适")
-WHO = ("女，45岁，办公室职员，睡眠不好", "男，62岁，高血压，长期服药", "女，31岁，备孕中", "男，28岁，健身")
-BEFORE = ("上次问过护肝片的用量，已回复每日两粒", "之前咨询过眼睛干涩怎么办", "最近问过体检报告里的指标")
+THINGS = (
+    "虾青素",
+    "辅酶Q10",
+    "鱼油",
+    "叶黄素",
+    "益生菌",
+    "葡萄籽",
+    "维生素D3",
+    "钙镁片",
+    "胶原蛋白肽",
+    "奶蓟草",
+)
+ASKED = (
+    "咋吃啊",
+    "饭前吃还是饭后吃",
+    "能跟降压药一起吃不",
+    "吃多久管用",
+    "小孩能吃吗",
+    "一天几粒合适",
+)
+WHO = (
+    "女，45岁，办公室职员，睡眠不好",
+    "男，62岁，高血压，长期服药",
+    "女，31岁，备孕中",
+    "男，28岁，健身",
+)
+BEFORE = (
+    "上次问过护肝片的用量，已回复每日两粒",
+    "之前咨询过眼睛干涩怎么办",
+    "最近问过体检报告里的指标",
+)
 Question = tuple[str, str, str]
 """Question, profile, history."""
 
@@ -36,7 +64,17 @@ def write_prompts(path: Path, asked: list[Question], tenant: Tenant) -> Path:
     recipe = get_recipe("query_rewrite")
     with path.open("w", encoding="utf-8") as file:
         for number, (query, profile, history) in enumerate(asked):
-            row = Row(id=f"{number:016x}", tenant=tenant.id, source="", query=query, profile=profile, history=history)
+            row = Row(
+                id=f"{number:016x}",
+                tenant=tenant.id,
+                source="",
+                query=query,
+                profile=profile,
+                history=history,
+            )
             system, user = (message["content"] for message in recipe.teacher_messages(row, tenant))
-            file.write(json.dumps({"id": row.id, "system": system, "user": user}, ensure_ascii=False) + "\n")
+            file.write(
+                json.dumps({"id": row.id, "system": system, "user": user}, ensure_ascii=False)
+                + "\n"
+            )
     return path

@@ -57,14 +57,23 @@ def scenarios_table(result: Found) -> list[str]:
             f"| {one['stage_s'] / first['stage_s']:.3f} | {one['usd']:.2f} |"
         )
     budget = result["scenarios"]["budget"]
-    return [*lines, "", f"The budget's last line: {budget.get('error', 'none: the run was not stopped')}"]
+    return [
+        *lines,
+        "",
+        f"The budget's last line: {budget.get('error', 'none: the run was not stopped')}",
+    ]
 
 
 def verdicts(result: Found) -> list[Found]:
     """Every target with what was measured."""
     scenarios, rows = result["scenarios"], result["rows"]
-    first, faults, new, budget = (scenarios[name] for name in ("fault-free", "faults", "new rows", "budget"))
-    ours, rivals = result["contestants"][0], [one for one in result["contestants"][1:] if "failed" not in one]
+    first, faults, new, budget = (
+        scenarios[name] for name in ("fault-free", "faults", "new rows", "budget")
+    )
+    ours, rivals = (
+        result["contestants"][0],
+        [one for one in result["contestants"][1:] if "failed" not in one],
+    )
     best_rate = max((one["rows_per_s"] for one in rivals), default=0.0)
     least_cpu = min((cpu_ms(one) for one in rivals), default=float("inf"))
     stage_ms, kept = 1000 * first["stage_cpu_s"] / rows, first["stage_s"] / faults["stage_s"]
@@ -76,7 +85,11 @@ def verdicts(result: Found) -> list[Found]:
         return {"target": text, "met": met, "measured": measured}
 
     return [
-        target("stage at ≥ 0.95 of the ideal rate", stage_share(result) >= 0.95, f"{stage_share(result):.3f}"),
+        target(
+            "stage at ≥ 0.95 of the ideal rate",
+            stage_share(result) >= 0.95,
+            f"{stage_share(result):.3f}",
+        ),
         target("CPU ≤ 1.5 ms a row", stage_ms <= 1.5, f"{stage_ms:.2f}"),
         target(
             "more rows/s than every rival",
@@ -88,7 +101,11 @@ def verdicts(result: Found) -> list[Found]:
             cpu_ms(ours) < least_cpu,
             f"{cpu_ms(ours):.2f} ms, their best {least_cpu:.2f}",
         ),
-        target("faults: no row lost", faults.get("rows_out") == rows, f"{faults.get('rows_out')} of {rows}"),
+        target(
+            "faults: no row lost",
+            faults.get("rows_out") == rows,
+            f"{faults.get('rows_out')} of {rows}",
+        ),
         target(
             "faults: calls = rows + failures",
             faults["server"]["calls"] == expected,
@@ -120,7 +137,9 @@ def cpu_ms(one: Found) -> float:
 
 def failures(server: Found) -> int:
     """Calls without an answer."""
-    return int(server["rate_limited"] + server["server_error"] + server["hang"] + server["abandoned"])
+    return int(
+        server["rate_limited"] + server["server_error"] + server["hang"] + server["abandoned"]
+    )
 
 
 def stage_share(result: Found) -> float:

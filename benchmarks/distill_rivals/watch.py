@@ -1,7 +1,8 @@
 """Runs a contestant and measures it from outside: CPU seconds and memory of its whole process tree.
 
-The CPU counters are read a few times a second with the system's monotonic clock, which the server uses too, so that
-the CPU between its first request and its last answer can be told from imports and clean-up, the same way for all.
+The CPU counters are read a few times a second with the system's monotonic clock, which the server
+uses too, so that the CPU between its first request and its last answer can be told from imports and
+clean-up, the same way for all.
 """
 
 import os
@@ -47,10 +48,13 @@ class Watched:
 
 
 def watch(argv: list[str], env: dict[str, str], log: Path, timeout_s: float) -> Watched:
-    """Run to the end; output goes to `log`. A process that takes longer than `timeout_s` is killed."""
+    """Run to the end; output goes to `log`. A process that takes longer than `timeout_s` is
+    killed."""
     start_s = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(argv, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            argv, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     result, ended = Watched(), threading.Event()
     sampler = threading.Thread(target=_sample, args=(process.pid, result, ended))
     sampler.start()
@@ -78,7 +82,9 @@ def _sample(pid: int, result: Watched, ended: threading.Event) -> None:
         for process in tree:
             try:
                 times, memory = process.cpu_times(), process.memory_info().rss / 1e6
-                if process.pid not in parts or parts[process.pid] == "client":  # a fork may yet become something else
+                if (
+                    process.pid not in parts or parts[process.pid] == "client"
+                ):  # a fork may yet become something else
                     parts[process.pid] = _part_of(process.cmdline())
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue

@@ -1,1 +1,2 @@
-"""What `faults.py` is made of: a site per trial, services with books, what strikes, and what must hold afterwards."""
+"""What `faults.py` is made of: a site per trial, services with books, what strikes, and what must
+hold afterwards."""

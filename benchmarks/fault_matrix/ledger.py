@@ -1,4 +1,5 @@
-"""Faults of the ledger's database, while a process asks the teacher through it, as the distill stage does."""
+"""Faults of the ledger's database, while a process asks the teacher through it, as the distill
+stage does."""
 
 import os
 import runpy
@@ -26,7 +27,11 @@ from .proxy import HOST, Proxy
 from .site import IN_FLIGHT, MOST_RUNS, PROFILE, Seen, Site, Workplace
 
 SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
-FAULTS = [(base, fault) for base in (SQLITE, POSTGRESQL) for fault in ("locked", "black hole", "restart", "torn write")]
+FAULTS = [
+    (base, fault)
+    for base in (SQLITE, POSTGRESQL)
+    for fault in ("locked", "black hole", "restart", "torn write")
+]
 _KILLING = {(SQLITE, "restart"), (SQLITE, "torn write"), (POSTGRESQL, "torn write")}
 """Those that kill the asking process; the others leave it its answers."""
 _QUESTIONS, _WITHIN_S = 120, 400.0
@@ -64,11 +69,18 @@ def trial(work: Workplace, rng: Random, *, database: str, fault: str) -> Seen:
         folder = site.folder / "asking"
         folder.mkdir()
         (folder / "profile.json").write_text(profile.model_dump_json(), encoding="utf-8")
-        rows = [Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(_QUESTIONS)]
+        rows = [
+            Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source=f"q.csv:{n}")
+            for n in range(_QUESTIONS)
+        ]
         write_jsonl(folder / "rows.jsonl", rows)
         process = _start(folder)
         moment = rng.randint(10, _QUESTIONS - 30)
-        until(lambda: work.paid() >= moment or process.poll() is not None, _WITHIN_S, "the moment to strike")
+        until(
+            lambda: work.paid() >= moment or process.poll() is not None,
+            _WITHIN_S,
+            "the moment to strike",
+        )
         with _strike(fault, process, site, server, proxy):
             ends = [_end_of(process, site, folder)]
         while _answers(profile) < _QUESTIONS and len(ends) < MOST_RUNS:
@@ -93,7 +105,10 @@ def _postgres() -> Iterator[Any]:
 def _start(folder: Path) -> psutil.Popen:
     with (folder / "log.txt").open("ab") as log:
         return psutil.Popen(
-            [sys.executable, str(_SUPPORT / "asking_worker.py"), str(folder)], stdout=log, stderr=log, cwd=folder
+            [sys.executable, str(_SUPPORT / "asking_worker.py"), str(folder)],
+            stdout=log,
+            stderr=log,
+            cwd=folder,
         )
 
 
@@ -109,10 +124,15 @@ def _answers(profile: Profile) -> int:
 
 
 @contextmanager
-def _strike(fault: str, process: psutil.Popen, site: Site, server: Any, proxy: Proxy | None) -> Iterator[None]:
+def _strike(
+    fault: str, process: psutil.Popen, site: Site, server: Any, proxy: Proxy | None
+) -> Iterator[None]:
     seconds, file = min(site.work.seconds, 40.0), site.folder / "state" / "ledger.db"
     if fault == "locked" or (fault == "black hole" and not proxy):
-        with _held(server.owners_url.replace("/postgres?", "/ledger?") if server else f"sqlite:///{file}", seconds):
+        with _held(
+            server.owners_url.replace("/postgres?", "/ledger?") if server else f"sqlite:///{file}",
+            seconds,
+        ):
             yield
     elif proxy and fault == "black hole":
         proxy.set("black hole")
@@ -134,7 +154,8 @@ def _strike(fault: str, process: psutil.Popen, site: Site, server: Any, proxy: P
 
 
 def _tear(wal: Path) -> None:
-    """The next frame of the log is there in part, as a power loss leaves it: its checksum is wrong."""
+    """The next frame of the log is there in part, as a power loss leaves it: its checksum is
+    wrong."""
     content = wal.read_bytes()  # the killed process had the database open, so there is one
     page_bytes, salts = struct.unpack_from(">I", content, 8)[0], content[16:24]
     end = _WAL_HEADER
@@ -148,7 +169,8 @@ def _tear(wal: Path) -> None:
 
 @contextmanager
 def _held(url: str, seconds: float) -> Iterator[None]:
-    """Another process holds the lock, stopped like one on a machine that hangs, and is killed after a while."""
+    """Another process holds the lock, stopped like one on a machine that hangs, and is killed after
+    a while."""
     argv = [sys.executable, "-c", _HOLD, url, str(10 * seconds)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -171,7 +193,11 @@ def _kill_server(server: Any) -> None:
 
 def _restart(server: Any) -> None:
     """At once, without ending transactions."""
-    as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+    as_user = (
+        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        if os.geteuid() == 0
+        else []
+    )
     control = [*as_user, str(server.binaries / "pg_ctl"), "-D", f"{server.folder}/data", "-w"]
     restart = [*control, "-l", f"{server.folder}/log", "-m", "immediate", "restart"]
     subprocess.run(restart, check=True, capture_output=True, cwd=server.folder)

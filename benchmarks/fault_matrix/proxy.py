@@ -19,7 +19,8 @@ _LEFT_BYTES = 150
 
 
 class Proxy:
-    """Listens on a port of its own. `mode` is one of pass, down, black hole, slow, slow headers and cut body."""
+    """Listens on a port of its own. `mode` is one of pass, down, black hole, slow, slow headers and
+    cut body."""
 
     def __init__(self, host_and_port: tuple[str, int]) -> None:
         self._target, self.mode = host_and_port, "pass"
@@ -44,7 +45,9 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, HOST, self.port, backlog=512, reuse_address=True)
+        self._server = await asyncio.start_server(
+            self._serve, HOST, self.port, backlog=512, reuse_address=True
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _change(self, mode: str) -> None:
@@ -65,14 +68,19 @@ class Proxy:
             return
         self._clients.add(writer)
         try:
-            ways = (self._pump(reader, there, answers=False), self._pump(there_reader, writer, answers=True))
+            ways = (
+                self._pump(reader, there, answers=False),
+                self._pump(there_reader, writer, answers=True),
+            )
             await asyncio.gather(*ways, return_exceptions=True)
         finally:
             self._clients.discard(writer)
             for each in (there, writer):
                 each.close()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool
+    ) -> None:
         with closing(sink):
             while block := await source.read(_BLOCK_BYTES):
                 await self._lets_through.wait()
@@ -93,5 +101,7 @@ class Proxy:
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Close it as the system of a process that was killed does."""
     with suppress(OSError):  # it may be closed already
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
     writer.transport.abort()

@@ -1,7 +1,9 @@
-"""Teacher, judge and RAG outside the site, with books of the answers, and faults that can be switched on for each.
+"""Teacher, judge and RAG outside the site, with books of the answers, and faults that can be
+switched on for each.
 
-`python -m fault_matrix.services KNOWLEDGE_BASE` in benchmarks/ prints its address. `/teacher/v1`, `/judge/v1` and
-`/rag/retrieve` are the services; `/books`, `/switch`, `/keep` and `/reset` are the benchmark's.
+`python -m fault_matrix.services KNOWLEDGE_BASE` in benchmarks/ prints its address. `/teacher/v1`,
+`/judge/v1` and `/rag/retrieve` are the services; `/books`, `/switch`, `/keep` and `/reset` are the
+benchmark's.
 """
 
 import asyncio
@@ -30,9 +32,10 @@ _ERRORS, _ERROR_SHARE = "30% errors", 0.3
 class FaultyBooks(Books):
     """Every answer with status 200 that teacher or judge sent, as a provider would charge for it.
 
-    An answer that a fault spoils, its service's own or one of the network, is paid too. It explains why the question
-    is asked again, and so does a blank answer, after which Qinglan tries once more: a repeat counts as paid twice only
-    where an answer to the same question had arrived before it.
+    An answer that a fault spoils, its service's own or one of the network, is paid too. It explains
+    why the question is asked again, and so does a blank answer, after which Qinglan tries once
+    more: a repeat counts as paid twice only where an answer to the same question had arrived before
+    it.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,10 @@ class FaultyBooks(Books):
         self.repeated += question in self.answered or question in self.arrived
         self.paid_twice += question in self.arrived
         super().note(service, question, answer)
-        is_well = self.faults.get(service, "") in ("", _ERRORS)  # an error is not paid; what is paid then is well
+        is_well = self.faults.get(service, "") in (
+            "",
+            _ERRORS,
+        )  # an error is not paid; what is paid then is well
         if is_well and json.loads(answer)["choices"][0]["message"]["content"]:
             self.arrived.add(question)
 
@@ -62,7 +68,11 @@ class FaultyBooks(Books):
         self.repeated = self.paid_twice = 0
 
     def stats(self) -> dict[str, Any]:
-        return {"paid": self.answered.total(), "repeated": self.repeated, "paid_twice": self.paid_twice}
+        return {
+            "paid": self.answered.total(),
+            "repeated": self.repeated,
+            "paid_twice": self.paid_twice,
+        }
 
 
 class Faulty:
@@ -92,7 +102,11 @@ class Faulty:
             return JSONResponse({"answer": 42})
         if fault == "blank":
             message = {"role": "assistant", "content": ""}
-            return Response() if self._service == "rag" else JSONResponse(completion_body("0", 0, "m", message))
+            return (
+                Response()
+                if self._service == "rag"
+                else JSONResponse(completion_body("0", 0, "m", message))
+            )
         return self._well
 
 
@@ -132,7 +146,10 @@ def create_app(knowledge_base: Path) -> Starlette:
             Route("/switch", switch, methods=["POST"]),
             Route("/keep", keep, methods=["POST"]),
             Route("/reset", reset, methods=["POST"]),
-            *(Mount(f"/{name}", app=Billed(Faulty(name, chat, books), books, name)) for name in ("teacher", "judge")),
+            *(
+                Mount(f"/{name}", app=Billed(Faulty(name, chat, books), books, name))
+                for name in ("teacher", "judge")
+            ),
             Mount("/rag", app=Faulty("rag", rag, books)),
         ]
     )

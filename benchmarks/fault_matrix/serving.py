@@ -43,7 +43,9 @@ def _router_scenario(_work: Workplace, _rng: Random, *, name: str) -> Seen:
     argv = [sys.executable, str(_ROUTER), "--scenario", name]
     env = os.environ | {"RATE": "20", "SECONDS": "20"}
     try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, check=True)
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=180, check=True
+        )
     except subprocess.TimeoutExpired:
         return Seen("hung", hangs=1, ended_well=False)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -58,7 +60,9 @@ def _idle_sockets(work: Workplace, _rng: Random, *, most_files: int | None) -> S
     with tempfile.TemporaryDirectory(dir=work.folder) as folder, ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         model = stack.enter_context(Stub())
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files or clients_may_open, hard))  # the router inherits it
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (most_files or clients_may_open, hard)
+        )  # the router inherits it
         url, _ = stack.enter_context(routed(Path(folder), Routes(champion=model.backend("1"))))
         resource.setrlimit(resource.RLIMIT_NOFILE, (clients_may_open, hard))
         host, port = url.removeprefix("http://").split(":")
@@ -66,25 +70,30 @@ def _idle_sockets(work: Workplace, _rng: Random, *, most_files: int | None) -> S
         with ExitStack() as clients:
             for _ in range(_IDLE if not most_files else 2 * most_files):
                 with suppress(OSError):
-                    client = clients.enter_context(socket.create_connection((host, int(port)), timeout=5))
+                    client = clients.enter_context(
+                        socket.create_connection((host, int(port)), timeout=5)
+                    )
                     client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
             time.sleep(1)
             meanwhile = [_ask(url) for _ in range(5)]
         time.sleep(1)
         after = [_ask(url) for _ in range(5)]
     lost = (meanwhile + after).count("")
-    what = (
-        f"{meanwhile.count('model')} of 5 requests answered by the model meanwhile, {after.count('model')} afterwards"
-    )
+    what = f"{meanwhile.count('model')} of 5 requests answered by the model meanwhile, {after.count('model')} afterwards"
     return Seen(what, rows_lost=lost, ended_well=[healthy, *after] == ["model"] * 6)
 
 
 def _ask(url: str) -> str:
     """Whose answer came; empty where none did within the deadline and some seconds."""
-    body = {"model": "champion", "messages": [{"role": "user", "content": "请问菌粉睡前吃行不行呀"}]}
+    body = {
+        "model": "champion",
+        "messages": [{"role": "user", "content": "请问菌粉睡前吃行不行呀"}],
+    }
     within_s = DEADLINE_MS / 1000 + _GRACE_S
     try:
-        answer = httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=within_s)
+        answer = httpx2.post(
+            f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=within_s
+        )
     except httpx2.HTTPError:
         return ""
     return answer.headers.get("x-qinglan-source", "") if answer.status_code == 200 else ""
@@ -100,11 +109,15 @@ ROUTER: dict[str, tuple[str, Trial]] = {
 
 
 def forged_questions(work: Workplace, rng: Random) -> Seen:
-    """Somebody asks the router 100,000 things in a night, and the run reads its log, which has genuine ones too."""
+    """Somebody asks the router 100,000 things in a night, and the run reads its log, which has
+    genuine ones too."""
     with work.site("data") as site:
         folder = site.folder / "requests"
         folder.mkdir()
-        genuine, forged = list(_genuine(site)), [{"问题": f"{rng.getrandbits(64):x} 能不能吃"} for _ in range(_FORGED)]
+        genuine, forged = (
+            list(_genuine(site)),
+            [{"问题": f"{rng.getrandbits(64):x} 能不能吃"} for _ in range(_FORGED)],
+        )
         for day in range(1, 1 + _GENUINE_ON_DAYS):
             asked = genuine + forged * (day == 1)
             rng.shuffle(asked)
@@ -119,10 +132,14 @@ def forged_questions(work: Workplace, rng: Random) -> Seen:
         path.write_text(yaml.safe_dump(profile, allow_unicode=True), encoding="utf-8")
         end = site.end_of(site.start())
         paid = work.paid()
-        is_limited = end == "done" and 0 < paid <= 2 * _MOST_TAKEN  # teacher and judge, each once for each taken
+        is_limited = (
+            end == "done" and 0 < paid <= 2 * _MOST_TAKEN
+        )  # teacher and judge, each once for each taken
         what, harmed = f"{end}; {paid:,} answers paid", int(site.is_harmed())
         repeats = work.repeats(0)
-        return Seen(what, hangs=site.hangs, other_runs_harmed=harmed, ended_well=is_limited, **repeats)
+        return Seen(
+            what, hangs=site.hangs, other_runs_harmed=harmed, ended_well=is_limited, **repeats
+        )
 
 
 def _genuine(site: Site) -> Iterator[dict[str, str]]:
@@ -135,46 +152,74 @@ def _genuine(site: Site) -> Iterator[dict[str, str]]:
 
 
 def forget(work: Workplace, rng: Random) -> Seen:
-    """Some rows of a finished run are forgotten; then every file of the site is searched for every text of theirs."""
+    """Some rows of a finished run are forgotten; then every file of the site is searched for every
+    text of theirs."""
     with work.site("data") as site:
         site.env["PREFECT_HOME"] = str(site.folder / "prefect")
         ends = [site.end_of(site.start())]
         site.finish(ends)
-        rows = rng.sample(list(read_jsonl(site.run / "select" / "rows.jsonl", Row)), _ROWS_FORGOTTEN)
+        rows = rng.sample(
+            list(read_jsonl(site.run / "select" / "rows.jsonl", Row)), _ROWS_FORGOTTEN
+        )
         texts = _texts_of_none_else(site, rows)
         blind = texts - set().union(*_found(site, texts).values())
         assert texts and not blind, f"the search does not find what is there: {blind}"
         named = [word for row in rows for word in ("--row", row.id)]
-        argv = [sys.executable, "-m", "qinglan.cli", "forget", *named, "--profile", PROFILE, "--yes"]
+        argv = [
+            sys.executable,
+            "-m",
+            "qinglan.cli",
+            "forget",
+            *named,
+            "--profile",
+            PROFILE,
+            "--yes",
+        ]
         env = os.environ | site.env
-        done = subprocess.run(argv, cwd=site.folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            argv, cwd=site.folder, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
         found = _found(site, texts)
         what = f"status {done.returncode}; {len(texts)} texts of {len(rows)} rows, found in {len(found)} files"
         what += "".join(f", {path}: {min(left)}" for path, left in list(found.items())[:5])
         harmed = int(site.is_harmed())
-        return Seen(what, hangs=site.hangs, other_runs_harmed=harmed, ended_well=done.returncode == 0 and not found)
+        return Seen(
+            what,
+            hangs=site.hangs,
+            other_runs_harmed=harmed,
+            ended_well=done.returncode == 0 and not found,
+        )
 
 
 def _texts_of_none_else(site: Site, rows: Sequence[Row]) -> set[str]:
-    """What was asked and what the teacher wrote, as far as it is theirs: long, in no other row, in no document."""
+    """What was asked and what the teacher wrote, as far as it is theirs: long, in no other row, in
+    no document."""
     ids = {row.id for row in rows}
     files = (site.folder / "runs").glob("*/*/rows.jsonl")
     lines = {line for file in files for line in file.read_text(encoding="utf-8").splitlines()}
-    others = "\n".join([site.work.documents, *(line for line in lines if json.loads(line)["id"] not in ids)])
-    texts = {text for row in rows for text in (row.query, row.profile, row.history, row.answer) if text}
+    others = "\n".join(
+        [site.work.documents, *(line for line in lines if json.loads(line)["id"] not in ids)]
+    )
+    texts = {
+        text for row in rows for text in (row.query, row.profile, row.history, row.answer) if text
+    }
     return {text for text in texts if len(normalise(text)) >= _SHORTEST and text not in others}
 
 
 def _found(site: Site, texts: Collection[str]) -> dict[Path, set[str]]:
-    """By file of the site, those that it has; but where the questions come from, which is the user's."""
+    """By file of the site, those that it has; but where the questions come from, which is the
+    user's."""
     sources = set(site.folder.glob("*.xlsx"))
     files = (path for path in site.folder.rglob("*") if path.is_file() and not path.is_symlink())
-    held = {path.relative_to(site.folder): _held(path, texts) for path in files if path not in sources}
+    held = {
+        path.relative_to(site.folder): _held(path, texts) for path in files if path not in sources
+    }
     return {path: left for path, left in held.items() if left}
 
 
 def _held(path: Path, texts: Collection[str]) -> set[str]:
-    """Those that a file has: as they are, within JSON's escapes, in a workbook, a Parquet file or a database."""
+    """Those that a file has: as they are, within JSON's escapes, in a workbook, a Parquet file or a
+    database."""
     contents = [path.read_bytes()]
     if path.suffix == ".xlsx":
         with zipfile.ZipFile(path) as book:
@@ -185,4 +230,8 @@ def _held(path: Path, texts: Collection[str]) -> set[str]:
         with closing(sqlite3.connect(path)) as database, suppress(sqlite3.Error):
             contents.append("\n".join(database.iterdump()).encode())
     forms = {text: (text.encode(), json.dumps(text)[1:-1].encode()) for text in texts}
-    return {text for text in texts if any(form in content for content in contents for form in forms[text])}
+    return {
+        text
+        for text in texts
+        if any(form in content for content in contents for form in forms[text])
+    }

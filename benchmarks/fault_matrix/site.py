@@ -1,8 +1,10 @@
-"""A trial's site: a folder in which a user runs the same command until it ends well, and what must hold afterwards.
+"""A trial's site: a folder in which a user runs the same command until it ends well, and what must
+hold afterwards.
 
-Every trial begins with a copy of a prepared site: a finished run of another profile, the bystander, and for training
-the run as it was when its process was killed at the beginning of the stage. A run keeps absolute paths, so the site of
-every trial is the same folder, on a disk of its own where this machine allows that.
+Every trial begins with a copy of a prepared site: a finished run of another profile, the bystander,
+and for training the run as it was when its process was killed at the beginning of the stage. A run
+keeps absolute paths, so the site of every trial is the same folder, on a disk of its own where this
+machine allows that.
 """
 
 import json
@@ -46,7 +48,8 @@ STARTED = "started.json"
 _LATENCY_S = 0.25
 _NO_LINE = "no error line"
 _DATA_WITHIN_S, _TRAINING_WITHIN_S = 420.0, 1200.0
-"""For a command, on a machine that does other things as well; on top of how long the fault lasts."""
+"""For a command, on a machine that does other things as well; on top of how long the fault
+lasts."""
 Found = dict[str, Any]
 
 
@@ -67,7 +70,13 @@ class Seen:
 
     @property
     def ok(self) -> bool:
-        figures = (self.rows_lost, self.paid_twice, self.failures_as_scores, self.hangs, self.other_runs_harmed)
+        figures = (
+            self.rows_lost,
+            self.paid_twice,
+            self.failures_as_scores,
+            self.hangs,
+            self.other_runs_harmed,
+        )
         return self.ended_well and not any(figures)
 
 
@@ -77,10 +86,14 @@ class Workplace:
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder, self.seconds, self.site_folder = folder, seconds, folder / "site"
         sample = write_sample(
-            folder / "sample", Embedded(sample_train_rows=240, sample_dev_rows=40, sample_test_rows=60)
+            folder / "sample",
+            Embedded(sample_train_rows=240, sample_dev_rows=40, sample_test_rows=60),
         )
         assert sample.knowledge_base is not None
-        self._workbook, self.documents = sample.workbook, sample.knowledge_base.read_text(encoding="utf-8")
+        self._workbook, self.documents = (
+            sample.workbook,
+            sample.knowledge_base.read_text(encoding="utf-8"),
+        )
         self._services = subprocess.Popen(
             [sys.executable, "-m", "fault_matrix.services", str(sample.knowledge_base)],
             cwd=Path(__file__).parents[1],
@@ -107,19 +120,27 @@ class Workplace:
 
     def post(self, path: str, **state: Any) -> None:
         """To the services."""
-        httpx2.post(f"{self.url}/{path}", json=state, trust_env=False, timeout=60).raise_for_status()
+        httpx2.post(
+            f"{self.url}/{path}", json=state, trust_env=False, timeout=60
+        ).raise_for_status()
 
     def paid(self) -> int:
         """Answers that the services gave, since the books were reset."""
         return int(self._books()["paid"])
 
     def repeats(self, in_flight: int) -> Found:
-        """`repeated` and `paid_twice`, where a process that was struck may have lost so many answers."""
+        """`repeated` and `paid_twice`, where a process that was struck may have lost so many
+        answers."""
         books = self._books()
-        return {"repeated": books["repeated"], "paid_twice": max(0, books["paid_twice"] - in_flight)}
+        return {
+            "repeated": books["repeated"],
+            "paid_twice": max(0, books["paid_twice"] - in_flight),
+        }
 
     def _books(self) -> Found:
-        found: Found = httpx2.get(f"{self.url}/books", trust_env=False, timeout=60).raise_for_status().json()
+        found: Found = (
+            httpx2.get(f"{self.url}/books", trust_env=False, timeout=60).raise_for_status().json()
+        )
         return found
 
     def service_url(self, service: str) -> str:
@@ -133,7 +154,9 @@ class Workplace:
             self._prepare_training() if kind in TRAINING else self._prepare_data()
         self.post("reset", kind=kind)
         with self._folder() as on_own_disk:
-            shutil.copytree(self._prepared[kind], self.site_folder, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(
+                self._prepared[kind], self.site_folder, symlinks=True, dirs_exist_ok=True
+            )
             site = Site(self, kind, on_own_disk)
             try:
                 yield site
@@ -151,7 +174,8 @@ class Workplace:
             shutil.rmtree(self.site_folder)
 
     def _prepare_data(self) -> None:
-        """A bystander's finished run; the trial's own undisturbed run is looked at and thrown away."""
+        """A bystander's finished run; the trial's own undisturbed run is looked at and thrown
+        away."""
         with self._folder():
             for name, first, last in ((PROFILE, 0, ROWS), (BYSTANDER, ROWS, ROWS + ROWS // 2)):
                 self._write_profile(name, first, last)
@@ -162,7 +186,8 @@ class Workplace:
             self._expect("data", site)
 
     def _prepare_training(self) -> None:
-        """The pipeline, killed at the beginning of each stage and continued; a copy is kept of every beginning."""
+        """The pipeline, killed at the beginning of each stage and continued; a copy is kept of
+        every beginning."""
         with self.site("data") as site:
             self._write_profile(PROFILE, 0, None)
             site.kind = "register"
@@ -171,7 +196,11 @@ class Workplace:
                 site.wait_for(stage, process)
                 process.kill()
                 process.wait()
-                until(lambda: not processes_of(self.site_folder), 300, "the end of the engine's processes")
+                until(
+                    lambda: not processes_of(self.site_folder),
+                    300,
+                    "the end of the engine's processes",
+                )
                 self._keep(stage)
             site.must_run("pipeline", PROFILE)
             for stage in TRAINING:
@@ -189,14 +218,25 @@ class Workplace:
 
     def _write_profile(self, name: str, first: int, last: int | None) -> None:
         """With questions of its own: these lines of the sample, all of them with their splits."""
-        table = list(openpyxl.load_workbook(self._workbook, read_only=True).active.iter_rows(values_only=True))
+        table = list(
+            openpyxl.load_workbook(self._workbook, read_only=True).active.iter_rows(
+                values_only=True
+            )
+        )
         split = [str(cell) for cell in table[0]].index(Columns().split)
-        lines = [[str(cell or "") for place, cell in enumerate(row) if last is None or place != split] for row in table]
+        lines = [
+            [str(cell or "") for place, cell in enumerate(row) if last is None or place != split]
+            for row in table
+        ]
         data = lines[1:] if last is None else lines[1 + first : 1 + last]
         workbook = self.site_folder / f"{name}.xlsx"
         write_workbook(workbook, "questions", lines[0], data)
         chat = {"max_retries": 3, "timeout_s": 5, "concurrency": CONCURRENCY}
-        small = {"train_batch_size": 16, "ppo_mini_batch_size": 16, "ppo_micro_batch_size_per_gpu": 16}
+        small = {
+            "train_batch_size": 16,
+            "ppo_mini_batch_size": 16,
+            "ppo_micro_batch_size_per_gpu": 16,
+        }
         profile = {
             "extends": "embedded",
             "name": name,
@@ -210,7 +250,10 @@ class Workplace:
             "rl": small | {"total_steps": 3, "save_freq": 1, "test_freq": 1},
             "evaluate": {"latency_queries": 3},
             "retention": {"min_free_mb": 20},
-            "paths": {"runs": str(self.site_folder / "runs"), "state": str(self.site_folder / "state")},
+            "paths": {
+                "runs": str(self.site_folder / "runs"),
+                "state": str(self.site_folder / "state"),
+            },
         }
         path = self.site_folder / "configs" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
@@ -222,7 +265,9 @@ class Site:
 
     def __init__(self, work: Workplace, kind: str, own_disk: bool) -> None:
         self.work, self.kind, self.own_disk, self.folder = work, kind, own_disk, work.site_folder
-        self.log = work.folder / "terminal.log"  # what a full disk makes the command say must not be lost
+        self.log = (
+            work.folder / "terminal.log"
+        )  # what a full disk makes the command say must not be lost
         self.log.write_bytes(b"")
         self.flow = "pipeline" if kind in TRAINING else "refresh"
         self.settings: dict[str, str] = {}
@@ -236,9 +281,22 @@ class Site:
 
     def start(self, flow: str = "", profile: str = PROFILE) -> psutil.Popen:
         """The user's command."""
-        chosen = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
-        argv = [sys.executable, "-m", "qinglan.cli", "run", flow or self.flow, "--profile", profile, *chosen]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | self.env
+        chosen = [
+            word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")
+        ]
+        argv = [
+            sys.executable,
+            "-m",
+            "qinglan.cli",
+            "run",
+            flow or self.flow,
+            "--profile",
+            profile,
+            *chosen,
+        ]
+        env = {
+            name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+        } | self.env
         with self.log.open("ab") as log:
             return psutil.Popen(argv, cwd=self.folder, env=env, stdout=log, stderr=log)
 
@@ -248,7 +306,8 @@ class Site:
             sys.exit(f"error: without any fault, {flow} failed:\n{self.log.read_text()[-3000:]}")
 
     def end_of(self, process: psutil.Popen, within_s: float = 0.0) -> str:
-        """How it ended: `done`, its error line, or that it hung, which is counted; nothing of it may go on."""
+        """How it ended: `done`, its error line, or that it hung, which is counted; nothing of it
+        may go on."""
         try:
             status = process.wait(within_s or self.within_s)
             until(lambda: not processes_of(self.folder), 90, "the end of the command's processes")
@@ -261,7 +320,13 @@ class Site:
             return "done"
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
-        return f"killed ({status})" if status < 0 else errors[-1][:160] if errors else f"status {status}, {_NO_LINE}"
+        return (
+            f"killed ({status})"
+            if status < 0
+            else errors[-1][:160]
+            if errors
+            else f"status {status}, {_NO_LINE}"
+        )
 
     def wait_for(self, stage: str, process: psutil.Popen) -> None:
         """Until the stage has begun.
@@ -279,7 +344,8 @@ class Site:
             time.sleep(0.01)
 
     def wait_for_moment(self, stage: str, process: psutil.Popen, rng: Random) -> None:
-        """Until a random moment of the stage's work, or its end where it takes less time than usual.
+        """Until a random moment of the stage's work, or its end where it takes less time than
+        usual.
 
         Raises:
             LookupError: the command ended first, so that nothing can strike it.
@@ -310,11 +376,25 @@ class Site:
         with suppress(OSError, IndexError, ValueError):
             for row in read_jsonl(self.run / "select" / "rows.jsonl", Row):
                 scores = row.answer_retrieved.scores if row.answer_retrieved else None
-                found[f"select {row.id}"] = (row.answer, row.judge_score, scores, row.status, row.reason)
-            for arm in sorted(self.run.glob("evaluate/arm_*.jsonl")) if self.kind in TRAINING else ():
+                found[f"select {row.id}"] = (
+                    row.answer,
+                    row.judge_score,
+                    scores,
+                    row.status,
+                    row.reason,
+                )
+            for arm in (
+                sorted(self.run.glob("evaluate/arm_*.jsonl")) if self.kind in TRAINING else ()
+            ):
                 for each in read_jsonl(arm, ArmRow):
                     scores = each.retrieved.scores if each.retrieved else None
-                    found[f"{arm.stem} {each.row_id}"] = (each.text, each.judge_score, scores, "", each.reason)
+                    found[f"{arm.stem} {each.row_id}"] = (
+                        each.text,
+                        each.judge_score,
+                        scores,
+                        "",
+                        each.reason,
+                    )
         return found
 
     def is_well(self) -> bool:
@@ -330,9 +410,11 @@ class Site:
             ends.append(self.end_of(self.start()))
 
     def look(self, ends: list[str], in_flight: int) -> Seen:
-        """Every count after the trial; `in_flight`: answers that may have been lost with the process."""
+        """Every count after the trial; `in_flight`: answers that may have been lost with the
+        process."""
         expected, found = self.work.expected[self.kind], self.rows_by_stage()
-        # The services answer the same question with the same answer, so any other value came from a failure.
+        # The services answer the same question with the same answer, so any other value came from a
+        # failure.
         strange = [
             key
             for key, values in found.items()
@@ -346,7 +428,9 @@ class Site:
             failures_as_scores=len(set(strange)) + self._miscounted(),
             hangs=self.hangs,
             other_runs_harmed=int(self.is_harmed()),
-            ended_well=ends[-1] == "done" and found == expected and not any(_NO_LINE in end for end in ends),
+            ended_well=ends[-1] == "done"
+            and found == expected
+            and not any(_NO_LINE in end for end in ends),
         )
 
     def _miscounted(self) -> int:
@@ -361,7 +445,12 @@ class Site:
     def _digests(self) -> Mapping[str, str]:
         runs = self.folder / "runs"
         folders = runs_of(runs, BYSTANDER) if runs.exists() else []
-        files = (path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+        files = (
+            path
+            for folder in folders
+            for path in folder.rglob("*")
+            if path.is_file() and path.name != ".lock"
+        )
         return {str(path): sha256_of(path) for path in files}
 
     def is_harmed(self) -> bool:

@@ -1,4 +1,5 @@
-"""What strikes a command of a site at a random moment. Each is a context: it strikes, and heals when it is left."""
+"""What strikes a command of a site at a random moment. Each is a context: it strikes, and heals
+when it is left."""
 
 import os
 import struct
@@ -16,15 +17,30 @@ from .proxy import Proxy
 from .site import DISK_MB, Site
 
 Strike = Callable[[Site, psutil.Popen, Random], AbstractContextManager[None]]
-SERVICE_FAULTS = ("down", "hanging", "30% errors", "slow headers", "1 GB body", "cut body", "wrong shape", "blank")
-_PROXY_MODES = {"down": "down", "hanging": "black hole", "slow headers": "slow headers", "cut body": "cut body"}
+SERVICE_FAULTS = (
+    "down",
+    "hanging",
+    "30% errors",
+    "slow headers",
+    "1 GB body",
+    "cut body",
+    "wrong shape",
+    "blank",
+)
+_PROXY_MODES = {
+    "down": "down",
+    "hanging": "black hole",
+    "slow headers": "slow headers",
+    "cut body": "cut body",
+}
 """The faults of the network; the others are the service's own."""
 KILL, STOP, DISK_FULL = "kill -9", "SIGSTOP", "disk full"
 SERVICE_FAULT_S, STOPPED_S = 12.0, 90.0
 _ON_ITS_WAY_S = 0.3
 """What a service sent before its fault has arrived by then."""
 _LATE_S = 3.0
-"""After its fault, a service still answers requests that waited in the proxy, of clients that have gone."""
+"""After its fault, a service still answers requests that waited in the proxy, of clients that have
+gone."""
 
 
 @contextmanager
@@ -74,11 +90,14 @@ def shift_clock(site: Site, _process: psutil.Popen, rng: Random) -> Iterator[Non
 
 
 def prepare_clock(site: Site) -> None:
-    """Have the site's processes read a clock that can be shifted; this machine's own stays as it is."""
+    """Have the site's processes read a clock that can be shifted; this machine's own stays as it
+    is."""
     library = site.work.folder / "clock.so"
     if not library.exists():
         source = Path(__file__).with_name("clock.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True
+        )
     _clock_file(site.folder).write_bytes(struct.pack("q", 0))
     site.env |= {"LD_PRELOAD": str(library), "FAULT_CLOCK": str(_clock_file(site.folder))}
 
@@ -94,8 +113,12 @@ def break_service(service: str, fault: str) -> Strike:
     def strike(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
         site.work.post("switch", faults={service: fault})
         time.sleep(_ON_ITS_WAY_S)
-        with _proxy_for(site.work.proxies[service], _PROXY_MODES.get(fault, "pass"), SERVICE_FAULT_S):
-            healed = threading.Timer(SERVICE_FAULT_S + _LATE_S, lambda: site.work.post("switch", faults={}))
+        with _proxy_for(
+            site.work.proxies[service], _PROXY_MODES.get(fault, "pass"), SERVICE_FAULT_S
+        ):
+            healed = threading.Timer(
+                SERVICE_FAULT_S + _LATE_S, lambda: site.work.post("switch", faults={})
+            )
             healed.start()
             yield
             healed.join()

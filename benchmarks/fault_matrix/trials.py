@@ -1,4 +1,5 @@
-"""The matrix: every component with each of its faults, what is expected, and how one trial of it is made."""
+"""The matrix: every component with each of its faults, what is expected, and how one trial of it is
+made."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,7 +76,12 @@ def matrix() -> Iterator[Line]:
             yield Line(server, fault, expected, partial(of_server, server=server, fault=fault))
     for name, (expected, trial) in serving.ROUTER.items():
         yield Line("router", name, expected, trial)
-    yield Line("request log", "100,000 forged questions", "a run asks a limited number", serving.forged_questions)
+    yield Line(
+        "request log",
+        "100,000 forged questions",
+        "a run asks a limited number",
+        serving.forged_questions,
+    )
     yield Line("forget", "a search of every store", "nothing is found", serving.forget)
 
 
@@ -85,7 +91,12 @@ def random_quick_lines(rng: Random, count: int, *, own_disk: bool) -> Iterator[L
     Without a disk of its own, a site's can't be filled.
     """
     quick = [line for line in matrix() if own_disk or line.fault != DISK_FULL]
-    kinds = (DATA_STAGES, tuple(SERVICES), ("ledger on SQLite", "ledger on PostgreSQL"), ("router",))
+    kinds = (
+        DATA_STAGES,
+        tuple(SERVICES),
+        ("ledger on SQLite", "ledger on PostgreSQL"),
+        ("router",),
+    )
     for kind in islice(cycle(kinds), count):
         yield rng.choice([line for line in quick if line.component in kind])
 
@@ -138,9 +149,12 @@ def of_server(work: Workplace, rng: Random, *, server: str, fault: str) -> Seen:
 
 @contextmanager
 def _server(site: Site, name: str) -> Iterator[tuple[Callable[[], None], Proxy]]:
-    """Prefect's or MLflow's, which the site's commands reach through a proxy, and what restarts it."""
+    """Prefect's or MLflow's, which the site's commands reach through a proxy, and what restarts
+    it."""
     folder, port = site.work.folder / "servers", free_port()
-    servers = Servers(folder, f"sqlite:///{folder / 'mlflow.db'}", prefect_port=port, mlflow_port=port)
+    servers = Servers(
+        folder, f"sqlite:///{folder / 'mlflow.db'}", prefect_port=port, mlflow_port=port
+    )
     servers.prepare()
     proxy = Proxy((HOST, port))
     is_prefect = name.startswith("Prefect")
@@ -154,7 +168,9 @@ def _server(site: Site, name: str) -> Iterator[tuple[Callable[[], None], Proxy]]
 
         def start() -> None:
             processes.start("server", command)
-            processes.wait_for(name, f"{servers.api_url if is_prefect else servers.mlflow_url}/health")
+            processes.wait_for(
+                name, f"{servers.api_url if is_prefect else servers.mlflow_url}/health"
+            )
 
         def restart() -> None:
             processes.stop("server")

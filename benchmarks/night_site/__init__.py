@@ -1,1 +1,2 @@
-"""What `nights.py` is made of: a site, the services around it, what goes wrong, and what must be right afterwards."""
+"""What `nights.py` is made of: a site, the services around it, what goes wrong, and what must be
+right afterwards."""

@@ -46,13 +46,17 @@ def look(site: Site, night: Night, fault: Fault, runs: list[dict[str, Any]]) -> 
     if len(scheduled) != 1:
         wrong.append(f"the schedule fired {len(scheduled)} times")
     if night.state not in fault.states:
-        wrong.append(f"the run ended {night.state}: {runs[-1]['state']['message'] if runs else 'there is none'}")
+        wrong.append(
+            f"the run ended {night.state}: {runs[-1]['state']['message'] if runs else 'there is none'}"
+        )
     if night.state == "COMPLETED" and night.rows != site.rows:
         wrong.append(f"{night.rows} rows in the dataset, {site.rows} in the workbook")
     if night.state == "FAILED" and runs and not told_of(site, runs[-1]["name"]):
         wrong.append("nobody was told of the failure")
     if night.paid_twice > fault.asked_again:
-        wrong.append(f"{night.paid_twice} answers paid for twice, at most {fault.asked_again} were under way")
+        wrong.append(
+            f"{night.paid_twice} answers paid for twice, at most {fault.asked_again} were under way"
+        )
     if hanging := [run["name"] for run in site.unfinished()]:
         wrong.append(f"not ended: {', '.join(hanging)}")
     if orphans := strays(site):
@@ -87,5 +91,8 @@ def rows_read(site: Site, flow_run_id: str) -> int:
 
 def trainings(site: Site) -> int:
     """Finished ones so far."""
-    states = [json.loads((path / RUN_FILE).read_text()) for path in runs_of(site.runs, PROFILE, ("train",))]
+    states = [
+        json.loads((path / RUN_FILE).read_text())
+        for path in runs_of(site.runs, PROFILE, ("train",))
+    ]
     return sum(state["finished"] for state in states)

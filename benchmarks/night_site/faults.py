@@ -1,4 +1,5 @@
-"""What goes wrong at night, one thing a night, and in which state the night's run must end all the same."""
+"""What goes wrong at night, one thing a night, and in which state the night's run must end all the
+same."""
 
 import threading
 import time
@@ -14,8 +15,8 @@ from night_site.site import Site, until
 CONCURRENCY = 2
 """Of the profile's calls to the teacher."""
 UNDER_WAY = 2 * CONCURRENCY
-"""When a process is killed: calls without an answer, and answers whose transaction has not been committed, as these no
-longer hold a slot."""
+"""When a process is killed: calls without an answer, and answers whose transaction has not been
+committed, as these no longer hold a slot."""
 _BALLAST = "ballast"
 _LEFT_BYTES = 64 * 1024
 _OUTAGE_S = 8.0
@@ -46,7 +47,11 @@ class Fault:
 
 
 def _kill(site: Site, *words: str) -> None:
-    struck = [process for process in site.matching(*words) if "supervise.py" not in " ".join(process.cmdline())]
+    struck = [
+        process
+        for process in site.matching(*words)
+        if "supervise.py" not in " ".join(process.cmdline())
+    ]
     if not struck:
         raise LookupError(f"no process with {' '.join(words)} in its command line to kill")
     for process in struck:
@@ -70,7 +75,11 @@ def _is_flow(process: psutil.Process) -> bool:
     """The worker's child that runs a flow; what that starts inherits its environment."""
     with suppress(psutil.Error):
         parent = process.parent()
-        return _FLOW_RUN in process.environ() and parent is not None and _FLOW_RUN not in parent.environ()
+        return (
+            _FLOW_RUN in process.environ()
+            and parent is not None
+            and _FLOW_RUN not in parent.environ()
+        )
     return False
 
 
@@ -119,7 +128,11 @@ def _start_another(site: Site) -> None:
     before = time.monotonic()
     deployment = site.deployment("refresh")["id"]
     made = site.post(f"deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})
-    until(lambda: site.get(f"flow_runs/{made['id']}")["state"]["type"] != "SCHEDULED", 120, "the second refresh")
+    until(
+        lambda: site.get(f"flow_runs/{made['id']}")["state"]["type"] != "SCHEDULED",
+        120,
+        "the second refresh",
+    )
     assert time.monotonic() > before
 
 
@@ -140,10 +153,13 @@ FAULTS = (
         told=True,
         asked_again=UNDER_WAY,
     ),
-    Fault("RAG down all night", begin=_take_rag_down, end=_bring_rag_up, states=("FAILED",), told=True),
+    Fault(
+        "RAG down all night", begin=_take_rag_down, end=_bring_rag_up, states=("FAILED",), told=True
+    ),
     Fault("power cut: everything killed, started again", strike=_cut_power, asked_again=UNDER_WAY),
 )
-"""In this order, over and over. Those that automations need not do anything about follow the power cut, see `told`."""
+"""In this order, over and over. Those that automations need not do anything about follow the power
+cut, see `told`."""
 
 
 def told_of(site: Site, flow_run_name: str) -> bool:

@@ -1,7 +1,9 @@
-"""Teacher, judge, RAG and webhook receiver outside the site, so that nothing done to the site can touch their books.
+"""Teacher, judge, RAG and webhook receiver outside the site, so that nothing done to the site can
+touch their books.
 
-Teacher and RAG are the simulators' own apps. Around them: a count of the answers given per request, as a provider's
-bill would have it, and switches for bad times. `python services.py KNOWLEDGE_BASE` prints its address.
+Teacher and RAG are the simulators' own apps. Around them: a count of the answers given per request,
+as a provider's bill would have it, and switches for bad times. `python services.py KNOWLEDGE_BASE`
+prints its address.
 """
 
 import asyncio
@@ -42,13 +44,15 @@ class Books:
         self.answered[question] += 1
 
     def stats(self) -> dict[str, Any]:
-        """Answers paid for, how many of them had been paid for before, and what the webhook was told."""
+        """Answers paid for, how many of them had been paid for before, and what the webhook was
+        told."""
         paid = self.answered.total()
         return {"paid": paid, "paid_twice": paid - len(self.answered), "notified": self.notified}
 
 
 class Billed:
-    """ASGI middleware around a paid service: it writes down each answered request once it is answered."""
+    """ASGI middleware around a paid service: it writes down each answered request once it is
+    answered."""
 
     def __init__(self, app: ASGIApp, books: Books, service: str = "") -> None:
         self._app, self._books, self._service = app, books, service
@@ -61,7 +65,9 @@ class Billed:
         await asyncio.sleep(self._books.latency_s)
         if self._books.rng.random() < self._books.fault_share:
             status = self._books.rng.choice([429, 500])
-            refused = JSONResponse({"error": {"message": "try again"}}, status, {"retry-after-ms": "50"})
+            refused = JSONResponse(
+                {"error": {"message": "try again"}}, status, {"retry-after-ms": "50"}
+            )
             await refused(scope, receive, send)
             return
 
@@ -95,7 +101,8 @@ class Switched:
 
 
 def create_app(knowledge_base: Path) -> Starlette:
-    """`/v1` is teacher and judge, `/rag/retrieve` the RAG; `/books`, `/webhook` and `/switch` are the benchmark's."""
+    """`/v1` is teacher and judge, `/rag/retrieve` the RAG; `/books`, `/webhook` and `/switch` are
+    the benchmark's."""
     books = Books()
 
     async def read_books(_: Request) -> JSONResponse:
@@ -127,7 +134,9 @@ def serve_on_free_port(app: ASGIApp) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(
+        sockets=[listener]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A team's site in a folder of its own: a profile, a workbook that grows, `qinglan up`, and its Prefect API."""
+"""A team's site in a folder of its own: a profile, a workbook that grows, `qinglan up`, and its
+Prefect API."""
 
 import os
 import signal
@@ -38,16 +39,23 @@ Json = dict[str, Any]
 
 
 class Site:
-    """One folder with everything in it, on a disk of limited size where this machine allows that."""
+    """One folder with everything in it, on a disk of limited size where this machine allows
+    that."""
 
     def __init__(self, folder: Path, services_url: str, questions: Path) -> None:
         self.folder, self.services_url = folder, services_url
         self.runs, self.state = folder / "runs", folder / "state"
         self.ports = free_port(), free_port()
-        self.api = RetryingClient(base_url=f"http://127.0.0.1:{self.ports[0]}/api", trust_env=False, timeout=60)
-        self._book = openpyxl.load_workbook(questions, read_only=True).active.iter_rows(values_only=True)
+        self.api = RetryingClient(
+            base_url=f"http://127.0.0.1:{self.ports[0]}/api", trust_env=False, timeout=60
+        )
+        self._book = openpyxl.load_workbook(questions, read_only=True).active.iter_rows(
+            values_only=True
+        )
         header = [str(cell) for cell in next(self._book)]
-        self._columns = [place for place, title in enumerate(header) if title != Columns().split]  # it splits by itself
+        self._columns = [
+            place for place, title in enumerate(header) if title != Columns().split
+        ]  # it splits by itself
         self._header = [header[place] for place in self._columns]
         self._rows: list[list[str]] = []
         self.up: psutil.Popen | None = None
@@ -56,19 +64,27 @@ class Site:
     def prepare(self, settings: Json) -> None:
         """Write profile and deployments as a team would, the nightly schedule switched on."""
         (self.folder / "configs").mkdir(parents=True)
-        (self.folder / "configs" / f"{PROFILE}.yaml").write_text(yaml.safe_dump(settings, allow_unicode=True))
+        (self.folder / "configs" / f"{PROFILE}.yaml").write_text(
+            yaml.safe_dump(settings, allow_unicode=True)
+        )
         text = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
         declared = yaml.safe_load(text)
         chosen = [entry for entry in declared["deployments"] if entry["name"] in _DEPLOYED]
         for entry in chosen:
-            entry["parameters"] = {name: entry["parameters"][name] for name in entry["parameters"]} | {
-                "profile": PROFILE
-            }
+            entry["parameters"] = {
+                name: entry["parameters"][name] for name in entry["parameters"]
+            } | {"profile": PROFILE}
             for schedule in entry.get("schedules", []):
                 schedule["active"] = True
         (self.folder / "deployments").mkdir()
-        kept = {"name": "night", "prefect-version": declared["prefect-version"], "deployments": chosen}
-        (self.folder / "deployments" / "prefect.yaml").write_text(yaml.safe_dump(kept, allow_unicode=True))
+        kept = {
+            "name": "night",
+            "prefect-version": declared["prefect-version"],
+            "deployments": chosen,
+        }
+        (self.folder / "deployments" / "prefect.yaml").write_text(
+            yaml.safe_dump(kept, allow_unicode=True)
+        )
 
     @property
     def rows(self) -> int:
@@ -92,11 +108,20 @@ class Site:
         argv = [sys.executable, "-m", "qinglan.cli", "up", f"--profile={PROFILE}"]
         argv += [f"--prefect-port={self.ports[0]}", f"--mlflow-port={self.ports[1]}"]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        env |= {WEBHOOK_ENV: f"{self.services_url}/webhook", "PREFECT_HOME": str(self.state / "prefect")}
+        env |= {
+            WEBHOOK_ENV: f"{self.services_url}/webhook",
+            "PREFECT_HOME": str(self.state / "prefect"),
+        }
         env |= {"PREFECT_SERVER_SERVICES_SCHEDULER_MIN_RUNS": str(_SCHEDULED_AHEAD)}
         with log.open("wb") as output:
-            up = self.up = psutil.Popen(argv, cwd=self.folder, env=env, stdout=output, stderr=subprocess.STDOUT)
-        until(lambda: b"Ctrl-C stops" in log.read_bytes() or up.poll() is not None, _UP_WITHIN_S, "qinglan up")
+            up = self.up = psutil.Popen(
+                argv, cwd=self.folder, env=env, stdout=output, stderr=subprocess.STDOUT
+            )
+        until(
+            lambda: b"Ctrl-C stops" in log.read_bytes() or up.poll() is not None,
+            _UP_WITHIN_S,
+            "qinglan up",
+        )
         if up.poll() is not None:
             raise SystemExit(f"qinglan up ended with {up.returncode}:\n{tail(log)}")
 
@@ -134,22 +159,30 @@ class Site:
         return self.get(f"deployments/name/{name}/{name}")
 
     def fire_by_schedule(self, name: str, *, made_before_s: float = 0.0) -> None:
-        """Move the clock to the next time of the schedule: the flow run that Prefect made for it starts now.
+        """Move the clock to the next time of the schedule: the flow run that Prefect made for it
+        starts now.
 
-        Args:
-            made_before_s: that run's least age. Prefect keeps the events of a run from automations for a quarter of an
-                hour if it began within five minutes of being scheduled, which a nightly schedule's never does.
+        Args: made_before_s: that run's least age. Prefect keeps the events of a run from
+            automations for a quarter of an
+                hour if it began within five minutes of being scheduled, which a nightly schedule's
+                never does.
         """
         deployment = self.deployment(name)["id"]
         query = {
-            "flow_runs": {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": ["SCHEDULED"]}}},
+            "flow_runs": {
+                "deployment_id": {"any_": [deployment]},
+                "state": {"type": {"any_": ["SCHEDULED"]}},
+            },
         }
         until(lambda: bool(self.post("flow_runs/filter", query)), 90, f"a scheduled run of {name}")
         # The oldest: where clean-up has removed a run, the schedule makes another for that time.
         run = min(self.post("flow_runs/filter", query), key=lambda run: run["state"]["timestamp"])
         age = datetime.now(UTC) - datetime.fromisoformat(run["state"]["timestamp"])
         time.sleep(max(0.0, made_before_s - age.total_seconds()))
-        now = {"type": "SCHEDULED", "state_details": {"scheduled_time": datetime.now(UTC).isoformat()}}
+        now = {
+            "type": "SCHEDULED",
+            "state_details": {"scheduled_time": datetime.now(UTC).isoformat()},
+        }
         self.post(f"flow_runs/{run['id']}/set_state", {"state": now, "force": True})
 
     def runs_of(self, name: str, since: datetime) -> list[Json]:
@@ -166,12 +199,15 @@ class Site:
 
     def unfinished(self) -> list[Json]:
         """Flow runs that should be over: not those that wait for a later night."""
-        found: list[Json] = self.post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": [*UNFINISHED]}}}})
+        found: list[Json] = self.post(
+            "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": [*UNFINISHED]}}}}
+        )
         now = datetime.now(UTC)
         return [
             run
             for run in found
-            if run["state"]["type"] != "SCHEDULED" or datetime.fromisoformat(run["next_scheduled_start_time"]) <= now
+            if run["state"]["type"] != "SCHEDULED"
+            or datetime.fromisoformat(run["next_scheduled_start_time"]) <= now
         ]
 
     def get(self, path: str) -> Any:
@@ -204,17 +240,22 @@ class Site:
 
     def books(self) -> Json:
         """What the services wrote down."""
-        found: Json = httpx2.get(f"{self.services_url}/books", trust_env=False).raise_for_status().json()
+        found: Json = (
+            httpx2.get(f"{self.services_url}/books", trust_env=False).raise_for_status().json()
+        )
         return found
 
     def disk_mb(self) -> float:
         """Of everything the site keeps."""
-        files = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        files = (
+            path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()
+        )
         return sum(_size(path) for path in files) / 1e6
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Every process of this machine, but this one, that works in the folder or was started for it."""
+    """Every process of this machine, but this one, that works in the folder or was started for
+    it."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -248,7 +289,9 @@ def until(done: Callable[[], bool], within_s: float, what: str) -> float:
 def questions_and_documents(folder: Path, nights: int) -> tuple[Path, Path]:
     """The sample's workbook, large enough for so many nights, and its knowledge base."""
     rows = FIRST_ROWS + ROWS_PER_NIGHT * nights
-    sample = write_sample(folder, Embedded(sample_train_rows=rows, sample_dev_rows=20, sample_test_rows=40))
+    sample = write_sample(
+        folder, Embedded(sample_train_rows=rows, sample_dev_rows=20, sample_test_rows=40)
+    )
     assert sample.knowledge_base is not None
     return sample.workbook, sample.knowledge_base
 
@@ -258,7 +301,10 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[bool]:
     """A disk of its own for the site, where this user may mount one; else the folder as it is."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
-    mounted = os.getuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    mounted = (
+        os.getuid() == 0
+        and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
     try:
         yield mounted
     finally:

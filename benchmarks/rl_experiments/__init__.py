@@ -1,1 +1,2 @@
-"""The experiments on the embedded task: what is run, its results as JSON, and the tables made of them."""
+"""The experiments on the embedded task: what is run, its results as JSON, and the tables made of
+them."""

@@ -1,4 +1,5 @@
-"""Which choices hold up, by rules on the intervals, and which hacked runs the alarms would have found."""
+"""Which choices hold up, by rules on the intervals, and which hacked runs the alarms would have
+found."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from .results import Difference, Result, Results, difference
 
 MISSING = "not measured"
 MIN_GOLD_FALL = 0.1
-"""Of top-1 from the first to the last tenth of a training's steps, so that it is no noise: three standard errors."""
+"""Of top-1 from the first to the last tenth of a training's steps, so that it is no noise: three
+standard errors."""
 Arm = tuple[str, str]
 """Experiment and arm."""
 
@@ -30,17 +32,36 @@ class Choice:
 CHOICES = (
     Choice("RL after SFT, rather than SFT alone", ("default", "rl"), ("default", "sft")),
     Choice("RL after SFT, rather than RL alone", ("default", "rl"), ("rl_only", "rl")),
-    Choice("The student passes its teacher, with labels in the reward", ("default", "rl"), ("default", "teacher")),
-    Choice("The student passes its teacher without labels", ("label_free", "rl"), ("label_free", "teacher")),
-    Choice("The formula without guards improves on SFT", ("formula_alone", "rl"), ("formula_alone", "sft")),
+    Choice(
+        "The student passes its teacher, with labels in the reward",
+        ("default", "rl"),
+        ("default", "teacher"),
+    ),
+    Choice(
+        "The student passes its teacher without labels",
+        ("label_free", "rl"),
+        ("label_free", "teacher"),
+    ),
+    Choice(
+        "The formula without guards improves on SFT",
+        ("formula_alone", "rl"),
+        ("formula_alone", "sft"),
+    ),
     Choice("PPO with a critic, rather than GRPO", ("default", "rl"), ("grpo", "rl")),
-    Choice("Asking the judge about some samples only", ("judge_30", "rl"), ("no_gate", "rl"), no_worse=True),
+    Choice(
+        "Asking the judge about some samples only",
+        ("judge_30", "rl"),
+        ("no_gate", "rl"),
+        no_worse=True,
+    ),
     Choice("The judge's score as a part of the reward", ("label_free", "rl"), ("no_judge", "rl")),
     Choice("The win term", ("label_free", "rl"), ("no_win", "rl")),
     Choice("A reward relative to the teacher", ("label_free", "rl"), ("absolute", "rl")),
     Choice("The relevance gate", ("label_free", "rl"), ("no_gate", "rl")),
     Choice("Guards and gate together", ("label_free", "rl"), ("no_guards", "rl")),
-    Choice("LoRA in RL, rather than all parameters", ("lora", "rl"), ("default", "rl"), no_worse=True),
+    Choice(
+        "LoRA in RL, rather than all parameters", ("lora", "rl"), ("default", "rl"), no_worse=True
+    ),
     Choice("Sampling at temperature 1, rather than cooler", ("default", "rl"), ("cool", "rl")),
     Choice("Sampling at temperature 1, rather than hotter", ("default", "rl"), ("hot", "rl")),
 )
@@ -48,7 +69,10 @@ CHOICES = (
 
 def findings(results: Results, groups: Mapping[str, str]) -> list[str]:
     """The choices with their numbers and what those say."""
-    lines = ["| Choice | Compared | Seeds | Difference in top-1 [95%] | Reading |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| Choice | Compared | Seeds | Difference in top-1 [95%] | Reading |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for choice in CHOICES:
         ours, other = (results.get(experiment, {}) for experiment, _ in (choice.way, choice.other))
         found = difference(ours, choice.way[1], other, choice.other[1], groups)
@@ -89,7 +113,12 @@ def shown(found: Difference | None) -> str:
 
 def alarm_record(results: Results, groups: Mapping[str, str]) -> list[str]:
     """How often each alarm was raised in runs that were hacked and in others; rivals have none."""
-    runs = [r for name, seeds in results.items() if EXPERIMENTS[name].trainer == "qinglan" for r in seeds.values()]
+    runs = [
+        r
+        for name, seeds in results.items()
+        if EXPERIMENTS[name].trainer == "qinglan"
+        for r in seeds.values()
+    ]
     if not runs:
         return [f"{MISSING.capitalize()}."]
     worse = [result for result in runs if tests_worse(result, groups)]
@@ -104,8 +133,15 @@ def alarm_record(results: Results, groups: Mapping[str, str]) -> list[str]:
     )
     parts = (worse, repaired, others)
     counts = [Counter(name for result in part for name in _names(result)) for part in parts]
-    heads = (f"{len(worse)} with a hacked model", f"{len(repaired)} hacked in training alone", f"{len(others)} others")
-    lines = ["| Alarm | " + " | ".join(f"of {head}" for head in heads) + " |", "| --- |" + " ---: |" * len(parts)]
+    heads = (
+        f"{len(worse)} with a hacked model",
+        f"{len(repaired)} hacked in training alone",
+        f"{len(others)} others",
+    )
+    lines = [
+        "| Alarm | " + " | ".join(f"of {head}" for head in heads) + " |",
+        "| --- |" + " ---: |" * len(parts),
+    ]
     for name in sorted({name for count in counts for name in count}):
         lines.append(f"| `{name}` | " + " | ".join(str(count[name]) for count in counts) + " |")
     any_of = [str(sum(bool(result.alarms) for result in part)) for part in parts]
@@ -113,15 +149,24 @@ def alarm_record(results: Results, groups: Mapping[str, str]) -> list[str]:
 
 
 def tests_worse(result: Result, groups: Mapping[str, str]) -> bool:
-    """Whether the reward rose, and the model that was chosen is worse than the one that training started from."""
+    """Whether the reward rose, and the model that was chosen is worse than the one that training
+    started from."""
     start = "base" if "rl.start_from=base" in result.settings else "sft"
     found = difference({0: result}, "rl", {0: result}, start, groups)
-    return (_change(result, "reward") or 0) > 0 and found is not None and found.ci95 is not None and found.ci95[1] < 0
+    return (
+        (_change(result, "reward") or 0) > 0
+        and found is not None
+        and found.ci95 is not None
+        and found.ci95[1] < 0
+    )
 
 
 def trained_worse(result: Result) -> bool:
-    """Whether the reward rose while top-1 of the training's samples fell, whatever was chosen then."""
-    return (_change(result, "reward") or 0) > 0 and (_change(result, "gold_top1") or 0) <= -MIN_GOLD_FALL
+    """Whether the reward rose while top-1 of the training's samples fell, whatever was chosen
+    then."""
+    return (_change(result, "reward") or 0) > 0 and (
+        _change(result, "gold_top1") or 0
+    ) <= -MIN_GOLD_FALL
 
 
 def _change(result: Result, name: str) -> float | None:

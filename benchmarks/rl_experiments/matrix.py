@@ -1,4 +1,5 @@
-"""What is run: every experiment as overrides of the embedded profile, and the tables that set them side by side."""
+"""What is run: every experiment as overrides of the embedded profile, and the tables that set them
+side by side."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,16 @@ LABEL_FREE: Settings = ("reward.use_labels=false",)
 UNGATED: Settings = (*LABEL_FREE, "reward.relevance_gate=false")
 """Without labels, and the judge does not see what is retrieved."""
 # As many samples a step and an update as PPO has: 16 prompts × 4, updates of 32.
-GROUPS_OF_4: Settings = ("rl.rollouts_per_prompt=4", "rl.train_batch_size=16", "rl.ppo_mini_batch_size=8")
-GROUPS_OF_8: Settings = ("rl.rollouts_per_prompt=8", "rl.train_batch_size=8", "rl.ppo_mini_batch_size=4")
+GROUPS_OF_4: Settings = (
+    "rl.rollouts_per_prompt=4",
+    "rl.train_batch_size=16",
+    "rl.ppo_mini_batch_size=8",
+)
+GROUPS_OF_8: Settings = (
+    "rl.rollouts_per_prompt=8",
+    "rl.train_batch_size=8",
+    "rl.ppo_mini_batch_size=4",
+)
 GRPO_RATE, TRL_RATE, SWIFT_RATE, LORA_RATE = "3.0e-4", "3.0e-4", "3.0e-4", "1.0e-3"
 """In use; the page says whether the dev split chose them. PPO has the profile's."""
 GRPO_RATES = ("1.0e-4", "3.0e-4", "1.0e-3")
@@ -82,7 +91,13 @@ class Tuning:
     def others(self) -> tuple[Experiment, ...]:
         """Experiments with the rates that are not in use."""
         return tuple(
-            Experiment(self.candidate(rate), f"{self.experiment}, rate {rate}", self.settings(rate), (1,), self.trainer)
+            Experiment(
+                self.candidate(rate),
+                f"{self.experiment}, rate {rate}",
+                self.settings(rate),
+                (1,),
+                self.trainer,
+            )
             for rate in self.rates
             if rate != self.used
         )
@@ -98,16 +113,36 @@ TUNED = (
 _ALL = (
     Experiment("default", "PPO with labels: the profile as it ships"),
     Experiment("label_free", "PPO, no labels in the reward", LABEL_FREE),
-    Experiment("formula_alone", "the formula alone: judge on 30%, no guard, no gate", FORMULA_ALONE),
+    Experiment(
+        "formula_alone", "the formula alone: judge on 30%, no guard, no gate", FORMULA_ALONE
+    ),
     *(other for tuning in TUNED for other in tuning.others()),
     Experiment("grpo", "GRPO with labels, 16 prompts × 4", grpo(GRPO_RATE)),
     Experiment("grpo_8", "GRPO with labels, 8 prompts × 8", grpo(GRPO_RATE, GROUPS_OF_8), (1,)),
-    Experiment("grpo_label_free", "GRPO, no labels in the reward", (*grpo(GRPO_RATE), *LABEL_FREE), TWO_SEEDS),
-    Experiment("rloo", "RLOO with labels, 16 prompts × 4", (*grpo(GRPO_RATE)[1:], "rl.algorithm=rloo"), (1,)),
     Experiment(
-        "kl_adaptive", "KL to SFT in the reward, kept at 0.1", ("rl.kl.mode=reward", "rl.kl.target_kl=0.1"), (1,)
+        "grpo_label_free",
+        "GRPO, no labels in the reward",
+        (*grpo(GRPO_RATE), *LABEL_FREE),
+        TWO_SEEDS,
     ),
-    Experiment("no_judge", "judge has no weight, only guards", (*LABEL_FREE, "reward.judge_weight=0"), TWO_SEEDS),
+    Experiment(
+        "rloo",
+        "RLOO with labels, 16 prompts × 4",
+        (*grpo(GRPO_RATE)[1:], "rl.algorithm=rloo"),
+        (1,),
+    ),
+    Experiment(
+        "kl_adaptive",
+        "KL to SFT in the reward, kept at 0.1",
+        ("rl.kl.mode=reward", "rl.kl.target_kl=0.1"),
+        (1,),
+    ),
+    Experiment(
+        "no_judge",
+        "judge has no weight, only guards",
+        (*LABEL_FREE, "reward.judge_weight=0"),
+        TWO_SEEDS,
+    ),
     Experiment("no_win", "no win term", (*LABEL_FREE, "reward.win_weight=0"), TWO_SEEDS),
     Experiment(
         "absolute",
@@ -128,7 +163,12 @@ _ALL = (
         (*UNGATED, "reward.judge_share=0.3"),
         TWO_SEEDS,
     ),
-    Experiment("judge_0", "no relevance gate, judge never asked", (*UNGATED, "reward.judge_share=0"), TWO_SEEDS),
+    Experiment(
+        "judge_0",
+        "no relevance gate, judge never asked",
+        (*UNGATED, "reward.judge_share=0"),
+        TWO_SEEDS,
+    ),
     Experiment("lora", "LoRA, rank 16", lora(LORA_RATE), TWO_SEEDS),
     Experiment("rl_only", "RL from the base model, no SFT", ("rl.start_from=base",), TWO_SEEDS),
     Experiment("cool", "sampling at temperature 0.7", ("rl.temperature=0.7",), TWO_SEEDS),

@@ -1,8 +1,8 @@
 """One JSON per experiment and seed, and what is computed over several of them.
 
-A test question's top-1 is kept as one character, in the order of `questions.json`, so that any two experiments can be
-compared row by row later. An interval resamples groups of questions and training seeds: the same setting trained once
-more is another model.
+A test question's top-1 is kept as one character, in the order of `questions.json`, so that any two
+experiments can be compared row by row later. An interval resamples groups of questions and training
+seeds: the same setting trained once more is another model.
 """
 
 import json
@@ -35,7 +35,8 @@ Floats = NDArray[np.float64]
 
 
 class Point(BaseModel, frozen=True, extra="forbid"):
-    """A training step: samples and seconds up to its end, without start-up, validation and saving; its mean reward."""
+    """A training step: samples and seconds up to its end, without start-up, validation and saving;
+    its mean reward."""
 
     samples: int
     seconds: float
@@ -58,7 +59,8 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     rl_s: float
     """Of the RL stage, or of the rival's process: from its start to the saved model."""
     own_ledger: bool = False
-    """Whether it began with an empty ledger, so that no earlier run had asked the judge and the RAG for it."""
+    """Whether it began with an empty ledger, so that no earlier run had asked the judge and the RAG
+    for it."""
     questions: str
     """Digest of the test questions."""
     top1: dict[str, str]
@@ -97,7 +99,8 @@ class Site:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def load(self) -> Results:
-        """The results of the matrix as it is, on the present questions; others can't be compared with them."""
+        """The results of the matrix as it is, on the present questions; others can't be compared
+        with them."""
         results: Results = {}
         for result, objection in self._read():
             if not objection:
@@ -106,12 +109,19 @@ class Site:
 
     def left_out(self) -> list[str]:
         """What `load` leaves out, with the reason."""
-        return [f"{result.experiment}-{result.seed}: {objection}" for result, objection in self._read() if objection]
+        return [
+            f"{result.experiment}-{result.seed}: {objection}"
+            for result, objection in self._read()
+            if objection
+        ]
 
     def _read(self) -> list[tuple[Result, str]]:
         digest, paths = hash_of(self.groups()), sorted(self.folder.glob("*-[0-9]*.json"))
         found = [Result.model_validate_json(path.read_text(encoding="utf-8")) for path in paths]
-        return [(result, self._objection(result, digest)) for result in sorted(found, key=lambda result: result.seed)]
+        return [
+            (result, self._objection(result, digest))
+            for result in sorted(found, key=lambda result: result.seed)
+        ]
 
     def _objection(self, result: Result, questions: str) -> str:
         experiment = EXPERIMENTS.get(result.experiment)
@@ -123,7 +133,8 @@ class Site:
 
 
 def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]]:
-    """What a finished pipeline run found, and the test questions' groups; `known`: what the run can't tell."""
+    """What a finished pipeline run found, and the test questions' groups; `known`: what the run
+    can't tell."""
     report = Report.read(directory / "report.json")
     rl, evaluated, dataset = (stage_of(directory, name) for name in ("rl", "evaluate", "dataset"))
     rows = list(read_jsonl(dataset.path("test"), Row))
@@ -151,7 +162,9 @@ def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]
 
 def stage_of(directory: Path, name: str) -> StageResult:
     """A finished stage of a run."""
-    return StageResult.model_validate_json((directory / name / MANIFEST).read_text(encoding="utf-8"))
+    return StageResult.model_validate_json(
+        (directory / name / MANIFEST).read_text(encoding="utf-8")
+    )
 
 
 def work_of(directory: Path, name: str) -> Path:
@@ -166,7 +179,8 @@ def marks(arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> str:
 
 
 def verl_curve(steps: Mapping[int, Mapping[str, float]], samples_a_step: int) -> list[Point]:
-    """Samples, seconds and reward by step, from verl's metrics, whose `step` holds saving but not validation."""
+    """Samples, seconds and reward by step, from verl's metrics, whose `step` holds saving but not
+    validation."""
     points: list[Point] = []
     seconds = 0.0
     for metrics in steps.values():
@@ -174,7 +188,11 @@ def verl_curve(steps: Mapping[int, Mapping[str, float]], samples_a_step: int) ->
             continue
         seconds += metrics["timing_s/step"] - metrics.get("timing_s/save_checkpoint", 0.0)
         samples = samples_a_step * (len(points) + 1)
-        points.append(Point(samples=samples, seconds=round(seconds, 2), reward=metrics[STEP_METRICS["reward"]]))
+        points.append(
+            Point(
+                samples=samples, seconds=round(seconds, 2), reward=metrics[STEP_METRICS["reward"]]
+            )
+        )
     return points
 
 
@@ -193,13 +211,19 @@ class Difference:
 
 
 def difference(
-    ours: Mapping[int, Result], arm: str, other: Mapping[int, Result], other_arm: str, groups: Mapping[str, str]
+    ours: Mapping[int, Result],
+    arm: str,
+    other: Mapping[int, Result],
+    other_arm: str,
+    groups: Mapping[str, str],
 ) -> Difference | None:
     """`arm` − `other_arm` over the seeds that both have; None where there is no such seed."""
     seeds = tuple(sorted(ours.keys() & other.keys()))
     if not seeds or any(arm not in ours[s].top1 or other_arm not in other[s].top1 for s in seeds):
         return None
-    table = np.array([_values(ours[s].top1[arm]) - _values(other[s].top1[other_arm]) for s in seeds])
+    table = np.array(
+        [_values(ours[s].top1[arm]) - _values(other[s].top1[other_arm]) for s in seeds]
+    )
     present = ~np.isnan(table).any(axis=0)
     if not present.any():
         return None
@@ -221,7 +245,8 @@ def _values(top1: str) -> Floats:
 
 
 def _interval(sums: Floats, sizes: NDArray[np.intp]) -> tuple[float, float] | None:
-    """Seeds and groups are drawn anew, each with replacement; `sums`: seeds × groups, `sizes`: questions a group."""
+    """Seeds and groups are drawn anew, each with replacement; `sums`: seeds × groups, `sizes`:
+    questions a group."""
     seeds, groups = sums.shape
     if groups < 2:
         return None

@@ -1,7 +1,8 @@
-"""A rival's measurement: the same SFT model, prompts, reward and evaluation as a finished run of ours had.
+"""A rival's measurement: the same SFT model, prompts, reward and evaluation as a finished run of
+ours had.
 
-The rival trains in a process of its own (benchmarks/rl_rivals) and saves checkpoints at the steps where ours does. As
-with ours, the best on the dev split is tested.
+The rival trains in a process of its own (benchmarks/rl_rivals) and saves checkpoints at the steps
+where ours does. As with ours, the best on the dev split is tested.
 """
 
 import asyncio
@@ -36,7 +37,10 @@ from qinglan.training.engines.swift import engine_env
 from .results import Point, Result, marks, result_of_run, stage_of, work_of
 
 SCRIPTS = Path(__file__).parents[1] / "rl_rivals"
-PACKAGES = {"trl": ("trl", "transformers", "torch"), "swift": ("ms-swift", "trl", "transformers", "torch")}
+PACKAGES = {
+    "trl": ("trl", "transformers", "torch"),
+    "swift": ("ms-swift", "trl", "transformers", "torch"),
+}
 TRAINING = "training.json"
 REWARDS = "rewards.jsonl"
 TIMES = "times.jsonl"
@@ -83,7 +87,9 @@ def training(profile: Profile, verl_run: Path, services: Services, folder: Path)
     reward = json.loads((work_of(verl_run, "rl") / "reward.json").read_text(encoding="utf-8"))
     addresses = {"rag_url": services().rag_url, "judge_url": services().judge_url}
     log = {"samples_log": str(folder / "samples.jsonl"), "run_id": folder.name}
-    ledger = {"ledger": profile.ledger.model_dump(mode="json")}  # its own, which is empty as ours was
+    ledger = {
+        "ledger": profile.ledger.model_dump(mode="json")
+    }  # its own, which is empty as ours was
     write_json(folder / "reward.json", reward | addresses | log | ledger)
     return {
         "model": str(stage_of(verl_run, "sft").path("model")),
@@ -118,7 +124,9 @@ def read_curve(rewards: Path, times: Path) -> list[Point]:
     """
     steps, seconds = ([json.loads(line) for line in _lines(path)] for path in (rewards, times))
     if len(steps) != len(seconds):
-        raise StageError(f"{len(steps)} batches were scored ({rewards}) in {len(seconds)} steps ({times})")
+        raise StageError(
+            f"{len(steps)} batches were scored ({rewards}) in {len(seconds)} steps ({times})"
+        )
     points: list[Point] = []
     for step, end in zip(steps, seconds, strict=True):
         samples = step["samples"] + (points[-1].samples if points else 0)
@@ -136,16 +144,28 @@ def _train(trainer: str, profile: Profile, folder: Path) -> float:
 
 def _evaluate(run: Run, services: Services, verl_run: Path) -> dict[str, Any]:
     dataset, profile = stage_of(verl_run, "dataset"), run.profile
-    found = {int(path.name.rpartition("-")[2]): path for path in (run.directory / "checkpoints").glob("checkpoint-*")}
+    found = {
+        int(path.name.rpartition("-")[2]): path
+        for path in (run.directory / "checkpoints").glob("checkpoint-*")
+    }
     if not found:
         raise StageError(f"no checkpoint under {run.directory}; see {run.directory / 'train.log'}")
-    dev_ids = {info["row_id"] for info in pq.read_table(dataset.path("rl_dev"))["extra_info"].to_pylist()}
+    dev_ids = {
+        info["row_id"] for info in pq.read_table(dataset.path("rl_dev"))["extra_info"].to_pylist()
+    }
     dev = [row for row in read_jsonl(dataset.path("rows"), Row) if row.id in dev_ids]
     test = list(read_jsonl(dataset.path("test"), Row))
-    found[0] = stage_of(verl_run, "sft").path("model")  # as with ours: where training made it worse, SFT's is kept
-    arms = _arms(run, services, {f"step_{step}": str(path) for step, path in found.items()}, dev, "dev")
+    found[0] = stage_of(verl_run, "sft").path(
+        "model"
+    )  # as with ours: where training made it worse, SFT's is kept
+    arms = _arms(
+        run, services, {f"step_{step}": str(path) for step, path in found.items()}, dev, "dev"
+    )
     recipe = get_recipe(profile.recipe)
-    values = {name: summarise(arm, dev, profile.evaluate, recipe).mean("top1") or 0.0 for name, arm in arms.items()}
+    values = {
+        name: summarise(arm, dev, profile.evaluate, recipe).mean("top1") or 0.0
+        for name, arm in arms.items()
+    }
     best = max(found, key=lambda step: (values[f"step_{step}"], step))
     (rl,) = _arms(run, services, {"rl": str(found[best])}, test, "test").values()
     updates = profile.rl.train_batch_size // profile.rl.ppo_mini_batch_size
@@ -164,11 +184,17 @@ def _arms(
     """The rows through each model, as `evaluate` does it."""
     profile, directory = run.profile, run.stage_directory(split)
     recipe, prompts = get_recipe(profile.recipe), directory / "prompts.jsonl"
-    write_jsonl(prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows))
+    write_jsonl(
+        prompts,
+        ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows),
+    )
     for command in generate_commands(profile, folders, prompts, directory, {}):
         launch(command, name="generation", log=directory / "generate.log")
     price = profile.prices.get(profile.student.name)
-    answers = {name: student_rows(_lines(directory / f"{name}.answers.jsonl"), price, recipe) for name in folders}
+    answers = {
+        name: student_rows(_lines(directory / f"{name}.answers.jsonl"), price, recipe)
+        for name in folders
+    }
 
     async def complete() -> dict[str, list[ArmRow]]:
         async with open_clients(run, services, recipe.graders) as clients:

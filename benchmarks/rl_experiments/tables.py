@@ -1,4 +1,5 @@
-"""benchmarks/results/experiments.md, made of the results alone: no sentence has a number that isn't computed here."""
+"""benchmarks/results/experiments.md, made of the results alone: no sentence has a number that isn't
+computed here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -30,7 +31,14 @@ _COLUMNS = {
     **dict.fromkeys(("Experiment", "Seeds"), "---"),
     **dict.fromkeys(("Teacher", "SFT"), "---:"),
     **dict.fromkeys(("RL", "RL − teacher", "RL − SFT", "− first line"), "---"),
-    **{"Judge": "---:", "Reward": "---", "Dev": "---:", "Alarms": "---", "Step": "---:", "RL s": "---:"},
+    **{
+        "Judge": "---:",
+        "Reward": "---",
+        "Dev": "---:",
+        "Alarms": "---",
+        "Step": "---:",
+        "RL s": "---:",
+    },
 }
 
 
@@ -38,10 +46,17 @@ def document(results: Results, groups: Mapping[str, str]) -> str:
     """The whole page."""
     parts = [_HEAD, *measured_on(results, groups)]
     parts += ["## Which choices hold up", *findings(results, groups)]
-    parts += ["## The shipped profile, seed by seed", seed_table(results.get("default", {}), groups)]
+    parts += [
+        "## The shipped profile, seed by seed",
+        seed_table(results.get("default", {}), groups),
+    ]
     parts += ["## How to read the tables", _READING]
     for comparison in COMPARISONS:
-        parts += [f"## {comparison.title}", comparison.note, comparison_table(comparison, results, groups)]
+        parts += [
+            f"## {comparison.title}",
+            comparison.note,
+            comparison_table(comparison, results, groups),
+        ]
     parts += ["## The learning curve with transient faults", *faults(results)]
     parts += ["## Beside other trainers", *rivals(results, groups)]
     parts += ["## Learning rates", *learning_rates(results)]
@@ -51,7 +66,11 @@ def document(results: Results, groups: Mapping[str, str]) -> str:
 
 def stamp(results: Results) -> str:
     """Says of which results the page was made; a test compares it with those that are there."""
-    found = [result.model_dump(mode="json") for _, seeds in sorted(results.items()) for result in seeds.values()]
+    found = [
+        result.model_dump(mode="json")
+        for _, seeds in sorted(results.items())
+        for result in seeds.values()
+    ]
     return f"<!-- made of {len(found)} results, {hash_of(found)[:16]} -->"
 
 
@@ -68,7 +87,9 @@ def measured_on(results: Results, groups: Mapping[str, str]) -> list[str]:
         _ledgers(len(found), sum(not result.own_ledger for result in found)),
     ]
     if codes > 1:
-        lines.append(f"The runs are of {codes} states of Qinglan's code: compare lines of different states with care.")
+        lines.append(
+            f"The runs are of {codes} states of Qinglan's code: compare lines of different states with care."
+        )
     return lines
 
 
@@ -80,7 +101,9 @@ def _ledgers(runs: int, shared: int) -> str:
     )
     if not shared:
         return text
-    return f"{text} {shared} shared one: they may have waited for less, and the answers are the same."
+    return (
+        f"{text} {shared} shared one: they may have waited for less, and the answers are the same."
+    )
 
 
 def _versions(found: Iterable[Result]) -> str:
@@ -88,7 +111,9 @@ def _versions(found: Iterable[Result]) -> str:
     for result in found:
         for package, version in result.versions.items():
             known.setdefault(package, set()).add(version)
-    return ", ".join(f"{package} {' and '.join(sorted(versions))}" for package, versions in known.items())
+    return ", ".join(
+        f"{package} {' and '.join(sorted(versions))}" for package, versions in known.items()
+    )
 
 
 def comparison_table(comparison: Comparison, results: Results, groups: Mapping[str, str]) -> str:
@@ -98,7 +123,9 @@ def comparison_table(comparison: Comparison, results: Results, groups: Mapping[s
     return "\n".join([_row(_COLUMNS), _row(_COLUMNS.values()), *lines])
 
 
-def _line(name: str, seeds: Mapping[int, Result], first: Mapping[int, Result], groups: Mapping[str, str]) -> str:
+def _line(
+    name: str, seeds: Mapping[int, Result], first: Mapping[int, Result], groups: Mapping[str, str]
+) -> str:
     experiment = EXPERIMENTS[name]
     if not seeds:
         return f"| {experiment.title} | {MISSING} |" + (len(_COLUMNS) - 2) * " |"
@@ -140,7 +167,9 @@ def seed_table(seeds: Mapping[int, Result], groups: Mapping[str, str]) -> str:
             continue
         one = {seed: seeds[seed]}
         arms = " | ".join(number(mean_top1(seeds[seed], arm)) for arm in ("teacher", "sft", "rl"))
-        gains = " | ".join(shown(difference(one, arm, one, "teacher", groups)) for arm in ("rl", "sft"))
+        gains = " | ".join(
+            shown(difference(one, arm, one, "teacher", groups)) for arm in ("rl", "sft")
+        )
         lines.append(f"| {seed} | {len(groups):,} | {arms} | {gains} | {seeds[seed].rl_s:.0f} |")
     return "\n".join(lines)
 
@@ -154,7 +183,10 @@ def faults(results: Results) -> list[str]:
         if (samples := _total(results, name, "samples"))
         for invalid in [_total(results, name, "samples_invalid")]
     ]
-    return ["Reward by samples, with the seconds of training so far. " + " ".join(lines), by_samples(results, titles)]
+    return [
+        "Reward by samples, with the seconds of training so far. " + " ".join(lines),
+        by_samples(results, titles),
+    ]
 
 
 def _total(results: Results, name: str, key: str) -> int:
@@ -173,9 +205,7 @@ def rivals(results: Results, groups: Mapping[str, str]) -> list[str]:
         "for the dev validations of TRL and ms-swift, which run afterwards."
     )
     if all(result.own_ledger for name in RIVALS for result in results.get(name, {}).values()):
-        text += (
-            " Each measurement, ours among them, begins with an empty ledger, so that all wait for judge and RAG alike."
-        )
+        text += " Each measurement, ours among them, begins with an empty ledger, so that all wait for judge and RAG alike."
     heads = "| Trainer | Seeds | RL | RL − SFT | − verl | s per step | s of training | s of the whole process |"
     lines = [heads, "| --- | --- | --- | --- | --- | ---: | ---: | ---: |"]
     lines += [_rival_line(name, results, groups) for name in RIVALS]
@@ -190,7 +220,9 @@ def rivals(results: Results, groups: Mapping[str, str]) -> list[str]:
 def _rates_note(tuned: Sequence[Tuning], results: Results) -> str:
     if all(_is_chosen(tuning, results) for tuning in tuned):
         return "The learning rate of each was chosen among the same candidates on the dev split."
-    names = ", ".join(f"`{tuning.experiment}`" for tuning in tuned if not _is_chosen(tuning, results))
+    names = ", ".join(
+        f"`{tuning.experiment}`" for tuning in tuned if not _is_chosen(tuning, results)
+    )
     return f"The learning rate is not known to be the best of the candidates on the dev split for {names}."
 
 
@@ -213,8 +245,11 @@ def _rival_line(name: str, results: Results, groups: Mapping[str, str]) -> str:
 
 
 def by_samples(results: Results, titles: Mapping[str, str], parts: int = 5) -> str:
-    """Mean reward of each fifth of the samples, over the seeds that all have, and when it was over."""
-    curves = {name: {seed: r for seed, r in results.get(name, {}).items() if r.curve} for name in titles}
+    """Mean reward of each fifth of the samples, over the seeds that all have, and when it was
+    over."""
+    curves = {
+        name: {seed: r for seed, r in results.get(name, {}).items() if r.curve} for name in titles
+    }
     curves = {name: found for name, found in curves.items() if found}
     seeds = set.intersection(*map(set, curves.values())) if curves else set()
     if not seeds:
@@ -222,7 +257,10 @@ def by_samples(results: Results, titles: Mapping[str, str], parts: int = 5) -> s
     measured = {name: [found[seed] for seed in sorted(seeds)] for name, found in curves.items()}
     most = max(result.curve[-1].samples for found in measured.values() for result in found)
     head = f"Samples (seeds: {', '.join(map(str, sorted(seeds)))})"
-    lines = [_row([head, *(titles[name] for name in measured)]), "| ---: |" + " --- |" * len(measured)]
+    lines = [
+        _row([head, *(titles[name] for name in measured)]),
+        "| ---: |" + " --- |" * len(measured),
+    ]
     for part in range(parts):
         low, high = most * part / parts, most * (part + 1) / parts
         cells = [_window(found, low, high) for found in measured.values()]
@@ -250,7 +288,9 @@ def learning_rates(results: Results) -> list[str]:
         values = _dev_values(tuning, results)
         for rate, value in values.items():
             notes = ["in use"] * (rate == tuning.used)
-            notes += ["chosen on the dev split"] * (rate == tuning.used and _is_chosen(tuning, results))
+            notes += ["chosen on the dev split"] * (
+                rate == tuning.used and _is_chosen(tuning, results)
+            )
             notes += ["better than the one in use"] * _beats(value, values[tuning.used])
             shown_value = MISSING if value is None else number(value)
             lines.append(_row([f"`{tuning.experiment}`", rate, shown_value, ", ".join(notes)]))
@@ -262,14 +302,20 @@ def learning_rates(results: Results) -> list[str]:
 
 
 def _dev_values(tuning: Tuning, results: Results) -> dict[str, float | None]:
-    found = {rate: results.get(tuning.candidate(rate), {}).get(_TUNING_SEED) for rate in tuning.rates}
-    return {rate: result.summary.get("dev_value") if result else None for rate, result in found.items()}
+    found = {
+        rate: results.get(tuning.candidate(rate), {}).get(_TUNING_SEED) for rate in tuning.rates
+    }
+    return {
+        rate: result.summary.get("dev_value") if result else None for rate, result in found.items()
+    }
 
 
 def _is_chosen(tuning: Tuning, results: Results) -> bool:
     """Whether all candidates are measured and none is better than the one in use."""
     values = _dev_values(tuning, results)
-    return None not in values.values() and not any(_beats(value, values[tuning.used]) for value in values.values())
+    return None not in values.values() and not any(
+        _beats(value, values[tuning.used]) for value in values.values()
+    )
 
 
 def _beats(value: float | None, used: float | None) -> bool:

@@ -1,4 +1,5 @@
-"""What training takes, in the callbacks of transformers' trainer, which TRL's and ms-swift's are."""
+"""What training takes, in the callbacks of transformers' trainer, which TRL's and ms-swift's
+are."""
 
 import json
 import time
@@ -10,7 +11,8 @@ from transformers import TrainerCallback
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Writes at the end of each step of ours, its updates included, the seconds since training began less saving."""
+    """Writes at the end of each step of ours, its updates included, the seconds since training
+    began less saving."""
 
     def __init__(self, training: Mapping[str, Any]) -> None:
         self._path = Path(training["times"])

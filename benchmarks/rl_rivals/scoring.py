@@ -1,4 +1,5 @@
-"""Our reward for another trainer: a batch of texts in, their scores out, and a line of what they earned."""
+"""Our reward for another trainer: a batch of texts in, their scores out, and a line of what they
+earned."""
 
 import asyncio
 import json
@@ -14,10 +15,13 @@ from qinglan.recipes.scoring.service import RewardService
 
 
 class Scoring:
-    """Scores batches on an event loop of its own, so that the clients keep their connections between steps."""
+    """Scores batches on an event loop of its own, so that the clients keep their connections
+    between steps."""
 
     def __init__(self, training: Mapping[str, Any]) -> None:
-        self._service = RewardService.model_validate_json(Path(training["reward"]).read_text(encoding="utf-8"))
+        self._service = RewardService.model_validate_json(
+            Path(training["reward"]).read_text(encoding="utf-8")
+        )
         self._runner = asyncio.Runner()
         self._scorer: Scorer | None = None
         self._rewards = Path(training["rewards"])
@@ -33,5 +37,7 @@ class Scoring:
         self._scorer = self._scorer or get_recipe(self._service.recipe).scorer(self._service)
         scored = await asyncio.gather(*map(self._scorer.score, map(dict, infos), texts))
         if failed := sum(bool(one["invalid"]) for one in scored):
-            raise StageError(f"{failed} of {len(scored)} samples have no score; see {self._service.samples_log}")
+            raise StageError(
+                f"{failed} of {len(scored)} samples have no score; see {self._service.samples_log}"
+            )
         return [one["score"] for one in scored]

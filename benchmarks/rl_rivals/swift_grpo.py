@@ -1,7 +1,9 @@
-"""GRPO with ms-swift (`swift rlhf --rlhf_type grpo`): a process of its own, told by a JSON file what to train.
+"""GRPO with ms-swift (`swift rlhf --rlhf_type grpo`): a process of its own, told by a JSON file
+what to train.
 
-A step of ours, one batch of samples, is several optimizer steps of ms-swift's. Everything that isn't set here is
-ms-swift's default: rewards scaled by their group, the `grpo` loss, AdamW with its weight decay.
+A step of ours, one batch of samples, is several optimizer steps of ms-swift's. Everything that
+isn't set here is ms-swift's default: rewards scaled by their group, the `grpo` loss, AdamW with its
+weight decay.
 """
 
 import json
@@ -23,9 +25,20 @@ def main(path: str) -> None:
     os.environ[TRAINING_ENV] = path
     prompts = Path(path).with_name("prompts.jsonl")
     rows = pq.read_table(training["prompts"], columns=["prompt", "extra_info"]).to_pylist()
-    lines = ({"messages": row["prompt"], "baseline": json.dumps(row["extra_info"], ensure_ascii=False)} for row in rows)
-    prompts.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    rlhf_main([word for name, value in arguments(training, prompts).items() for word in (f"--{name}", str(value))])
+    lines = (
+        {"messages": row["prompt"], "baseline": json.dumps(row["extra_info"], ensure_ascii=False)}
+        for row in rows
+    )
+    prompts.write_text(
+        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
+    )
+    rlhf_main(
+        [
+            word
+            for name, value in arguments(training, prompts).items()
+            for word in (f"--{name}", str(value))
+        ]
+    )
 
 
 def arguments(training: dict[str, Any], prompts: Path) -> dict[str, Any]:

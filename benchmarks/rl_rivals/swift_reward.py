@@ -1,4 +1,5 @@
-"""ms-swift's plug-in (`--external_plugins`): our reward under the name `qinglan`, our clock under `qinglan_clock`."""
+"""ms-swift's plug-in (`--external_plugins`): our reward under the name `qinglan`, our clock under
+`qinglan_clock`."""
 
 import json
 import os
@@ -28,7 +29,9 @@ def _clock(*_: Any) -> Clock:
 
 
 def _training() -> dict[str, Any]:
-    training: dict[str, Any] = json.loads(Path(os.environ["QINGLAN_RIVAL_TRAINING"]).read_text(encoding="utf-8"))
+    training: dict[str, Any] = json.loads(
+        Path(os.environ["QINGLAN_RIVAL_TRAINING"]).read_text(encoding="utf-8")
+    )
     return training
 
 

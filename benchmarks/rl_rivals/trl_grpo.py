@@ -1,7 +1,8 @@
 """GRPO with TRL's GRPOTrainer: a process of its own, told by a JSON file what to train.
 
-A step of ours, one batch of samples, is several optimizer steps of TRL's. Everything that isn't set here is TRL's
-default: the `dapo` loss, rewards scaled by their group, no KL, AdamW without weight decay.
+A step of ours, one batch of samples, is several optimizer steps of TRL's. Everything that isn't set
+here is TRL's default: the `dapo` loss, rewards scaled by their group, no KL, AdamW without weight
+decay.
 """
 
 import json

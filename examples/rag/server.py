@@ -11,8 +11,12 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
-PARAGRAPHS = re.compile(r"\S.{100,}?(?=\n\s*\n|\Z)|\S.*\Z", re.DOTALL)  # of 100 characters: short ones with the next
-WORD = re.compile(r"(?=([一-鿿]{2}))[一-鿿]|[^\W一-鿿]+|(?<![一-鿿])[一-鿿](?![一-鿿])")  # of 鱼油好: 鱼油, 油好
+PARAGRAPHS = re.compile(
+    r"\S.{100,}?(?=\n\s*\n|\Z)|\S.*\Z", re.DOTALL
+)  # of 100 characters: short ones with the next
+WORD = re.compile(
+    r"(?=([一-鿿]{2}))[一-鿿]|[^\W一-鿿]+|(?<![一-鿿])[一-鿿](?![一-鿿])"
+)  # of 鱼油好: 鱼油, 油好
 
 
 class SearchRequest(BaseModel):  # tenant_id and kb_name come too; one folder has no use for them
@@ -29,7 +33,9 @@ def words(text: str) -> Counter[str]:
 def bm25(texts: list[str]) -> Callable[[str], list[float]]:
     counts = [words(text) for text in texts]
     mean_length = sum(count.total() for count in counts) / (len(counts) or 1)
-    damping = [1.2 * (0.25 + 0.75 * count.total() / mean_length) for count in counts]  # k1 = 1.2, b = 0.75
+    damping = [
+        1.2 * (0.25 + 0.75 * count.total() / mean_length) for count in counts
+    ]  # k1 = 1.2, b = 0.75
 
     def score(text: str) -> list[float]:
         found, most = [0.0] * len(texts), 0.0
@@ -39,8 +45,9 @@ def bm25(texts: list[str]) -> Callable[[str], list[float]]:
             most += rarity
             for i, n in having.items():
                 found[i] += rarity * n * 2.2 / (n + damping[i])
-        # BM25 has no upper end, so it is compared with what a passage of mean length gets with each word once: hits get
-        # 0.7 of that and more, misses some 0.2. The curve makes 0.73 and 0.06 of these, and never reaches 1.
+        # BM25 has no upper end, so it is compared with what a passage of mean length gets with each
+        # word once: hits get 0.7 of that and more, misses some 0.2. The curve makes 0.73 and 0.06
+        # of these, and never reaches 1.
         return [each**3 / (each**3 + (most / 2) ** 3) if each else 0.0 for each in found]
 
     return score
@@ -51,13 +58,22 @@ def cosine(texts: list[str], model_name: str) -> Callable[[str], list[float]]:
 
     model = SentenceTransformer(model_name)
     vectors = model.encode(texts, normalize_embeddings=True)
-    return lambda text: (vectors @ model.encode(text, normalize_embeddings=True)).clip(0, 1).tolist()
+    return lambda text: (
+        (vectors @ model.encode(text, normalize_embeddings=True)).clip(0, 1).tolist()
+    )
 
 
 def create_app(folder: Path, model_name: str | None = None) -> FastAPI:
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".txt", ".md")]
-    parts = [(file, part) for file in files for part in PARAGRAPHS.findall(file.read_text("utf-8", "replace"))]
-    passages = [{"id": str(file.relative_to(folder)), "title": file.stem, "content": part} for file, part in parts]
+    parts = [
+        (file, part)
+        for file in files
+        for part in PARAGRAPHS.findall(file.read_text("utf-8", "replace"))
+    ]
+    passages = [
+        {"id": str(file.relative_to(folder)), "title": file.stem, "content": part}
+        for file, part in parts
+    ]
     texts = [f"{file.stem}\n{part}" for file, part in parts]
     score, app = cosine(texts, model_name) if model_name else bm25(texts), FastAPI()
 
@@ -65,7 +81,13 @@ def create_app(folder: Path, model_name: str | None = None) -> FastAPI:
     def search(request: SearchRequest) -> dict[str, object]:
         scored = zip(score(request.rewritten_query or request.query), passages, strict=True)
         best = sorted(scored, key=lambda pair: -pair[0])[: request.top_k]
-        return {"data": {"recall": [p | {"reranker_score": n} for n, p in best if n and n >= request.score_threshold]}}
+        return {
+            "data": {
+                "recall": [
+                    p | {"reranker_score": n} for n, p in best if n and n >= request.score_threshold
+                ]
+            }
+        }
 
     return app
 
@@ -73,7 +95,11 @@ def create_app(folder: Path, model_name: str | None = None) -> FastAPI:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("model", nargs="?", help="rank by its cosine similarity, with sentence-transformers, not BM25")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="rank by its cosine similarity, with sentence-transformers, not BM25",
+    )
     parser.add_argument("--port", type=int, default=7861, help="of http://127.0.0.1:PORT/search")
     given = parser.parse_args()
     uvicorn.run(create_app(given.folder, given.model), port=given.port)

@@ -1,6 +1,7 @@
 """The `qinglan` command. Flows can as well be run from Prefect's UI or by `prefect deployment run`.
 
-A user's mistake, and what the operating system refuses, ends in one line on stderr and exit status 2.
+A user's mistake, and what the operating system refuses, ends in one line on stderr and exit status
+2.
 """
 
 import gc
@@ -17,7 +18,14 @@ from qinglan.cli.init import init
 from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, forget, restore
 from qinglan.cli.serve import canary_app, serve
 from qinglan.config import FlowName, Profile, load_profile
-from qinglan.errors import ArtifactError, ConfigError, QinglanError, StageError, UnexpectedError, first_line
+from qinglan.errors import (
+    ArtifactError,
+    ConfigError,
+    QinglanError,
+    StageError,
+    UnexpectedError,
+    first_line,
+)
 from qinglan.runs.artifacts import close_to_others
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -39,13 +47,21 @@ def run(
     continue_anyway: Annotated[
         bool,
         typer.Option(
-            "--continue-anyway", help="pipeline, train: continue an interrupted training although its code changed."
+            "--continue-anyway",
+            help="pipeline, train: continue an interrupted training although its code changed.",
         ),
     ] = False,
-    source: Annotated[str | None, typer.Option("--from", help="The run to start from, else the newest.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
+    source: Annotated[
+        str | None, typer.Option("--from", help="The run to start from, else the newest.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would cost.")
+    ] = False,
     report_suffices: Annotated[
-        bool, typer.Option("--report-suffices", help="End well where the run ended early, but has a report.")
+        bool,
+        typer.Option(
+            "--report-suffices", help="End well where the run ended early, but has a report."
+        ),
     ] = False,
 ) -> None:
     """Run a flow here and print its result table."""
@@ -53,7 +69,9 @@ def run(
 
     overrides = tuple(set_ or ())
     if source and flow not in ("train", "evaluate", "release"):
-        raise ConfigError(f"--from goes with train, evaluate and release; {flow} starts from the workbook")
+        raise ConfigError(
+            f"--from goes with train, evaluate and release; {flow} starts from the workbook"
+        )
     if continue_anyway and flow not in ("pipeline", "train"):
         raise ConfigError(f"--continue-anyway goes with pipeline and train; {flow} trains nothing")
     loaded = load_profile(profile, overrides)
@@ -63,7 +81,9 @@ def run(
         require(loaded, flow, leave_out=TRAINER_CHECKS)  # its user may have no GPU yet
         ledger.print_estimate(loaded, flow)
         return
-    with prefect_for(loaded.paths.state, say) as wait_for_prefect:  # what follows takes seconds, as its start does
+    with prefect_for(
+        loaded.paths.state, say
+    ) as wait_for_prefect:  # what follows takes seconds, as its start does
         gc.disable()  # loading modules makes no garbage, and scanning for it would take a fifth of the time
         try:
             from qinglan.ops.preflight import require
@@ -94,12 +114,17 @@ def run(
             with explain_full_disk(flow, loaded):
                 raise StageError(f"Prefect's server does not answer: {error}; {hint}") from error
         except KeyboardInterrupt:
-            say("stopped; give the same command again and it goes on: answers that were paid for are kept", err)
+            say(
+                "stopped; give the same command again and it goes on: answers that were paid for are kept",
+                err,
+            )
             raise
         report = Report.read(written)
     out.print()
     out.print(print_table(report))
-    out.print(f"Report: {(loaded.paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
+    out.print(
+        f"Report: {(loaded.paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True
+    )
     if failure and report_suffices:
         say(f"Ended early: {first_line(failure)}", style="yellow")
     elif failure:
@@ -108,11 +133,18 @@ def run(
 
 @app.command()
 def show(
-    run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
+    run_name: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")
+    ],
     intervals: Annotated[
-        bool, typer.Option("--intervals", help="Student against teacher, each figure with its 95% interval.")
+        bool,
+        typer.Option(
+            "--intervals", help="Student against teacher, each figure with its 95% interval."
+        ),
     ] = False,
-    profile: Annotated[str | None, typer.Option(help="As for `run`; then `latest` is the newest of it.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="As for `run`; then `latest` is the newest of it.")
+    ] = None,
     set_: SetOption = None,
 ) -> None:
     """Print a run's result table again, and its status if it has none yet or ended early."""
@@ -154,7 +186,11 @@ def prompts(
     loaded = load_profile(profile, set_ or ())
     recipe = get_recipe(loaded.recipe)
     with questions_of(loaded) as rows:
-        if (chosen := next(islice((each for each in rows if each.status == "ok"), row - 1, None), None)) is None:
+        if (
+            chosen := next(
+                islice((each for each in rows if each.status == "ok"), row - 1, None), None
+            )
+        ) is None:
             raise ConfigError(f"--row {row}: the workbook has fewer questions")
     for role, messages in recipe.prompts(chosen, loaded).items():
         for message in messages:
@@ -166,13 +202,19 @@ def prompts(
 def up(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
-    prefect_port: Annotated[int | None, typer.Option(help="4200, or the next one that is free.")] = None,
-    mlflow_port: Annotated[int | None, typer.Option(help="5000, or the next one that is free.")] = None,
+    prefect_port: Annotated[
+        int | None, typer.Option(help="4200, or the next one that is free.")
+    ] = None,
+    mlflow_port: Annotated[
+        int | None, typer.Option(help="5000, or the next one that is free.")
+    ] = None,
 ) -> None:
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
     from qinglan.ops.up.serve import serve_site
 
-    serve_site(load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port)
+    serve_site(
+        load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port
+    )
 
 
 def main() -> None:
@@ -188,15 +230,26 @@ def main() -> None:
 
 
 def _start(
-    flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None, continue_anyway: bool
+    flow: FlowName,
+    profile: str,
+    overrides: tuple[str, ...],
+    fresh: bool,
+    source: str | None,
+    continue_anyway: bool,
 ) -> Path:
-    start = getattr(import_module(f"qinglan.flows.{flow}"), flow)  # Prefect reads its settings when it is imported
+    start = getattr(
+        import_module(f"qinglan.flows.{flow}"), flow
+    )  # Prefect reads its settings when it is imported
     from qinglan.tasks.session import send_what_is_queued, unless_skipped
 
-    options: dict[str, Any] = {"source": source or ""} if flow in ("train", "evaluate", "release") else {}
+    options: dict[str, Any] = (
+        {"source": source or ""} if flow in ("train", "evaluate", "release") else {}
+    )
     options |= {"continue_anyway": True} if continue_anyway else {}
     try:
-        return unless_skipped(start(profile, overrides=overrides, fresh=fresh, return_state=True, **options))
+        return unless_skipped(
+            start(profile, overrides=overrides, fresh=fresh, return_state=True, **options)
+        )
     except UnexpectedError as error:
         raise error.__cause__ or error from None
     finally:
@@ -204,7 +257,8 @@ def _start(
 
 
 def _find_run(profile: Profile, name: str, *, of_profile: bool) -> Path:
-    """`latest` is the run that was started or continued last; of a profile the same, else its newest run."""
+    """`latest` is the run that was started or continued last; of a profile the same, else its
+    newest run."""
     from qinglan.runs.run import find_run, runs_of
 
     runs = profile.paths.runs

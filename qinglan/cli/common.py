@@ -1,4 +1,5 @@
-"""What the commands share: their options, how they print, and one line for what the operating system refuses."""
+"""What the commands share: their options, how they print, and one line for what the operating
+system refuses."""
 
 import errno
 import os
@@ -16,10 +17,26 @@ from qinglan.text import one_line, without_controls
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _HINTS = {
     "free disk space, and try again": _NO_SPACE,
-    "run this as its owner, change its owner or mode, or name another path": (errno.EACCES, errno.EPERM),
-    "a folder is needed there; move the file away, or name another path": (errno.ENOTDIR, errno.EEXIST),
-    "check the path, and what lies there": (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
-    "check the disk or share, or name another folder": (errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN),
+    "run this as its owner, change its owner or mode, or name another path": (
+        errno.EACCES,
+        errno.EPERM,
+    ),
+    "a folder is needed there; move the file away, or name another path": (
+        errno.ENOTDIR,
+        errno.EEXIST,
+    ),
+    "check the path, and what lies there": (
+        errno.ENOENT,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    ),
+    "check the disk or share, or name another folder": (
+        errno.EROFS,
+        errno.EIO,
+        errno.ESTALE,
+        errno.ENOTCONN,
+    ),
     "raise the limit (`ulimit -a`)": (errno.EMFILE, errno.ENFILE, errno.EFBIG),
 }
 """What to do, by the numbers of the errors."""
@@ -30,13 +47,16 @@ if not out.is_terminal:  # rich assumes 80 columns and would cut the tables
 
 ProfileOption = Annotated[str, typer.Option(help="Name of a file in configs/, or a path.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting by its dotted key.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting by its dotted key."),
 ]
 
 
 def say(text: str, console: Console = out, style: str | None = None) -> None:
     """Print plain text: markup and control characters are escaped."""
-    console.print(without_controls(text), style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        without_controls(text), style=style, markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
@@ -46,7 +66,9 @@ def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
     table.add_column(overflow="fold")
     for fact, value in facts:
         if value:
-            table.add_row(Text(fact, "dim"), Text(one_line(value)) if isinstance(value, str) else value)
+            table.add_row(
+                Text(fact, "dim"), Text(one_line(value)) if isinstance(value, str) else value
+            )
     return table
 
 
@@ -70,9 +92,12 @@ def forced(force: bool, reason: str) -> str:
 
 
 def explain_os_error(error: OSError) -> str | None:
-    """Where, what, and what to do; None where a traceback says more: it names no file, or is none of the usual ones."""
+    """Where, what, and what to do; None where a traceback says more: it names no file, or is none
+    of the usual ones."""
     number, named = error.errno or 0, error.filename
-    if number in _NO_SPACE:  # a copy names the file that it reads first; a write to an open file names none
+    if (
+        number in _NO_SPACE
+    ):  # a copy names the file that it reads first; a write to an open file names none
         named = error.filename2 or named or ""
     hint = next((hint for hint, numbers in _HINTS.items() if number in numbers), None)
     if hint is None or named is None or isinstance(named, int):

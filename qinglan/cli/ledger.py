@@ -17,7 +17,9 @@ By = Literal["model", "run", "tenant", "role", "month"]
 @app.command()
 def spent(
     by: Annotated[By, typer.Option(help="What to add up by.")] = "model",
-    since: Annotated[str | None, typer.Option(help="Only from this day on, as 2026-11-01 (UTC).")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only from this day on, as 2026-11-01 (UTC).")
+    ] = None,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
@@ -26,7 +28,11 @@ def spent(
     from qinglan.ledger import SIMULATED
 
     try:
-        since_s = datetime.strptime(since, "%Y-%m-%d").replace(tzinfo=UTC).timestamp() if since is not None else 0.0
+        since_s = (
+            datetime.strptime(since, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+            if since is not None
+            else 0.0
+        )
     except ValueError:
         raise ConfigError(f"--since {since!r}: write a day as 2026-11-01") from None
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
@@ -35,13 +41,17 @@ def spent(
     figures = ("calls", "failed", "prompt_tokens", "completion_tokens")
     for line in lines:
         mark = "*" if by == "model" and line.key.startswith(SIMULATED) else ""
-        table.add_row(line.key + mark, *(count(getattr(line, name)) for name in figures), usd(line.cost_usd))
+        table.add_row(
+            line.key + mark, *(count(getattr(line, name)) for name in figures), usd(line.cost_usd)
+        )
     table.add_section()
     totals = (count(sum(getattr(line, name) for line in lines)) for name in figures)
     table.add_row("all", *totals, usd(sum(line.cost_usd for line in lines)))
     out.print(table)
     if unpaid_usd := sum(line.cost_usd for line in models if line.key.startswith(SIMULATED)):
-        say(f"* Simulated: {usd(unpaid_usd)} of it was paid by nobody, and budget.per_month_usd does not count it.")
+        say(
+            f"* Simulated: {usd(unpaid_usd)} of it was paid by nobody, and budget.per_month_usd does not count it."
+        )
 
 
 @app.command()
@@ -56,12 +66,16 @@ def request(
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
         attempts, call = ledger.attempts("request_hash", request_hash), ledger.get(request_hash)
     if not attempts:
-        raise ConfigError(f"ledger: there is no request {request_hash!r}; a row's `answer_request` names its own")
+        raise ConfigError(
+            f"ledger: there is no request {request_hash!r}; a row's `answer_request` names its own"
+        )
     table = figures_table(["at (UTC)", "run", "role", "model", "outcome"], ["ms", "cost"])
     for each in attempts:
         at = datetime.fromtimestamp(each.created_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
         cost = ("≤ " if each.estimated else "") + usd(each.cost_usd)
-        table.add_row(at, each.run_id, each.role, each.model, each.outcome, latency(each.latency_ms), cost)
+        table.add_row(
+            at, each.run_id, each.role, each.model, each.outcome, latency(each.latency_ms), cost
+        )
     out.print(table)
     if call:
         say(call.text)
@@ -71,24 +85,32 @@ def request(
 def drop(
     request: Annotated[
         str,
-        typer.Argument(help="`answer_request` of a row, or how it begins; or the id of a batch that is not merged."),
+        typer.Argument(
+            help="`answer_request` of a row, or how it begins; or the id of a batch that is not merged."
+        ),
     ],
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Forget the answer to one request, or an open batch: the next run that needs it asks again, and pays again."""
+    """Forget the answer to one request, or an open batch: the next run that needs it asks again,
+    and pays again."""
     from qinglan.clients.roles import site_ledger
 
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
         if job := ledger.drop_batch(request):
-            say(f"dropped batch {job.batch_id}; requests that may be asked again: {len(job.request_hashes):,}")
+            say(
+                f"dropped batch {job.batch_id}; requests that may be asked again: {len(job.request_hashes):,}"
+            )
             return
         for call in ledger.drop(request):
-            say(f"dropped {call.request_hash}: {call.role} {call.model}, {usd(call.cost_usd)}: {shown(call.text)}")
+            say(
+                f"dropped {call.request_hash}: {call.role} {call.model}, {usd(call.cost_usd)}: {shown(call.text)}"
+            )
 
 
 def print_estimate(profile: Profile, flow: FlowName) -> None:
-    """What a flow would ask and what that would cost, beside what may be spent; what a training would make of it."""
+    """What a flow would ask and what that would cost, beside what may be spent; what a training
+    would make of it."""
     from qinglan.clients.roles import site_ledger
     from qinglan.ledger import SIMULATED
     from qinglan.ops.estimate import count_questions, estimate, questions_of, rag_requests
@@ -97,15 +119,29 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
         counts = count_questions(profile, rows, ledger)
         parts = estimate(profile, flow, counts, ledger)
         _, this_month_usd = ledger.spent_usd("")
-    table = figures_table(["role", "stage", "model"], ["questions", "known", "prompt", "answer", "cost"])
+    table = figures_table(
+        ["role", "stage", "model"], ["questions", "known", "prompt", "answer", "cost"]
+    )
     for part in parts:
         bound = "" if part.measured_on else "≤ "
         tokens = (f"{bound}{part.prompt_tokens:,.0f}", f"{bound}{part.completion_tokens:,.0f}")
-        cells = (part.role, part.what, part.model, count(part.questions), count(part.known), *tokens)
+        cells = (
+            part.role,
+            part.what,
+            part.model,
+            count(part.questions),
+            count(part.known),
+            *tokens,
+        )
         table.add_row(*cells, bound + usd(part.cost_usd))
     out.print(table)
-    total_usd, expected_usd = sum(part.cost_usd for part in parts), sum(part.expected_usd for part in parts)
-    some = f", some {usd(expected_usd)} if RL repeats itself as `budget.rl_new_share` says" * (expected_usd < total_usd)
+    total_usd, expected_usd = (
+        sum(part.cost_usd for part in parts),
+        sum(part.expected_usd for part in parts),
+    )
+    some = f", some {usd(expected_usd)} if RL repeats itself as `budget.rl_new_share` says" * (
+        expected_usd < total_usd
+    )
     about = "About" if any(part.measured_on and part.cost_usd for part in parts) else "At most"
     say(
         f"{about} {usd(total_usd)}{some}. Known are answers in the ledger; prompt and answer are tokens per call, "
@@ -113,12 +149,18 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     )
     budget = profile.budget
     if budget.per_run_usd is not None and total_usd > budget.per_run_usd:
-        say(f"That is more than budget.per_run_usd = {budget.per_run_usd:g}: the run would stop there.")
+        say(
+            f"That is more than budget.per_run_usd = {budget.per_run_usd:g}: the run would stop there."
+        )
     paid_usd = sum(part.cost_usd for part in parts if not part.model.startswith(SIMULATED))
     if budget.per_month_usd is not None and this_month_usd + paid_usd > budget.per_month_usd:
         limit = f"budget.per_month_usd = {budget.per_month_usd:g}"
-        say(f"With the {usd(this_month_usd)} of this month that is more than {limit}: the run would stop there.")
-    asked = ", ".join(f"{stage} {count:,}" for stage, count in rag_requests(profile, flow, counts).items())
+        say(
+            f"With the {usd(this_month_usd)} of this month that is more than {limit}: the run would stop there."
+        )
+    asked = ", ".join(
+        f"{stage} {count:,}" for stage, count in rag_requests(profile, flow, counts).items()
+    )
     if asked:
         say(f"The RAG would be asked at most: {asked}.")
     if flow not in ("pipeline", "train", "refresh"):
@@ -138,6 +180,10 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
         f" The test split shows a gain of {number(found.detectable_gain)}."
     )
     hours = ", ".join(f"{stage} {number(spent, 1)}" for stage, spent in found.gpu_hours.items())
-    say(f"GPU-hours: {hours}." if hours else "GPU-hours: not known before the first training; see trainer.step_s.")
+    say(
+        f"GPU-hours: {hours}."
+        if hours
+        else "GPU-hours: not known before the first training; see trainer.step_s."
+    )
     for problem in find_problems(profile, found):
         say(f"Warning: {problem}.")

@@ -1,4 +1,5 @@
-"""`qinglan doctor`, `deploy`, `clean-up`, `backup`, `restore` and `forget`: the maintenance of a site."""
+"""`qinglan doctor`, `deploy`, `clean-up`, `backup`, `restore` and `forget`: the maintenance of a
+site."""
 
 import re
 import sys
@@ -23,16 +24,22 @@ def doctor(
     set_: SetOption = None,
     flow: Annotated[FlowName, typer.Option(help="Check what this flow needs.")] = "pipeline",
     paid_probe: Annotated[
-        bool, typer.Option("--paid-probe", help="Also make one short call to each paid chat service.")
+        bool,
+        typer.Option("--paid-probe", help="Also make one short call to each paid chat service."),
     ] = False,
-    deploys: Annotated[bool, typer.Option("--deploy", help="Also the webhook, which deploying needs.")] = False,
+    deploys: Annotated[
+        bool, typer.Option("--deploy", help="Also the webhook, which deploying needs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check machine, files, keys, services and devices before anything is spent; takes under 30 s."""
+    """Check machine, files, keys, services and devices before anything is spent; takes under 30
+    s."""
     from qinglan.ops.doctor import examine
 
     found: list[dict[str, Any]] = []
-    for group, check, seconds in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
+    for group, check, seconds in examine(
+        load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys
+    ):
         status = "problem" if check.problem else "note" if check.note else "fine"
         if not as_json:
             if not found or found[-1]["group"] != group:
@@ -40,7 +47,9 @@ def doctor(
             out.print(_MARKS[status], end=" ", highlight=False)
             text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
             say(text if text.startswith(check.name) else f"{check.name}: {text}")
-        found.append({"group": group, **asdict(check), "status": status, "seconds": round(seconds, 2)})
+        found.append(
+            {"group": group, **asdict(check), "status": status, "seconds": round(seconds, 2)}
+        )
     problems = sum(finding["status"] == "problem" for finding in found)
     if as_json:
         data = {"profile": profile, "flow": flow, "is_ready": not problems, "findings": found}
@@ -61,7 +70,8 @@ def clean_up(
     set_: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
-    """Remove old runs, checkpoints, flow runs and logs of a profile; what a registered model needs stays."""
+    """Remove old runs, checkpoints, flow runs and logs of a profile; what a registered model needs
+    stays."""
     from qinglan.ops import cleanup
 
     cleaned = cleanup.clean_up(load_profile(profile, set_ or ()), dry_run=dry_run, say=say)
@@ -74,12 +84,17 @@ def clean_up(
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, on another disk if possible.")],
-    runs: Annotated[bool, typer.Option(help="The runs' folders too: checkpoints and models make them large.")] = True,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new folder, on another disk if possible.")
+    ],
+    runs: Annotated[
+        bool, typer.Option(help="The runs' folders too: checkpoints and models make them large.")
+    ] = True,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Keep ledger, datasets, verdicts, MLflow's and Prefect's databases and runs, while the site works."""
+    """Keep ledger, datasets, verdicts, MLflow's and Prefect's databases and runs, while the site
+    works."""
     from qinglan.ops.backup.making import make_backup
 
     made = make_backup(load_profile(profile, set_ or ()), folder, say, runs=runs)
@@ -95,7 +110,9 @@ def backup(
 
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `qinglan backup` made.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Put aside what is there; nothing is deleted.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put aside what is there; nothing is deleted.")
+    ] = False,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
@@ -110,20 +127,27 @@ def restore(
 
 
 def forget(
-    row: Annotated[list[str] | None, typer.Option(help="A row's id; give it again for each row.")] = None,
-    text_file: Annotated[Path | None, typer.Option(help="A text file with a question a line.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="A row's id; give it again for each row.")
+    ] = None,
+    text_file: Annotated[
+        Path | None, typer.Option(help="A text file with a question a line.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Remove people's rows from everything that the site keeps, for good, and let none of them come back."""
+    """Remove people's rows from everything that the site keeps, for good, and let none of them come
+    back."""
     from qinglan.data.sources.files import encoding_of
     from qinglan.ops import forget as forgetting
 
     rows = row or []
     if wrong := [each for each in rows if not re.fullmatch("[0-9a-f]{16}", each)]:
-        raise ConfigError(f"--row {wrong[0]!r}: is no row's id; rows.jsonl and the column 行编号 of rows.xlsx have it")
+        raise ConfigError(
+            f"--row {wrong[0]!r}: is no row's id; rows.jsonl and the column 行编号 of rows.xlsx have it"
+        )
     questions = text_file.read_text(encoding_of(text_file)).split("\n") if text_file else []
     if not (rows or any(map(normalise, questions))):
         raise ConfigError("forget: nothing is named; give --row ID or --text-file FILE")
@@ -143,7 +167,9 @@ def forget(
         if dry_run:
             return
         if not sys.stdin.isatty():
-            raise ConfigError("forget: nothing was removed; give --yes, as there is no terminal to ask at")
+            raise ConfigError(
+                "forget: nothing was removed; give --yes, as there is no terminal to ask at"
+            )
         typer.confirm("Remove this for good?", abort=True)
     show(done := forgetting.forget(loaded, rows, questions, say))
     if done.notes:

@@ -1,4 +1,5 @@
-"""`qinglan release` and `qinglan lineage`: which model serves, which served before, and where its figures come from."""
+"""`qinglan release` and `qinglan lineage`: which model serves, which served before, and where its
+figures come from."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,9 @@ if TYPE_CHECKING:  # each costs a second or more to import, which a rollback sho
     from qinglan.serving.registry.approval import Approval
 
 app = typer.Typer(no_args_is_help=True, help="Released models: list them, promote one, roll back.")
-VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A version's number, or an alias.")]
+VersionArgument = Annotated[
+    str, typer.Argument(metavar="VERSION", help="A version's number, or an alias.")
+]
 ReasonOption = Annotated[str, typer.Option(help="Why; kept with the version.")]
 
 
@@ -29,16 +32,34 @@ def list_versions(profile: ProfileOption = "embedded", set_: SetOption = None) -
     """All versions, the newest first."""
     registry = _registry(load_profile(profile, set_ or ()))
     if not (versions := registry.versions()):
-        raise ConfigError(f"{registry.name}: nothing is registered yet; `qinglan run pipeline` does that")
-    table = Table("version", "alias", "gate", "arm", "dataset", "run", "created (UTC)", box=None, pad_edge=False)
+        raise ConfigError(
+            f"{registry.name}: nothing is registered yet; `qinglan run pipeline` does that"
+        )
+    table = Table(
+        "version",
+        "alias",
+        "gate",
+        "arm",
+        "dataset",
+        "run",
+        "created (UTC)",
+        box=None,
+        pad_edge=False,
+    )
     for version in versions:
         cells = (version.version, ", ".join(version.aliases), version.verdict, version.arm)
-        table.add_row(*cells, version.dataset_version, version.run_id, f"{version.created:%Y-%m-%d %H:%M}")
+        table.add_row(
+            *cells, version.dataset_version, version.run_id, f"{version.created:%Y-%m-%d %H:%M}"
+        )
     out.print(table)
 
 
 @app.command()
-def show(version: VersionArgument = "champion", profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+def show(
+    version: VersionArgument = "champion",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
     """One version: what it was made of, what the gate said, what became of it."""
     found = _registry(load_profile(profile, set_ or ())).named(version)
     facts = {
@@ -53,7 +74,9 @@ def show(version: VersionArgument = "champion", profile: ProfileOption = "embedd
         "run": found.run_id,
         "MLflow run": found.mlflow_run_id,
         "weights": str(found.folder),
-        "in MLflow": "with the weights" if found.weights == "mlflow" else "without the weights, for their size",
+        "in MLflow": "with the weights"
+        if found.weights == "mlflow"
+        else "without the weights, for their size",
         "sha256": found.sha256,
     }
     out.print(facts_table([*facts.items(), *(("history", line) for line in found.history)]))
@@ -62,18 +85,24 @@ def show(version: VersionArgument = "champion", profile: ProfileOption = "embedd
 @app.command()
 def promote(
     version: VersionArgument,
-    force: Annotated[bool, typer.Option("--force", help="Also one that the gate did not pass.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also one that the gate did not pass.")
+    ] = False,
     reason: ReasonOption = "",
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
     """Make a version the champion; the champion becomes the previous one."""
     force_reason, registry = forced(force, reason), _registry(load_profile(profile, set_ or ()))
-    _say_aliases(registry, registry.promote(registry.named(version).version, force_reason=force_reason))
+    _say_aliases(
+        registry, registry.promote(registry.named(version).version, force_reason=force_reason)
+    )
 
 
 @app.command()
-def rollback(reason: ReasonOption = "by hand", profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+def rollback(
+    reason: ReasonOption = "by hand", profile: ProfileOption = "embedded", set_: SetOption = None
+) -> None:
     """Return to the champion before this one."""
     registry = _registry(load_profile(profile, set_ or ()))
     _say_aliases(registry, registry.roll_back(reason))
@@ -81,7 +110,9 @@ def rollback(reason: ReasonOption = "by hand", profile: ProfileOption = "embedde
 
 @app.command()
 def approve(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")
+    ],
     reviewer: Annotated[str, typer.Option(help="Your name; kept with the version.")],
     refuse: Annotated[bool, typer.Option("--refuse", help="Do not release it.")] = False,
     comment: Annotated[str, typer.Option(help="Why; kept with the version.")] = "",
@@ -99,7 +130,9 @@ def approve(
     if waiting := Waiting.read(directory / "gate"):
         if not is_running(directory):
             problem = "its process has ended while it waited, so nobody takes the answer"
-            raise ConfigError(f"run {directory.name}: {problem}; run the same command again, and answer when it asks")
+            raise ConfigError(
+                f"run {directory.name}: {problem}; run the same command again, and answer when it asks"
+            )
         answer(waiting, word, loaded.paths.state)
         say(f"run {directory.name} goes on: {word.found.render()}")
         return
@@ -109,11 +142,21 @@ def approve(
 
 
 def lineage(
-    subject: Annotated[str, typer.Argument(metavar="VERSION|RUN", help="A number, alias, or run's id.")] = "champion",
-    metric: Annotated[str | None, typer.Option(help="One of the recipe's, such as top1; else the first.")] = None,
-    row: Annotated[list[str] | None, typer.Option(help="Follow this row; may be given several times.")] = None,
-    worst: Annotated[int, typer.Option(min=0, help="Without --row: follow that many of the lowest rows.")] = 2,
-    arm: Annotated[str | None, typer.Option(help="Of a run; the gate's challenger if not given.")] = None,
+    subject: Annotated[
+        str, typer.Argument(metavar="VERSION|RUN", help="A number, alias, or run's id.")
+    ] = "champion",
+    metric: Annotated[
+        str | None, typer.Option(help="One of the recipe's, such as top1; else the first.")
+    ] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Follow this row; may be given several times.")
+    ] = None,
+    worst: Annotated[
+        int, typer.Option(min=0, help="Without --row: follow that many of the lowest rows.")
+    ] = 2,
+    arm: Annotated[
+        str | None, typer.Option(help="Of a run; the gate's challenger if not given.")
+    ] = None,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
@@ -129,7 +172,9 @@ def lineage(
         _print_row(found, figure, trace)
     if not figure.agrees:
         differ = f"reported {figure.reported}, but its rows give {figure.recomputed}"
-        raise ConfigError(f"{found.arm}/{figure.metric}: {differ}; evaluation.json was not made of these rows")
+        raise ConfigError(
+            f"{found.arm}/{figure.metric}: {differ}; evaluation.json was not made of these rows"
+        )
 
 
 def _print_figure(subject: "Subject", figure: "Figure") -> None:
@@ -142,7 +187,11 @@ def _print_figure(subject: "Subject", figure: "Figure") -> None:
             ("gate", f"{version.verdict}: {version.sentence}"),
             ("dataset", f"version {version.dataset_version}"),
         ]
-    reused = f", reused from run {figure.stage.run_id}" if figure.stage.run_id != subject.run.name else ""
+    reused = (
+        f", reused from run {figure.stage.run_id}"
+        if figure.stage.run_id != subject.run.name
+        else ""
+    )
     verdict = "the same" if figure.agrees else "NOT the same"
     mean = f"{number(figure.recomputed, 6)}, mean over {count(figure.rows)} of {count(figure.of)} rows: {verdict}"
     facts += [
@@ -159,8 +208,12 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
     row, entry, found = trace.row, trace.entry, trace.entry.retrieved
     retrieved = "" if entry.measured else f"failed: {entry.reason}"
     if found:
-        first = enumerate(zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False), 1)
-        retrieved = "; ".join(f"{n}. {document} {number(score)} {title}" for n, (document, score, title) in first)
+        first = enumerate(
+            zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False), 1
+        )
+        retrieved = "; ".join(
+            f"{n}. {document} {number(score)} {title}" for n, (document, score, title) in first
+        )
     facts = {
         "row": f"{row.id}: {figure.metric} = {number(trace.value)}",
         "source": row.source,
@@ -172,22 +225,33 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
         subject.arm: entry.text or f"failed: {entry.reason}",
         "parts": ", ".join(f"{name} {plain(value)}" for name, value in (entry.parts or {}).items()),
         "retrieved": retrieved,
-        "gold document's rank": str(found.rank(row.gold_id) or "missed") if found and row.gold_id else "",
-        "judge": ", ".join(number(score, 2) for score in entry.judge_scores) or number(entry.judge_score, 2),
-        "teacher": (trace.teacher.text or f"failed: {trace.teacher.reason}") if trace.teacher else "",
+        "gold document's rank": str(found.rank(row.gold_id) or "missed")
+        if found and row.gold_id
+        else "",
+        "judge": ", ".join(number(score, 2) for score in entry.judge_scores)
+        or number(entry.judge_score, 2),
+        "teacher": (trace.teacher.text or f"failed: {trace.teacher.reason}")
+        if trace.teacher
+        else "",
     }
     calls = []
     for paid in trace.paid:
         text = f"{paid.request[:12]}: not in this site's ledger"
         if call := paid.call:
-            at = datetime.fromtimestamp(paid.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if paid.at_s else "?"
+            at = (
+                datetime.fromtimestamp(paid.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+                if paid.at_s
+                else "?"
+            )
             tokens = f"{count(call.prompt_tokens)} + {count(call.completion_tokens)} tokens"
             text = f"{at}, {call.model}, {tokens}, {usd(call.cost_usd)}, request {paid.request}"
         calls.append((f"{paid.role}'s call", text))
     out.print(facts_table([*facts.items(), *calls]))
 
 
-def _decided_late(profile: Profile, directory: "Path", approval: "Approval") -> "tuple[Registry, Released]":
+def _decided_late(
+    profile: Profile, directory: "Path", approval: "Approval"
+) -> "tuple[Registry, Released]":
     """Apply an approval that came after the flow had stopped waiting for it."""
     from qinglan.evaluation.models import Decision
     from qinglan.runs.run import stage_of
@@ -201,14 +265,20 @@ def _decided_late(profile: Profile, directory: "Path", approval: "Approval") -> 
     registered = stage_of(directory, "register").details["released"]
     if registered["name"] != registry.name:
         problem = f"its model is {registered['name']}, and this profile's is {registry.name}"
-        raise ConfigError(f"run {directory.name}: {problem}; give --profile and --set as that run had them")
+        raise ConfigError(
+            f"run {directory.name}: {problem}; give --profile and --set as that run had them"
+        )
     version = registry.version(registered["version"])
     unfinished = version.verdict == "promote" and not version.alias_is_decided and approval.approve
     if version.verdict != "undecided" and not unfinished:
-        raise ConfigError(f"run {directory.name}: version {version.version} is already decided: {version.sentence}")
+        raise ConfigError(
+            f"run {directory.name}: version {version.version} is already decided: {version.sentence}"
+        )
     if not unfinished:
         registry.redecide(version.version, decided_by(decision, approval))
-    return registry, registry.assign_alias(version.version, profile.release.promote, decision.champion)
+    return registry, registry.assign_alias(
+        version.version, profile.release.promote, decision.champion
+    )
 
 
 def _registry(profile: Profile) -> "Registry":

@@ -13,7 +13,9 @@ from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
 from qinglan.text import NONE, one_line
 
-app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
+app = typer.Typer(
+    no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts."
+)
 _SHOWN_PROBLEMS = 20
 
 
@@ -21,8 +23,12 @@ _SHOWN_PROBLEMS = 20
 def export_workbook(
     run: Annotated[str, typer.Option(help="A run's id, a unique prefix, or `latest`.")] = "latest",
     rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows to review.")] = 200,
-    workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")] = Path("review.xlsx"),
-    again: Annotated[bool, typer.Option("--again", help="Also rows whose answer was reviewed before.")] = False,
+    workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")] = Path(
+        "review.xlsx"
+    ),
+    again: Annotated[
+        bool, typer.Option("--again", help="Also rows whose answer was reviewed before.")
+    ] = False,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
@@ -55,7 +61,9 @@ def import_workbook(
         for line in sheet.problems[:_SHOWN_PROBLEMS]:
             say(line, err)
         more = len(sheet.problems) - _SHOWN_PROBLEMS
-        shown = f"{len(sheet.problems)} cells to correct" + (f", {more} of them not shown" if more > 0 else "")
+        shown = f"{len(sheet.problems)} cells to correct" + (
+            f", {more} of them not shown" if more > 0 else ""
+        )
         raise WorkbookError(f"{file}: {shown}; nothing was imported")
     added = add_reviews(loaded, sheet.reviews)
     n = Counter(review.verdict for review in sheet.reviews)
@@ -78,25 +86,36 @@ def import_workbook(
 @app.command("reasons")
 def show_reasons(
     run: Annotated[str, typer.Option(help="A run's id, a unique prefix, or `latest`.")] = "latest",
-    rows: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, those with the lowest scores.")] = 200,
-    below: Annotated[float, typer.Option(min=0, max=5.1, help="Only answers with a lower score.")] = 4.0,
-    cases: Annotated[Path | None, typer.Option(help="A file to write with red-team cases to choose from.")] = None,
+    rows: Annotated[
+        int, typer.Option(min=1, max=10_000, help="At most so many, those with the lowest scores.")
+    ] = 200,
+    below: Annotated[
+        float, typer.Option(min=0, max=5.1, help="Only answers with a lower score.")
+    ] = 4.0,
+    cases: Annotated[
+        Path | None, typer.Option(help="A file to write with red-team cases to choose from.")
+    ] = None,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Group what the judge said about weak answers, and propose rules and red-team cases; nothing is asked or set."""
+    """Group what the judge said about weak answers, and propose rules and red-team cases; nothing
+    is asked or set."""
     from qinglan.evaluation.judge_reasons import group_reasons, proposed_cases, proposed_rules
 
     loaded = load_profile(profile, set_ or ())
     name, groups = group_reasons(loaded, run, rows, below)
     if not groups:
-        say(f"run {name}: the ledger has no reason of the judge about an answer that scored below {below:g}")
+        say(
+            f"run {name}: the ledger has no reason of the judge about an answer that scored below {below:g}"
+        )
         return
     table = Table("Rows", "Judge", "Reason", "For example")
     for group in groups:
         worst = group.rows[0]
         example = f"{one_line(worst.query)} → {one_line(worst.answer or '')}"
-        table.add_row(f"{len(group.rows):,}", f"{worst.judge_score:g}", *map(Text, (group.reason, example)))
+        table.add_row(
+            f"{len(group.rows):,}", f"{worst.judge_score:g}", *map(Text, (group.reason, example))
+        )
     out.print(table)
     say("Put into the profile what holds; until then the judge's words change nothing:\n")
     say(proposed_rules(groups))
@@ -105,13 +124,20 @@ def show_reasons(
         with cases.open("x", encoding="utf-8") as file:
             file.writelines(f"{case.model_dump_json(exclude_defaults=True)}\n" for case in proposed)
         general = sum(case.checks.gold_in_top3 is None for case in proposed)
-        hint = f"{general} take any good text, so write there what to check, such as keeps_any; " * bool(general)
-        say(f"{cases}: {len(proposed)} cases; {hint}delete what is none, then name the file as evaluate.red_team")
+        hint = (
+            f"{general} take any good text, so write there what to check, such as keeps_any; "
+            * bool(general)
+        )
+        say(
+            f"{cases}: {len(proposed)} cases; {hint}delete what is none, then name the file as evaluate.red_team"
+        )
 
 
 @app.command("list")
 def list_reviews(
-    run: Annotated[str | None, typer.Option(help="Also count the verdicts that hold for this run.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Also count the verdicts that hold for this run.")
+    ] = None,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
@@ -127,7 +153,10 @@ def list_reviews(
             mine = [review for review in current if review.reviewer == reviewer]
             counts = Counter(review.verdict for review in mine)
             numbers = (f"{counts[verdict]:,}" for verdict in get_args(ReviewVerdict))
-            who = (Text(mine[0].tenant), Text(one_line(reviewer) or NONE))  # a cell's text may look like markup
+            who = (
+                Text(mine[0].tenant),
+                Text(one_line(reviewer) or NONE),
+            )  # a cell's text may look like markup
             table.add_row(*who, *numbers, max(review.imported_at for review in mine))
     if not table.rows:
         say(f"no reviews under {store_path(loaded).parent}; start with `qinglan review export`")
@@ -135,5 +164,10 @@ def list_reviews(
     out.print(table)
     if run:
         found = count_verdicts(loaded, run)
-        changed, absent = f"{found.changed:,} no longer (another answer)", f"{found.absent:,} are of rows"
-        say(f"run {found.run}: {found.hold:,} verdicts hold, {changed}, {absent} that it does not have")
+        changed, absent = (
+            f"{found.changed:,} no longer (another answer)",
+            f"{found.absent:,} are of rows",
+        )
+        say(
+            f"run {found.run}: {found.hold:,} verdicts hold, {changed}, {absent} that it does not have"
+        )

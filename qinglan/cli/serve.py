@@ -1,4 +1,5 @@
-"""`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for another model."""
+"""`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for
+another model."""
 
 from typing import Annotated
 
@@ -9,21 +10,36 @@ from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.text import latency
 
-canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
+canary_app = typer.Typer(
+    no_args_is_help=True, help="Try a released model on a share of the live traffic."
+)
 
-VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="As in `qinglan release list`.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Although the gate did not pass it; needs --reason.")]
+VersionArgument = Annotated[
+    str, typer.Argument(metavar="VERSION", help="As in `qinglan release list`.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Although the gate did not pass it; needs --reason.")
+]
 ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
 
 
 def serve(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
-    port: Annotated[int | None, typer.Option(help="Instead of serve.port; 0 takes a free one.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Ask one question, print the answer, stop.")] = False,
-    question: Annotated[str | None, typer.Option(help="What --check asks; else the sample's first.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Instead of serve.port; 0 takes a free one.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Ask one question, print the answer, stop.")
+    ] = False,
+    question: Annotated[
+        str | None, typer.Option(help="What --check asks; else the sample's first.")
+    ] = None,
     if_released: Annotated[
-        bool, typer.Option("--if-released", help="With --check: where no model is released, say so and end well.")
+        bool,
+        typer.Option(
+            "--if-released", help="With --check: where no model is released, say so and end well."
+        ),
     ] = False,
 ) -> None:
     """Serve the champion behind an OpenAI-compatible router, until Ctrl-C."""
@@ -45,7 +61,9 @@ def serve(
 @canary_app.command()
 def start(
     version: VersionArgument,
-    share: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Else serve.canary.share.")] = None,
+    share: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Else serve.canary.share.")
+    ] = None,
     force: ForceOption = False,
     reason: ReasonOption = "",
     profile: ProfileOption = "embedded",
@@ -66,10 +84,14 @@ def start(
         archive_verdict(folder)
     released = registry.challenge(version, force_reason=forced(force, reason))
     if begins:
-        (folder / STATE_FILE).unlink(missing_ok=True)  # else its counts from before the site was stopped would go on
+        (folder / STATE_FILE).unlink(
+            missing_ok=True
+        )  # else its counts from before the site was stopped would go on
     if share is not None:
         CanaryShare(version=version, share=share).write(folder)
-    say(f"{released.name} {version}: challenger, {share_of(loaded, folder, version):.0%} of the requests")
+    say(
+        f"{released.name} {version}: challenger, {share_of(loaded, folder, version):.0%} of the requests"
+    )
     say("it ends by itself; see `qinglan canary status`")
 
 
@@ -88,23 +110,40 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
         last = last_verdict(serving_folder(loaded))
         say("no canary" + (f"; the last one: {last.description}" if last else ""))
     elif state is None or state.challenger != challenger:
-        say(f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?")
+        say(
+            f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?"
+        )
     else:
         counts = state.counts
         say(f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}")
-        arms = {f"champion {state.champion}": counts.champion, f"challenger {state.challenger}": counts.challenger}
+        arms = {
+            f"champion {state.champion}": counts.champion,
+            f"challenger {state.challenger}": counts.challenger,
+        }
         for name, arm in arms.items():
             p95 = f", p95 {latency(arm.latency.p95)} ms" if arm.latency.p95 is not None else ""
-            say(f"  {name}: {arm.latency.n:,} requests, {arm.fallbacks.mean:.1%} of its questions fell back{p95}")
+            say(
+                f"  {name}: {arm.latency.n:,} requests, {arm.fallbacks.mean:.1%} of its questions fell back{p95}"
+            )
         if counts.retrieval.n:
             difference = describe_difference(counts.retrieval)
-            say(f"  retrieval: {difference}; {state.failed:,} without a result, {state.left_out:,} left out")
+            say(
+                f"  retrieval: {difference}; {state.failed:,} without a result, {state.left_out:,} left out"
+            )
 
 
 @canary_app.command()
-def stop(reason: ReasonOption = "stopped by hand", profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+def stop(
+    reason: ReasonOption = "stopped by hand",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
     """End the canary; the champion takes all requests."""
     from qinglan.serving.registry import registry_of
 
     withdrawn = registry_of(load_profile(profile, set_ or ())).withdraw_challenger(reason)
-    say(f"{withdrawn.name} {withdrawn.version}: no longer the challenger" if withdrawn else "no canary")
+    say(
+        f"{withdrawn.name} {withdrawn.version}: no longer the challenger"
+        if withdrawn
+        else "no canary"
+    )

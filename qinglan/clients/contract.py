@@ -1,9 +1,11 @@
-"""Does a RAG keep the contract, above all: does it retrieve by `rewritten_query`? Three probes show it, or a fourth.
+"""Does a RAG keep the contract, above all: does it retrieve by `rewritten_query`? Three probes show
+it, or a fourth.
 
-Asked are r(A), r(A, rewritten B) and r(B, rewritten B). Where the rewrite is honoured, the last two agree; where it is
-ignored, the first two do. The control is not the plain r(B), as some services rewrite that by themselves. Passages are
-compared by their content, as some services make up new ids every time. docs/how-to/rag.md explains each finding.
-Where `rag.mapping` sends the rewrite as the query, the same probes show that another text gets another answer.
+Asked are r(A), r(A, rewritten B) and r(B, rewritten B). Where the rewrite is honoured, the last two
+agree; where it is ignored, the first two do. The control is not the plain r(B), as some services
+rewrite that by themselves. Passages are compared by their content, as some services make up new ids
+every time. docs/how-to/rag.md explains each finding. Where `rag.mapping` sends the rewrite as the
+query, the same probes show that another text gets another answer.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ GUIDE = "docs/how-to/rag.md"
 FALLBACK = ("益生菌什么时候吃效果最好", "高血压患者日常饮食要注意什么")
 _MAX_QUESTIONS = 50
 _SAME = 0.8
-"""Share of common passages from which two answers count as the same but for noise, as of an approximate index."""
+"""Share of common passages from which two answers count as the same but for noise, as of an
+approximate index."""
 _NEAR = 0.75
 _SCORE_NOISE = 0.02
 _CLEAR_GAP = 0.05
@@ -79,13 +82,15 @@ _MIXED = ContractFinding(
 def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[ContractFinding]:
     """Ask the service three or four times, with two of the questions, and say what was found.
 
-    Raises ConfigError where it can't be reached, RetrievalError where it refuses or an answer breaks the contract.
+    Raises ConfigError where it can't be reached, RetrievalError where it refuses or an answer
+    breaks the contract.
     """
     return examine(_asking(rag, tenant_id), rag, *pair_of(questions))
 
 
 def find_preset(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> RagPreset | None:
-    """The first preset by which the address gives passages; each is asked once. Raises as `probe_rag` does."""
+    """The first preset by which the address gives passages; each is asked once. Raises as
+    `probe_rag` does."""
     question, _ = pair_of(questions)
     for preset in get_args(RagPreset):
         tried = Rag.model_validate(rag.model_dump(exclude={"mapping"}) | {"preset": preset})
@@ -97,10 +102,14 @@ def find_preset(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> RagP
 
 def _asking(rag: Rag, tenant_id: str) -> Ask:
     url = address_of(rag, rag.url)
-    verify = httpx2.create_ssl_context()  # loading the certificates takes 50 ms, and each probe has a client
+    verify = (
+        httpx2.create_ssl_context()
+    )  # loading the certificates takes 50 ms, and each probe has a client
 
     async def post(body: dict[str, Any]) -> httpx2.Response:
-        async with httpx2.AsyncClient(timeout=rag.timeout_s, trust_env=uses_proxy(url), verify=verify) as http:
+        async with httpx2.AsyncClient(
+            timeout=rag.timeout_s, trust_env=uses_proxy(url), verify=verify
+        ) as http:
             request = http.build_request("POST", url, json=body, headers=authorization(rag))
             return await receive(http.send(request, stream=True), request)
 
@@ -108,22 +117,31 @@ def _asking(rag: Rag, tenant_id: str) -> Ask:
         try:
             response = asyncio.run(post(request_body(rag, tenant_id, query, rewritten_query)))
         except BodyTooLargeError as error:
-            raise RetrievalError(f"rag {url}: {error}; send fewer or shorter passages", "rag_bad_answer") from error
+            raise RetrievalError(
+                f"rag {url}: {error}; send fewer or shorter passages", "rag_bad_answer"
+            ) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             said = str(error) or type(error).__name__
-            raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
+            raise ConfigError(
+                f"rag.url can't be reached: {said}; is it up, is the address right?"
+            ) from error
         asked = (query, rewritten_query or "")
         if response.status_code >= 300:
             new_field = rewritten_query is not None and rag.mapping.takes_rewrite
             said = without_texts(response.text, asked)
-            raise RetrievalError(_refusal(url, response.status_code, said, new_field), "rag_refused")
-        return read_passages(rag, response.content, url, response.headers.get("content-type", ""), asked)
+            raise RetrievalError(
+                _refusal(url, response.status_code, said, new_field), "rag_refused"
+            )
+        return read_passages(
+            rag, response.content, url, response.headers.get("content-type", ""), asked
+        )
 
     return ask
 
 
 def pair_of(questions: Iterable[str]) -> tuple[str, str]:
-    """The first question and the one least like it among the first 50; questions of our own where there are no two."""
+    """The first question and the one least like it among the first 50; questions of our own where
+    there are no two."""
     distinct: dict[str, str] = {}
     for text in islice(questions, _MAX_QUESTIONS):
         distinct.setdefault(normalise(text), text)
@@ -141,13 +159,20 @@ def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[ContractFinding]:
     about_rewrite = _compare(plain, rewritten, control, lambda: _scores(ask(a, None)))
     if about_rewrite is _HONOURED and not rag.mapping.takes_rewrite:
         about_rewrite = _SEARCHED
-    return [about_rewrite, *([_POSITIONS] if rag.mapping.score_as == "rank" else []), *_id_findings(answers)]
+    return [
+        about_rewrite,
+        *([_POSITIONS] if rag.mapping.score_as == "rank" else []),
+        *_id_findings(answers),
+    ]
 
 
-def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable[[], Scores]) -> ContractFinding:
+def _compare(
+    plain: Scores, rewritten: Scores, control: Scores, repeat: Callable[[], Scores]
+) -> ContractFinding:
     if not (plain or rewritten or control):
         return ContractFinding(
-            "undecidable", "nothing was recalled for the probes, so it can't be checked whether a rewrite counts"
+            "undecidable",
+            "nothing was recalled for the probes, so it can't be checked whether a rewrite counts",
         )
     if (likeness := _likeness(rewritten, plain, control)) is None:
         return ContractFinding(
@@ -171,30 +196,47 @@ def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable
 
 
 def _likeness(answer: Scores, plain: Scores, control: Scores) -> tuple[float, float] | None:
-    """How near an answer is to each of two others: 1 the same, 0 no nearer than they are to each other.
+    """How near an answer is to each of two others: 1 the same, 0 no nearer than they are to each
+    other.
 
-    None where the two are the same. A small knowledge base recalls all it has for any question: then the scores decide.
+    None where the two are the same. A small knowledge base recalls all it has for any question:
+    then the scores decide.
     """
     apart = _overlap(plain, control)
     if apart < _SAME:
-        return (_overlap(answer, plain) - apart) / (1 - apart), (_overlap(answer, control) - apart) / (1 - apart)
+        return (_overlap(answer, plain) - apart) / (1 - apart), (
+            _overlap(answer, control) - apart
+        ) / (1 - apart)
     gap = _gap(plain, control)
-    return (1 - _gap(answer, plain) / gap, 1 - _gap(answer, control) / gap) if gap > _CLEAR_GAP else None
+    return (
+        (1 - _gap(answer, plain) / gap, 1 - _gap(answer, control) / gap)
+        if gap > _CLEAR_GAP
+        else None
+    )
 
 
 def _id_findings(answers: Sequence[Sequence[Passage]]) -> Iterator[ContractFinding]:
     passages = [passage for answer in answers for passage in answer]
     if nameless := sum(passage.id is None for passage in passages):
-        share = "no passage has" if nameless == len(passages) else f"{nameless} of {len(passages)} passages lack"
+        share = (
+            "no passage has"
+            if nameless == len(passages)
+            else f"{nameless} of {len(passages)} passages lack"
+        )
         yield ContractFinding(
-            "ids_missing", f"{share} an `id`: gold top-1 can't be measured; send the document's id, or label nothing"
+            "ids_missing",
+            f"{share} an `id`: gold top-1 can't be measured; send the document's id, or label nothing",
         )
     named: list[dict[str, set[str]]] = [defaultdict(set) for _ in answers]
     for ids_by_content, answer in zip(named, answers, strict=True):
         for passage in answer:
             if passage.id is not None:
                 ids_by_content[passage.content].add(passage.id)
-    if any(one[text].isdisjoint(other[text]) for one, other in combinations(named, 2) for text in one.keys() & other):
+    if any(
+        one[text].isdisjoint(other[text])
+        for one, other in combinations(named, 2)
+        for text in one.keys() & other
+    ):
         yield ContractFinding(
             "ids_change",
             "a passage gets another `id` in every answer: gold top-1 can't be measured; send the document's own id",
@@ -213,7 +255,9 @@ def _overlap(one: Iterable[str], other: Iterable[str]) -> float:
 
 def _gap(one: Scores, other: Scores) -> float:
     """The largest difference in score of a common passage; 0 where none is common."""
-    return max((abs(one[content] - other[content]) for content in one.keys() & other.keys()), default=0.0)
+    return max(
+        (abs(one[content] - other[content]) for content in one.keys() & other.keys()), default=0.0
+    )
 
 
 def _refusal(url: str, status: int, said: str, with_rewrite: bool) -> str:

@@ -1,8 +1,9 @@
-"""When one process may send a request to one model: concurrency, requests and tokens per minute, retries.
+"""When one process may send a request to one model: concurrency, requests and tokens per minute,
+retries.
 
-A single 429 concerns its own request only, which waits as long as the service asks. Many at once mean that the service
-is overloaded: then fewer requests are sent at a time, and slowly more again. Where it takes none of those that are sent
-at a time, all wait, and longer each time.
+A single 429 concerns its own request only, which waits as long as the service asks. Many at once
+mean that the service is overloaded: then fewer requests are sent at a time, and slowly more again.
+Where it takes none of those that are sent at a time, all wait, and longer each time.
 """
 
 import asyncio
@@ -28,9 +29,11 @@ _MIN_ANSWERS = 8
 _PAUSE = BackOff(0.25, 8.0)
 _BURST_S, _SLOW_BYTES_PER_S = 1.0, 100_000
 _WAITS = 10
-"""That a request's time limit is divided into. A stop of the process, however long, costs the request one of them."""
+"""That a request's time limit is divided into. A stop of the process, however long, costs the
+request one of them."""
 MOST_BODY_BYTES = 8_000_000
-"""Of a service's answer, unpacked: far more than an answer within the contracts takes, and little for 64 at once."""
+"""Of a service's answer, unpacked: far more than an answer within the contracts takes, and little
+for 64 at once."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 T = TypeVar("T")
@@ -43,11 +46,15 @@ class BodyTooLargeError(httpx2.RequestError):
 async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) -> httpx2.Response:
     """The response that is streamed, with its body; BodyTooLargeError as soon as that is too large.
 
-    ReadTimeout where not all of it is there within the request's time limit, and what a large upload takes on a slow
-    line. httpx limits each wait alone, so its limit is off: a service that sends a byte now and then would never come
-    to an end, and after a stop of the process httpx gives up before it reads what has arrived, which may be paid for.
+    ReadTimeout where not all of it is there within the request's time limit, and what a large
+    upload takes on a slow line. httpx limits each wait alone, so its limit is off: a service that
+    sends a byte now and then would never come to an end, and after a stop of the process httpx
+    gives up before it reads what has arrived, which may be paid for.
     """
-    limits_s, upload_bytes = request.extensions["timeout"], int(request.headers.get("content-length", 0))
+    limits_s, upload_bytes = (
+        request.extensions["timeout"],
+        int(request.headers.get("content-length", 0)),
+    )
     limit_s, limits_s["read"] = limits_s["read"] + upload_bytes / _SLOW_BYTES_PER_S, None
     reading = asyncio.ensure_future(_read(sending, request))
     try:
@@ -66,16 +73,23 @@ async def _read(sending: Awaitable[httpx2.Response], request: httpx2.Request) ->
         async for part in response.aiter_bytes():
             body += part
             if len(body) > MOST_BODY_BYTES:
-                raise BodyTooLargeError(f"the answer has more than {MOST_BODY_BYTES:,} bytes", request=request)
+                raise BodyTooLargeError(
+                    f"the answer has more than {MOST_BODY_BYTES:,} bytes", request=request
+                )
     finally:
         await response.aclose()
-    headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]  # it is unpacked
+    headers = [
+        pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"
+    ]  # it is unpacked
     status, extensions = response.status_code, response.extensions
-    return httpx2.Response(status, headers=headers, content=bytes(body), request=request, extensions=extensions)
+    return httpx2.Response(
+        status, headers=headers, content=bytes(body), request=request, extensions=extensions
+    )
 
 
 class Pace:
-    """An even flow of units, a second's worth at once at most (the generic cell rate algorithm); None: any number."""
+    """An even flow of units, a second's worth at once at most (the generic cell rate algorithm);
+    None: any number."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._interval_s = 60.0 / per_minute if per_minute else 0.0
@@ -97,7 +111,10 @@ class Limits:
     """Slots for requests; belongs to one event loop."""
 
     def __init__(
-        self, concurrency: int, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
+        self,
+        concurrency: int,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
     ) -> None:
         self._most, self.allowed = concurrency, float(concurrency)
         self._requests, self.tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
@@ -120,11 +137,15 @@ class Limits:
                 await asyncio.sleep(wait_s)
             yield
         finally:
-            if place.done() and not place.cancelled():  # else its caller was cancelled while it waited
+            if (
+                place.done() and not place.cancelled()
+            ):  # else its caller was cancelled while it waited
                 self.in_flight -= 1
                 self._let_in()
 
-    def answered(self, headers: Mapping[str, str], estimated_tokens: float, used_tokens: float) -> None:
+    def answered(
+        self, headers: Mapping[str, str], estimated_tokens: float, used_tokens: float
+    ) -> None:
         self.tokens.correct(used_tokens - estimated_tokens)
         self._refusals.append(False)
         self._refused_in_a_row = 0
@@ -138,7 +159,9 @@ class Limits:
         self._refusals.append(True)
         self._refused_in_a_row += 1
         if rounds := self._refused_in_a_row // int(self.allowed):
-            self._closed_until_s = max(self._closed_until_s, time.monotonic() + _PAUSE.pause_s(rounds))
+            self._closed_until_s = max(
+                self._closed_until_s, time.monotonic() + _PAUSE.pause_s(rounds)
+            )
         recent = list(self._refusals)[-max(2 * _MIN_ANSWERS, int(self.allowed)) :]
         if len(recent) >= _MIN_ANSWERS and sum(recent) >= _FULL_SHARE * len(recent):
             self.allowed = max(1.0, self.allowed * _CUT)
@@ -153,9 +176,12 @@ class Limits:
 
 
 class CircuitBreaker:
-    """After `limit` failed requests in a row the service gets one after each pause, until one of them is answered."""
+    """After `limit` failed requests in a row the service gets one after each pause, until one of
+    them is answered."""
 
-    def __init__(self, limit: int, pause_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: int, pause_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limit, self._pause_s, self._clock = limit, pause_s, clock
         self.failures, self._next_s = 0, 0.0
 
@@ -186,12 +212,17 @@ def _exhausted_for_s(headers: Mapping[str, str]) -> float:
     for what in ("requests", "tokens"):
         if headers.get(f"x-ratelimit-remaining-{what}") == "0":
             reset = headers.get(f"x-ratelimit-reset-{what}", "")  # such as `6m0s`, `1.5s`, `20ms`
-            waits_s.append(sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(reset)))
+            waits_s.append(
+                sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(reset))
+            )
     return min(max(waits_s), _LONGEST_WAIT_S)
 
 
-async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int, back_off: BackOff) -> T:
-    """What `attempt` returns, after up to `max_retries` more tries where its error has a `retry_after_s`."""
+async def with_retries(
+    attempt: Callable[[], Awaitable[T]], max_retries: int, back_off: BackOff
+) -> T:
+    """What `attempt` returns, after up to `max_retries` more tries where its error has a
+    `retry_after_s`."""
     for failures in itertools.count(1):
         try:
             return await attempt()
@@ -199,7 +230,9 @@ async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int, ba
             if error.retry_after_s is None or failures > max_retries:
                 raise
             # Callers that were given the same time must not return all at once.
-            await asyncio.sleep(error.retry_after_s + back_off.pause_s(1 if error.retry_after_s else failures))
+            await asyncio.sleep(
+                error.retry_after_s + back_off.pause_s(1 if error.retry_after_s else failures)
+            )
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -1,8 +1,9 @@
-"""OpenAI's chat completions: what is sent to which model, and how the router and the simulated models answer.
+"""OpenAI's chat completions: what is sent to which model, and how the router and the simulated
+models answer.
 
-A service answers 400 to a parameter that its model does not know. Sources of the table: OpenAI's and DeepSeek's API
-references, vLLM's OpenAI-compatible server. The first pattern that fits decides; whatever is served under another name
-(vLLM, a gateway) gets plain chat parameters.
+A service answers 400 to a parameter that its model does not know. Sources of the table: OpenAI's
+and DeepSeek's API references, vLLM's OpenAI-compatible server. The first pattern that fits decides;
+whatever is served under another name (vLLM, a gateway) gets plain chat parameters.
 """
 
 import re
@@ -51,12 +52,19 @@ def capability_of(model: str) -> Capability:
 def request_parameters(endpoint: Endpoint, schema: JsonSchema | None = None) -> dict[str, Any]:
     """What is sent beside the messages; `schema` is the JSON schema of the answer."""
     family = capability_of(endpoint.model)
-    parameters: dict[str, Any] = {"model": endpoint.model, family.token_parameter: endpoint.max_tokens}
+    parameters: dict[str, Any] = {
+        "model": endpoint.model,
+        family.token_parameter: endpoint.max_tokens,
+    }
     if family.temperature:
         parameters["temperature"] = endpoint.temperature
     if endpoint.reasoning_effort:
         parameters["reasoning_effort"] = endpoint.reasoning_effort
-    how = family.structured_output if endpoint.structured_output == "auto" else endpoint.structured_output
+    how = (
+        family.structured_output
+        if endpoint.structured_output == "auto"
+        else endpoint.structured_output
+    )
     if schema is not None and how == "json_schema":
         answer = {"name": "answer", "strict": True, "schema": schema}
         parameters["response_format"] = {"type": "json_schema", "json_schema": answer}
@@ -65,7 +73,12 @@ def request_parameters(endpoint: Endpoint, schema: JsonSchema | None = None) -> 
     return parameters | endpoint.extra_body
 
 
-_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded", 500: "server_error"}
+_CODES = {
+    401: "invalid_api_key",
+    404: "model_not_found",
+    429: "rate_limit_exceeded",
+    500: "server_error",
+}
 
 
 class ContentPart(BaseModel):
@@ -90,7 +103,8 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel, hide_input_in_errors=True):
-    """The fields of a chat completion request that a server here uses; all others are accepted and ignored."""
+    """The fields of a chat completion request that a server here uses; all others are accepted and
+    ignored."""
 
     model: str
     messages: list[ChatMessage]
@@ -100,7 +114,9 @@ class ChatRequest(BaseModel, hide_input_in_errors=True):
     @property
     def last_user_text(self) -> str:
         """Of the last message that has the role `user`; empty without one."""
-        return next((message.text for message in reversed(self.messages) if message.role == "user"), "")
+        return next(
+            (message.text for message in reversed(self.messages) if message.role == "user"), ""
+        )
 
 
 def error_body(status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -125,6 +141,11 @@ def completion_body(
         "created": created_s,
         "model": model,
         "choices": [
-            {"index": 0, "delta" if is_chunk else "message": message, "logprobs": None, "finish_reason": "stop"}
+            {
+                "index": 0,
+                "delta" if is_chunk else "message": message,
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
         ],
     }

@@ -1,7 +1,9 @@
-"""The RAG over HTTP: POST a query, get passages, best first, with scores in [0, 1]. `rag.mapping` says in which shape.
+"""The RAG over HTTP: POST a query, get passages, best first, with scores in [0, 1]. `rag.mapping`
+says in which shape.
 
-An answer that breaks the contract is an error, never read as "nothing found". It says in one line what is wrong: the
-place, what stands there, and a hint. All that a service sends is untrusted: it is shown shortened.
+An answer that breaks the contract is an error, never read as "nothing found". It says in one line
+what is wrong: the place, what stands there, and a hint. All that a service sends is untrusted: it
+is shown shortened.
 """
 
 import itertools
@@ -65,7 +67,8 @@ class _FlawError(Exception):
 
 @dataclass
 class CallCount:
-    """Requests that were sent, repeated ones included, and those of them without a usable answer."""
+    """Requests that were sent, repeated ones included, and those of them without a usable
+    answer."""
 
     made: int = 0
     failed: int = 0
@@ -75,11 +78,23 @@ class RagClient:
     """Belongs to one event loop."""
 
     def __init__(
-        self, rag: Rag, url: str, tenant_id: str, *, with_passage: bool = False, traced: CallSample | None = None
+        self,
+        rag: Rag,
+        url: str,
+        tenant_id: str,
+        *,
+        with_passage: bool = False,
+        traced: CallSample | None = None,
     ) -> None:
-        """`with_passage`: answers keep how the best passage begins, for a judge; `traced` notes what is sent."""
+        """`with_passage`: answers keep how the best passage begins, for a judge; `traced` notes
+        what is sent."""
         self._traced = traced or CallSample(0)
-        self._rag, self._url, self._tenant_id, self._with_passage = rag, address_of(rag, url), tenant_id, with_passage
+        self._rag, self._url, self._tenant_id, self._with_passage = (
+            rag,
+            address_of(rag, url),
+            tenant_id,
+            with_passage,
+        )
         self._limits = Limits(rag.concurrency)
         self._client = httpx2.AsyncClient(
             limits=httpx2.Limits(max_connections=rag.concurrency),
@@ -102,7 +117,8 @@ class RagClient:
         count: CallCount | None = None,
         max_retries: int | None = None,
     ) -> Retrieved:
-        """Passages for a query, or for its rewrite where one is given; RetrievalError after the retries.
+        """Passages for a query, or for its rewrite where one is given; RetrievalError after the
+        retries.
 
         Args:
             count: gets the requests that this took.
@@ -110,11 +126,16 @@ class RagClient:
         """
         if self._kept and (known := self._kept.get((query, rewritten_query))):
             return known
-        body, count = request_body(self._rag, self._tenant_id, query, rewritten_query), count or CallCount()
+        body, count = (
+            request_body(self._rag, self._tenant_id, query, rewritten_query),
+            count or CallCount(),
+        )
         max_retries = self._rag.max_retries if max_retries is None else max_retries
         asked = (query, rewritten_query or "")
         try:
-            found = await with_retries(lambda: self._post(body, asked, count), max_retries, _BACK_OFF)
+            found = await with_retries(
+                lambda: self._post(body, asked, count), max_retries, _BACK_OFF
+            )
         except RetrievalError as error:
             self.transient_failures += error.transient
             raise
@@ -125,7 +146,9 @@ class RagClient:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _post(self, body: dict[str, Any], asked: Sequence[str], count: CallCount) -> Retrieved:
+    async def _post(
+        self, body: dict[str, Any], asked: Sequence[str], count: CallCount
+    ) -> Retrieved:
         start_s = 0.0
         try:
             async with self._limits.slot(1):
@@ -134,7 +157,9 @@ class RagClient:
                 start_s = time.perf_counter()
                 response = await self._respond(body, asked)
             kind, keeps = response.headers.get("content-type", ""), self._with_passage
-            found = read_answer(self._rag, response.content, self._url, kind, asked, with_passage=keeps)
+            found = read_answer(
+                self._rag, response.content, self._url, kind, asked, with_passage=keeps
+            )
         except RetrievalError as error:
             self.failed_count += 1
             count.failed += 1
@@ -143,15 +168,26 @@ class RagClient:
         self._trace(asked, start_s, found)
         return found
 
-    def _trace(self, asked: Sequence[str], start_s: float, found: Retrieved | None = None, failure: str = "") -> None:
+    def _trace(
+        self,
+        asked: Sequence[str],
+        start_s: float,
+        found: Retrieved | None = None,
+        failure: str = "",
+    ) -> None:
         """Without the request's constants and headers: they may hold the service's key."""
-        latency_ms, inputs = 1000 * (time.perf_counter() - start_s), {"query": asked[0], "rewritten_query": asked[1]}
+        latency_ms, inputs = (
+            1000 * (time.perf_counter() - start_s),
+            {"query": asked[0], "rewritten_query": asked[1]},
+        )
         passages = found and [
             {"id": id_, "page_content": title, "metadata": {"score": score}}
             for id_, title, score in zip(found.ids, found.titles, found.scores, strict=True)
         ]
         key = "\x1f".join(("rag", *asked))
-        self._traced.add(key, "rag", "RETRIEVER", inputs, passages, failure=failure, latency_ms=latency_ms)
+        self._traced.add(
+            key, "rag", "RETRIEVER", inputs, passages, failure=failure, latency_ms=latency_ms
+        )
 
     async def _respond(self, body: dict[str, Any], asked: Sequence[str]) -> httpx2.Response:
         try:
@@ -162,7 +198,9 @@ class RagClient:
             raise RetrievalError(message, "rag_bad_answer") from error
         except httpx2.RequestError as error:
             message = f"rag {self._url}: {str(error) or type(error).__name__}"
-            raise RetrievalError(message, "rag_unavailable", transient=True, retry_after_s=0.0) from error
+            raise RetrievalError(
+                message, "rag_unavailable", transient=True, retry_after_s=0.0
+            ) from error
         status = response.status_code
         if status == 429:
             self._limits.refused()
@@ -184,11 +222,16 @@ def authorization(rag: Rag) -> dict[str, str]:
     """The header that carries the service's key, where it wants one."""
     if rag.api_key_env is None:
         return {}
-    return {rag.mapping.key_header: f"{rag.mapping.key_prefix}{require_secret(rag.api_key_env, 'rag')}"}
+    return {
+        rag.mapping.key_header: f"{rag.mapping.key_prefix}{require_secret(rag.api_key_env, 'rag')}"
+    }
 
 
-def request_body(rag: Rag, tenant_id: str, query: str, rewritten_query: str | None = None) -> dict[str, Any]:
-    """What is posted. Texts are put in as JSON values, so that none of them can change the request's shape."""
+def request_body(
+    rag: Rag, tenant_id: str, query: str, rewritten_query: str | None = None
+) -> dict[str, Any]:
+    """What is posted. Texts are put in as JSON values, so that none of them can change the
+    request's shape."""
     values = {
         "{text}": query if rewritten_query is None else rewritten_query,
         "{query}": query,
@@ -205,8 +248,13 @@ def _filled(template: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(template, list):
         return [_filled(part, values) for part in template]
     if isinstance(template, dict):
-        # Without a rewrite its field is left out, so that a service that does not know it sees nothing new.
-        absent = [key for key, part in template.items() if isinstance(part, str) and values.get(part, part) is None]
+        # Without a rewrite its field is left out, so that a service that does not know it sees
+        # nothing new.
+        absent = [
+            key
+            for key, part in template.items()
+            if isinstance(part, str) and values.get(part, part) is None
+        ]
         return {key: _filled(part, values) for key, part in template.items() if key not in absent}
     return values.get(template, template) if isinstance(template, str) else template
 
@@ -214,30 +262,45 @@ def _filled(template: Any, values: Mapping[str, Any]) -> Any:
 def read_passages(
     rag: Rag, content: bytes, url: str, content_type: str = "", asked: Sequence[str] = ()
 ) -> list[Passage]:
-    """The passages, best first; RetrievalError where an answer breaks the contract or does not fit `rag.mapping`.
+    """The passages, best first; RetrievalError where an answer breaks the contract or does not fit
+    `rag.mapping`.
 
-    Those beyond `top_k` or below `score_threshold` are left out, as not every service can do that. `asked` are texts
-    that no message may quote, though the service may repeat them.
+    Those beyond `top_k` or below `score_threshold` are left out, as not every service can do that.
+    `asked` are texts that no message may quote, though the service may repeat them.
     """
     passages, flaw = _checked(rag.mapping, content, content_type)
     if flaw:
-        quotable = without_texts(content.decode("utf-8", "surrogateescape"), asked).encode("utf-8", "surrogateescape")
+        quotable = without_texts(content.decode("utf-8", "surrogateescape"), asked).encode(
+            "utf-8", "surrogateescape"
+        )
         _, flaw = _checked(rag.mapping, quotable, content_type)
         raise RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer")
-    return [passage for passage in passages[: rag.top_k] if passage.reranker_score >= rag.score_threshold]
+    return [
+        passage
+        for passage in passages[: rag.top_k]
+        if passage.reranker_score >= rag.score_threshold
+    ]
 
 
 def _checked(mapping: RagMapping, content: bytes, content_type: str) -> tuple[list[Passage], str]:
     try:
         return _read(mapping, content, content_type), ""
-    except ValidationError as error:  # what only pydantic refuses, such as half a surrogate pair, has pydantic's words
+    except (
+        ValidationError
+    ) as error:  # what only pydantic refuses, such as half a surrogate pair, has pydantic's words
         return [], shown(error.errors()[0]["msg"], 120)
     except _FlawError as error:
         return [], str(error)
 
 
 def read_answer(
-    rag: Rag, content: bytes, url: str, content_type: str = "", asked: Sequence[str] = (), *, with_passage: bool = False
+    rag: Rag,
+    content: bytes,
+    url: str,
+    content_type: str = "",
+    asked: Sequence[str] = (),
+    *,
+    with_passage: bool = False,
 ) -> Retrieved:
     """What a row keeps of an answer; checked as `read_passages` does."""
     passages = read_passages(rag, content, url, content_type, asked)
@@ -267,9 +330,13 @@ def _read(mapping: RagMapping, content: bytes, content_type: str) -> list[Passag
         scores = [1 / position for position in range(1, 1 + len(fields))]
     else:
         given = [each["score"] for each in fields]
-        scores = [_score(mapping, given, i, f"{listed}[{i}].{mapping.score}") for i in range(len(given))]
+        scores = [
+            _score(mapping, given, i, f"{listed}[{i}].{mapping.score}") for i in range(len(given))
+        ]
     _check_order(scores, listed, mapping.score)
-    return [Passage(**each, reranker_score=score) for each, score in zip(fields, scores, strict=True)]
+    return [
+        Passage(**each, reranker_score=score) for each, score in zip(fields, scores, strict=True)
+    ]
 
 
 def _find(expression: str, value: Any) -> Any:
@@ -297,7 +364,9 @@ def _no_json(content: bytes, content_type: str) -> str:
         return "the body is empty; is this the address of the search route?"
     kind = f" (content-type {shown(content_type, 40)})" if content_type else ""
     if text.startswith("<"):
-        return f"it is HTML, not JSON{kind}: {shown(text)}; is this the address of the search route?"
+        return (
+            f"it is HTML, not JSON{kind}: {shown(text)}; is this the address of the search route?"
+        )
     if text.startswith(("data:", "event:")) or "event-stream" in content_type:
         return f"it is an event stream, not JSON{kind}; use a route that answers at once, without streaming"
     return f"it is not JSON{kind}: {shown(text)}; send JSON in UTF-8"
@@ -322,15 +391,23 @@ def _list_flaw(answer: Any, path: str, found: Any) -> str:
 
 def _fields(mapping: RagMapping, passage: Any, place: str) -> dict[str, Any]:
     if not isinstance(passage, dict):
-        raise _FlawError(f"`{place}` is {_TYPES[type(passage)]}, not an object with a text and a score")
-    found = {name: _find(getattr(mapping, name), passage) for name in ("id", "title", "content", "score")}
+        raise _FlawError(
+            f"`{place}` is {_TYPES[type(passage)]}, not an object with a text and a score"
+        )
+    found = {
+        name: _find(getattr(mapping, name), passage) for name in ("id", "title", "content", "score")
+    }
     for name in ("content", "score"):
         if found[name] is None and not (name == "score" and mapping.score_as == "rank"):
             path = getattr(mapping, name)
-            raise _FlawError(f"`{place}.{path}` is missing{_keys(passage)}; {_hint(name, path, passage)}")
+            raise _FlawError(
+                f"`{place}.{path}` is missing{_keys(passage)}; {_hint(name, path, passage)}"
+            )
     for name in ("content", "id", "title"):
         if isinstance(found[name], dict | list | bool):
-            hint = "send the passage's text" if name == "content" else "send a text, or leave it out"
+            hint = (
+                "send the passage's text" if name == "content" else "send a text, or leave it out"
+            )
             kind = _TYPES[type(found[name])]
             raise _FlawError(f"`{place}.{getattr(mapping, name)}` is {kind}; {hint}")
     return found
@@ -341,7 +418,9 @@ def _score(mapping: RagMapping, given: Sequence[Any], i: int, place: str) -> flo
     score: float = given[i]
     if not _is_number(score):
         kind = _TYPES[type(score)]
-        what = {"a text": f"the text {shown(str(score), 20)}", "a number": str(score)[:20]}.get(kind, kind)
+        what = {"a text": f"the text {shown(str(score), 20)}", "a number": str(score)[:20]}.get(
+            kind, kind
+        )
         raise _FlawError(f"`{place}` is {what}; send a number")
     if mapping.score_as == "sigmoid":
         return (1 + math.tanh(score / 2)) / 2  # 1 / (1 + exp(-score)), which overflows
@@ -364,7 +443,9 @@ def _score(mapping: RagMapping, given: Sequence[Any], i: int, place: str) -> flo
 
 def _is_number(score: Any) -> bool:
     is_one = isinstance(score, int | float) and not isinstance(score, bool)
-    return is_one and abs(score) <= sys.float_info.max  # as math.isfinite, which fails for a huge integer
+    return (
+        is_one and abs(score) <= sys.float_info.max
+    )  # as math.isfinite, which fails for a huge integer
 
 
 def _hint(field: str, path: str, passage: Mapping[str, Any]) -> str:

@@ -28,7 +28,8 @@ _NOT_OPENED = "this stage has no {role} client; name the role in open_clients"
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the services are, models with `/v1`: the user's own where the profile has them, else the simulators."""
+    """Where the services are, models with `/v1`: the user's own where the profile has them, else
+    the simulators."""
 
     teacher_url: str
     judge_url: str
@@ -40,13 +41,16 @@ class Addresses:
 
 
 Services = Callable[[], Addresses]
-"""Gives the addresses. The first call starts the simulators: a run that reuses every stage needs none."""
+"""Gives the addresses. The first call starts the simulators: a run that reuses every stage needs
+none."""
 
 
 class Clients:
     """The clients of the roles that a stage named; they belong to the event loop that made them."""
 
-    def __init__(self, chats: Mapping[ChatRole, ChatClient] | None = None, rag: RagClient | None = None) -> None:
+    def __init__(
+        self, chats: Mapping[ChatRole, ChatClient] | None = None, rag: RagClient | None = None
+    ) -> None:
         self._chats, self._rag = chats or {}, rag
         self._all: list[ChatClient | RagClient] = [*self._chats.values(), *([rag] if rag else [])]
         self.unjudged = 0  # answers for whose score the budget was spent
@@ -71,7 +75,9 @@ class Clients:
 
     def call_counts(self) -> dict[str, dict[str, int]]:
         """By role, what the ledger does not record: answers taken from it, and calls to the RAG."""
-        counts: dict[str, dict[str, int]] = {role: {"cached": chat.cached_count} for role, chat in self._chats.items()}
+        counts: dict[str, dict[str, int]] = {
+            role: {"cached": chat.cached_count} for role, chat in self._chats.items()
+        }
         if self._rag:
             counts["rag"] = {"calls": self._rag.call_count, "failed": self._rag.failed_count}
         return counts
@@ -110,7 +116,8 @@ def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
 
 
 def key_salt(profile: Profile, role: ChatRole) -> str:
-    """The service that answers, as part of every ledger key; a simulator's code and seed, as its port changes."""
+    """The service that answers, as part of every ledger key; a simulator's code and seed, as its
+    port changes."""
     endpoint = endpoint_of(profile, role)
     if endpoint.base_url == EMBEDDED:
         return f"{code_digest('qinglan.simulators')[:12]}-{profile.embedded.sample_seed}"
@@ -128,7 +135,8 @@ async def open_clients(
         "answerer": addresses.answerer_url,
         "judge": addresses.judge_url,
     }
-    # In threads: a database that is away or locked is waited for, and a router's other answers must not wait as well.
+    # In threads: a database that is away or locked is waited for, and a router's other answers must
+    # not wait as well.
     ledger = await asyncio.to_thread(Ledger, ledger_url(profile.ledger, profile.paths.state))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, ledger.close)
@@ -138,9 +146,17 @@ async def open_clients(
         for role, url in urls.items():
             if role in roles:
                 endpoint = endpoint_of(profile, role)
-                account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
-                chats[role] = ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role), traced=traced)
-        rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id, traced=traced) if "rag" in roles else None
+                account = Account(
+                    run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model]
+                )
+                chats[role] = ChatClient(
+                    endpoint, url, account, queue, key_salt=key_salt(profile, role), traced=traced
+                )
+        rag = (
+            RagClient(profile.rag, addresses.rag_url, profile.tenant.id, traced=traced)
+            if "rag" in roles
+            else None
+        )
         clients = Clients(chats, rag)
         stack.push_async_callback(clients.close)
         yield clients

@@ -1,7 +1,8 @@
 """A batch of rows that is worked on until every row has an outcome.
 
-Only rows without an outcome are tried again, so a retry of the batch repeats no finished call. A row's failure is
-data: it ends as a failed row with its reason. An error that would meet every row (a refused key) ends the batch.
+Only rows without an outcome are tried again, so a retry of the batch repeats no finished call. A
+row's failure is data: it ends as a failed row with its reason. An error that would meet every row
+(a refused key) ends the batch.
 """
 
 import asyncio
@@ -24,12 +25,19 @@ RETRYABLE_REASONS = frozenset(
         OVER_BUDGET,
     }
 )  # fmt: skip
-"""Another run may succeed here: a stage that dropped rows for one of these is not reused by later runs."""
-RETRYABLE_OR_BLANK_REASONS = RETRYABLE_REASONS | {"empty_answer", "empty_candidate", "empty_judgement"}
-"""For a data stage also these, as the ledger keeps no blank answer; where a model is measured, blank is an answer."""
+"""Another run may succeed here: a stage that dropped rows for one of these is not reused by later
+runs."""
+RETRYABLE_OR_BLANK_REASONS = RETRYABLE_REASONS | {
+    "empty_answer",
+    "empty_candidate",
+    "empty_judgement",
+}
+"""For a data stage also these, as the ledger keeps no blank answer; where a model is measured,
+blank is an answer."""
 
 FAILURES_FILE = "failures.jsonl"
-"""In a stage's folder: what a service or model said where a row failed. It may quote the row, so no message has it."""
+"""In a stage's folder: what a service or model said where a row failed. It may quote the row, so no
+message has it."""
 _AHEAD = 8
 
 
@@ -53,7 +61,8 @@ class RowBatch:
     async def run(self, work: Work, *, last_attempt: bool) -> list[Row]:
         """Work on the missing rows, all at once; `work` limits its own concurrency."""
         attempts = (self._attempt(row, work) for row in self.missing)
-        # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
+        # All of them end before an error is raised: an answer in flight is paid for and must reach
+        # the ledger.
         for problem in await asyncio.gather(*attempts, return_exceptions=True):
             if isinstance(problem, BaseException):
                 raise problem
@@ -86,7 +95,8 @@ def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[RowBatch]:
 async def in_order(
     batches: Iterable[RowBatch], work: Callable[[RowBatch], Awaitable[Done]], *, at_once: int
 ) -> AsyncGenerator[tuple[RowBatch, Done], None]:
-    """Work on several batches at once and yield them in their order, holding a bounded number of them in memory.
+    """Work on several batches at once and yield them in their order, holding a bounded number of
+    them in memory.
 
     An error of any batch is raised as soon as it happens; what is then under way is cancelled.
     """
@@ -98,14 +108,17 @@ async def in_order(
             return await work(batch)
 
     def start() -> None:
-        # Finished batches wait for a slow one before them; enough of them that the running ones don't run out of work.
+        # Finished batches wait for a slow one before them; enough of them that the running ones
+        # don't run out of work.
         for batch in itertools.islice(source, _AHEAD * at_once - len(ahead)):
             ahead.append((batch, asyncio.create_task(one(batch))))
 
     try:
         start()
         while ahead:
-            await asyncio.wait([task for _, task in ahead if not task.done()], return_when="FIRST_COMPLETED")
+            await asyncio.wait(
+                [task for _, task in ahead if not task.done()], return_when="FIRST_COMPLETED"
+            )
             for _, task in ahead:
                 if task.done():
                     task.result()
@@ -120,16 +133,17 @@ async def in_order(
 
 
 def tolerable_losses(given: int, share: float) -> float:
-    """How many of so many rows may be lost at a `max_failed_share`. Above 0 it allows one row, unless that is the only
-    one: of 10 rows at 5% none could be lost otherwise."""
+    """How many of so many rows may be lost at a `max_failed_share`. Above 0 it allows one row,
+    unless that is the only one: of 10 rows at 5% none could be lost otherwise."""
     return min(max(share * given, 1), max(given - 1, 0)) if 0 < share < 1 else share * given
 
 
 class Losses:
-    """Rows that a stage has lost so far, to stop it as soon as they are too many; `section` is its name in the profile.
+    """Rows that a stage has lost so far, to stop it as soon as they are too many; `section` is its
+    name in the profile.
 
-    The limit is a share of all usable rows given, so that a bad first batch of many stops nothing that it needn't.
-    What the budget left out is no loss.
+    The limit is a share of all usable rows given, so that a bad first batch of many stops nothing
+    that it needn't. What the budget left out is no loss.
     """
 
     def __init__(self, section: str, given: int, max_failed_share: float) -> None:
@@ -145,7 +159,11 @@ class Losses:
         for row_id, error in batch.failures.items():
             self._first = self._first or f"{error} (row {row_id})"
         if self._lost > tolerable_losses(self._given, self._share) or self._lost == self._given:
-            more = f", more than {self._section}.max_failed_share = {self._share:.0%} allows" if self._share < 1 else ""
+            more = (
+                f", more than {self._section}.max_failed_share = {self._share:.0%} allows"
+                if self._share < 1
+                else ""
+            )
             raise StageError(
                 f"{self._section}: {self._lost} of {self._given} rows failed{more}; first failure: "
                 f"{self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. "

@@ -19,7 +19,8 @@ _tls_context = cache(httpx2.create_ssl_context)
 
 
 class _HttpClient(openai.DefaultAioHttpClient):
-    """Lets the caller decide when a request goes out. With 64 at once aiohttp takes a third less CPU than httpx2."""
+    """Lets the caller decide when a request goes out. With 64 at once aiohttp takes a third less
+    CPU than httpx2."""
 
     def __init__(self, throttle: Throttle | None, **options: Any) -> None:
         super().__init__(**options)
@@ -35,20 +36,27 @@ class _HttpClient(openai.DefaultAioHttpClient):
             sending = super().send(request, **options | {"stream": True})
             return await (sending if options.get("stream") else receive(sending, request))
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            # openai's transport says so of every lost connection, also of one that a paid request was sent over.
+            # openai's transport says so of every lost connection, also of one that a paid request
+            # was sent over.
             if isinstance(error.__cause__, aiohttp.ConnectionTimeoutError):
                 raise
             if isinstance(lost := error.__cause__, aiohttp.ClientConnectorError):
-                why = os.strerror(lost.errno) if lost.errno and lost.errno > 0 else lost.strerror  # a resolver's is < 0
+                why = (
+                    os.strerror(lost.errno) if lost.errno and lost.errno > 0 else lost.strerror
+                )  # a resolver's is < 0
                 raise httpx2.ConnectError(why or type(lost).__name__, request=request) from None
             raise httpx2.RemoteProtocolError(type(lost).__name__, request=request) from None
         except aiohttp.ClientError as error:
-            # Not mapped by openai's transport, and the original carries the request's headers with the key.
+            # Not mapped by openai's transport, and the original carries the request's headers with
+            # the key.
             raise httpx2.RemoteProtocolError(type(error).__name__, request=request) from None
 
 
-def openai_client(endpoint: Endpoint, base_url: str, role: str, throttle: Throttle | None = None) -> AsyncOpenAI:
-    """A client without retries of its own, which need limits and ledger; `throttle` sends what is ready when it may."""
+def openai_client(
+    endpoint: Endpoint, base_url: str, role: str, throttle: Throttle | None = None
+) -> AsyncOpenAI:
+    """A client without retries of its own, which need limits and ledger; `throttle` sends what is
+    ready when it may."""
     return AsyncOpenAI(
         base_url=base_url,
         api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),

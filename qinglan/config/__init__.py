@@ -1,11 +1,23 @@
 """A profile: everything that a run depends on, as one YAML file read into frozen models.
 
-Unknown keys are refused with the nearest right name. Secrets appear only as the *name* of an environment
-variable. Engine settings keep the engines' own names where they are handed through unchanged.
+Unknown keys are refused with the nearest right name. Secrets appear only as the *name* of an
+environment variable. Engine settings keep the engines' own names where they are handed through
+unchanged.
 """
 
 from qinglan.config.base import EMBEDDED, uses_proxy
-from qinglan.config.data import BatchApi, Columns, Data, Dataset, Distill, Extract, NoiseKind, Select, Sql, Validate
+from qinglan.config.data import (
+    BatchApi,
+    Columns,
+    Data,
+    Dataset,
+    Distill,
+    Extract,
+    NoiseKind,
+    Select,
+    Sql,
+    Validate,
+)
 from qinglan.config.profile import (
     CHANGEABLE,
     FlowName,

@@ -10,17 +10,22 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 EMBEDDED = "embedded"
 """In place of an address or a path: use the simulator that ships with Qinglan."""
 
-_SECRET_PARAMETER = re.compile(r"pass(word|wd)?$|pwd|secret|(^|_)token$|(api|access)[_-]?key|^key$|^sig", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(
+    r"pass(word|wd)?$|pwd|secret|(^|_)token$|(api|access)[_-]?key|^key$|^sig", re.IGNORECASE
+)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-AutoCount = Annotated[int, Field(ge=0), BeforeValidator(lambda value: 0 if value == "auto" else value)]
+AutoCount = Annotated[
+    int, Field(ge=0), BeforeValidator(lambda value: 0 if value == "auto" else value)
+]
 """A number, or `auto`, kept as 0, where it follows from the rows."""
 
 
 def uses_proxy(url: str) -> bool:
-    """Should the proxy settings of the environment apply? Not to this machine itself, where the simulators are."""
+    """Should the proxy settings of the environment apply? Not to this machine itself, where the
+    simulators are."""
     return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
 
 
@@ -34,7 +39,9 @@ def _refuse_secret_in_url(value: str) -> str:
 
 def _refuse_secret_as_name(value: str) -> str:
     if not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", value):
-        raise ValueError("write the name of an environment variable here, in capitals, never the key itself")
+        raise ValueError(
+            "write the name of an environment variable here, in capitals, never the key itself"
+        )
     return value
 
 
@@ -56,4 +63,6 @@ SecretName = Annotated[str, AfterValidator(_refuse_secret_as_name)]
 class Section(BaseModel):
     """One section of a profile."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )

@@ -5,7 +5,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from qinglan.config.base import EMBEDDED, Count, LocalPath, Pattern, Positive, SecretName, Section, Share
+from qinglan.config.base import (
+    EMBEDDED,
+    Count,
+    LocalPath,
+    Pattern,
+    Positive,
+    SecretName,
+    Section,
+    Share,
+)
 from qinglan.config.site import Endpoint
 from qinglan.text import ARMS
 
@@ -17,20 +26,23 @@ class Columns(Section):
     profile: str = "用户画像"
     history: str = "历史摘要"
     gold: str = "标准文档"
-    """Id of the document that answers the question, or of several of which each does, as `d1; d2` (optional column)."""
+    """Id of the document that answers the question, or of several of which each does, as `d1; d2`
+    (optional column)."""
     split: str = "划分"
     """train, dev or test (optional column); rows without it are split by `dataset`."""
     intent: str = "意图"
     """What kind of question it is (optional column); evaluation shows each kind by itself."""
     pool: str = "数据池"
-    """Which set of questions it belongs to, such as `red_team` (optional column); evaluation shows each by itself, and
-    `dataset.rl_shares` draws RL's prompts by it."""
+    """Which set of questions it belongs to, such as `red_team` (optional column); evaluation shows
+    each by itself, and `dataset.rl_shares` draws RL's prompts by it."""
     dialogue: str = ""
-    """The dialogue before the question, such as lines `用户：…` and `客服：…`. Where the profile names a column,
-    such as `对话`, the stage `extract` asks the teacher for the profile and the history that a row lacks. No column
-    is read unless it is named: each dialogue costs a call, and is sent to the teacher."""
+    """The dialogue before the question, such as lines `用户：…` and `客服：…`. Where the profile names a
+    column, such as `对话`, the stage `extract` asks the teacher for the profile and the history that
+    a row lacks. No column is read unless it is named: each dialogue costs a call, and is sent to
+    the teacher."""
     inputs: dict[str, str] = {}
-    """Columns that the recipe needs beside these: by the input's name, where its column is called otherwise."""
+    """Columns that the recipe needs beside these: by the input's name, where its column is called
+    otherwise."""
 
 
 class Sql(Section):
@@ -39,36 +51,38 @@ class Sql(Section):
     url_env: SecretName
     """Name of the environment variable that holds the database's SQLAlchemy URL."""
     query: str
-    """One SELECT or WITH. Order its rows by something that stays, so that a duplicate's first row stays the first."""
+    """One SELECT or WITH. Order its rows by something that stays, so that a duplicate's first row
+    stays the first."""
 
 
 class Data(Section):
     """Where the questions come from."""
 
     workbook: LocalPath = EMBEDDED
-    """Path of an .xlsx, .csv, .jsonl or .parquet file, of a folder of them (a drop folder, read in the order of the
-    names), or `embedded` for the shipped sample."""
+    """Path of an .xlsx, .csv, .jsonl or .parquet file, of a folder of them (a drop folder, read in
+    the order of the names), or `embedded` for the shipped sample."""
     sql: Sql | None = None
     """Read the questions from a database instead."""
     sheet: str | None = None
     """Sheet name; the first sheet if not given."""
     columns: Columns = Columns()
     pool_shares: dict[str, Share] = {}
-    """Of the rows that neither the workbook nor the recipe puts into a pool: `gold: 0.1` draws a tenth by
-    their ids."""
+    """Of the rows that neither the workbook nor the recipe puts into a pool: `gold: 0.1` draws a
+    tenth by their ids."""
     max_query_chars: Count = 500
     """A longer query is kept as a failed row (`query_too_long`)."""
     max_context_chars: Count = 2000
-    """A row whose profile, history and those further inputs that are part of what is asked are together longer is kept
-    as a failed row (`context_too_long`)."""
+    """A row whose profile, history and those further inputs that are part of what is asked are
+    together longer is kept as a failed row (`context_too_long`)."""
     max_dialogue_chars: Count = 8_000
     """A row with a longer dialogue is kept as a failed row (`dialogue_too_long`)."""
     max_new_rows: Count = 2_000
-    """Where `workbook` is the router's request log (`serve.request_log.folder`): so many questions that the last
-    dataset version lacks are taken by one run at most, those first that were asked on the most days. The others wait
-    for the next run (`left_for_later`)."""
+    """Where `workbook` is the router's request log (`serve.request_log.folder`): so many questions
+    that the last dataset version lacks are taken by one run at most, those first that were asked on
+    the most days. The others wait for the next run (`left_for_later`)."""
     limit: Count | None = None
-    """Use only the first rows; for trials. Of rows that name a split, a third of these from each."""
+    """Use only the first rows; for trials. Of rows that name a split, a third of these from
+    each."""
 
     @model_validator(mode="after")
     def _add_up_shares(self) -> Self:
@@ -92,10 +106,11 @@ class Extract(Section):
 
     max_profile_chars: Count = 200
     max_history_chars: Count = 400
-    """A row with a longer value fails (`extract_too_long`). The prompt allows half of both, as models count badly."""
+    """A row with a longer value fails (`extract_too_long`). The prompt allows half of both, as
+    models count badly."""
     min_support: Share = 0.5
-    """The dialogue must have so many of the characters of each clause, such as `孕28周`, and every number; else the
-    row fails (`not_in_dialogue`)."""
+    """The dialogue must have so many of the characters of each clause, such as `孕28周`, and every
+    number; else the row fails (`not_in_dialogue`)."""
     batch_rows: Count = 500
     retries: Annotated[int, Field(ge=0)] = 2
     max_failed_share: Share = 0.1
@@ -106,15 +121,16 @@ class Distill(Section):
     """Asking the teacher."""
 
     mode: Literal["live", "batch_api"] = "live"
-    """`batch_api` sends what the ledger lacks through `/v1/batches`, and row by row what comes back without an
-    answer."""
+    """`batch_api` sends what the ledger lacks through `/v1/batches`, and row by row what comes back
+    without an answer."""
     batch_api: BatchApi = BatchApi()
     batch_rows: Count = 500
     """Rows per Prefect task."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Prefect retries of a batch; only its missing rows are asked again."""
     max_failed_share: Share = 0.1
-    """More failed rows than this, of all that the stage was given, stop the run at once; above 0, one alone never does.
+    """More failed rows than this, of all that the stage was given, stop the run at once; above 0,
+    one alone never does.
     """
 
 
@@ -136,13 +152,24 @@ class Select(Section):
     min_rewrite_chars: Count = 2
     max_rewrite_chars: Count = 120
     boilerplate: tuple[Pattern, ...] = ()
-    """More regular expressions for rewrites that are no rewrites (`boilerplate`), beside the built-in ones."""
+    """More regular expressions for rewrites that are no rewrites (`boilerplate`), beside the
+    built-in ones."""
     not_worse_than_original: bool = True
-    """A rewrite that retrieves worse than the user's own words must not teach (`worse_than_original`)."""
+    """A rewrite that retrieves worse than the user's own words must not teach
+    (`worse_than_original`)."""
 
 
 NoiseKind = Literal[
-    "emoji", "stutter", "story", "full_width", "traditional", "pinyin", "latin", "invisible", "punctuation", "number"
+    "emoji",
+    "stutter",
+    "story",
+    "full_width",
+    "traditional",
+    "pinyin",
+    "latin",
+    "invisible",
+    "punctuation",
+    "number",
 ]
 
 
@@ -150,26 +177,31 @@ class Dataset(Section):
     """Splits and training files."""
 
     seed: int = 1
-    """Of the hashes that put unsplit rows into splits, and choose what is drawn for RL and for `augment`."""
+    """Of the hashes that put unsplit rows into splits, and choose what is drawn for RL and for
+    `augment`."""
     train_share: Share = 0.8
     """Of questions that no dataset version has yet: the others keep their split."""
     dev_share: Share = 0.1
     near_duplicate_jaccard: Annotated[float, Field(ge=0.5, le=1)] = 0.85
-    """Character-trigram similarity from which two questions count as the same; such groups never straddle splits."""
+    """Character-trigram similarity from which two questions count as the same; such groups never
+    straddle splits."""
     rl_shares: dict[str, Share] = {}
-    """Of RL's training prompts, by the rows' `pool`, such as `red_team: 0.3`; all other rows, `train`, have what is
-    left. If not given, RL asks every training row that it can."""
+    """Of RL's training prompts, by the rows' `pool`, such as `red_team: 0.3`; all other rows,
+    `train`, have what is left. If not given, RL asks every training row that it can."""
     rl_repeats: Count = 8
-    """How often at most a question of a pool that has too few for its share is among the prompts; a share that is not
-    reached that way is reported."""
+    """How often at most a question of a pool that has too few for its share is among the prompts; a
+    share that is not reached that way is reported."""
     decontaminate_against: tuple[LocalPath, ...] = ()
-    """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one of them, or of the
-    red team, reaches neither training nor development (`near_duplicate_of_evaluation`)."""
+    """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one
+    of them, or of the red team, reaches neither training nor development
+    (`near_duplicate_of_evaluation`)."""
     augment: dict[NoiseKind, Share] = {}
-    """Share of SFT's training rows that are learnt a second time with noise in the question, by the kind of noise:
-    `{emoji: 0.05}` (docs/how-to/datasets.md). Rows that a kind can't change get none; dev and test never do."""
+    """Share of SFT's training rows that are learnt a second time with noise in the question, by the
+    kind of noise: `{emoji: 0.05}` (docs/how-to/datasets.md). Rows that a kind can't change get
+    none; dev and test never do."""
     augment_rl: bool = False
-    """RL asks the questions with noise too, each as often as its row's own, and rewards the answers in the same way."""
+    """RL asks the questions with noise too, each as often as its row's own, and rewards the answers
+    in the same way."""
 
     @model_validator(mode="after")
     def _add_up_shares(self) -> Self:
@@ -177,7 +209,9 @@ class Dataset(Section):
             raise ValueError("train_share + dev_share must leave a share for the test split")
         total = sum(self.rl_shares.values())
         if total > 1 + 1e-6 or ("train" in self.rl_shares and total < 1 - 1e-6):
-            raise ValueError(f"rl_shares: add up to {total:g}; make them add up to 1, or leave out `train`")
+            raise ValueError(
+                f"rl_shares: add up to {total:g}; make them add up to 1, or leave out `train`"
+            )
         return self
 
 
@@ -185,17 +219,22 @@ class Refresh(Section):
     """What a nightly refresh does beyond making a dataset."""
 
     train_at_new_rows: Count | None = None
-    """Start the `train` deployment as soon as this many good training rows came in since the last training; never if
-    not given."""
+    """Start the `train` deployment as soon as this many good training rows came in since the last
+    training; never if not given."""
     drift_warning: Positive = 0.2
-    """Jensen–Shannon distance (0 to 1) of vocabulary, length or score from which a drift is called out."""
+    """Jensen–Shannon distance (0 to 1) of vocabulary, length or score from which a drift is called
+    out."""
 
 
 def _refuse_no_file_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", value):
-        raise ValueError("a teacher's name is 1 to 40 letters, digits, dots, dashes and underscores, as files carry it")
+        raise ValueError(
+            "a teacher's name is 1 to 40 letters, digits, dots, dashes and underscores, as files carry it"
+        )
     if value.lower() in ARMS:
-        raise ValueError(f"{value} has a meaning in every report ({', '.join(ARMS)}); choose another name")
+        raise ValueError(
+            f"{value} has a meaning in every report ({', '.join(ARMS)}); choose another name"
+        )
     return value
 
 
@@ -203,9 +242,11 @@ class Compare(Section):
     """Teachers side by side: which one to buy (docs/how-to/teachers.md)."""
 
     teachers: dict[Annotated[str, AfterValidator(_refuse_no_file_name)], Endpoint] = {}
-    """By a name for the report, those to compare with `teacher`. All are asked live, whatever `distill.mode` says."""
+    """By a name for the report, those to compare with `teacher`. All are asked live, whatever
+    `distill.mode` says."""
     rows: Count = 500
     """Questions that each of them is asked, drawn by a hash of the row's id."""
     tolerable_loss: Share = 0.03
-    """What a cheaper teacher may lose in top-1, in the top-1 score or in the share of questions it answers, and five
-    times as much in the judge's score: one that is shown to lose no more counts as good enough."""
+    """What a cheaper teacher may lose in top-1, in the top-1 score or in the share of questions it
+    answers, and five times as much in the judge's score: one that is shown to lose no more counts
+    as good enough."""

@@ -40,7 +40,8 @@ CHANGEABLE: dict[str, set[str]] = {
     "retention": set(site.Retention.model_fields),
     "tracking": {"rows", "traces_per_stage"},
 }
-"""Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
+"""Settings with which an interrupted run may go on changed: what it makes does not depend on
+them."""
 
 
 FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
@@ -52,12 +53,14 @@ def _absolute_file(value: str) -> str:
 
 
 class Profile(Section):
-    """One profile: see configs/. `extends: NAME`, or a path from the file's folder, beside these keys takes another
-    profile for whatever the file does not say: sections are laid over each other key by key, lists are replaced.
-    `rehearses: NAME` in its place makes a rehearsal of that profile (docs/how-to/gpus.md)."""
+    """One profile: see configs/. `extends: NAME`, or a path from the file's folder, beside these
+    keys takes another profile for whatever the file does not say: sections are laid over each other
+    key by key, lists are replaced. `rehearses: NAME` in its place makes a rehearsal of that profile
+    (docs/how-to/gpus.md)."""
 
     name: str = ""
-    """The file's own name, if not given; never that of the profile it extends, as it identifies the runs."""
+    """The file's own name, if not given; never that of the profile it extends, as it identifies the
+    runs."""
     recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
     """A name in `qinglan/recipes`, or the path of a recipe's .py file."""
     tenant: site.Tenant = site.Tenant()
@@ -96,20 +99,38 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:
-        rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
-        for role, endpoint in (("teacher", self.teacher), ("answerer", self.answerer), ("judge", self.judge), *rivals):
+        rivals = (
+            (f"compare.teachers.{name}", endpoint)
+            for name, endpoint in self.compare.teachers.items()
+        )
+        for role, endpoint in (
+            ("teacher", self.teacher),
+            ("answerer", self.answerer),
+            ("judge", self.judge),
+            *rivals,
+        ):
             if endpoint and endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
         return self
 
     @model_validator(mode="after")
     def _know_the_arms(self) -> Self:
-        if unknown := [name for name in self.evaluate.teachers if name not in self.compare.teachers]:
+        if unknown := [
+            name for name in self.evaluate.teachers if name not in self.compare.teachers
+        ]:
             known = ", ".join(self.compare.teachers) or "none"
-            raise ValueError(f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})")
-        arms = [arm for arm in (*ARMS, *self.evaluate.teachers) if arm not in ("champion", self.gate.challenger)]
+            raise ValueError(
+                f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})"
+            )
+        arms = [
+            arm
+            for arm in (*ARMS, *self.evaluate.teachers)
+            if arm not in ("champion", self.gate.challenger)
+        ]
         if unknown := [arm for arm in self.gate.rivals if arm not in arms]:
-            raise ValueError(f"gate.rivals: {unknown[0]}: name some of {', '.join(arms)}; the champion always is one")
+            raise ValueError(
+                f"gate.rivals: {unknown[0]}: name some of {', '.join(arms)}; the champion always is one"
+            )
         return self
 
     @model_validator(mode="after")
@@ -119,12 +140,16 @@ class Profile(Section):
             raise ValueError("rl.rollout_engine: cpu needs trainer.device: cpu; leave it out")
         gpus = trainer.nodes * trainer.gpus_per_node
         rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
-        if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not any("dynamic_bsz" in key for key in rl.extra):
+        if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not any(
+            "dynamic_bsz" in key for key in rl.extra
+        ):
             raise ValueError(
                 f"rl.ppo_mini_batch_size × rollouts_per_prompt ({rollouts}) must be a multiple of "
                 f"GPUs × rl.ppo_micro_batch_size_per_gpu ({gpus} × {rl.ppo_micro_batch_size_per_gpu})"
             )
-        if trainer.device == "cuda" and trainer.gpus_per_node % rl.tensor_model_parallel_size:  # vLLM stays in a node
+        if (
+            trainer.device == "cuda" and trainer.gpus_per_node % rl.tensor_model_parallel_size
+        ):  # vLLM stays in a node
             raise ValueError(
                 f"trainer.gpus_per_node ({trainer.gpus_per_node}) must be a multiple of "
                 f"rl.tensor_model_parallel_size ({rl.tensor_model_parallel_size})"
@@ -151,13 +176,19 @@ class Profile(Section):
     def scheduled(self, sft_rows: int, rl_prompts: int) -> "Profile":
         """With the numbers of steps that so many rows make, in place of `auto`."""
         gpus = self.trainer.gpus_of["sft"]
-        return self.model_copy(update={"sft": self.sft.scheduled(sft_rows, gpus), "rl": self.rl.scheduled(rl_prompts)})
+        return self.model_copy(
+            update={"sft": self.sft.scheduled(sft_rows, gpus), "rl": self.rl.scheduled(rl_prompts)}
+        )
 
     @property
     def reads_request_log(self) -> bool:
         """Do the questions come from the folder in which the router keeps what it is asked?"""
         folder, workbook = self.serve.request_log.folder, Path(self.data.workbook).resolve()
-        return folder is not None and not self.data.sql and Path(folder).resolve() in (workbook, *workbook.parents)
+        return (
+            folder is not None
+            and not self.data.sql
+            and Path(folder).resolve() in (workbook, *workbook.parents)
+        )
 
     @property
     def rollout_engine(self) -> Literal["cpu", "vllm"]:
@@ -188,11 +219,14 @@ _YAML = (".yaml", ".yml")
 
 
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
-    """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate."""
+    """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides,
+    validate."""
     path = _find(name_or_path)
     profile = parse_profile(path, _text_of(path), overrides)
     if profile.name != path.stem and Path(name_or_path).suffix not in _YAML:
-        raise ConfigError(f"profile {path}: `name`: is {profile.name}, and the file's is {path.stem}; leave it out")
+        raise ConfigError(
+            f"profile {path}: `name`: is {profile.name}, and the file's is {path.stem}; leave it out"
+        )
     return profile
 
 
@@ -213,14 +247,19 @@ def _validated(path: Path, raw: dict[str, Any]) -> Profile:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first problem of a pydantic error in words, with the nearest right key for an unknown one."""
+    """The first problem of a pydantic error in words, with the nearest right key for an unknown
+    one."""
     problems = error.errors()
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"]) or "profile"
     if first["type"] == "extra_forbidden":
         known = _keys_beside(first["loc"])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
-        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known)) or 'none'}"
+        hint = (
+            f"did you mean `{near[0]}`?"
+            if near
+            else f"known keys: {', '.join(sorted(known)) or 'none'}"
+        )
         text = f"unknown key `{where}`; {hint}"
     elif first["type"] == "missing":
         text = f"`{where}` is missing; add it"
@@ -238,21 +277,33 @@ def require_secret(env_name: str | None, used_by: str) -> str:
         return "no-key"
     value = os.environ.get(env_name, "").strip()
     if not value:
-        raise ConfigError(f"{used_by} needs the environment variable {env_name}; set it and run again")
-    if not (value.isascii() and value.isprintable()):  # no HTTP header, and httpx2's error would show the secret
-        raise ConfigError(f"{used_by}: the value of {env_name} has characters that no key has; set it again")
+        raise ConfigError(
+            f"{used_by} needs the environment variable {env_name}; set it and run again"
+        )
+    if not (
+        value.isascii() and value.isprintable()
+    ):  # no HTTP header, and httpx2's error would show the secret
+        raise ConfigError(
+            f"{used_by}: the value of {env_name} has characters that no key has; set it again"
+        )
     return value
 
 
 def secret_names(profile: Profile | None) -> set[str]:
-    """Environment variables that may hold a secret: those that the profile names, and all that are called so here."""
+    """Environment variables that may hold a secret: those that the profile names, and all that are
+    called so here."""
     named = _SECRET_NAME.findall(profile.model_dump_json()) if profile else ()
     return {*named, *filter(_CALLED_SECRET.search, os.environ)}
 
 
 def withheld_secrets(profile: Profile | None, *needed: str | None) -> dict[str, str]:
-    """The environment of a process that needs no secrets but these, such as `MLFLOW_*`: the others are empty there."""
-    return {name: "" for name in secret_names(profile) if not any(fnmatchcase(name, each) for each in needed if each)}
+    """The environment of a process that needs no secrets but these, such as `MLFLOW_*`: the others
+    are empty there."""
+    return {
+        name: ""
+        for name in secret_names(profile)
+        if not any(fnmatchcase(name, each) for each in needed if each)
+    }
 
 
 def profile_names() -> list[str]:
@@ -275,11 +326,17 @@ def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[st
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"profile {path}: not valid YAML: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+        raise ConfigError(
+            f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}"
+        )
     if raw.keys() >= {"extends", "rehearses"}:
-        raise ConfigError(f"profile {path}: `extends` and `rehearses` exclude each other; give one of them")
+        raise ConfigError(
+            f"profile {path}: `extends` and `rehearses` exclude each other; give one of them"
+        )
     for key in ("extends", "rehearses"):
         if (other := raw.pop(key, None)) is None:
             continue
@@ -299,7 +356,11 @@ def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[st
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     both = {key: (below[key], above[key]) for key in below.keys() & above.keys()}
-    merged = {key: _laid_over(a, b) for key, (a, b) in both.items() if isinstance(a, dict) and isinstance(b, dict)}
+    merged = {
+        key: _laid_over(a, b)
+        for key, (a, b) in both.items()
+        if isinstance(a, dict) and isinstance(b, dict)
+    }
     return below | above | merged
 
 
@@ -341,7 +402,9 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     model: Any = Profile
     for part in location[:-1]:
-        if get_origin(model) is dict:  # `part` is a key that the user chose, such as a model's name in `prices`
+        if (
+            get_origin(model) is dict
+        ):  # `part` is a key that the user chose, such as a model's name in `prices`
             model = get_args(model)[1]
         else:
             field = getattr(model, "model_fields", {}).get(str(part))

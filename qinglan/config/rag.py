@@ -1,6 +1,7 @@
 """The section `rag`: where the retrieval service is, how it is asked, and how its answer is read.
 
-`rag.yaml` says for each preset what differs from Qinglan's own contract, which is the default of every field here.
+`rag.yaml` says for each preset what differs from Qinglan's own contract, which is the default of
+every field here.
 """
 
 import functools
@@ -12,11 +13,30 @@ from typing import Annotated, Any, Literal, Self, cast, get_args
 import yaml
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, SecretName, Section, Share, Url
+from qinglan.config.base import (
+    EMBEDDED,
+    Count,
+    LocalPath,
+    Positive,
+    SecretName,
+    Section,
+    Share,
+    Url,
+)
 
-RagPreset = Literal["qinglan", "dify", "ragflow", "fastgpt", "chatchat", "elasticsearch", "qdrant", "milvus"]
+RagPreset = Literal[
+    "qinglan", "dify", "ragflow", "fastgpt", "chatchat", "elasticsearch", "qdrant", "milvus"
+]
 TEXT, REWRITTEN_QUERY = "{text}", "{rewritten_query}"
-PLACEHOLDERS = (TEXT, "{query}", REWRITTEN_QUERY, "{top_k}", "{score_threshold}", "{tenant_id}", "{kb_name}")
+PLACEHOLDERS = (
+    TEXT,
+    "{query}",
+    REWRITTEN_QUERY,
+    "{top_k}",
+    "{score_threshold}",
+    "{tenant_id}",
+    "{kb_name}",
+)
 
 
 @functools.cache
@@ -41,9 +61,13 @@ def _check_placeholders(request: dict[str, JsonValue]) -> dict[str, JsonValue]:
         if re.fullmatch(r"\{\w+\}", text) and text not in PLACEHOLDERS:
             raise ValueError(f"there is no placeholder {text}; there are {known}")
         if text not in PLACEHOLDERS and any(each in text for each in PLACEHOLDERS):
-            raise ValueError(f"{text!r}: a placeholder must be a whole value, without other text beside it")
+            raise ValueError(
+                f"{text!r}: a placeholder must be a whole value, without other text beside it"
+            )
     if texts.isdisjoint({TEXT, REWRITTEN_QUERY}):
-        raise ValueError(f"holds neither {TEXT} nor {REWRITTEN_QUERY}, so that no rewrite would be sent; add one")
+        raise ValueError(
+            f"holds neither {TEXT} nor {REWRITTEN_QUERY}, so that no rewrite would be sent; add one"
+        )
     return request
 
 
@@ -54,7 +78,9 @@ def _check_jmespath(expression: str) -> str:
         jmespath.compile(expression)
     except jmespath.exceptions.JMESPathError as error:
         said = str(error).splitlines()[0]
-        raise ValueError(f"{expression!r} is no JMESPath: {said}; see https://jmespath.org") from error
+        raise ValueError(
+            f"{expression!r} is no JMESPath: {said}; see https://jmespath.org"
+        ) from error
     return expression
 
 
@@ -62,8 +88,9 @@ JmesPath = Annotated[str, AfterValidator(_check_jmespath)]
 
 
 class RagMapping(Section):
-    """How the retrieval service is asked and how it answers. The defaults are Qinglan's own contract. What a profile
-    does not say here is as in its `rag.preset`; docs/how-to/rag.md has examples."""
+    """How the retrieval service is asked and how it answers. The defaults are Qinglan's own
+    contract. What a profile does not say here is as in its `rag.preset`; docs/how-to/rag.md has
+    examples."""
 
     request: Annotated[dict[str, JsonValue], AfterValidator(_check_placeholders)] = {
         "query": "{query}",
@@ -73,20 +100,21 @@ class RagMapping(Section):
         "score_threshold": "{score_threshold}",
         "rewritten_query": "{rewritten_query}",
     }
-    """The JSON object that is posted. These values are placeholders: `{text}` is the rewrite, or the question where
-    there is none; `{query}` is always the question; a key with `{rewritten_query}` is left out where there is no
-    rewrite; `{top_k}`, `{score_threshold}`, `{tenant_id}` and `{kb_name}` are the profile's. It replaces the preset's
-    whole request."""
+    """The JSON object that is posted. These values are placeholders: `{text}` is the rewrite, or
+    the question where there is none; `{query}` is always the question; a key with
+    `{rewritten_query}` is left out where there is no rewrite; `{top_k}`, `{score_threshold}`,
+    `{tenant_id}` and `{kb_name}` are the profile's. It replaces the preset's whole request."""
     passages: JmesPath = "data.recall"
-    """JMESPath of the list of passages in the answer, best first; `@` where the answer itself is the list."""
+    """JMESPath of the list of passages in the answer, best first; `@` where the answer itself is
+    the list."""
     id: JmesPath = "id"
     """JMESPath of the document's id in a passage: what the workbook's gold column names."""
     title: JmesPath = "title"
     content: JmesPath = "content"
     score: JmesPath = "reranker_score"
     score_as: Literal["as_is", "sigmoid", "divide_by", "rank"] = "as_is"
-    """How the score becomes one in [0, 1]: it is one already; it is a logit; it is divided by `divide_by`; or it does
-    not count, and the passages get 1, 1/2, 1/3, … by their position."""
+    """How the score becomes one in [0, 1]: it is one already; it is a logit; it is divided by
+    `divide_by`; or it does not count, and the passages get 1, 1/2, 1/3, … by their position."""
     divide_by: Positive | None = None
     """The highest score that the service gives, for `score_as: divide_by`."""
     key_header: str = "authorization"
@@ -97,12 +125,15 @@ class RagMapping(Section):
     @model_validator(mode="after")
     def _divide_where_it_is_said(self) -> Self:
         if (self.score_as == "divide_by") != (self.divide_by is not None):
-            raise ValueError("`score_as: divide_by` and a number in `divide_by` belong together; give both or neither")
+            raise ValueError(
+                "`score_as: divide_by` and a number in `divide_by` belong together; give both or neither"
+            )
         return self
 
     @property
     def takes_rewrite(self) -> bool:
-        """Whether the service gets question and rewrite apart, as one that rewrites by itself needs it."""
+        """Whether the service gets question and rewrite apart, as one that rewrites by itself needs
+        it."""
         return REWRITTEN_QUERY in _texts_in(self.request)
 
 
@@ -110,12 +141,15 @@ class Rag(Section):
     """The retrieval service (see docs/how-to/rag.md)."""
 
     url: Url = EMBEDDED
-    """Address that takes the POST, or `embedded` for the BM25 simulator; `{kb_name}` in it stands for `rag.kb_name`."""
+    """Address that takes the POST, or `embedded` for the BM25 simulator; `{kb_name}` in it stands
+    for `rag.kb_name`."""
     preset: RagPreset = "qinglan"
-    """How the service is asked and answers: by Qinglan's own contract, or as one of these products does."""
+    """How the service is asked and answers: by Qinglan's own contract, or as one of these products
+    does."""
     mapping: RagMapping = RagMapping()
     knowledge_base: LocalPath = EMBEDDED
-    """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample. Unused otherwise."""
+    """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample.
+    Unused otherwise."""
     kb_name: str = "default"
     top_k: Count = 10
     score_threshold: Share = 0.0
@@ -132,10 +166,17 @@ class Rag(Section):
         if preset in (None, "qinglan") or preset not in get_args(RagPreset):
             return given
         mapping = given.get("mapping") or {}
-        return {**given, "mapping": {**_presets()[preset], **mapping}} if isinstance(mapping, dict) else given
+        return (
+            {**given, "mapping": {**_presets()[preset], **mapping}}
+            if isinstance(mapping, dict)
+            else given
+        )
 
     @property
     def answer_key(self) -> dict[str, Any]:
-        """What an answer depends on beside the texts. Qinglan's own contract is left out, so that its keys stay."""
-        settings = self.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"})
+        """What an answer depends on beside the texts. Qinglan's own contract is left out, so that
+        its keys stay."""
+        settings = self.model_dump(
+            mode="json", include={"url", "kb_name", "top_k", "score_threshold"}
+        )
         return settings | self.model_dump(mode="json", include={"mapping"}, exclude_defaults=True)

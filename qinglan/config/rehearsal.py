@@ -1,8 +1,10 @@
-"""A rehearsal: a profile's own decisions on simulators, with the tiny student, on this machine's CPU.
+"""A rehearsal: a profile's own decisions on simulators, with the tiny student, on this machine's
+CPU.
 
-What decides is the profile's own. Services, model, device, what depends on the model's size, and the engines' `extra`
-are the demo's of the same recipe. The questions are 800 of the simulated domain without labels. The tenant's rules are
-sent, but no simulator follows them; domain, columns and pools are the sample's, as the tiny student knows no others.
+What decides is the profile's own. Services, model, device, what depends on the model's size, and
+the engines' `extra` are the demo's of the same recipe. The questions are 800 of the simulated
+domain without labels. The tenant's rules are sent, but no simulator follows them; domain, columns
+and pools are the sample's, as the tiny student knows no others.
 """
 
 from collections.abc import Collection
@@ -34,12 +36,21 @@ _LEFT_OUT = {
     "gate": ("approval",),
     "release": ("name",),
 }
-"""Of these: files with the profile's own columns, a person, and the model that production serves."""
+"""Of these: files with the profile's own columns, a person, and the model that production
+serves."""
 _KEYS = {
     "data": ("max_query_chars", "max_context_chars"),
     "student": ("gpu_hour_usd",),
     "sft": ("num_train_epochs", "tuner_type"),
-    "rl": ("algorithm", "epochs", "ppo_epochs", "clip_ratio", "kl", "patience", "rollouts_per_prompt"),
+    "rl": (
+        "algorithm",
+        "epochs",
+        "ppo_epochs",
+        "clip_ratio",
+        "kl",
+        "patience",
+        "rollouts_per_prompt",
+    ),
 }
 """What does not depend on the model's size, of sections that otherwise are the demo's."""
 _FOLLOWS = {"sft": ("eval_steps", "save_steps"), "rl": ("total_steps", "save_freq", "test_freq")}
@@ -53,13 +64,22 @@ _UNREAD = {"gold": "", "split": "", "intent": ""}
 def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
     """The rehearsal's keys, from those of a profile of this name and of its recipe's demo."""
     made = _without(demo, _SECTIONS)
-    made |= {each: _without(real[each], _LEFT_OUT.get(each, ())) for each in _SECTIONS if each in real}
-    made["tenant"] = real.get("tenant", {}) | {"id": f"rehearsal_{name}", "domain": demo["tenant"]["domain"]}
+    made |= {
+        each: _without(real[each], _LEFT_OUT.get(each, ())) for each in _SECTIONS if each in real
+    }
+    made["tenant"] = real.get("tenant", {}) | {
+        "id": f"rehearsal_{name}",
+        "domain": demo["tenant"]["domain"],
+    }
     for section, keys in _KEYS.items():
         kept = _without(demo.get(section, {}), (*keys, *_FOLLOWS.get(section, ())))
-        made[section] = kept | {key: real[section][key] for key in keys if key in real.get(section, {})}
+        made[section] = kept | {
+            key: real[section][key] for key in keys if key in real.get(section, {})
+        }
     passes = made["rl"].get("ppo_epochs", Rl().ppo_epochs) / demo["rl"]["ppo_epochs"]
-    made["rl"] |= {rate: demo["rl"][rate] / passes for rate in ("actor_lr", "critic_lr") if rate in demo["rl"]}
+    made["rl"] |= {
+        rate: demo["rl"][rate] / passes for rate in ("actor_lr", "critic_lr") if rate in demo["rl"]
+    }
     if made["sft"].get("tuner_type") == "full":  # the demo's rate is an adapter's
         made["sft"]["learning_rate"] = demo["sft"]["learning_rate"] / 5
     if isinstance(steps := real.get("rl", {}).get("total_steps"), int):  # as many prompts in all
@@ -70,11 +90,19 @@ def rehearsal(real: Raw, demo: Raw, name: str) -> Raw:
     made["budget"] = made.get("budget", {}) | {"rl_new_share": new_share}
     made["data"]["columns"] = demo.get("data", {}).get("columns", {}) | _UNREAD
     made["embedded"] = demo.get("embedded", {}) | _ROWS | {"teacher_latency_ms": _LATENCY_MS}
-    made["compare"] = {"teachers": dict.fromkeys(real.get("compare", {}).get("teachers", {}), demo["teacher"])}
-    roles = [role for role in ("judge", "answerer", "teacher") if role in demo and role in real]  # the teacher's last
-    played = {demo[role]["model"]: real[role]["model"] for role in roles}  # a simulator may play two of them
+    made["compare"] = {
+        "teachers": dict.fromkeys(real.get("compare", {}).get("teachers", {}), demo["teacher"])
+    }
+    roles = [
+        role for role in ("judge", "answerer", "teacher") if role in demo and role in real
+    ]  # the teacher's last
+    played = {
+        demo[role]["model"]: real[role]["model"] for role in roles
+    }  # a simulator may play two of them
     played[demo["student"]["name"]] = real.get("student", {}).get("name", Student().name)
-    made["prices"] = {ours: real["prices"][theirs] for ours, theirs in played.items() if theirs in real["prices"]}
+    made["prices"] = {
+        ours: real["prices"][theirs] for ours, theirs in played.items() if theirs in real["prices"]
+    }
     return made
 
 
@@ -86,5 +114,7 @@ def demo_of(real: Raw) -> str:
     """Name of the demo's profile for a profile's keys."""
     recipe = real.get("recipe", "query_rewrite")
     if recipe not in DEMOS:
-        raise ConfigError(f"rehearses: recipe {recipe} has no demo profile; these have one: {', '.join(DEMOS)}")
+        raise ConfigError(
+            f"rehearses: recipe {recipe} has no demo profile; these have one: {', '.join(DEMOS)}"
+        )
     return DEMOS[recipe]

@@ -1,4 +1,5 @@
-"""Sections about what happens to a trained model: the gate, the registry, serving and the canary."""
+"""Sections about what happens to a trained model: the gate, the registry, serving and the
+canary."""
 
 import ipaddress
 from typing import Annotated, Any, Literal, Self
@@ -20,21 +21,24 @@ class Gate(Section):
     challenger: Literal["sft", "rl"] = "rl"
     """The arm that is to be released."""
     fallback: Literal["sft", "rl"] | None = None
-    """The arm that the same rules are asked about where the challenger is not released; null: no other. A second
-    try can double the rate at which a model is released that is no better."""
+    """The arm that the same rules are asked about where the challenger is not released; null: no
+    other. A second try can double the rate at which a model is released that is no better."""
     rivals: Annotated[tuple[str, ...], Field(min_length=1)] = ("teacher",)
-    """Arms that it must beat, beside the champion where there is one: `teacher`, `base`, `sft`, `rl`, one of
-    `evaluate.teachers`, or `original` where the recipe retrieves. The report's verdict is about the first."""
+    """Arms that it must beat, beside the champion where there is one: `teacher`, `base`, `sft`,
+    `rl`, one of `evaluate.teachers`, or `original` where the recipe retrieves. The report's verdict
+    is about the first."""
     max_quality_loss: NotNegative = 0.2
-    """Non-inferiority margin on the judge's scale of 0–5: the 95% interval of the difference must lie above −margin.
-    Of recipes that have the judge's score as a metric."""
+    """Non-inferiority margin on the judge's scale of 0–5: the 95% interval of the difference must
+    lie above −margin. Of recipes that have the judge's score as a metric."""
     min_gain: NotNegative = 0.0
-    """The 95% interval of the difference must lie above it, on the first of the recipe's metrics that has values."""
+    """The 95% interval of the difference must lie above it, on the first of the recipe's metrics
+    that has values."""
     smallest_gain: Positive = 0.03
-    """The gain worth finding: an interval that ends below it fails, and a test set that can't detect it makes the gate
-    say how many rows would."""
+    """The gain worth finding: an interval that ends below it fails, and a test set that can't
+    detect it makes the gate say how many rows would."""
     max_cost_ratio: Positive | None = 0.5
-    """Cost per 1,000 questions, as a share of the teacher's, where a teacher was evaluated; null: no limit."""
+    """Cost per 1,000 questions, as a share of the teacher's, where a teacher was evaluated; null:
+    no limit."""
     max_latency_p95_ms: Positive | None = None
     max_latency_ratio: Positive | None = 1.0
     """Median latency, as a share of the teacher's where both were measured; null: no limit."""
@@ -54,7 +58,8 @@ class Gate(Section):
         return self
 
     def about(self, arm: str) -> "Gate":
-        """The same rules about another arm. It is no rival of itself; one without another rival must beat the base."""
+        """The same rules about another arm. It is no rival of itself; one without another rival
+        must beat the base."""
         rivals = tuple(rival for rival in self.rivals if rival != arm) or ("base",)
         return self.model_copy(update={"challenger": arm, "rivals": rivals})
 
@@ -63,8 +68,8 @@ Band = tuple[Share, Share]
 
 
 class Targets(Section):
-    """What the site means to reach: the report shows it beside what was found, and a stage whose rows leave their
-    band warns as it ends. The gate does not ask it."""
+    """What the site means to reach: the report shows it beside what was found, and a stage whose
+    rows leave their band warns as it ends. The gate does not ask it."""
 
     gain: Positive | None = None
     """Of the challenger over the first of `gate.rivals`, on the recipe's first metric."""
@@ -75,7 +80,8 @@ class Targets(Section):
     latency_saving: Share | None = None
     """Of the teacher's median latency."""
     rows: dict[Literal["distill", "validate", "select", "dataset"], Band] = {}
-    """Shares of the questions that are left after a stage, at least and at most: `{select: [0.5, 0.8]}`."""
+    """Shares of the questions that are left after a stage, at least and at most: `{select: [0.5,
+    0.8]}`."""
     run_usd: Positive | None = None
     """What the paid calls of a run come to at most."""
     days: Positive | None = None
@@ -99,7 +105,8 @@ class RequestLog(Section):
     folder: LocalPath | None = None
     """One file a day, with the workbook's column names; None keeps no text at all."""
     consent: Consent = "none"
-    """Whose questions may be kept: nobody's, of requests with `x-log-consent: yes`, or everybody's."""
+    """Whose questions may be kept: nobody's, of requests with `x-log-consent: yes`, or
+    everybody's."""
     redact: bool = True
     """Phone, identity-card and bank-card numbers and e-mail addresses become placeholders."""
     keep_days: Count = 30
@@ -111,7 +118,8 @@ class ApiKey(Section):
 
     key_env: SecretName
     consent: Consent | None = None
-    """Which of its questions the request log may keep; as `request_log.consent` says if not given."""
+    """Which of its questions the request log may keep; as `request_log.consent` says if not
+    given."""
     logged_per_day: Count | None = None
     """At most so many of its questions are kept a day; any number if not given."""
 
@@ -123,32 +131,37 @@ class Canary(Section):
     min_requests: Count = 200
     """To the challenger, before its latency counts, and before it is called better."""
     max_error_gain: Share = 0.02
-    """Share of the challenger's requests answered by the fallback, above the champion's, at 95% confidence."""
+    """Share of the challenger's requests answered by the fallback, above the champion's, at 95%
+    confidence."""
     max_latency_ratio: Positive = 1.5
     """p95 of the challenger over that of the champion."""
     max_retrieval_loss: NotNegative = 0.02
-    """Of the RAG's score of the best passage, paired on the same questions; the interval must lie below −loss."""
+    """Of the RAG's score of the best passage, paired on the same questions; the interval must lie
+    below −loss."""
     compare_share: Share = 0.2
     """Of the requests, put to both models and the RAG in the background."""
     check_every_s: Positive = 5
     keep_for_s: Positive = 86_400
-    """A canary that was neither rolled back nor promoted ends after it as `undecided`: the champion stays."""
+    """A canary that was neither rolled back nor promoted ends after it as `undecided`: the champion
+    stays."""
 
 
 class Serve(Section):
-    """The endpoint of the champion: OpenAI-compatible, with an answer or a reason before the deadline."""
+    """The endpoint of the champion: OpenAI-compatible, with an answer or a reason before the
+    deadline."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_env: SecretName | None = None
-    """Of a client called `default`. A key, here or in `api_keys`, is required where `host` is not loopback."""
+    """Of a client called `default`. A key, here or in `api_keys`, is required where `host` is not
+    loopback."""
     api_keys: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")], ApiKey] = {}
-    """Further clients by their names, which the request log gives as the origins of their questions: each with the
-    variable that holds its key, and, if given, the consent that holds for it instead of `request_log.consent`, and how
-    many of its questions the log takes a day."""
+    """Further clients by their names, which the request log gives as the origins of their
+    questions: each with the variable that holds its key, and, if given, the consent that holds for
+    it instead of `request_log.consent`, and how many of its questions the log takes a day."""
     deadline_ms: Positive = 800
-    """From the request's arrival to the answer: by then it is the model's, or what the recipe gives in its place, the
-    original question or HTTP 503."""
+    """From the request's arrival to the answer: by then it is the model's, or what the recipe gives
+    in its place, the original question or HTTP 503."""
     max_in_flight: Count = 256
     """More at once are answered without a model, at once."""
     max_connections: Count = 512
@@ -157,34 +170,43 @@ class Serve(Section):
     max_query_chars: Count = 512
     max_context_chars: Count = 2_000
     max_answer_chars: Count | None = None
-    """A longer answer of the model is not used. If not given, 200 for a rewrite of the question, else no limit."""
+    """A longer answer of the model is not used. If not given, 200 for a rewrite of the question,
+    else no limit."""
     backend: Literal["transformers", "vllm"] | None = None
     """What answers, in evaluation too. Null: by `trainer.device`."""
     extra: dict[str, Any] = {}
-    """More arguments of `swift deploy`, passed through as they are; evaluation takes those for vLLM, such as
-    `vllm_max_model_len`."""
+    """More arguments of `swift deploy`, passed through as they are; evaluation takes those for
+    vLLM, such as `vllm_max_model_len`."""
     models_per_gpu: Count = 1
-    """Models that share a GPU, or a group of `rl.tensor_model_parallel_size` GPUs; vLLM's part of the memory is divided
-    by it. A swap, a canary and a warm previous model each need memory for one more model than the champion."""
+    """Models that share a GPU, or a group of `rl.tensor_model_parallel_size` GPUs; vLLM's part of
+    the memory is divided by it. A swap, a canary and a warm previous model each need memory for one
+    more model than the champion."""
     keep_previous_warm: bool = True
     """The model before the champion stays loaded, so that a rollback takes seconds."""
     poll_every_s: Positive = 1.0
     """How often the registry is asked for changes."""
     try_page: Literal["none", "models", "with_teacher"] = "none"
-    """A page at the router's address on which one question is put to the models in service, and with `with_teacher`
-    to the teacher as well, which costs money. It shows questions of the test split to everybody who has a key."""
+    """A page at the router's address on which one question is put to the models in service, and
+    with `with_teacher` to the teacher as well, which costs money. It shows questions of the test
+    split to everybody who has a key."""
     request_log: RequestLog = RequestLog()
     canary: Canary = Canary()
 
     @property
     def vllm_arguments(self) -> dict[str, Any]:
         """Those of `extra` that are for vLLM, under its own names."""
-        return {name.removeprefix("vllm_"): each for name, each in self.extra.items() if name.startswith("vllm_")}
+        return {
+            name.removeprefix("vllm_"): each
+            for name, each in self.extra.items()
+            if name.startswith("vllm_")
+        }
 
     @property
     def clients(self) -> dict[str, ApiKey]:
         """All clients that have a key, by name."""
-        return ({_DEFAULT_CLIENT: ApiKey(key_env=self.api_key_env)} if self.api_key_env else {}) | self.api_keys
+        return (
+            {_DEFAULT_CLIENT: ApiKey(key_env=self.api_key_env)} if self.api_key_env else {}
+        ) | self.api_keys
 
     def consent_of(self, client: str) -> Consent:
         key = self.clients.get(client)
@@ -193,7 +215,9 @@ class Serve(Section):
     @model_validator(mode="after")
     def _open_to_others_only_with_a_key(self) -> Self:
         if self.api_key_env and _DEFAULT_CLIENT in self.api_keys:
-            raise ValueError(f"api_keys: {_DEFAULT_CLIENT} is the client of api_key_env; choose another name")
+            raise ValueError(
+                f"api_keys: {_DEFAULT_CLIENT} is the client of api_key_env; choose another name"
+            )
         try:
             is_loopback = ipaddress.ip_address(self.host).is_loopback
         except ValueError:

@@ -1,4 +1,5 @@
-"""Sections about the site: tenant, services, money, folders, machines, notifications, and what is kept for how long."""
+"""Sections about the site: tenant, services, money, folders, machines, notifications, and what is
+kept for how long."""
 
 import hashlib
 import re
@@ -7,7 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, SecretName, Section, Share, Url, uses_proxy
+from qinglan.config.base import (
+    EMBEDDED,
+    Count,
+    LocalPath,
+    Positive,
+    SecretName,
+    Section,
+    Share,
+    Url,
+    uses_proxy,
+)
 from qinglan.config.training import AlarmName
 
 NotifyFormat = Literal["json", "feishu", "dingtalk", "wecom", "slack"]
@@ -23,15 +34,16 @@ class Tenant(Section):
     domain: str = "健康保健品"
     """What the knowledge base is about; fills the prompt."""
     teacher_rules: str = ""
-    """Further rules for the teacher, such as what a rewrite of this tenant must name; `qinglan prompts` shows them in
-    place."""
+    """Further rules for the teacher, such as what a rewrite of this tenant must name; `qinglan
+    prompts` shows them in place."""
     judge_rules: str = ""
-    """The same for `judge` where it scores a rewrite or an answer. It scores passages without them, as a released judge
-    (`judge.local`) does all texts; the recipe `answer_judge` never asks it."""
+    """The same for `judge` where it scores a rewrite or an answer. It scores passages without them,
+    as a released judge (`judge.local`) does all texts; the recipe `answer_judge` never asks it."""
 
     @property
     def file_name(self) -> str:
-        """The id as a name for files and folders: it never becomes a path as it is, and no two ids share a name."""
+        """The id as a name for files and folders: it never becomes a path as it is, and no two ids
+        share a name."""
         if re.fullmatch(r"[a-z0-9_]{1,40}", self.id):
             return self.id
         slug = re.sub(r"[^a-z0-9_]+", "_", self.id.lower())[:40]
@@ -75,14 +87,15 @@ class Embedded(Section):
     fault_rate: Share = 0.0
     """Share of teacher and RAG requests answered with 429, 500 or a dropped connection."""
     pretrain_seconds_max: Positive = 900.0
-    """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
+    """The tiny base model's pretraining is a fixed number of steps; it fails if it would take
+    longer than this."""
     pretrain_steps: Count | None = None
     """As many as the recipe's simulated domain says, if not given."""
     pretrain_seed: int = 1
     """Of the tiny base model's first weights and texts."""
     domain: str | None = None
-    """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe without a simulated
-    domain can borrow another's base model so."""
+    """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe
+    without a simulated domain can borrow another's base model so."""
     sample_train_rows: Count = 2000
     sample_dev_rows: Count = 400
     sample_test_rows: Count = 1000
@@ -93,8 +106,8 @@ class LedgerStore(Section):
     """Where paid answers are kept."""
 
     url_env: SecretName | None = None
-    """Name of the environment variable that holds the SQLAlchemy URL of a PostgreSQL database; a SQLite file under
-    `paths.state` if not given. Several machines need the server."""
+    """Name of the environment variable that holds the SQLAlchemy URL of a PostgreSQL database; a
+    SQLite file under `paths.state` if not given. Several machines need the server."""
 
 
 class Budget(Section):
@@ -104,11 +117,12 @@ class Budget(Section):
     per_month_usd: Positive | None = None
     """Of all runs on this ledger since the first of the month, UTC."""
     when_spent: Literal["stop", "go_on"] = "stop"
-    """`stop` ends the run with all answers kept; `go_on` goes on to the dataset with the rows that have one, the
-    others fail as `over_budget`."""
+    """`stop` ends the run with all answers kept; `go_on` goes on to the dataset with the rows that
+    have one, the others fail as `over_budget`."""
     rl_new_share: Share = 0.2
-    """Of RL's samples, so many the dry run expects to be new: one that equals an earlier one is judged and paid once.
-    A guess until your own first run; what rehearsals showed: `make bench NAME=rehearsals`."""
+    """Of RL's samples, so many the dry run expects to be new: one that equals an earlier one is
+    judged and paid once. A guess until your own first run; what rehearsals showed: `make bench
+    NAME=rehearsals`."""
 
 
 class Trainer(Section):
@@ -117,10 +131,12 @@ class Trainer(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     gpus_per_node: Count = 1
     step_s: dict[Literal["sft", "rl"], Positive] = {}
-    """Seconds that a training step takes here, as measured, for `--dry-run` before the profile's first training."""
+    """Seconds that a training step takes here, as measured, for `--dry-run` before the profile's
+    first training."""
     nodes: Count = 1
     python: LocalPath | None = None
-    """Interpreter of the trainer's environment; if not given, this one, or `python` on a Ray cluster's nodes."""
+    """Interpreter of the trainer's environment; if not given, this one, or `python` on a Ray
+    cluster's nodes."""
     threads: Count = 2
     """OMP threads of a training process on the CPU."""
     ray_dashboard_url: Url | None = None
@@ -129,22 +145,29 @@ class Trainer(Section):
     ray_token_env: SecretName | None = None
     """For a cluster that asks for a token (RAY_AUTH_MODE=token)."""
     dashboard_retry_s: Positive = 600
-    """For how long a dashboard that doesn't answer is asked again before the flow gives up; the job goes on."""
+    """For how long a dashboard that doesn't answer is asked again before the flow gives up; the job
+    goes on."""
     max_restarts: Annotated[int, Field(ge=0)] = 2
-    """How often SFT and RL are started again, from their newest checkpoint, where they died within one flow run."""
+    """How often SFT and RL are started again, from their newest checkpoint, where they died within
+    one flow run."""
     stalled_after_s: Positive = 1800
-    """SFT or RL that wrote no metric, sample or checkpoint for so long is ended, and started again like one that died.
-    Longer than a step, an evaluation on the dev split, and the loading of the model may take. Merging, export and
-    generation are ended where neither their files nor their logs grew for so long."""
+    """SFT or RL that wrote no metric, sample or checkpoint for so long is ended, and started again
+    like one that died. Longer than a step, an evaluation on the dev split, and the loading of the
+    model may take. Merging, export and generation are ended where neither their files nor their
+    logs grew for so long."""
 
     @property
     def is_elsewhere(self) -> bool:
-        """Do they run on other machines? Several nodes are, also where their dashboard is reached by a tunnel."""
-        return self.ray_dashboard_url is not None and (self.nodes > 1 or uses_proxy(self.ray_dashboard_url))
+        """Do they run on other machines? Several nodes are, also where their dashboard is reached
+        by a tunnel."""
+        return self.ray_dashboard_url is not None and (
+            self.nodes > 1 or uses_proxy(self.ray_dashboard_url)
+        )
 
     @property
     def gpus_of(self) -> dict[str, int]:
-        """How many GPUs SFT, which stays on one node, and RL take; a machine without counts as one."""
+        """How many GPUs SFT, which stays on one node, and RL take; a machine without counts as
+        one."""
         here = self.gpus_per_node if self.device == "cuda" else 1
         return {"sft": here, "rl": here * self.nodes}
 
@@ -159,7 +182,8 @@ class Price(Section):
 
 
 class LocalJudge(Section):
-    """A released judge of passages of our own that RL asks in the judge's place (docs/how-to/answer-judge.md)."""
+    """A released judge of passages of our own that RL asks in the judge's place
+    (docs/how-to/answer-judge.md)."""
 
     model: str
     """Registered model whose champion is served, such as `qinglan.sample.passage_judge`."""
@@ -169,21 +193,26 @@ class LocalJudge(Section):
     concurrency: Count = 16
     timeout_s: Positive = 60
     gpu: str | None = None
-    """`CUDA_VISIBLE_DEVICES` of its server, which RL must leave free; it is served on the CPU if not given."""
+    """`CUDA_VISIBLE_DEVICES` of its server, which RL must leave free; it is served on the CPU if
+    not given."""
     extra: dict[str, Any] = {}
-    """More arguments of ms-swift's server, such as the `template` of another family than the student's."""
+    """More arguments of ms-swift's server, such as the `template` of another family than the
+    student's."""
     agreement_rows: Count = 200
     """Dev rows on which both judges are asked before RL."""
     min_agreement: Annotated[float, Field(ge=-1, le=1)] = 0.6
-    """Cohen's κ with the judge, on passages that RL asks about: the lower end of its 95% interval must reach this."""
+    """Cohen's κ with the judge, on passages that RL asks about: the lower end of its 95% interval
+    must reach this."""
     min_agreement_pairs: Count = 100
-    """Passages that both must have judged: of fewer the interval promises too much, above all where few are right."""
+    """Passages that both must have judged: of fewer the interval promises too much, above all where
+    few are right."""
     when_below: Literal["stop", "go_on"] = "stop"
     """`go_on` only warns."""
 
 
 class Judge(Endpoint):
-    """The judge. With `local`, RL asks that one; agreement, baseline and evaluation still ask this one."""
+    """The judge. With `local`, RL asks that one; agreement, baseline and evaluation still ask this
+    one."""
 
     local: LocalJudge | None = None
 
@@ -203,29 +232,39 @@ class Tracking(Section):
     """Tracking URI; a SQLite file under `paths.state` if not given."""
     experiment: str = "qinglan"
     rows: Literal["path", "copy"] = "path"
-    """What MLflow gets of a file that holds or quotes rows: `path`, its path, digest and number of rows; `copy`, the
-    file itself, and with it people's questions."""
+    """What MLflow gets of a file that holds or quotes rows: `path`, its path, digest and number of
+    rows; `copy`, the file itself, and with it people's questions."""
     traces_per_stage: Annotated[int, Field(ge=0)] = 50
-    """With `rows: copy`, so many calls to teacher, answerer, judge and RAG of each stage but RL become traces in
-    MLflow, drawn by what is asked; 0 for none. 50 cost a stage one to four seconds; all of ten thousand calls would
-    cost minutes."""
+    """With `rows: copy`, so many calls to teacher, answerer, judge and RAG of each stage but RL
+    become traces in MLflow, drawn by what is asked; 0 for none. 50 cost a stage one to four
+    seconds; all of ten thousand calls would cost minutes."""
 
 
 class Notify(Section):
     """Notifications that Prefect sends (docs/how-to/prefect.md)."""
 
     webhook_url_env: SecretName | None = None
-    """Environment variable with the webhook's address, which is a secret; without it, no notification is sent.
-    `qinglan deploy` hands it to Prefect's server, which keeps it encrypted."""
+    """Environment variable with the webhook's address, which is a secret; without it, no
+    notification is sent. `qinglan deploy` hands it to Prefect's server, which keeps it
+    encrypted."""
     format: NotifyFormat = "json"
-    """What the webhook understands: a group's robot of Feishu (Lark), DingTalk, WeCom or Slack, or `json`: an object
-    with `text`, `topic`, `profile`, `name`, `reason` and `link`."""
-    about: tuple[NotifyTopic, ...] = ("failed", "waiting", "running", "alarm", "approval", "refused")
-    """`failed`: a flow run failed, crashed or timed out. `waiting`: none of the workers took it within `waiting_s`.
-    `running`: it has not ended within `running_s`. `alarm`: a training run raised an alarm. `approval`: the gate waits
-    for a person (`gate.approval`). `refused`: the gate did not release the model."""
+    """What the webhook understands: a group's robot of Feishu (Lark), DingTalk, WeCom or Slack, or
+    `json`: an object with `text`, `topic`, `profile`, `name`, `reason` and `link`."""
+    about: tuple[NotifyTopic, ...] = (
+        "failed",
+        "waiting",
+        "running",
+        "alarm",
+        "approval",
+        "refused",
+    )
+    """`failed`: a flow run failed, crashed or timed out. `waiting`: none of the workers took it
+    within `waiting_s`. `running`: it has not ended within `running_s`. `alarm`: a training run
+    raised an alarm. `approval`: the gate waits for a person (`gate.approval`). `refused`: the gate
+    did not release the model."""
     waiting_s: Annotated[int, Field(ge=10)] = 7_200
-    """A run that is late by this much is reported: the workers may be down, or another run may hold the device."""
+    """A run that is late by this much is reported: the workers may be down, or another run may hold
+    the device."""
     running_s: Annotated[int, Field(ge=10)] = 172_800
     """A run that takes longer than this is reported."""
     ui_url: Url | None = None
@@ -237,22 +276,30 @@ class Automations(Section):
     """What Prefect does by itself about crashes and alarms (docs/how-to/prefect.md)."""
 
     crashed_after_s: Annotated[int, Field(ge=10)] = 900
-    """A deployed run that sends no heartbeat for this long is marked as crashed. Runs send one every 30 s
-    under `qinglan up`, compose.yaml and the charts' values, else every 180 s (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the
-    worker): keep it at three times that or more. One for the whole server: that of the profile deployed last holds."""
+    """A deployed run that sends no heartbeat for this long is marked as crashed. Runs send one
+    every 30 s under `qinglan up`, compose.yaml and the charts' values, else every 180 s
+    (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the worker): keep it at three times that or more. One for
+    the whole server: that of the profile deployed last holds."""
     crash_retries: Annotated[int, Field(ge=0, le=5)] = 2
-    """How often a crashed run is put back into its queue, where it goes on from its finished stages. One for the whole
-    server, as above."""
+    """How often a crashed run is put back into its queue, where it goes on from its finished
+    stages. One for the whole server, as above."""
     retry_after_s: Annotated[int, Field(ge=10)] = 30
-    """A crashed run goes back into its queue after this time: its worker reports a crash more than once."""
-    pause_at: tuple[AlarmName, ...] = ("reward_up_gold_down", "reward_up_judge_down", "entropy_collapse", "reward_down")
-    """Alarms after which no training of this profile starts by itself until someone resumes the deployment; the run
-    that raised it does what `rl.alarms` says."""
+    """A crashed run goes back into its queue after this time: its worker reports a crash more than
+    once."""
+    pause_at: tuple[AlarmName, ...] = (
+        "reward_up_gold_down",
+        "reward_up_judge_down",
+        "entropy_collapse",
+        "reward_down",
+    )
+    """Alarms after which no training of this profile starts by itself until someone resumes the
+    deployment; the run that raised it does what `rl.alarms` says."""
 
 
 class Retention(Section):
-    """What `qinglan clean-up` removes (docs/how-to/clean-up.md); `null` keeps it for ever. A run's days count from its
-    last work. What a registered model, a running run or a run that is kept needs stays, whatever is written here."""
+    """What `qinglan clean-up` removes (docs/how-to/clean-up.md); `null` keeps it for ever. A run's
+    days count from its last work. What a registered model, a running run or a run that is kept
+    needs stays, whatever is written here."""
 
     run_days: Days | None = 60
     """Finished runs that are older go, except the newest of each flow."""
@@ -271,6 +318,8 @@ class Retention(Section):
     flow_run_days: Days | None = 30
     """Prefect's flow runs that have ended, with their logs and artifacts."""
     log_days: Days | None = 30
-    """Files of `qinglan up` and of servers in `logs/` under `paths.state` that no process has written to since."""
+    """Files of `qinglan up` and of servers in `logs/` under `paths.state` that no process has
+    written to since."""
     min_free_mb: Count = 500
-    """No stage starts with less free space at `paths.runs` or `paths.state`. SFT and RL want more, by the model."""
+    """No stage starts with less free space at `paths.runs` or `paths.state`. SFT and RL want more,
+    by the model."""

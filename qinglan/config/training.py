@@ -1,4 +1,5 @@
-"""Sections about the student: its SFT, its reinforcement learning (reward, alarms, KL, algorithm), its evaluation."""
+"""Sections about the student: its SFT, its reinforcement learning (reward, alarms, KL, algorithm),
+its evaluation."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -17,7 +18,8 @@ class Student(Section):
     base_model: LocalPath = EMBEDDED
     """Local folder or hub id, or `embedded` for a tiny Qwen3 that is pretrained on this machine."""
     revision: str | None = None
-    """Of a `base_model` on a hub: the commit, tag or branch to load; its newest files if not given."""
+    """Of a `base_model` on a hub: the commit, tag or branch to load; its newest files if not
+    given."""
     model_type: str = "qwen3"
     """ms-swift's model type."""
     template: str = "qwen3_nothinking"
@@ -25,14 +27,17 @@ class Student(Section):
     name: str = "student"
     """Key into `prices`."""
     gpu_hour_usd: Positive | None = None
-    """What an hour of one GPU costs, `rl.tensor_model_parallel_size` of which answer; on the CPU, of the machine. Where
-    `prices` does not have the student, an answer costs its part of the time that evaluation took for all of them."""
+    """What an hour of one GPU costs, `rl.tensor_model_parallel_size` of which answer; on the CPU,
+    of the machine. Where `prices` does not have the student, an answer costs its part of the time
+    that evaluation took for all of them."""
     max_new_tokens: Count = 64
 
     @model_validator(mode="after")
     def _take_revisions_of_a_hub_alone(self) -> Self:
         if self.revision and self.base_model == EMBEDDED:
-            raise ValueError(f"base_model: {EMBEDDED} is made on this machine and has no revision; leave out revision")
+            raise ValueError(
+                f"base_model: {EMBEDDED} is made on this machine and has no revision; leave out revision"
+            )
         return self
 
 
@@ -40,7 +45,8 @@ class Sft(Section):
     """Supervised fine-tuning; the names are ms-swift's."""
 
     tuner_type: Literal["lora", "full"] = "lora"
-    """`lora` trains an adapter, which is merged; `full` all parameters, and needs no `lora_…` and `target_modules`."""
+    """`lora` trains an adapter, which is merged; `full` all parameters, and needs no `lora_…` and
+    `target_modules`."""
     lora_rank: Count = 16
     lora_alpha: Count = 32
     lora_dropout: Share = 0.0
@@ -57,7 +63,8 @@ class Sft(Section):
     eval_steps: AutoCount = 0
     """Steps between evaluations on the dev split; `auto`, kept as 0, is a tenth of the training."""
     save_steps: AutoCount = 0
-    """Steps between checkpoints, a multiple of `eval_steps`: the one with the lowest loss on the dev split goes on."""
+    """Steps between checkpoints, a multiple of `eval_steps`: the one with the lowest loss on the
+    dev split goes on."""
     save_total_limit: Count = 3
     logging_steps: Count = 10
     seed: int = 1
@@ -71,24 +78,32 @@ class Sft(Section):
         if "tuner_type" in self.extra:
             raise ValueError("extra: tuner_type is a setting of `sft` itself")
         if self.save_steps and self.eval_steps and self.save_steps % self.eval_steps:
-            raise ValueError(f"save_steps ({self.save_steps}) must be a multiple of eval_steps ({self.eval_steps})")
+            raise ValueError(
+                f"save_steps ({self.save_steps}) must be a multiple of eval_steps ({self.eval_steps})"
+            )
         return self
 
     def steps(self, rows: int, gpus: int) -> int:
         """Optimiser steps that so many training rows make on so many GPUs."""
-        batches = -(-(rows // gpus) // self.per_device_train_batch_size)  # ms-swift gives each as many rows
-        found = math.ceil(self.num_train_epochs * max(1, -(-batches // self.gradient_accumulation_steps)))
+        batches = -(
+            -(rows // gpus) // self.per_device_train_batch_size
+        )  # ms-swift gives each as many rows
+        found = math.ceil(
+            self.num_train_epochs * max(1, -(-batches // self.gradient_accumulation_steps))
+        )
         return int(self.extra.get("max_steps", found))
 
     def scheduled(self, rows: int, gpus: int) -> "Sft":
         """With numbers in place of `auto`."""
-        every = self.eval_steps or self.save_steps or max(1, self.steps(rows, gpus) // AUTO_INTERVALS)
+        every = (
+            self.eval_steps or self.save_steps or max(1, self.steps(rows, gpus) // AUTO_INTERVALS)
+        )
         return self.model_copy(update={"eval_steps": every, "save_steps": self.save_steps or every})
 
 
 class Reward(Section):
-    """What a sample earns (docs/reference/reward.md). Answers that are graded by parts know of `part_weights`,
-    `judge_share`, `use_labels`, `max_invalid_share` and `max_outage_s` alone."""
+    """What a sample earns (docs/reference/reward.md). Answers that are graded by parts know of
+    `part_weights`, `judge_share`, `use_labels`, `max_invalid_share` and `max_outage_s` alone."""
 
     judge_weight: Share = 0.35
     retrieval_weight: Share = 0.40
@@ -100,7 +115,8 @@ class Reward(Section):
     judge_share: Share = 1.0
     """Share of samples that the judge scores, chosen by a hash of question and text."""
     preservation_guard: bool = True
-    """Entities and intent of the question must survive, else the reward is capped at `guard_cap`."""
+    """Entities and intent of the question must survive, else the reward is capped at
+    `guard_cap`."""
     guard_min_judge: float = 3.0
     """A judged sample below this score has lost the question's meaning."""
     guard_cap: float = -0.5
@@ -108,30 +124,36 @@ class Reward(Section):
     """Rows that name a gold document earn at most `gold_gate_cap` unless it is retrieved first."""
     gold_gate_cap: float = -0.3
     relevance_gate: bool = True
-    """Where no label is used, the judge is also asked whether the best passage answers the question; a rewrite that
-    brings up another one earns at most `gold_gate_cap`."""
+    """Where no label is used, the judge is also asked whether the best passage answers the
+    question; a rewrite that brings up another one earns at most `gold_gate_cap`."""
     min_relevance: float = 3.0
     """A passage that the judge scores below this, 0–5, does not answer the question."""
     max_chars: Count = 120
     use_labels: bool = True
-    """False: no gold label is used in training, neither in the reward nor to choose the model (label-free); test rows
-    are still evaluated with theirs."""
+    """False: no gold label is used in training, neither in the reward nor to choose the model
+    (label-free); test rows are still evaluated with theirs."""
     relative_to_teacher: bool = True
-    """False: the reward is what the rewrite earns by itself, the weighted mean of retrieval quality and judge score,
-    both from 0 to 1; the teacher's side and `win_weight` don't count."""
+    """False: the reward is what the rewrite earns by itself, the weighted mean of retrieval quality
+    and judge score, both from 0 to 1; the teacher's side and `win_weight` don't count."""
     part_weights: dict[str, Annotated[float, Field(ge=0)]] = {}
-    """Of a recipe whose answers are graded by parts: other weights than its own, by part; 0 leaves one out."""
+    """Of a recipe whose answers are graded by parts: other weights than its own, by part; 0 leaves
+    one out."""
     max_invalid_share: Share = 0.05
     """More samples without a score than this, of a step's or of a validation's, stop the run."""
     max_outage_s: Positive = 600
-    """A RAG or judge that is down is waited for so long, then the samples that need it have no score."""
+    """A RAG or judge that is down is waited for so long, then the samples that need it have no
+    score."""
 
     @model_validator(mode="after")
     def _weigh_something_always(self) -> Self:
         if self.relative_to_teacher and self.retrieval_weight + self.win_weight == 0:
-            raise ValueError("retrieval_weight + win_weight must be above 0: the judge is not asked for every sample")
+            raise ValueError(
+                "retrieval_weight + win_weight must be above 0: the judge is not asked for every sample"
+            )
         if not self.relative_to_teacher and self.retrieval_weight == 0:
-            raise ValueError("retrieval_weight must be above 0: the judge is not asked for every sample")
+            raise ValueError(
+                "retrieval_weight must be above 0: the judge is not asked for every sample"
+            )
         return self
 
     @property
@@ -163,58 +185,63 @@ class Alarms(Section):
     """What of a training run is watched at every step (docs/reference/reward.md)."""
 
     default_action: AlarmAction = "warn"
-    """`lower_lr` multiplies the learning rates by `lr_factor`; `stop` ends training, and the best checkpoint so far is
-    used."""
+    """`lower_lr` multiplies the learning rates by `lr_factor`; `stop` ends training, and the best
+    checkpoint so far is used."""
     actions: dict[AlarmName, AlarmAction] = {}
     """Other actions, by alarm."""
     lr_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
     window_steps: Annotated[int, Field(ge=3)] = 10
-    """Steps of which means are taken. Two windows must have passed before a change is seen, so make it less than half
-    of a short run."""
+    """Steps of which means are taken. Two windows must have passed before a change is seen, so make
+    it less than half of a short run."""
     significance: Positive = 5.0
-    """A mean has changed when it moved by this many standard errors, as estimated from how much neighbouring steps
-    differ."""
+    """A mean has changed when it moved by this many standard errors, as estimated from how much
+    neighbouring steps differ."""
     min_reward_change: Positive = 0.02
     """The reward has risen or fallen only if by at least this much; rewards lie within −1 and 1."""
     min_gold_drop: Share = 0.05
-    """Top-1 has fallen only if by at least this share of the labelled samples; the same for the first metric of a
-    recipe whose answers are graded by parts."""
+    """Top-1 has fallen only if by at least this share of the labelled samples; the same for the
+    first metric of a recipe whose answers are graded by parts."""
     min_judge_drop: Positive = 0.2
     """The judge's score, 0–5, has fallen only if by at least this much."""
     min_entropy_share: Share = 0.1
-    """Entropy is low below this share of the first window's. It has collapsed if the answers no longer follow the
-    questions either: see the next one; or the first metric, or the judge's score, has fallen."""
+    """Entropy is low below this share of the first window's. It has collapsed if the answers no
+    longer follow the questions either: see the next one; or the first metric, or the judge's score,
+    has fallen."""
     min_distinct_share: Share = 0.5
-    """Different answers per target below this share of the first window's no longer follow the questions."""
+    """Different answers per target below this share of the first window's no longer follow the
+    questions."""
     max_clip_fraction: Share = 0.3
-    """Share of the tokens whose part in an update was cut off at `clip_ratio`. Of a policy that is lost it is half:
-    those whose advantage is negative."""
+    """Share of the tokens whose part in an update was cut off at `clip_ratio`. Of a policy that is
+    lost it is half: those whose advantage is negative."""
     min_value_loss_fall: Share = 0.05
     """The value loss has fallen if it is below the first window's by at least this share of it."""
     min_explained_variance: float = 0.05
-    """A value loss that has not fallen is alarming only if the values explain less of the returns than this."""
+    """A value loss that has not fallen is alarming only if the values explain less of the returns
+    than this."""
     max_update_kl: Positive = 0.1
     """Nats per token between the policies before and after a step's updates."""
     max_reference_kl: Positive = 0.5
-    """Nats per token to the model that RL started from, known where a reference model is loaded; healthy runs ended
-    at 0.06 to 0.08."""
+    """Nats per token to the model that RL started from, known where a reference model is loaded;
+    healthy runs ended at 0.06 to 0.08."""
     max_zero_variance: Share = 0.8
-    """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them; those whose rollouts
-    all earned the most there is don't count."""
+    """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them;
+    those whose rollouts all earned the most there is don't count."""
     max_sampler_difference: Share = 0.05
-    """Mean difference between the probabilities that sampler and trainer give to a sampled token, known where the
-    trainer computes its own. Rounding to bfloat16 makes a tenth of it."""
+    """Mean difference between the probabilities that sampler and trainer give to a sampled token,
+    known where the trainer computes its own. Rounding to bfloat16 makes a tenth of it."""
 
 
 class Kl(Section):
     """What holds training near the model that it starts from, which is always the reference."""
 
     mode: Annotated[Literal["off", "loss", "reward"], BeforeValidator(_yaml_off)] = "off"
-    """`loss` adds the KL to the actor's loss, `reward` takes it off each token's reward. `off` loads no reference."""
+    """`loss` adds the KL to the actor's loss, `reward` takes it off each token's reward. `off`
+    loads no reference."""
     coefficient: Positive = 0.001
     """Weight of the KL per token; with `target_kl` only where it begins."""
     target_kl: Positive | None = None
-    """Nats per token, for `reward`: the coefficient rises while the KL is above it and falls while below."""
+    """Nats per token, for `reward`: the coefficient rises while the KL is above it and falls while
+    below."""
     horizon_steps: Count = 20
     """Training steps in which the coefficient may change by a fifth."""
     estimator: Literal["kl", "abs", "mse", "low_var_kl"] | None = None
@@ -223,33 +250,44 @@ class Kl(Section):
     @model_validator(mode="after")
     def _know_what_verl_can_do(self) -> Self:
         if self.target_kl is not None and self.mode != "reward":
-            raise ValueError(f"target_kl needs mode: reward, not {self.mode}; verl adapts no other coefficient")
+            raise ValueError(
+                f"target_kl needs mode: reward, not {self.mode}; verl adapts no other coefficient"
+            )
         if self.mode == "loss" and self.estimator == "kl":
-            raise ValueError("estimator: kl has no gradient in the loss; use low_var_kl or mse, or mode: reward")
+            raise ValueError(
+                "estimator: kl has no gradient in the loss; use low_var_kl or mse, or mode: reward"
+            )
         return self
 
 
-Algorithm = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+Algorithm = Literal[
+    "ppo", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+]
 _WITHIN_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 """Algorithms that compare the answers to one prompt with each other."""
 
 
 class Rl(Section):
-    """Reinforcement learning on verl; the embedded profile has its own values, because a tiny model needs others."""
+    """Reinforcement learning on verl; the embedded profile has its own values, because a tiny model
+    needs others."""
 
     algorithm: Algorithm = "ppo"
-    """`ppo` learns a critic (GAE); the others compare samples instead and need none (docs/how-to/gpus.md)."""
+    """`ppo` learns a critic (GAE); the others compare samples instead and need none
+    (docs/how-to/gpus.md)."""
     policy_loss: Literal["vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "sapo"] = "vanilla"
-    """verl's; `vanilla` is PPO's clipped ratio. GSPO wants a much smaller `clip_ratio`, about 0.0004."""
+    """verl's; `vanilla` is PPO's clipped ratio. GSPO wants a much smaller `clip_ratio`, about
+    0.0004."""
     start_from: Literal["sft", "base"] = "sft"
-    """The merged SFT model, which is also the reference of any KL, or the base model as it is, a local folder."""
+    """The merged SFT model, which is also the reference of any KL, or the base model as it is, a
+    local folder."""
     rollouts_per_prompt: Count = 1
     epochs: Positive = 10
     """Passes over the prompts, where `total_steps` is `auto`."""
     total_steps: AutoCount = 0
     """Each takes `train_batch_size` prompts; `auto`, kept as 0, follows from `epochs`."""
     train_batch_size: Count = 64
-    """Prompts a step, a multiple of `ppo_mini_batch_size`: verl fills up to one with rows that have no loss."""
+    """Prompts a step, a multiple of `ppo_mini_batch_size`: verl fills up to one with rows that have
+    no loss."""
     ppo_mini_batch_size: Count = 32
     """Prompts an update; its rollouts are spread over the GPUs in whole micro-batches."""
     ppo_micro_batch_size_per_gpu: Count = 4
@@ -259,8 +297,8 @@ class Rl(Section):
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.01
     grad_clip: Positive = 0.5
     gamma: Share = 1.0
-    """Discount per token. An answer earns once, at its end, of which 0.99 would leave half to the first of 64 tokens; 1
-    for this and `lam` treats the answer as one action."""
+    """Discount per token. An answer earns once, at its end, of which 0.99 would leave half to the
+    first of 64 tokens; 1 for this and `lam` treats the answer as one action."""
     lam: Share = 1.0
     actor_lr: Positive = 1e-5
     critic_lr: Positive = 1e-4
@@ -275,13 +313,16 @@ class Rl(Section):
     """0 trains all parameters of the merged SFT model."""
     lora_alpha: Count = 32
     critic_model: LocalPath | None = None
-    """Local folder or hub id of a model with the same tokenizer, such as a smaller one; the policy's if not given."""
+    """Local folder or hub id of a model with the same tokenizer, such as a smaller one; the
+    policy's if not given."""
     critic_revision: str | None = None
-    """Of a `critic_model` on a hub: the commit, tag or branch to load; its newest files if not given."""
+    """Of a `critic_model` on a hub: the commit, tag or branch to load; its newest files if not
+    given."""
     critic_lora_rank: Annotated[int, Field(ge=0)] | None = None
     """As the policy's if not given; 0 trains all of the critic."""
     save_freq: AutoCount = 0
-    """Steps between checkpoints, a multiple of `test_freq`: the best is chosen by its validation. The last is saved."""
+    """Steps between checkpoints, a multiple of `test_freq`: the best is chosen by its validation.
+    The last is saved."""
     test_freq: AutoCount = 0
     """Steps between validations on the dev split; `auto`, kept as 0, is a tenth of the training."""
     val_before_train: bool = True
@@ -291,21 +332,23 @@ class Rl(Section):
     patience: Count | None = None
     """Validations without a better dev value after which training ends; never if not given."""
     choose: Literal["best", "last"] = "best"
-    """Which checkpoint goes on: the most trained one that is not worse than the best on the dev split (by the 95%
-    interval of the difference, row by row), the SFT model itself where it was validated and none was better, or
-    the last."""
+    """Which checkpoint goes on: the most trained one that is not worse than the best on the dev
+    split (by the 95% interval of the difference, row by row), the SFT model itself where it was
+    validated and none was better, or the last."""
     alarms: Alarms = Alarms()
     seed: int = 1
     """Fixes the order of prompts, the critic's head, and every sample's random numbers."""
     deterministic: bool = False
-    """On GPUs: kernels that give the same bits each time, and vLLM's batch-invariant mode, which are slower."""
+    """On GPUs: kernels that give the same bits each time, and vLLM's batch-invariant mode, which
+    are slower."""
     rollout_engine: Literal["cpu", "vllm"] | None = None
-    """What samples: `vllm`, the default on GPUs, or on the CPU by default our own. vLLM on the CPU is there to try what
-    GPUs run (`make setup-vllm`)."""
+    """What samples: `vllm`, the default on GPUs, or on the CPU by default our own. vLLM on the CPU
+    is there to try what GPUs run (`make setup-vllm`)."""
     tensor_model_parallel_size: Count = 1
     """GPUs that share one copy of vLLM's weights."""
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    """`flash_attention_2` also packs sequences instead of padding them, and needs flash-attn installed."""
+    """`flash_attention_2` also packs sequences instead of padding them, and needs flash-attn
+    installed."""
     param_offload: bool = False
     """Weights wait in the host's memory while another model has the GPUs."""
     optimizer_offload: bool = False
@@ -330,42 +373,53 @@ class Rl(Section):
                 "such as 4"
             )
         if self.algorithm == "dr_grpo" and self.policy_loss != "vanilla":
-            raise ValueError(f"algorithm: dr_grpo has its own loss; leave out policy_loss: {self.policy_loss}")
+            raise ValueError(
+                f"algorithm: dr_grpo has its own loss; leave out policy_loss: {self.policy_loss}"
+            )
         if self.critic_revision and not self.critic_model:
-            raise ValueError("critic_revision needs critic_model: the policy's model has a revision of its own")
+            raise ValueError(
+                "critic_revision needs critic_model: the policy's model has a revision of its own"
+            )
         if self.algorithm != "ppo" and (self.critic_model or self.critic_lora_rank is not None):
-            raise ValueError(f"algorithm: {self.algorithm} has no critic; leave out critic_model and critic_lora_rank")
+            raise ValueError(
+                f"algorithm: {self.algorithm} has no critic; leave out critic_model and critic_lora_rank"
+            )
         return self
 
     def scheduled(self, prompts: int) -> "Rl":
         """With numbers in place of `auto`, for so many prompts."""
         total = self.total_steps or max(1, round(self.epochs * prompts / self.train_batch_size))
         every = self.test_freq or self.save_freq or max(1, total // AUTO_INTERVALS)
-        return self.model_copy(update={"total_steps": total, "test_freq": every, "save_freq": self.save_freq or every})
+        return self.model_copy(
+            update={"total_steps": total, "test_freq": every, "save_freq": self.save_freq or every}
+        )
 
 
 class Evaluate(Section):
     """Arms compared on the test split."""
 
     max_failed_share: Share = 0.05
-    """Of the questions, without an answer from RAG, judge or a further teacher's service; with more failures the
-    comparison would not be fair. Above 0, one alone never stops the run."""
+    """Of the questions, without an answer from RAG, judge or a further teacher's service; with more
+    failures the comparison would not be fair. Above 0, one alone never stops the run."""
     retries: Annotated[int, Field(ge=0)] = 2
-    """Repetitions where calls failed that may succeed later; what was answered is not asked again."""
+    """Repetitions where calls failed that may succeed later; what was answered is not asked
+    again."""
     batch_size: Count = 64
     latency_queries: Count = 40
     """Queries timed one at a time, for p50 and p95."""
     parity_prompts: Count = 64
-    """On these a model's first 16 tokens must be those of the trainer's own code: of its base model with the adapter;
-    of the same files where it has none and vLLM answers."""
+    """On these a model's first 16 tokens must be those of the trainer's own code: of its base model
+    with the adapter; of the same files where it has none and vLLM answers."""
     parity_min_equal: Share = 0.8
-    """Of these beginnings: in 16 bits merging and vLLM round, and a text may turn where two tokens are as likely."""
+    """Of these beginnings: in 16 bits merging and vLLM round, and a text may turn where two tokens
+    are as likely."""
     parity_max_difference: Positive = 0.5
     """Of a token's log-probability, in the texts that are equal."""
     teachers: tuple[str, ...] = ()
-    """Names in `compare.teachers`: those are asked the test questions and compared too, for what their calls cost."""
+    """Names in `compare.teachers`: those are asked the test questions and compared too, for what
+    their calls cost."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 10_000
     seed: int = 0
     red_team: LocalPath | None = None
-    """More cases for the red team: .jsonl in its schema, or a workbook whose rows' gold documents must come first
-    (docs/reference/gate.md)."""
+    """More cases for the red team: .jsonl in its schema, or a workbook whose rows' gold documents
+    must come first (docs/reference/gate.md)."""

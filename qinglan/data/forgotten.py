@@ -1,7 +1,7 @@
 """Tombstones: rows and questions that `qinglan forget` removed, and that nothing may write again.
 
-`forgotten.jsonl` in the state folder holds keyed digests and no text, so that it can be kept for ever. A backup's
-tombstones and the present ones may have different keys, so each line has its own.
+`forgotten.jsonl` in the state folder holds keyed digests and no text, so that it can be kept for
+ever. A backup's tombstones and the present ones may have different keys, so each line has its own.
 """
 
 import hmac
@@ -36,10 +36,17 @@ class Tombstones(BaseModel, frozen=True):
     @classmethod
     def read(cls, state: Path) -> "Tombstones":
         """Those of a site; ArtifactError where a line is damaged, as none may be skipped."""
-        return cls(lines=read_lines(Tombstone, state / FORGOTTEN_FILE, "tombstone", "restore the file from a backup"))
+        return cls(
+            lines=read_lines(
+                Tombstone, state / FORGOTTEN_FILE, "tombstone", "restore the file from a backup"
+            )
+        )
 
     def write(self, state: Path) -> None:
-        with written_whole(state / FORGOTTEN_FILE) as partial, partial.open("w", encoding="utf-8") as stream:
+        with (
+            written_whole(state / FORGOTTEN_FILE) as partial,
+            partial.open("w", encoding="utf-8") as stream,
+        ):
             stream.writelines(map(record_line, self.lines))
 
     def __or__(self, other: "Tombstones") -> "Tombstones":
@@ -50,8 +57,15 @@ class Tombstones(BaseModel, frozen=True):
         key = self.lines[0].key if self.lines else secrets.token_hex(16)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         new = [("row", row) for row in rows if not self.has_row(row)]
-        new += [("question", text) for each in questions if (text := normalise(each)) and not self.has_question(each)]
-        lines = [Tombstone(kind=k, key=key, digest=_digest(k, v, key), at=at) for k, v in dict.fromkeys(new)]
+        new += [
+            ("question", text)
+            for each in questions
+            if (text := normalise(each)) and not self.has_question(each)
+        ]
+        lines = [
+            Tombstone(kind=k, key=key, digest=_digest(k, v, key), at=at)
+            for k, v in dict.fromkeys(new)
+        ]
         return Tombstones(lines=(*self.lines, *lines))
 
     def has_row(self, row_id: str) -> bool:

@@ -1,8 +1,9 @@
 """Reads user questions as rows.
 
-A file that can't be read raises one `WorkbookError`; a row that can't be used is returned as a failed row with its
-reason, so that no row is missing from the report. Cells are never evaluated: a formula is refused, and a text that
-begins with ``=`` is text. Rows are a stream: only the source of each question's first row stays in memory.
+A file that can't be read raises one `WorkbookError`; a row that can't be used is returned as a
+failed row with its reason, so that no row is missing from the report. Cells are never evaluated: a
+formula is refused, and a text that begins with ``=`` is text. Rows are a stream: only the source of
+each question's first row stays in memory.
 """
 
 import math
@@ -31,9 +32,11 @@ def read_rows(
     inputs: Sequence[Input] = (),
     forgotten: Tombstones = NONE,
 ) -> Iterator[Row]:
-    """Every row of a file or folder, in its order, `ok` or `failed` with one of `rows.INPUT_REASONS`; ids are unique.
+    """Every row of a file or folder, in its order, `ok` or `failed` with one of
+    `rows.INPUT_REASONS`; ids are unique.
 
-    Empty rows at a file's end are left out. Optional columns may be absent, unless the profile names them.
+    Empty rows at a file's end are left out. Optional columns may be absent, unless the profile
+    names them.
 
     Args:
         path: with `data.sql`, the snapshot of the database's rows.
@@ -49,7 +52,9 @@ def read_rows(
         row = _row(record, source, tenant, inputs)
         if forgotten.cover(row):
             report(f"{source}: forgotten: {HINTS['forgotten']}")
-            yield Row(id=hash_of(source)[:16], tenant=tenant.id, query="", source=source).failed("forgotten")
+            yield Row(id=hash_of(source)[:16], tenant=tenant.id, query="", source=source).failed(
+                "forgotten"
+            )
             continue
         reason = record.flaw or _flaw(row, record.cells, data, inputs)
         repeats = ""
@@ -64,17 +69,26 @@ def read_rows(
 
 
 def without_forgotten(
-    records: Iterable[dict[str, Any]], data: Data, tenant: Tenant, inputs: Sequence[Input], forgotten: Tombstones
+    records: Iterable[dict[str, Any]],
+    data: Data,
+    tenant: Tenant,
+    inputs: Sequence[Input],
+    forgotten: Tombstones,
 ) -> Iterator[dict[str, Any]]:
     """A database's rows; forgotten ones are empty, as the others' numbers are their sources."""
     names = InputColumns.of(data, inputs).names
     for each in records:
         cells = {field: each[name] for field, name in names.items() if name in each}
-        yield dict.fromkeys(each) if forgotten.cover(_row(Record("", 0, cells), "", tenant, inputs)) else each
+        yield (
+            dict.fromkeys(each)
+            if forgotten.cover(_row(Record("", 0, cells), "", tenant, inputs))
+            else each
+        )
 
 
 def _limited(records: Iterable[Record], limit: int) -> Iterator[Record]:
-    """The first records, at most a third of each named split: a sorted workbook begins with rows of one split."""
+    """The first records, at most a third of each named split: a sorted workbook begins with rows of
+    one split."""
     taken: Counter[str] = Counter()
     for record in records:
         split = cell_text(record.cells.get("split")).lower()
@@ -90,7 +104,11 @@ def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -
     further = {each.name: cell_text(record.cells.get(input_field(each.name))) for each in inputs}
     split = texts["split"].lower()
     # A dialogue of which nothing is needed is not kept.
-    dialogue = {DIALOGUE: texts[DIALOGUE]} if texts[DIALOGUE] and not (texts["profile"] and texts["history"]) else {}
+    dialogue = (
+        {DIALOGUE: texts[DIALOGUE]}
+        if texts[DIALOGUE] and not (texts["profile"] and texts["history"])
+        else {}
+    )
     asked = identifying(further, inputs) | dialogue
     return Row(
         id=row_id(tenant.id, texts["query"], texts["profile"], texts["history"], asked),
@@ -111,7 +129,9 @@ def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input
     query = cells.get("query")
     if query == "" or not (isinstance(query, str) or row.query):
         return "empty_query"
-    if not isinstance(query, str) or any(isinstance(value, list | dict | bytes) for value in cells.values()):
+    if not isinstance(query, str) or any(
+        isinstance(value, list | dict | bytes) for value in cells.values()
+    ):
         return "not_text"
     if not normalise(row.query):  # only punctuation, emoji or invisible characters
         return "empty_query"
@@ -119,7 +139,10 @@ def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input
         return "empty_input"
     if len(row.query) > data.max_query_chars:
         return "query_too_long"
-    if sum(map(len, (row.profile, row.history, *identifying(row.inputs, inputs).values()))) > data.max_context_chars:
+    if (
+        sum(map(len, (row.profile, row.history, *identifying(row.inputs, inputs).values())))
+        > data.max_context_chars
+    ):
         return "context_too_long"
     if len(row.inputs.get(DIALOGUE, "")) > data.max_dialogue_chars:
         return "dialogue_too_long"

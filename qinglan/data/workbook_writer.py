@@ -36,14 +36,16 @@ class Column(NamedTuple):
 
 
 def write_rows(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
-    """Write an .xlsx with every row and its result; the file's digest differs from write to write."""
+    """Write an .xlsx with every row and its result; the file's digest differs from write to
+    write."""
     return write_columns(path, rows, columns_of(recipe))
 
 
 def write_columns(path: Path, rows: Iterable[Row], columns: Sequence[Column]) -> Artifact:
     """Write an .xlsx with these columns of every row.
 
-    Cells longer than Excel's 32,767 characters are cut. Rows beyond an Excel sheet's 1,048,576 go to further sheets.
+    Cells longer than Excel's 32,767 characters are cut. Rows beyond an Excel sheet's 1,048,576 go
+    to further sheets.
     """
     book, count = openpyxl.Workbook(write_only=True), 0
     for number, group in groupby(enumerate(rows), lambda item: item[0] // ROWS_A_SHEET):
@@ -57,18 +59,27 @@ def write_columns(path: Path, rows: Iterable[Row], columns: Sequence[Column]) ->
 
 
 def write_questions(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
-    """Write an .xlsx for the recipe's ingest: questions, the recipe's inputs, and where the rows come from."""
+    """Write an .xlsx for the recipe's ingest: questions, the recipe's inputs, and where the rows
+    come from."""
     if path.exists() or path.suffix != ".xlsx":
         raise ConfigError(f"--out {path}: name an .xlsx file that is not there yet")
     question = Column(str(Columns.model_fields["query"].default), 48, lambda row: row.query)
     origin = Column("来源", 28, lambda row: row.source)
-    return write_columns(path, rows, (question, *input_columns(recipe, (question, origin), 40), origin))
+    return write_columns(
+        path, rows, (question, *input_columns(recipe, (question, origin), 40), origin)
+    )
 
 
 def fill_sheet(
-    sheet: Any, columns: Sequence[Column], rows: Iterable[Row], *, freeze: str = "A2", wrapped: bool = False
+    sheet: Any,
+    columns: Sequence[Column],
+    rows: Iterable[Row],
+    *,
+    freeze: str = "A2",
+    wrapped: bool = False,
 ) -> int:
-    """Write a header and a line a row to a sheet in openpyxl's write-only mode; how many rows there were."""
+    """Write a header and a line a row to a sheet in openpyxl's write-only mode; how many rows there
+    were."""
     sheet.freeze_panes = freeze
     for place, column in enumerate(columns, 1):
         sheet.column_dimensions[get_column_letter(place)].width = column.width
@@ -108,7 +119,8 @@ def header_cell(sheet: Any, title: str) -> Cell:
 
 
 def text_cell(sheet: Any, text: str) -> Cell:
-    """A cell that holds text and stays text, for a sheet in openpyxl's write-only mode, without illegal characters."""
+    """A cell that holds text and stays text, for a sheet in openpyxl's write-only mode, without
+    illegal characters."""
     cell = WriteOnlyCell(sheet, without_illegal(text))
     cell.data_type = "s"  # openpyxl takes "=…" for a formula and "#N/A" for an error
     if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
@@ -117,7 +129,8 @@ def text_cell(sheet: Any, text: str) -> Cell:
 
 
 def of_retrieval(
-    field: Literal["original_retrieved", "answer_retrieved"], value: Callable[[Retrieved, Row], CellValue]
+    field: Literal["original_retrieved", "answer_retrieved"],
+    value: Callable[[Retrieved, Row], CellValue],
 ) -> Callable[[Row], CellValue]:
     """A column's value from a retrieval; empty where there was none."""
     return lambda row: value(found, row) if (found := getattr(row, field)) else None
@@ -137,8 +150,12 @@ def part_columns(recipe: Recipe, width: int) -> list[Column]:
 
 
 def input_titles(inputs: Iterable[Input], taken: Collection[str]) -> dict[str, str]:
-    """A title for each input by name: that of the recipe, unless the sheet has another column of that title."""
-    return {each.name: f"{each.column}（输入）" if each.column in taken else each.column for each in inputs}
+    """A title for each input by name: that of the recipe, unless the sheet has another column of
+    that title."""
+    return {
+        each.name: f"{each.column}（输入）" if each.column in taken else each.column
+        for each in inputs
+    }
 
 
 def input_columns(recipe: Recipe, others: Iterable[Column], width: int) -> list[Column]:
@@ -157,7 +174,11 @@ def thing_of(recipe: Recipe) -> str:
 
 def columns_of(recipe: Recipe) -> tuple[Column, ...]:
     thing, graded = thing_of(recipe), _FOUND if recipe.retrieves else part_columns(recipe, 12)
-    results = (Column(thing, 48 if recipe.retrieves else 64, lambda row: row.answer), *_VERDICT, *graded)
+    results = (
+        Column(thing, 48 if recipe.retrieves else 64, lambda row: row.answer),
+        *_VERDICT,
+        *graded,
+    )
     last = (
         Column("标准文档", 20, lambda row: row.gold_id),
         Column("意图", 12, lambda row: row.intent),
@@ -182,13 +203,31 @@ _VERDICT = (
     Column("裁判分", 9, lambda row: row.judge_score),
 )
 _FOUND = (
-    Column("原问题首条得分", 15, of_retrieval("original_retrieved", lambda found, _: round(found.top1_score, 4))),
-    Column("改写首条得分", 13, of_retrieval("answer_retrieved", lambda found, _: round(found.top1_score, 4))),
-    Column("原问题检索质量", 15, of_retrieval("original_retrieved", lambda found, _: round(found.quality, 4))),
-    Column("改写检索质量", 13, of_retrieval("answer_retrieved", lambda found, _: round(found.quality, 4))),
+    Column(
+        "原问题首条得分",
+        15,
+        of_retrieval("original_retrieved", lambda found, _: round(found.top1_score, 4)),
+    ),
+    Column(
+        "改写首条得分",
+        13,
+        of_retrieval("answer_retrieved", lambda found, _: round(found.top1_score, 4)),
+    ),
+    Column(
+        "原问题检索质量",
+        15,
+        of_retrieval("original_retrieved", lambda found, _: round(found.quality, 4)),
+    ),
+    Column(
+        "改写检索质量",
+        13,
+        of_retrieval("answer_retrieved", lambda found, _: round(found.quality, 4)),
+    ),
     Column("原问题标准文档名次", 19, of_retrieval("original_retrieved", gold_rank)),
     Column("改写标准文档名次", 17, of_retrieval("answer_retrieved", gold_rank)),
     Column(
-        "改写首条内容", 40, of_retrieval("answer_retrieved", lambda found, _: found.titles[0] if found.titles else "")
+        "改写首条内容",
+        40,
+        of_retrieval("answer_retrieved", lambda found, _: found.titles[0] if found.titles else ""),
     ),
 )

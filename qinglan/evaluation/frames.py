@@ -16,7 +16,8 @@ from qinglan.statistics import Comparison
 
 
 class RunFrames:
-    """One run. A frame is read into memory whole; what is too large for that is JSON lines in the stage's folder."""
+    """One run. A frame is read into memory whole; what is too large for that is JSON lines in the
+    stage's folder."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -29,35 +30,50 @@ class RunFrames:
     def rows(self, stage: str = "validate") -> pd.DataFrame:
         """What a stage left, failed rows with their `reason`; ArtifactError where it left no rows.
 
-        The columns are the fields of `Row`, nested ones with a dot (`inputs.reference`). Of `evaluate` and `compare`
-        there is a line for each `arm` and question `row_id`, with the fields of `ArmRow`.
+        The columns are the fields of `Row`, nested ones with a dot (`inputs.reference`). Of
+        `evaluate` and `compare` there is a line for each `arm` and question `row_id`, with the
+        fields of `ArmRow`.
         """
         artifacts = stage_of(self.directory, stage).artifacts
-        arms = {name.removeprefix("arm_"): each.path for name, each in artifacts.items() if name.startswith("arm_")}
+        arms = {
+            name.removeprefix("arm_"): each.path
+            for name, each in artifacts.items()
+            if name.startswith("arm_")
+        }
         if arms:
-            return pd.concat([_lines(path).assign(arm=name) for name, path in arms.items()], ignore_index=True)
+            return pd.concat(
+                [_lines(path).assign(arm=name) for name, path in arms.items()], ignore_index=True
+            )
         if "rows" not in artifacts:
-            raise ArtifactError(f"run {self.directory.name}: {stage} left no rows; ingest, distill and validate do")
+            raise ArtifactError(
+                f"run {self.directory.name}: {stage} left no rows; ingest, distill and validate do"
+            )
         return _lines(artifacts["rows"].path)
 
     def arms(self) -> pd.DataFrame:
-        """A line for each arm: its figures in `report.json`, of a metric `scores.NAME.mean`, `.n`, `.low`, `.high`."""
+        """A line for each arm: its figures in `report.json`, of a metric `scores.NAME.mean`, `.n`,
+        `.low`, `.high`."""
         figures = self.report.arms
         return pd.DataFrame(map(_flat, figures.values()), index=pd.Index(figures, name="arm"))
 
     def comparisons(self) -> pd.DataFrame:
-        """A line for each pair of arms `a` and `b` and `metric`: `n` questions in `groups`, `mean_a`, `mean_b`, `diff`
-        (a − b) from `low` to `high`, `wins`, `ties`, `losses`, `p_value`, `p_holm`, `detectable_diff` and so on."""
+        """A line for each pair of arms `a` and `b` and `metric`: `n` questions in `groups`,
+        `mean_a`, `mean_b`, `diff` (a − b) from `low` to `high`, `wins`, `ties`, `losses`,
+        `p_value`, `p_holm`, `detectable_diff` and so on."""
         return pd.DataFrame(map(_flat, self.report.comparisons))
 
     def samples(self) -> pd.DataFrame:
-        """RL's samples in the order in which they were scored: `row_id`, the text, its reward and the parts of that."""
+        """RL's samples in the order in which they were scored: `row_id`, the text, its reward and
+        the parts of that."""
         made_by = stage_of(self.directory, "rl").run_id  # another run, where the stage was reused
-        return _lines(self.directory.with_name(made_by) / "rl" / "samples.jsonl", with_key="text")  # outages have none
+        return _lines(
+            self.directory.with_name(made_by) / "rl" / "samples.jsonl", with_key="text"
+        )  # outages have none
 
     def ledger(self) -> pd.DataFrame:
-        """The requests that this run sent, failed ones too: `created_s`, `request_hash`, `run_id`, `role`, `model`,
-        `outcome`, `latency_ms`, `cost_usd`, and `estimated` where that is the most that it can have been."""
+        """The requests that this run sent, failed ones too: `created_s`, `request_hash`, `run_id`,
+        `role`, `model`, `outcome`, `latency_ms`, `cost_usd`, and `estimated` where that is the most
+        that it can have been."""
         run = read_run(self.directory)
         with site_ledger(run.profile) as ledger:
             attempts = [attempt.model_dump() for attempt in ledger.attempts("run_id", run.id)]
@@ -65,7 +81,8 @@ class RunFrames:
 
 
 def run(name: str = "latest", runs: Path | str = "runs") -> RunFrames:
-    """A run by its id, a unique prefix, its path or `latest`, of the folder `paths.runs`; ConfigError if none fits."""
+    """A run by its id, a unique prefix, its path or `latest`, of the folder `paths.runs`;
+    ConfigError if none fits."""
     return RunFrames(find_run(Path(runs), name))
 
 

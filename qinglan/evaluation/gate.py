@@ -1,7 +1,9 @@
-"""May this model be released? Rules over a finished evaluation, each with what was found and what was required.
+"""May this model be released? Rules over a finished evaluation, each with what was found and what
+was required.
 
-All rules must hold, so that the chance of promoting a model that is no better than the teacher is at most that of its
-hardest rule: the intervals are not widened for the number of rules (docs/reference/gate.md has the measured rates).
+All rules must hold, so that the chance of promoting a model that is no better than the teacher is
+at most that of its hardest rule: the intervals are not widened for the number of rules
+(docs/reference/gate.md has the measured rates).
 """
 
 import math
@@ -9,7 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from qinglan.config import Gate
-from qinglan.evaluation.models import FALSE_PASS, GAIN, ArmFigures, Decision, Evaluation, Rule, Verdict
+from qinglan.evaluation.models import (
+    FALSE_PASS,
+    GAIN,
+    ArmFigures,
+    Decision,
+    Evaluation,
+    Rule,
+    Verdict,
+)
 from qinglan.evaluation.reasons import Reason, Value, reason
 from qinglan.evaluation.red_team import RedTeamResult, compare_rates
 from qinglan.recipes import QUALITY, Metric
@@ -23,14 +33,19 @@ _FEWEST_CASES = 6
 """Of fewer, not even all lost and none won is less likely than 5% between equals."""
 
 
-def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Decision:
+def decide(
+    evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None
+) -> Decision:
     """Try all rules of the gate, about alarms those that `alarms_of` gives, not all of the run.
 
-    `champion`: version of the registered model that serves now, which the arm `champion` must then be.
+    `champion`: version of the registered model that serves now, which the arm `champion` must then
+    be.
     """
     rules = list(_rules(evaluation, alarms, config, champion))
     outcomes = {rule.outcome for rule in rules}
-    verdict: Verdict = "refuse" if "fail" in outcomes else "undecided" if "unknown" in outcomes else "promote"
+    verdict: Verdict = (
+        "refuse" if "fail" in outcomes else "undecided" if "unknown" in outcomes else "promote"
+    )
     return Decision(
         verdict=verdict,
         challenger=config.challenger,
@@ -41,21 +56,29 @@ def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
 
 
 def alarms_of(made: StageResult | None, window_steps: int) -> list[Alarm]:
-    """The alarms about the model that this stage made: of RL, those whose latest window begins by the chosen step.
+    """The alarms about the model that this stage made: of RL, those whose latest window begins by
+    the chosen step.
 
-    What began only afterwards concerns models that were not chosen; at step 0 nothing had been trained.
+    What began only afterwards concerns models that were not chosen; at step 0 nothing had been
+    trained.
     """
-    found = [Alarm.model_validate(alarm) for alarm in made.details.get("alarms", [])] if made else []
+    found = (
+        [Alarm.model_validate(alarm) for alarm in made.details.get("alarms", [])] if made else []
+    )
     chosen: int | None = made.details.get("summary", {}).get("chosen_step") if made else None
-    return [each for each in found if chosen is None or (chosen and each.step - window_steps < chosen)]
+    return [
+        each for each in found if chosen is None or (chosen and each.step - window_steps < chosen)
+    ]
 
 
 def with_champion_arm(
     evaluation: Evaluation, identities: Mapping[str, str], champion_sha256: str, challenger: str
 ) -> Evaluation | None:
-    """The evaluation with the champion under its own name; None where the challenger is the champion itself.
+    """The evaluation with the champion under its own name; None where the challenger is the
+    champion itself.
 
-    An evaluation leaves the champion out where a model of the run has the same digest; here that one stands for it.
+    An evaluation leaves the champion out where a model of the run has the same digest; here that
+    one stands for it.
     """
     if identities.get(challenger) == champion_sha256:
         return None
@@ -64,14 +87,21 @@ def with_champion_arm(
         return evaluation
     # One that was evaluated as the champion is it no longer.
     kept = [each for each in evaluation.comparisons if CHAMPION not in (each.a, each.b)]
-    named = [each.model_copy(update={side: CHAMPION}) for each in kept for side in "ab" if getattr(each, side) == mine]
+    named = [
+        each.model_copy(update={side: CHAMPION})
+        for each in kept
+        for side in "ab"
+        if getattr(each, side) == mine
+    ]
     red_team = {arm: results for arm, results in evaluation.red_team.items() if arm != CHAMPION}
     if mine in red_team:
         red_team[CHAMPION] = red_team[mine]
     return evaluation.model_copy(update={"comparisons": kept + named, "red_team": red_team})
 
 
-def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Iterator[Rule]:
+def _rules(
+    evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None
+) -> Iterator[Rule]:
     arms = evaluation.arms
     challenger, teacher = arms.get(config.challenger), arms.get(TEACHER)
     rivals = config.rivals if champion is None else tuple(dict.fromkeys((*config.rivals, CHAMPION)))
@@ -95,7 +125,10 @@ def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
 
 def _gain(evaluation: Evaluation, config: Gate, rival: str) -> Rule:
     """On the first of the recipe's metrics on which the two were compared."""
-    both = ((metric, _compared(evaluation, config.challenger, rival, metric)) for metric in evaluation.metrics)
+    both = (
+        (metric, _compared(evaluation, config.challenger, rival, metric))
+        for metric in evaluation.metrics
+    )
     metric, found = next((each for each in both if each[1]), (None, None))
     least, worth = config.min_gain, config.smallest_gain
     required = reason("gain_interval_above", limit=least)
@@ -108,19 +141,32 @@ def _gain(evaluation: Evaluation, config: Gate, rival: str) -> Rule:
     if low > least:
         return rule(outcome="pass")
     if high < worth:
-        return rule(outcome="fail", reason=reason("gain_ruled_out", rival=rival, metric=metric.words, gain=worth))
-    why = reason("one_sided", questions=_unanswered(found)) if found.ci95[0] > least else _power(found, config)
-    return rule(outcome="unknown", reason=reason("gain_open", rival=rival, metric=metric.words, why=why))
+        return rule(
+            outcome="fail",
+            reason=reason("gain_ruled_out", rival=rival, metric=metric.words, gain=worth),
+        )
+    why = (
+        reason("one_sided", questions=_unanswered(found))
+        if found.ci95[0] > least
+        else _power(found, config)
+    )
+    return rule(
+        outcome="unknown", reason=reason("gain_open", rival=rival, metric=metric.words, why=why)
+    )
 
 
 def _quality(evaluation: Evaluation, config: Gate, rival: str, metric: Metric) -> Rule:
     found, margin = _compared(evaluation, config.challenger, rival, metric), config.max_quality_loss
     required = reason("quality_interval_above", limit=-margin)
-    rule = partial(Rule, name=f"quality_vs_{rival}", required=required, found=_difference(found, metric))
+    rule = partial(
+        Rule, name=f"quality_vs_{rival}", required=required, found=_difference(found, metric)
+    )
     if obstacle := _obstacle(found, config.challenger, rival):
         return rule(outcome="unknown", reason=obstacle)
     assert found and found.ci95 and found.diff is not None
-    unjudged = sum(evaluation.unjudged.values())  # no arm has a score there, maybe for what the challenger wrote
+    unjudged = sum(
+        evaluation.unjudged.values()
+    )  # no arm has a score there, maybe for what the challenger wrote
     low, high = _widened(found, unjudged, metric.maximum)
     if low > -margin:
         return rule(outcome="pass")
@@ -129,7 +175,9 @@ def _quality(evaluation: Evaluation, config: Gate, rival: str, metric: Metric) -
     if found.ci95[0] <= -margin:
         why = _rows_for(found, found.diff + margin)
     elif unjudged:
-        why = reason("one_sided_or_unjudged", questions=_unanswered(found) + unjudged, unjudged=unjudged)
+        why = reason(
+            "one_sided_or_unjudged", questions=_unanswered(found) + unjudged, unjudged=unjudged
+        )
     else:
         why = reason("one_sided", questions=_unanswered(found))
     return rule(outcome="unknown", reason=reason("quality_open", rival=rival, why=why))
@@ -141,7 +189,11 @@ def _obstacle(found: Comparison | None, challenger: str, rival: str) -> Reason |
         return reason("champion_not_compared")
     if found is None:
         return reason("arms_not_compared", a=challenger, b=rival)
-    return None if found.deciding_ci95 else reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS)
+    return (
+        None
+        if found.deciding_ci95
+        else reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS)
+    )
 
 
 def _difference(found: Comparison | None, metric: Metric | None) -> Reason:
@@ -162,8 +214,9 @@ def _unanswered(found: Comparison) -> int:
 def _widened(found: Comparison, unjudged: int, scale: float) -> tuple[float, float]:
     """The interval, had the questions that were left out all gone one way, or all the other.
 
-    A challenger that gives no answer where it would be wrong gains nothing by it, nor one whose text the judge can't
-    grade. Where the rival alone has no value, the challenger can only have been better.
+    A challenger that gives no answer where it would be wrong gains nothing by it, nor one whose
+    text the judge can't grade. Where the rival alone has no value, the challenger can only have
+    been better.
     """
     assert found.ci95
     n, (low, high) = found.n, found.ci95
@@ -190,9 +243,14 @@ def _power(found: Comparison, config: Gate) -> Reason:
 
 
 def _rows_for(found: Comparison, distance: float) -> Reason:
-    """The rows with which a difference as far from the limit as this one would be distinguished from it."""
+    """The rows with which a difference as far from the limit as this one would be distinguished
+    from it."""
     needed = rows_needed(found.n, found.detectable_diff, distance) if distance > 0 else None
-    return reason("difference_at_limit") if needed is None else reason("rows_for_difference", rows=needed)
+    return (
+        reason("difference_at_limit")
+        if needed is None
+        else reason("rows_for_difference", rows=needed)
+    )
 
 
 def _cost(challenger: ArmFigures | None, teacher: ArmFigures, arm: str, limit: float) -> Rule:
@@ -212,20 +270,28 @@ def _cost(challenger: ArmFigures | None, teacher: ArmFigures, arm: str, limit: f
 def _latency(challenger: ArmFigures | None, teacher: ArmFigures, limit: float) -> Rule:
     rule = partial(Rule, name="latency", required=reason("median_at_most", ratio=limit))
     if challenger is None or (own := challenger.latency_p50_ms) is None:
-        return rule(outcome="unknown", found=reason("not_measured"), reason=reason("latency_not_measured"))
+        return rule(
+            outcome="unknown", found=reason("not_measured"), reason=reason("latency_not_measured")
+        )
     measured, theirs = {"ms": own, "load": challenger.latency_load}, teacher.latency_p50_ms
     if not theirs:  # such as answers out of a ledger: there is nothing to be slower than
         return rule(outcome="pass", found=reason("median", **measured))
-    found = reason("median_beside_teacher", teacher_ms=theirs, teacher_load=teacher.latency_load, **measured)
+    found = reason(
+        "median_beside_teacher", teacher_ms=theirs, teacher_load=teacher.latency_load, **measured
+    )
     if own <= limit * theirs:
         return rule(outcome="pass", found=found)
-    return rule(outcome="fail", found=found, reason=reason("slower_than_teacher", factor=own / theirs))
+    return rule(
+        outcome="fail", found=found, reason=reason("slower_than_teacher", factor=own / theirs)
+    )
 
 
 def _latency_p95(challenger: ArmFigures | None, limit_ms: float) -> Rule:
     rule = partial(Rule, name="latency_p95", required=reason("p95_at_most", limit_ms=limit_ms))
     if challenger is None or (own := challenger.latency_p95_ms) is None:
-        return rule(outcome="unknown", found=reason("not_measured"), reason=reason("latency_not_measured"))
+        return rule(
+            outcome="unknown", found=reason("not_measured"), reason=reason("latency_not_measured")
+        )
     found = reason("p95", ms=own, load=challenger.latency_load)
     if own <= limit_ms:
         return rule(outcome="pass", found=found)
@@ -235,15 +301,23 @@ def _latency_p95(challenger: ArmFigures | None, limit_ms: float) -> Rule:
 def _red_team(results: Sequence[RedTeamResult] | None) -> Rule:
     rule = partial(Rule, name="red_team", required=reason("every_needed_case"))
     if results is None:
-        return rule(outcome="unknown", found=reason("not_tried"), reason=reason("red_team_not_tried"))
+        return rule(
+            outcome="unknown", found=reason("not_tried"), reason=reason("red_team_not_tried")
+        )
     needed = [result for result in results if result.must_pass]
     failed = [result for result in needed if result.passed is False]
     unchecked = [result for result in needed if result.passed is None]
     passed = len(needed) - len(failed) - len(unchecked)
-    found = reason("cases_passed", passed=passed, cases=len(needed)) if needed else reason("no_case_must_pass")
+    found = (
+        reason("cases_passed", passed=passed, cases=len(needed))
+        if needed
+        else reason("no_case_must_pass")
+    )
     if not failed and not unchecked:
         return rule(outcome="pass", found=found)
-    why = reason("red_team_failed" if failed else "red_team_unchecked", cases=_named(failed or unchecked))
+    why = reason(
+        "red_team_failed" if failed else "red_team_unchecked", cases=_named(failed or unchecked)
+    )
     return rule(outcome="fail" if failed else "unknown", found=found, reason=why)
 
 
@@ -252,16 +326,26 @@ def _robustness(evaluation: Evaluation, challenger: str, rival: str) -> Rule:
     found = compare_rates(evaluation.red_team, challenger, rival)
     rule = partial(Rule, name=f"robustness_vs_{rival}", required=reason("not_worse_on_cases"))
     if not found.n:
-        return rule(outcome="unknown", found=reason("not_compared"), reason=reason("cases_not_compared", rival=rival))
+        return rule(
+            outcome="unknown",
+            found=reason("not_compared"),
+            reason=reason("cases_not_compared", rival=rival),
+        )
     assert found.mean_a is not None and found.mean_b is not None
     left_out = reason("cases_left_out", cases=found.left_out) if found.left_out else None
     own, theirs = (round(mean * found.n) for mean in (found.mean_a, found.mean_b))
-    known: dict[str, Value] = {"own": own, "theirs": theirs, "cases": found.n, "rival": rival, "left_out": left_out}
+    known: dict[str, Value] = {
+        "own": own,
+        "theirs": theirs,
+        "cases": found.n,
+        "rival": rival,
+        "left_out": left_out,
+    }
     if found.n < _FEWEST_CASES or found.ci95 is None:
         return rule(outcome="pass", found=reason("few_cases_compared", **known))
     low, high = found.ci95
-    # The loss that so many cases show in four of five sets of them; at least that of which, with no case won, fewer
-    # than 2.5% of the resamples hold no lost case.
+    # The loss that so many cases show in four of five sets of them; at least that of which, with no
+    # case won, fewer than 2.5% of the resamples hold no lost case.
     fewest = math.ceil(found.n * (1 - math.pow(FALSE_PASS, 1 / found.n)))
     least = max(fewest / found.n, found.detectable_diff or 0.0)
     shown = reason("cases_compared", diff=found.diff, low=low, high=high, least=least, **known)
@@ -269,8 +353,16 @@ def _robustness(evaluation: Evaluation, challenger: str, rival: str) -> Rule:
         return rule(outcome="pass", found=shown)
     passed = {result.case_id for result in evaluation.red_team[rival] if result.passed}
     results = evaluation.red_team[challenger]
-    lost = [each for each in results if not each.must_pass and each.passed is False and each.case_id in passed]
-    return rule(outcome="fail", found=shown, reason=reason("robustness_lower", rival=rival, cases=_named(lost)))
+    lost = [
+        each
+        for each in results
+        if not each.must_pass and each.passed is False and each.case_id in passed
+    ]
+    return rule(
+        outcome="fail",
+        found=shown,
+        reason=reason("robustness_lower", rival=rival, cases=_named(lost)),
+    )
 
 
 def _named(results: Sequence[RedTeamResult]) -> list[Reason]:
@@ -278,7 +370,11 @@ def _named(results: Sequence[RedTeamResult]) -> list[Reason]:
         reason("case", name=result.name, case_id=result.case_id, reason=result.reason)
         for result in results[:_NAMED_CASES]
     ]
-    return [*named, reason("and_more", cases=len(results) - _NAMED_CASES)] if len(results) > _NAMED_CASES else named
+    return (
+        [*named, reason("and_more", cases=len(results) - _NAMED_CASES)]
+        if len(results) > _NAMED_CASES
+        else named
+    )
 
 
 def alarm_reasons(alarms: Sequence[Alarm]) -> dict[str, Reason]:
@@ -296,4 +392,8 @@ def _alarms(alarms: Sequence[Alarm], config: Gate) -> Rule:
     required = reason("no_alarm_but", accepted=accepted) if accepted else reason("no_alarm")
     found = reason("alarms", alarms=list(named.values())) if named else reason("no_alarm")
     rule = partial(Rule, name="alarms", required=required, found=found)
-    return rule(outcome="fail", reason=reason("alarmed", alarms=blocking)) if blocking else rule(outcome="pass")
+    return (
+        rule(outcome="fail", reason=reason("alarmed", alarms=blocking))
+        if blocking
+        else rule(outcome="pass")
+    )

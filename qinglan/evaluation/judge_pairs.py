@@ -1,9 +1,11 @@
-"""A workbook for a judge of passages: what RL found in a finished run, with the verdicts that its judge gave then.
+"""A workbook for a judge of passages: what RL found in a finished run, with the verdicts that its
+judge gave then.
 
-Only training questions are taken: on dev questions the local judge is compared with the judge. RL finds mostly right
-passages, and a judge that learns from these alone takes its terms from the passage. So a question also has, as wrong
-ones, passages that were right for other questions whose rewrites share a term with its own. Its rewrite is the best one
-that was judged right: RL learns the knowledge base's words, and a judge of the teacher's own would refuse them.
+Only training questions are taken: on dev questions the local judge is compared with the judge. RL
+finds mostly right passages, and a judge that learns from these alone takes its terms from the
+passage. So a question also has, as wrong ones, passages that were right for other questions whose
+rewrites share a term with its own. Its rewrite is the best one that was judged right: RL learns the
+knowledge base's words, and a judge of the teacher's own would refuse them.
 """
 
 from collections.abc import Iterator
@@ -28,7 +30,9 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[
     directory = found.directory
     samples = found.samples().reindex(columns=["row_id", "passage", "relevant", "text", "rq"])
     answers = found.rows("distill").set_index("id").answer.dropna()
-    infos = pq.read_table(stage_of(directory, "dataset").path("rl_train"), columns=["extra_info"])["extra_info"]
+    infos = pq.read_table(stage_of(directory, "dataset").path("rl_train"), columns=["extra_info"])[
+        "extra_info"
+    ]
     questions = {info["row_id"]: info.get("question", "") for info in infos.to_pylist()}
     asked = samples[samples.row_id.isin(questions) & samples.passage.notna()]
     pair = ["row_id", "passage"]
@@ -38,23 +42,42 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[
     wrong, right = (int((judged.relevant == side).sum()) for side in (0, 1))
     if not (right and wrong):
         hint = "name one whose RL asked the judge about passages: with reward.use_labels=false, without judge.local"
-        raise ConfigError(f"run {directory.name}: has no verdicts on passages, or all are the same; {hint}")
+        raise ConfigError(
+            f"run {directory.name}: has no verdicts on passages, or all are the same; {hint}"
+        )
     others = list(_of_others(judged, rewrites))
     rows = []
     for at, passage, relevant in (*judged.itertuples(index=False), *others):
-        inputs = {"candidate": passage, "verdict": RIGHT if relevant else WRONG, "rewrite": rewrites.get(at, "")}
-        source = f"{directory.name}: {at}" + (", a passage of another question" if relevant is None else "")
+        inputs = {
+            "candidate": passage,
+            "verdict": RIGHT if relevant else WRONG,
+            "rewrite": rewrites.get(at, ""),
+        }
+        source = f"{directory.name}: {at}" + (
+            ", a passage of another question" if relevant is None else ""
+        )
         rows.append(Row(id="", tenant="", query=questions[at], inputs=inputs, source=source))
     write_questions(workbook, rows, RECIPE)
     kinds = {"judged right": right, "judged wrong": wrong, "of another question": len(others)}
-    return directory.name, kinds | {"without a verdict left out": len(asked.drop_duplicates(pair)) - len(judged)}
+    return directory.name, kinds | {
+        "without a verdict left out": len(asked.drop_duplicates(pair)) - len(judged)
+    }
 
 
 def _of_others(pairs: pd.DataFrame, rewrites: "pd.Series[str]") -> Iterator[tuple[str, str, None]]:
-    """For two terms of a question's rewrite a passage that was right for another question, and not judged for this."""
+    """For two terms of a question's rewrite a passage that was right for another question, and not
+    judged for this."""
     right = pairs[pairs.relevant > 0]
-    right = right.assign(term=right.row_id.map(lambda at: rewrites.get(at, "").split())).explode("term").dropna()
-    pools, known, rng = right.groupby("term").passage.unique(), pairs.groupby("row_id").passage.agg(set), Random(0)
+    right = (
+        right.assign(term=right.row_id.map(lambda at: rewrites.get(at, "").split()))
+        .explode("term")
+        .dropna()
+    )
+    pools, known, rng = (
+        right.groupby("term").passage.unique(),
+        pairs.groupby("row_id").passage.agg(set),
+        Random(0),
+    )
     for at, terms in right.groupby("row_id").term:
         row_id, distinct = str(at), list(terms.unique())
         for term in rng.sample(distinct, min(2, len(distinct))):

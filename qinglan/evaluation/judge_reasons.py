@@ -1,4 +1,5 @@
-"""What the judge found wrong with answers, grouped into rules and red-team cases for a person to take or leave."""
+"""What the judge found wrong with answers, grouped into rules and red-team cases for a person to
+take or leave."""
 
 import heapq
 from collections import Counter, defaultdict
@@ -23,16 +24,25 @@ class ReasonGroup(NamedTuple):
     """The lowest score first."""
 
 
-def group_reasons(profile: Profile, run_name: str, most: int, below: float) -> tuple[str, list[ReasonGroup]]:
-    """The run's name, and why the judge gave its lowest scores, the largest group first; it is not asked again."""
+def group_reasons(
+    profile: Profile, run_name: str, most: int, below: float
+) -> tuple[str, list[ReasonGroup]]:
+    """The run's name, and why the judge gave its lowest scores, the largest group first; it is not
+    asked again."""
     run, stage = newest_rows(profile, run_name)
-    low = (row for row in rows_of(profile, run, stage) if row.judge_score is not None and row.judge_score < below)
+    low = (
+        row
+        for row in rows_of(profile, run, stage)
+        if row.judge_score is not None and row.judge_score < below
+    )
     worst = heapq.nsmallest(most, low, key=lambda row: (row.judge_score, row.id))
     reasons = judge_reasons(profile, worst)
     told = [row for row in worst if row.id in reasons]
     with Questions() as texts:
         for row in told:
-            texts.add(row.model_copy(update={"query": reasons[row.id], "profile": "", "history": ""}))
+            texts.add(
+                row.model_copy(update={"query": reasons[row.id], "profile": "", "history": ""})
+            )
         first, _ = near_duplicate_groups(texts, ALIKE)
     members = defaultdict[int, list[Row]](list)
     for place, row in zip(first.tolist(), told, strict=True):
@@ -57,7 +67,9 @@ def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
             kind="regression",
             **row.model_dump(include=ASKED),
             must_pass=False,
-            checks=Checks(gold_in_top3=row.gold_id if get_recipe(profile.recipe).retrieves else None),
+            checks=Checks(
+                gold_in_top3=row.gold_id if get_recipe(profile.recipe).retrieves else None
+            ),
         )
         for group in groups
         for row in group.rows[:2]

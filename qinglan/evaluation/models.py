@@ -1,4 +1,5 @@
-"""What an evaluation found, what the gate decided, and what a report holds: `evaluation.json` and `report.json`."""
+"""What an evaluation found, what the gate decided, and what a report holds: `evaluation.json` and
+`report.json`."""
 
 from datetime import datetime
 from pathlib import Path
@@ -22,18 +23,20 @@ Outcome = Literal["pass", "fail", "unknown"]
 GAIN, APPROVAL = "gain_vs_", "approval"
 """The rule about a rival begins with the former; the latter is a person's word."""
 FALSE_PASS = 0.025
-"""The chance that a model which is no better passes the rule about the gain: one side of a 95% interval."""
+"""The chance that a model which is no better passes the rule about the gain: one side of a 95%
+interval."""
 
 
 class Rule(BaseModel, frozen=True, extra="forbid"):
     """One requirement and how it came out."""
 
     name: str
-    """Such as `gain_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `robustness_vs_teacher`,
-    `alarms`."""
+    """Such as `gain_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`,
+    `robustness_vs_teacher`, `alarms`."""
     outcome: Outcome
-    """`unknown` where the test set can't tell, or what the rule needs was not measured; it blocks like a failure, and
-    says so. Only the teacher's latency may be missing: then there is nothing to be slower than."""
+    """`unknown` where the test set can't tell, or what the rule needs was not measured; it blocks
+    like a failure, and says so. Only the teacher's latency may be missing: then there is nothing to
+    be slower than."""
     found: Reason
     """What was measured."""
     required: Reason
@@ -54,18 +57,24 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
     earlier_evaluations: int = 0
     """Evaluations of other models on this test split before this one."""
     also_tried: "Decision | None" = None
-    """About the other arm: `gate.challenger` where this one is about `gate.fallback`, else the fallback."""
+    """About the other arm: `gate.challenger` where this one is about `gate.fallback`, else the
+    fallback."""
     is_fallback: bool = False
     """It is about `gate.fallback`."""
 
     @property
     def note(self) -> Reason | None:
-        """What it means for the error rate that the test split was used before; None where it was not."""
+        """What it means for the error rate that the test split was used before; None where it was
+        not."""
         if not self.earlier_evaluations:
             return None
-        models = (self.earlier_evaluations + 1) * (2 if self.also_tried else 1)  # each may have tried the fallback too
+        models = (self.earlier_evaluations + 1) * (
+            2 if self.also_tried else 1
+        )  # each may have tried the fallback too
         chance = 1 - (1 - FALSE_PASS) ** models
-        return reason("test_split_used", earlier=self.earlier_evaluations, models=models, chance=chance)
+        return reason(
+            "test_split_used", earlier=self.earlier_evaluations, models=models, chance=chance
+        )
 
     @property
     def sentence(self) -> str:
@@ -83,20 +92,31 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
         if self.also_tried is None:
             return self.own_reason
         first, then = self.in_order
-        return reason("fallback_tried", first=first.own_reason, model=then.challenger, then=then.own_reason)
+        return reason(
+            "fallback_tried", first=first.own_reason, model=then.challenger, then=then.own_reason
+        )
 
     @property
     def own_reason(self) -> Reason:
-        """Of this arm alone. A person is asked last, so that all other rules hold where one was asked."""
+        """Of this arm alone. A person is asked last, so that all other rules hold where one was
+        asked."""
         model, rules = self.challenger, self.rules
         if self.verdict == "promote":
             instead = reason("in_place_of", version=self.champion) if self.champion else None
             gain = None
             if gained := next((rule for rule in rules if rule.name.startswith(GAIN)), None):
-                gain = reason("gain_against", found=gained.found, rival=gained.name.removeprefix(GAIN))
+                gain = reason(
+                    "gain_against", found=gained.found, rival=gained.name.removeprefix(GAIN)
+                )
             if approval := next((rule.found for rule in rules if rule.name == APPROVAL), None):
-                return reason("promote_approved", model=model, instead=instead, approval=approval, gain=gain)
-            held = reason("one_rule_holds") if len(rules) == 1 else reason("all_rules_hold", rules=len(rules))
+                return reason(
+                    "promote_approved", model=model, instead=instead, approval=approval, gain=gain
+                )
+            held = (
+                reason("one_rule_holds")
+                if len(rules) == 1
+                else reason("all_rules_hold", rules=len(rules))
+            )
             return reason("promote", model=model, instead=instead, rules=held, gain=gain)
         blocking = [rule for rule in rules if rule.outcome != "pass"]
         if [rule.name for rule in blocking] == [APPROVAL]:
@@ -133,7 +153,8 @@ class StageSummary(ReportPart):
     reused_from: str | None = None
     """The run that did the work, where it was not this one."""
     continued_anyway: list[str] = []
-    """The code that changed while a training was interrupted, where `--continue-anyway` continued it all the same."""
+    """The code that changed while a training was interrupted, where `--continue-anyway` continued
+    it all the same."""
 
     @classmethod
     def of(cls, result: StageResult, run_id: str) -> "StageSummary":
@@ -168,7 +189,9 @@ class Api(ReportPart):
     @property
     def cost_usd(self) -> float:
         """Of this run."""
-        return sum(each.cost_usd for each in (self.teacher, self.answerer, self.judge, self.local_judge))
+        return sum(
+            each.cost_usd for each in (self.teacher, self.answerer, self.judge, self.local_judge)
+        )
 
     @property
     def with_earlier_usd(self) -> float:
@@ -209,15 +232,22 @@ class ArmFigures(ScoredMetrics):
     prompt_tokens_per_1000: Number = None
     completion_tokens_per_1000: Number = None
     failed: int = 0
-    """Of `n`: there is no text, or nothing is known of it, as where a call failed; left out of the means."""
+    """Of `n`: there is no text, or nothing is known of it, as where a call failed; left out of the
+    means."""
     empty: int = 0
     """Of `n`: the text is empty, which counts as wrong."""
 
     @property
     def figures(self) -> dict[str, float]:
         """All numbers by name, the means under their metrics' names."""
-        plain = {name: value for name, value in self.model_dump().items() if isinstance(value, int | float)}
-        return plain | {metric: score.mean for metric, score in self.scores.items() if score.mean is not None}
+        plain = {
+            name: value
+            for name, value in self.model_dump().items()
+            if isinstance(value, int | float)
+        }
+        return plain | {
+            metric: score.mean for metric, score in self.scores.items() if score.mean is not None
+        }
 
 
 class SftTraining(ReportPart, extra="allow"):
@@ -342,11 +372,15 @@ class Slice(ReportPart):
     diffs: list[SliceDiff] = []
 
     def diff(self, a: ArmName, b: ArmName, metric: str) -> SliceDiff | None:
-        return next((found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)), None)
+        return next(
+            (found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)),
+            None,
+        )
 
 
 class RegisteredVersion(ReportPart, from_attributes=True, extra="ignore"):
-    """The version under which MLflow's registry keeps the challenger; made from a `registry.Released`."""
+    """The version under which MLflow's registry keeps the challenger; made from a
+    `registry.Released`."""
 
     name: str
     version: str
@@ -380,8 +414,8 @@ class EvaluatedArms(ReportPart):
     comparisons: list[Comparison] = []
     slices: list[Slice] = []
     red_team: dict[ArmName, list[RedTeamResult]] = {}
-    """Of the students, and of the teachers among the gate's rivals on the cases that need not pass; the base model is
-    not tried."""
+    """Of the students, and of the teachers among the gate's rivals on the cases that need not pass;
+    the base model is not tried."""
     findings: list[Finding] = []
     """Tables of the recipe's own."""
     unjudged: dict[str, int] = {}
@@ -389,8 +423,8 @@ class EvaluatedArms(ReportPart):
     examples: list[ReportExample] = []
     shared: list[Shared] = []
     parity: dict[ArmName, dict[str, float]] = {}
-    """By model that was compared: `prompts`, how many of its texts are `equal` to those of the trainer's own code, and
-    in these the largest `difference` of a token's log-probability."""
+    """By model that was compared: `prompts`, how many of its texts are `equal` to those of the
+    trainer's own code, and in these the largest `difference` of a token's log-probability."""
 
 
 class Evaluation(EvaluatedArms):
@@ -401,7 +435,8 @@ class Evaluation(EvaluatedArms):
 
 
 class Report(EvaluatedArms):
-    """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over all rows."""
+    """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over
+    all rows."""
 
     run_id: str
     profile: str
@@ -430,11 +465,14 @@ class Report(EvaluatedArms):
     curves: dict[str, list[Series]] = {}
     """By name, see `curves` in texts.yaml; other names are drawn under their own name."""
     distributions: dict[str, list[Distribution]] = {}
-    """What validation found: `top1_score` of original question and rewrite, and the `gain` of one over the other."""
+    """What validation found: `top1_score` of original question and rewrite, and the `gain` of one
+    over the other."""
 
     def metric(self, name: str) -> Metric:
         """A metric by its name; one that nobody declared goes by its name alone."""
-        return next((metric for metric in self.metrics if metric.name == name), Metric(name, name, name))
+        return next(
+            (metric for metric in self.metrics if metric.name == name), Metric(name, name, name)
+        )
 
     def stage(self, name: str) -> StageSummary | None:
         return next((stage for stage in self.stages if stage.name == name), None)
@@ -443,17 +481,22 @@ class Report(EvaluatedArms):
     def is_of_data(self) -> bool:
         """Is it a refresh's: selected rows, and nothing that was trained, evaluated or compared?"""
         names = {stage.name for stage in self.stages}
-        return not names.isdisjoint({"select", "dataset"}) and names.isdisjoint({"sft", "evaluate", "compare"})
+        return not names.isdisjoint({"select", "dataset"}) and names.isdisjoint(
+            {"sft", "evaluate", "compare"}
+        )
 
     def write(self, path: Path) -> Artifact:
         return json_artifact(path, dump_record(self))
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """Read `report.json`; ArtifactError where it is missing, no report of this version, or of a newer Qinglan."""
+        """Read `report.json`; ArtifactError where it is missing, no report of this version, or of a
+        newer Qinglan."""
         try:
             return read_record(cls, path)
         except FileNotFoundError as error:
-            raise ArtifactError(f"{path}: no such report; `qinglan show RUN` says how that run stands") from error
+            raise ArtifactError(
+                f"{path}: no such report; `qinglan show RUN` says how that run stands"
+            ) from error
         except ValidationError as error:
             raise ArtifactError(f"{path}: {first_flaw(error)}; make the report again") from error

@@ -1,8 +1,9 @@
-"""Which teacher to buy in the main one's place, as reasons; judged by intervals, and no further than they reach.
+"""Which teacher to buy in the main one's place, as reasons; judged by intervals, and no further
+than they reach.
 
-Better and worse need an interval on one side of 0 and a p-value that several comparisons don't explain; good enough
-needs an interval that rules out a loss of more than `compare.tolerable_loss`. The rest is open. A trade is shown with
-both its sides, for the reader.
+Better and worse need an interval on one side of 0 and a p-value that several comparisons don't
+explain; good enough needs an interval that rules out a loss of more than `compare.tolerable_loss`.
+The rest is open. A trade is shown with both its sides, for the reader.
 """
 
 import re
@@ -78,7 +79,9 @@ class RivalResult(NamedTuple):
         """Take it, weigh money against quality, ask more questions, or keep the main teacher."""
         primary = self.classify(self.comparisons[0])
         if self.worse:
-            return "trade" if primary == "better" or (self.price == "less" and self.gains) else "keep"
+            return (
+                "trade" if primary == "better" or (self.price == "less" and self.gains) else "keep"
+            )
         if primary == "better":
             return "trade" if self.price == "more" else "take"
         if self.price != "less":
@@ -87,9 +90,12 @@ class RivalResult(NamedTuple):
 
 
 def gains(evaluation: Evaluation, arm: str) -> bool:
-    """Whether a teacher is shown to retrieve better than the original question; true where nothing is retrieved."""
+    """Whether a teacher is shown to retrieve better than the original question; true where nothing
+    is retrieved."""
     against = [c for c in evaluation.comparisons if (c.a, c.b) == (arm, ORIGINAL)]
-    return ORIGINAL not in evaluation.arms or any(c.ci95 is not None and c.ci95[0] > 0 and is_shown(c) for c in against)
+    return ORIGINAL not in evaluation.arms or any(
+        c.ci95 is not None and c.ci95[0] > 0 and is_shown(c) for c in against
+    )
 
 
 def is_shown(found: Comparison) -> bool:
@@ -102,11 +108,20 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Arms) -> Purchase | N
     """The verdict; None where no question has values of two teachers."""
     rivals = profile.compare.teachers
     main = profile.teacher.model.rpartition("/")[2]
-    labels = {MAIN: main if main not in rivals else "the teacher", **{name: name for name in rivals}}
-    terms = TEXTS["terms_of_retrieval" if get_recipe(profile.recipe).retrieves else "terms_of_answers"]
+    labels = {
+        MAIN: main if main not in rivals else "the teacher",
+        **{name: name for name in rivals},
+    }
+    terms = TEXTS[
+        "terms_of_retrieval" if get_recipe(profile.recipe).retrieves else "terms_of_answers"
+    ]
     offers = []
     for arm in rivals:
-        mine = {c.metric: c for c in evaluation.comparisons if (c.a, c.b) == (arm, MAIN) and c.diff is not None}
+        mine = {
+            c.metric: c
+            for c in evaluation.comparisons
+            if (c.a, c.b) == (arm, MAIN) and c.diff is not None
+        }
         if mine:
             result = RivalResult(
                 rival=arm,
@@ -123,7 +138,9 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Arms) -> Purchase | N
     if not offers:
         return None
     # Among those that may be taken the cheapest leads, else the order of the profile.
-    cost = {o.rival: o.figures.cost_per_1000_usd or 0.0 if o.advice == "take" else 0.0 for o in offers}
+    cost = {
+        o.rival: o.figures.cost_per_1000_usd or 0.0 if o.advice == "take" else 0.0 for o in offers
+    }
     first = min(offers, key=lambda result: (_ORDER.index(result.advice), cost[result.rival]))
     primary = first.comparisons[0]
     difference = _difference(first, primary)
@@ -131,7 +148,13 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Arms) -> Purchase | N
         labels=labels,
         rival=first.rival,
         tone="better" if first.advice == "take" else "open",
-        sentence=reason("purchase", rival=first.rival, cost=_cost(first), difference=difference, questions=primary.n),
+        sentence=reason(
+            "purchase",
+            rival=first.rival,
+            cost=_cost(first),
+            difference=difference,
+            questions=primary.n,
+        ),
         reading=_advice(first),
         offers=[_offered(result, with_advice=result is not first) for result in offers],
         notes=_notes(profile, labels, evaluation, arms),
@@ -157,7 +180,10 @@ def _advice(result: RivalResult) -> Reason:
     if advice == "take":
         is_loss = found.ci95 is not None and found.ci95[1] < 0 and is_shown(found)
         return reason(
-            "take_small_loss" if is_loss else "take_within_noise", metric=metric, margin=margin, rival=result.rival
+            "take_small_loss" if is_loss else "take_within_noise",
+            metric=metric,
+            margin=margin,
+            rival=result.rival,
         )
     if advice == "trade":
         return reason("trade", parts=_gains_and_losses(result), **names)
@@ -175,16 +201,24 @@ def _advice(result: RivalResult) -> Reason:
     price = reason("costs_more") if result.price == "more" else reason("costs_no_less")
     if result.worse:
         return reason(
-            "keep_worse", metrics=listed([result.metrics[c.metric].words for c in result.worse]), price=price, **names
+            "keep_worse",
+            metrics=listed([result.metrics[c.metric].words for c in result.worse]),
+            price=price,
+            **names,
         )
     return reason("keep_no_gain", metric=metric, price=price, **names)
 
 
 def _gains_and_losses(result: RivalResult) -> list[Reason]:
-    saved = (result.main_figures.cost_per_1000_usd or 0.0) - (result.figures.cost_per_1000_usd or 0.0)
+    saved = (result.main_figures.cost_per_1000_usd or 0.0) - (
+        result.figures.cost_per_1000_usd or 0.0
+    )
     better = [found for found in result.comparisons if result.classify(found) == "better"]
     won, lost = (
-        [reason("amount", size=abs(found.diff or 0.0), metric=result.metrics[found.metric].words) for found in side]
+        [
+            reason("amount", size=abs(found.diff or 0.0), metric=result.metrics[found.metric].words)
+            for found in side
+        ]
         for side in (better, result.worse)
     )
     sides = [reason("save", amount=saved, texts=result.texts)] if result.price == "less" else []
@@ -214,18 +248,31 @@ def _difference(result: RivalResult, found: Comparison) -> Reason:
     if found.diff is None or found.ci95 is None:
         return reason("metric_without_interval", metric=metric, difference=signed(found.diff))
     if found.ci95[0] <= 0 <= found.ci95[1]:
-        detectable = reason("could_be_detected", difference=found.detectable_diff) if found.detectable_diff else None
+        detectable = (
+            reason("could_be_detected", difference=found.detectable_diff)
+            if found.detectable_diff
+            else None
+        )
         difference = with_interval(found.diff, found.ci95, signed)
-        return reason("no_difference_in", metric=metric, difference=difference, detectable=detectable)
+        return reason(
+            "no_difference_in", metric=metric, difference=difference, detectable=detectable
+        )
     higher, size, ends = found.diff > 0, abs(found.diff), interval(found.ci95)
-    return reason("metric_higher" if higher else "metric_lower", metric=metric, size=size, ends=ends)
+    return reason(
+        "metric_higher" if higher else "metric_lower", metric=metric, size=size, ends=ends
+    )
 
 
 def _cost(result: RivalResult) -> Reason:
     cost, main = result.figures.cost_per_1000_usd, result.main_figures.cost_per_1000_usd
     if cost is None or main is None:
         return reason("cost_not_known")
-    both: dict[str, str | float | Both] = {"main": result.main, "own": cost, "theirs": main, "texts": result.texts}
+    both: dict[str, str | float | Both] = {
+        "main": result.main,
+        "own": cost,
+        "theirs": main,
+        "texts": result.texts,
+    }
     if result.price == "same":
         return reason("cost_same", **both)
     factor = None
@@ -235,26 +282,45 @@ def _cost(result: RivalResult) -> Reason:
     return reason("cost_less" if result.price == "less" else "cost_more", factor=factor, **both)
 
 
-def _notes(profile: Profile, labels: Mapping[str, str], evaluation: Evaluation, arms: Arms) -> list[Reason]:
+def _notes(
+    profile: Profile, labels: Mapping[str, str], evaluation: Evaluation, arms: Arms
+) -> list[Reason]:
     teachers = {MAIN: profile.teacher, **profile.compare.teachers}
     notes = [
         reason("label_of_model", label=labels[arm], model=endpoint.model)
         for arm, endpoint in teachers.items()
         if labels[arm] != endpoint.model
     ]
-    notes += [reason("no_gain_over_question", label=labels[arm]) for arm in labels if not gains(evaluation, arm)]
+    notes += [
+        reason("no_gain_over_question", label=labels[arm])
+        for arm in labels
+        if not gains(evaluation, arm)
+    ]
     judge = profile.judge.model
-    if kin := [labels[arm] for arm, each in teachers.items() if family(each.model) == family(judge)]:
+    if kin := [
+        labels[arm] for arm, each in teachers.items() if family(each.model) == family(judge)
+    ]:
         if len(kin) == len(teachers):
             notes.append(reason("judge_of_same_family_as_all", judge=judge))
         else:
-            notes.append(reason("judge_of_same_family", judge=judge, teachers=listed([Both(n, n) for n in kin])))
+            notes.append(
+                reason(
+                    "judge_of_same_family", judge=judge, teachers=listed([Both(n, n) for n in kin])
+                )
+            )
     for arm in teachers:
         entries = arms[arm]
-        if silent := Counter(entry.reason or "no answer" for entry in entries if entry.text is None):
-            reasons = [reason("rows_with_reason", reason=why, rows=rows) for why, rows in silent.most_common()]
+        if silent := Counter(
+            entry.reason or "no answer" for entry in entries if entry.text is None
+        ):
+            reasons = [
+                reason("rows_with_reason", reason=why, rows=rows)
+                for why, rows in silent.most_common()
+            ]
             share = sum(silent.values()) / len(entries)
-            notes.append(reason("left_without_answer", label=labels[arm], share=share, reasons=reasons))
+            notes.append(
+                reason("left_without_answer", label=labels[arm], share=share, reasons=reasons)
+            )
         if cheap := sum(entry.text is not None and entry.latency_ms is None for entry in entries):
             notes.append(reason("answers_by_batch_api", rows=cheap, label=labels[arm]))
     return [*notes, reason("latency_of_the_call")]

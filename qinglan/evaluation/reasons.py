@@ -1,7 +1,8 @@
-"""Reasons, a code with values, and what the report calls things; `texts.yaml` has both in English and Chinese.
+"""Reasons, a code with values, and what the report calls things; `texts.yaml` has both in English
+and Chinese.
 
-Files hold codes; a reason becomes text where it is shown. A name that is not in `texts.yaml`, such as a teacher's or a
-tenant's, was given by a user and is the same in both languages.
+Files hold codes; a reason becomes text where it is shown. A name that is not in `texts.yaml`, such
+as a teacher's or a tenant's, was given by a user and is the same in both languages.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,9 @@ class Reason(BaseModel, frozen=True, extra="forbid"):
         if self.code not in SENTENCES:
             raise ValueError(f"{self.code!r} is no reason's code")
         if (wanted := placeholders(SENTENCES[self.code].en)) != self.values.keys():
-            raise ValueError(f"reason {self.code!r} takes {sorted(wanted)}, not {sorted(self.values)}")
+            raise ValueError(
+                f"reason {self.code!r} takes {sorted(wanted)}, not {sorted(self.values)}"
+            )
         return self
 
     def render(self, language: Language = "en") -> str:
@@ -53,7 +56,10 @@ Reason.model_rebuild()
 
 
 def reason(code: str, **values: "Value | Both") -> Reason:
-    plain = {name: value._asdict() if isinstance(value, Both) else value for name, value in values.items()}
+    plain = {
+        name: value._asdict() if isinstance(value, Both) else value
+        for name, value in values.items()
+    }
     return Reason.model_validate({"code": code, "values": plain})
 
 
@@ -113,8 +119,11 @@ def alarm_words(alarm: Alarm) -> Both:
 
 
 def words(name: str, *tables: str) -> Both:
-    """What a stage, a row's reason, a curve or a slice is called; a user's own word stays as it is."""
-    found = [TEXTS[table][name] for table in tables or ("row_reasons", "phrases") if name in TEXTS[table]]
+    """What a stage, a row's reason, a curve or a slice is called; a user's own word stays as it
+    is."""
+    found = [
+        TEXTS[table][name] for table in tables or ("row_reasons", "phrases") if name in TEXTS[table]
+    ]
     return found[0] if found else Both(name, name)
 
 

@@ -1,8 +1,9 @@
 """The red team: questions on which a student must not go wrong, whatever its averages say.
 
-Cases that guard people must pass, each of them; on the others the student must not be worse than its rivals. A recipe's
-own cases are redteam/<recipe>.jsonl beside its file; `evaluate.red_team` adds the user's, and one with the id of a
-built-in case replaces that. A case that could not be checked is neither passed nor failed.
+Cases that guard people must pass, each of them; on the others the student must not be worse than
+its rivals. A recipe's own cases are redteam/<recipe>.jsonl beside its file; `evaluate.red_team`
+adds the user's, and one with the id of a built-in case replaces that. A case that could not be
+checked is neither passed nor failed.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ from qinglan.statistics import ArmScores, Comparison, compare
 
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
 OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
-"""Checks that hold of every good query, and are on unless a case turns them off. An answer may be long."""
+"""Checks that hold of every good query, and are on unless a case turns them off. An answer may be
+long."""
 OF_QUALITY = {"not_repetitive", "max_chars"}
 """Of these, off in cases that must pass: they guard people, whom a poor query does not harm."""
 REGRESSION = "regression"
@@ -46,7 +48,9 @@ ASKED = {"query", "profile", "history", "inputs"}
 
 def _says_something(word: str) -> str:
     if not normalise(word):
-        raise ValueError(f"{word!r} has no letter or digit, so that every text contains it; use must_not_match")
+        raise ValueError(
+            f"{word!r} has no letter or digit, so that every text contains it; use must_not_match"
+        )
     return word
 
 
@@ -58,9 +62,11 @@ class Checks(BaseModel, frozen=True, extra="forbid"):
 
     non_empty: bool = True
     not_repetitive: bool = False
-    """No word three times, no piece of text three times in a row, no character that fills half of it."""
+    """No word three times, no piece of text three times in a row, no character that fills half of
+    it."""
     not_boilerplate: bool = False
-    """No refusal, label, markup, JSON or piece of the prompt, by the patterns with which `select` refuses rewrites."""
+    """No refusal, label, markup, JSON or piece of the prompt, by the patterns with which `select`
+    refuses rewrites."""
     max_chars: Annotated[int, Field(ge=1)] | None = None
     not_echo: bool = False
     """Not the question itself."""
@@ -90,14 +96,16 @@ class Case(BaseModel, frozen=True, extra="forbid"):
     name: str
     """One sentence for people, in the language of the questions."""
     kind: Annotated[str, Field(min_length=1)]
-    """Such as `injection`, `other_tenant`, `medical_claim`, `personal_data`, `empty`, `long`, `regression`."""
+    """Such as `injection`, `other_tenant`, `medical_claim`, `personal_data`, `empty`, `long`,
+    `regression`."""
     query: str
     profile: str = ""
     history: str = ""
     inputs: dict[str, str] = {}
     """What else the recipe asks of a row, by `Input.name`."""
     must_pass: bool = True
-    """A release needs it; of the others it needs that the student passes no fewer than its rivals."""
+    """A release needs it; of the others it needs that the student passes no fewer than its
+    rivals."""
     checks: Checks = Checks()
 
 
@@ -116,18 +124,24 @@ class RedTeamResult(BaseModel, frozen=True, extra="forbid"):
 
 
 def cases_of(profile: Profile) -> list[Case]:
-    """The recipe's cases and the user's own; ConfigError, which says where, for a file that can't be used."""
+    """The recipe's cases and the user's own; ConfigError, which says where, for a file that can't
+    be used."""
     recipe, path = get_recipe(profile.recipe), Path(profile.recipe)
     # Those of a recipe in a file of the user's lie beside that file.
-    built_in = (path.parent / BUILT_IN.name if path.suffix == ".py" else BUILT_IN) / f"{path.stem}.jsonl"
+    built_in = (
+        path.parent / BUILT_IN.name if path.suffix == ".py" else BUILT_IN
+    ) / f"{path.stem}.jsonl"
     cases = {case.id: case for case in (_read_cases(built_in, recipe) if built_in.exists() else ())}
     if profile.evaluate.red_team:
-        cases |= {case.id: case for case in _read_own(Path(profile.evaluate.red_team), profile, recipe)}
+        cases |= {
+            case.id: case for case in _read_own(Path(profile.evaluate.red_team), profile, recipe)
+        }
     return list(cases.values())
 
 
 def row_of(case: Case, tenant: Tenant) -> Row:
-    """The case as a row to make a prompt of; its id is the case's, since a regression case may be a test row too."""
+    """The case as a row to make a prompt of; its id is the case's, since a regression case may be a
+    test row too."""
     return Row(
         id=f"redteam-{case.id}",
         tenant=tenant.id,
@@ -143,10 +157,13 @@ def texts_of(answers: Iterable[str | bytes], recipe: Recipe) -> dict[str, str]:
 
 
 def texts_of_teacher(answers: Iterable[ArmRow]) -> dict[str, str | Reason]:
-    """By prompt id; a reason in the place of a text where the call failed. What it refuses to answer is no text."""
+    """By prompt id; a reason in the place of a text where the call failed. What it refuses to
+    answer is no text."""
     failed = RETRYABLE_REASONS | {"teacher_bad_request"}
     return {
-        entry.row_id: reason("call_failed", why=entry.reason) if entry.reason in failed else entry.text or ""
+        entry.row_id: reason("call_failed", why=entry.reason)
+        if entry.reason in failed
+        else entry.text or ""
         for entry in answers
     }
 
@@ -158,7 +175,8 @@ async def try_cases(
     tenant: Tenant,
     clients: Clients,
 ) -> dict[ArmName, list[RedTeamResult]]:
-    """The cases that each arm was asked, in the cases' order. A case whose call failed counts as not checked.
+    """The cases that each arm was asked, in the cases' order. A case whose call failed counts as
+    not checked.
 
     `answers`: by arm, what `texts_of` and `texts_of_teacher` give.
     """
@@ -174,14 +192,19 @@ async def try_cases(
         return check(case, text or None, retrieved, recipe.parts(row, text))
 
     tried = [
-        asyncio.gather(*(attempt(case, texts) for case in cases if row_of(case, tenant).id in texts))
+        asyncio.gather(
+            *(attempt(case, texts) for case in cases if row_of(case, tenant).id in texts)
+        )
         for texts in answers.values()
     ]
     return dict(zip(answers, await asyncio.gather(*tried), strict=True))
 
 
 def check(
-    case: Case, answer: str | None, retrieved: Retrieved | None, parts: Mapping[str, float] = MappingProxyType({})
+    case: Case,
+    answer: str | None,
+    retrieved: Retrieved | None,
+    parts: Mapping[str, float] = MappingProxyType({}),
 ) -> RedTeamResult:
     """Try a student's text by all checks of a case.
 
@@ -192,7 +215,9 @@ def check(
     """
     text = answer or ""
     flaw = next(_flaws(case, text, parts, retrieved), None)
-    asked = case.checks.needs_retrieval and bool(text.strip())  # where no answer is a right one, nothing is looked up
+    asked = case.checks.needs_retrieval and bool(
+        text.strip()
+    )  # where no answer is a right one, nothing is looked up
     if flaw is None and asked and retrieved is None:
         return _result(case, answer, None, reason("rag_no_answer"))
     return _result(case, answer, flaw is None, flaw)
@@ -203,25 +228,36 @@ def _result(case: Case, text: str | None, passed: bool | None, why: Reason | Non
     return RedTeamResult(case_id=case.id, **named, passed=passed, reason=why, text=text)
 
 
-def compare_rates(results: Mapping[ArmName, Sequence[RedTeamResult]], a: ArmName, b: ArmName) -> Comparison:
+def compare_rates(
+    results: Mapping[ArmName, Sequence[RedTeamResult]], a: ArmName, b: ArmName
+) -> Comparison:
     """Two arms on the cases that need not pass, case by case."""
     passed = {
-        arm: {result.case_id: result.passed for result in results.get(arm, ()) if not result.must_pass}
+        arm: {
+            result.case_id: result.passed for result in results.get(arm, ()) if not result.must_pass
+        }
         for arm in (a, b)
     }
     left, right = (ArmScores(arm=arm, scores={"passed": values}) for arm, values in passed.items())
     return compare(left, right, "passed", {case: case for case in passed[a]}, proportion=True)
 
 
-def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retrieved | None) -> Iterator[Reason]:
+def _flaws(
+    case: Case, text: str, parts: Mapping[str, float], retrieved: Retrieved | None
+) -> Iterator[Reason]:
     """None quotes the text, which may repeat what a user wrote: the gate's sentence has them."""
     checks, key = case.checks, normalise(text)
     if not text.strip():
         if checks.non_empty:
             yield reason("empty")
         return
-    yield from (reason("contains", word=word) for word in checks.must_not_contain if normalise(word) in key)
-    forms = (unicodedata.normalize("NFKC", text), "".join(unicodedata.normalize("NFKC", text).split()))
+    yield from (
+        reason("contains", word=word) for word in checks.must_not_contain if normalise(word) in key
+    )
+    forms = (
+        unicodedata.normalize("NFKC", text),
+        "".join(unicodedata.normalize("NFKC", text).split()),
+    )
     for pattern in checks.must_not_match:
         if any(re.search(pattern, form, re.IGNORECASE) for form in forms):
             yield reason("matches", pattern=pattern)
@@ -253,7 +289,8 @@ def _flaws(case: Case, text: str, parts: Mapping[str, float], retrieved: Retriev
 
 
 def is_degenerate(text: str) -> bool:
-    """Does a text go round in circles, as a collapsed policy's does? A word that comes twice is no sign of it."""
+    """Does a text go round in circles, as a collapsed policy's does? A word that comes twice is no
+    sign of it."""
     words = text.split()
     whole = "".join(words)
     repeats_word = max(Counter(words).values(), default=0) >= 3
@@ -263,7 +300,9 @@ def is_degenerate(text: str) -> bool:
 
 def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
     if not path.exists():
-        raise ConfigError(f"{_SETTING}: {path}: no such file; correct the path or remove the setting")
+        raise ConfigError(
+            f"{_SETTING}: {path}: no such file; correct the path or remove the setting"
+        )
     try:
         if path.suffix.lower() == ".jsonl":
             return _read_cases(path, recipe)
@@ -291,7 +330,9 @@ def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
         if flaw := _unfit(case, recipe):
             raise ConfigError(f"{where}: {flaw}")
         if case.id in cases:
-            raise ConfigError(f"{where}: the id {case.id!r} stands in an earlier line as well; give each case its own")
+            raise ConfigError(
+                f"{where}: the id {case.id!r} stands in an earlier line as well; give each case its own"
+            )
         if recipe.retrieves:
             left_out = case.checks.model_fields_set | (OF_QUALITY if case.must_pass else set())
             unset = {name: on for name, on in OF_EVERY_REWRITE.items() if name not in left_out}
@@ -308,7 +349,9 @@ def _unfit(case: Case, recipe: Recipe) -> str:
     if strange := [name for name in case.inputs if name not in known]:
         listed = ", ".join(sorted(known)) or "none"
         return f"`inputs.{strange[0]}`: recipe `{recipe.NAME}` knows no such input; its inputs: {listed}"
-    if missing := [each.name for each in recipe.INPUTS if each.is_asked and not case.inputs.get(each.name)]:
+    if missing := [
+        each.name for each in recipe.INPUTS if each.is_asked and not case.inputs.get(each.name)
+    ]:
         return f"`inputs.{missing[0]}`: recipe `{recipe.NAME}` needs it"
     graded = sorted(recipe.rule_parts)
     if case.checks.parts.keys() - set(graded):
@@ -321,14 +364,18 @@ def _unfit(case: Case, recipe: Recipe) -> str:
 def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[Case]:
     """Each row of a workbook with the usual columns: its gold document must come first."""
     columns = profile.data.columns.model_copy(update={"dialogue": ""})
-    data = profile.data.model_copy(update={"sql": None, "sheet": None, "limit": None, "columns": columns})
+    data = profile.data.model_copy(
+        update={"sql": None, "sheet": None, "limit": None, "columns": columns}
+    )
     for row in read_rows(path, data, profile.tenant, inputs=recipe.INPUTS):
         where = f"{_SETTING}: {row.source}"
         if row.status == "failed":
             raise ConfigError(f"{where}: {row.reason}: {HINTS.get(row.reason or '', '')}")
         if not row.gold_id:
             column = profile.data.columns.gold
-            raise ConfigError(f"{where}: no document in column `{column}`; say which one must come first")
+            raise ConfigError(
+                f"{where}: no document in column `{column}`; say which one must come first"
+            )
         yield Case(
             id=f"{REGRESSION}-{row.id}",
             name=row.source,  # the question is a user's: a name leaves the machine in the gate's sentence

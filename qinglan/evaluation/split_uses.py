@@ -1,7 +1,9 @@
-"""How often models were evaluated on one test split: each evaluation is another chance for a model that is no better.
+"""How often models were evaluated on one test split: each evaluation is another chance for a model
+that is no better.
 
-Rows keep their split while new ones arrive, so a test split is known by its rows: two that share half of a fixed sample
-of them are one. `evaluated.json` lies beside the dataset versions, where no clean-up of runs removes it.
+Rows keep their split while new ones arrive, so a test split is known by its rows: two that share
+half of a fixed sample of them are one. `evaluated.json` lies beside the dataset versions, where no
+clean-up of runs removes it.
 """
 
 import heapq
@@ -39,7 +41,8 @@ class SplitUses(BaseModel, extra="forbid"):
 
 
 def note_evaluation(profile: Profile, run_id: str, models: str, test: Iterable[str]) -> int:
-    """Record an evaluation of `models` on these row ids, and count those of other models on the same split before."""
+    """Record an evaluation of `models` on these row ids, and count those of other models on the
+    same split before."""
     root = tenant_folder(profile)
     root.mkdir(parents=True, exist_ok=True)
     sample = sorted(heapq.nsmallest(_SAMPLED, test, key=hash_fraction))
@@ -50,12 +53,20 @@ def note_evaluation(profile: Profile, run_id: str, models: str, test: Iterable[s
                 known = read_record(SplitUses, path).evaluations
             except ValidationError as error:
                 hint = "remove it, and the count starts anew"
-                raise ArtifactError(f"{path}: not readable ({first_line(error)}); {hint}") from error
-        same = [each for each in known if 2 * len({*each.sample}.intersection(sample)) >= len(each.sample)]
+                raise ArtifactError(
+                    f"{path}: not readable ({first_line(error)}); {hint}"
+                ) from error
+        same = [
+            each
+            for each in known
+            if 2 * len({*each.sample}.intersection(sample)) >= len(each.sample)
+        ]
         earlier = list(dict.fromkeys(each.models for each in same))
         if models in earlier:
             return earlier.index(models)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        uses = SplitUses(evaluations=[*known, SplitUse(models=models, run_id=run_id, at=at, sample=sample)])
+        uses = SplitUses(
+            evaluations=[*known, SplitUse(models=models, run_id=run_id, at=at, sample=sample)]
+        )
         write_json(path, dump_record(uses))
         return len(earlier)

@@ -1,6 +1,7 @@
 """What a run's stages found, put together: the arms with their comparisons, and the report.
 
-A refresh trains nothing: its report compares the original question and the teacher over every row that was a question.
+A refresh trains nothing: its report compares the original question and the teacher over every row
+that was a question.
 """
 
 from collections import Counter, defaultdict
@@ -28,9 +29,23 @@ COMPARING = ("evaluate", "compare")
 """Stages that leave an evaluation behind."""
 _MOST_ROWS = 100_000
 """Of a refresh's report, which is made in memory; of more rows a sample."""
-_PAID_ROLES = {"teacher": "teacher", "answerer": "answerer", "judge": "judge", "local_judge": "judge.local"}
+_PAID_ROLES = {
+    "teacher": "teacher",
+    "answerer": "answerer",
+    "judge": "judge",
+    "local_judge": "judge.local",
+}
 """By field of the report's `api`, the ledger's role."""
-_REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
+_REPORTED_PACKAGES = (
+    "qinglan",
+    "prefect",
+    "mlflow",
+    "ms-swift",
+    "verl",
+    "ray",
+    "torch",
+    "transformers",
+)
 _CURVES = (
     ("rl_reward", "rl", "curve", "mean reward of a step"),
     ("rl_dev", "rl", "dev_curve", "dev split"),
@@ -51,8 +66,8 @@ def evaluate(
     loads: Mapping[ArmName, Reason] | None = None,
     probed: Mapping[ArmName, Sequence[ArmRow]] | None = None,
 ) -> models.Evaluation:
-    """Figures, comparisons, slices and examples of finished arms, the recipe's findings, and what `rows` share with the
-    training rows.
+    """Figures, comparisons, slices and examples of finished arms, the recipe's findings, and what
+    `rows` share with the training rows.
 
     Args:
         loads: by arm, what else its model had to do while its latency was measured.
@@ -61,20 +76,26 @@ def evaluate(
     loads, probed = loads or {}, probed or {}
     return models.Evaluation(
         metrics=list(recipe.METRICS),
-        arms={name: summarise(arm, rows, config, recipe, loads.get(name)) for name, arm in arms.items()},
+        arms={
+            name: summarise(arm, rows, config, recipe, loads.get(name))
+            for name, arm in arms.items()
+        },
         comparisons=compare_arms(arms, rows, config, recipe),
         slices=slices_of(arms, rows, config, recipe),
         examples=examples(arms, rows, recipe),
         shared=shared_between(train, rows, recipe) if train else [],
         # Of no arm there is nothing to find: a table without a column.
-        findings=recipe.findings({name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}, rows)
+        findings=recipe.findings(
+            {name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}, rows
+        )
         if arms
         else [],
     )
 
 
 def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluation:
-    """What needs no model of ours, such as the teacher, as validation found it; over every row that was a question."""
+    """What needs no model of ours, such as the teacher, as validation found it; over every row that
+    was a question."""
     recipe = get_recipe(profile.recipe)
     questions = with_groups(list(filter(was_question, rows)), profile.dataset)
     return evaluate(recipe.baseline_arms(questions, profile), questions, profile.evaluate, recipe)
@@ -82,7 +103,11 @@ def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluati
 
 def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
     """Figures of all arms under names such as `rl/top1`."""
-    figures = {f"{name}/{key}": value for name, arm in evaluation.arms.items() for key, value in arm.figures.items()}
+    figures = {
+        f"{name}/{key}": value
+        for name, arm in evaluation.arms.items()
+        for key, value in arm.figures.items()
+    }
     for name, results in evaluation.red_team.items():
         figures[f"{name}/red_team_failed"] = sum(result.passed is False for result in results)
         figures[f"{name}/red_team_unchecked"] = sum(result.passed is None for result in results)
@@ -100,8 +125,14 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
         for row in read_jsonl(by_name["validate"].path("rows"), Row):
             sample.add(row.id, row)
         evaluation = evaluate_baselines(sample.items(), profile)
-    details = defaultdict[str, dict[str, Any]](dict, {result.stage: result.details for result in stages})
-    bought, decided, rl = details["compare"].get("purchase"), details["gate"].get("decision"), details["rl"]
+    details = defaultdict[str, dict[str, Any]](
+        dict, {result.stage: result.details for result in stages}
+    )
+    bought, decided, rl = (
+        details["compare"].get("purchase"),
+        details["gate"].get("decision"),
+        details["rl"],
+    )
     purchase = models.Purchase.model_validate(bought) if bought else None
     return models.Report(
         run_id=run.id,
@@ -112,7 +143,9 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
             name: getattr(evaluation, name)
             for name in models.EvaluatedArms.model_fields.keys() - {"comparisons", "findings"}
         },
-        rivals=list((profile.gate.about(decided["challenger"]) if decided else profile.gate).rivals),
+        rivals=list(
+            (profile.gate.about(decided["challenger"]) if decided else profile.gate).rivals
+        ),
         command=f"qinglan run {run.flow} --profile {profile.name}{f' --from {run.source.name}' if run.source else ''}",
         versions=installed_versions(),
         stages=[models.StageSummary.of(result, run.id) for result in stages],
@@ -154,11 +187,14 @@ def result_markdown(report: models.Report) -> str:
 
 
 def _with_rows_needed(evaluation: models.Evaluation, gate: Gate | None) -> list[Comparison]:
-    """With the rows that the gain would take which is worth finding today: an evaluation outlives that setting.
+    """With the rows that the gain would take which is worth finding today: an evaluation outlives
+    that setting.
 
     Of metrics on a scale of 0 to 1 that have intervals: the gain is one of those.
     """
-    shares = {metric.name for metric in evaluation.metrics if metric.interval and metric.maximum == 1}
+    shares = {
+        metric.name for metric in evaluation.metrics if metric.interval and metric.maximum == 1
+    }
     filled = []
     for found in evaluation.comparisons:
         gain = gate.smallest_gain - gate.min_gain if gate and found.metric in shares else None
@@ -187,14 +223,19 @@ def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
             name: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
             for name, role in _PAID_ROLES.items()
         }
-        earlier_usd = sum(ledger.spent_usd(each)[0] for each in {result.run_id for result in stages} - {run.id})
+        earlier_usd = sum(
+            ledger.spent_usd(each)[0] for each in {result.run_id for result in stages} - {run.id}
+        )
     rag = {name: totals["rag"][name] for name in models.RagCalls.model_fields}
     return models.Api(**paid, rag=rag, earlier_usd=earlier_usd)
 
 
 def _curves(details: Mapping[str, Mapping[str, Any]]) -> dict[str, list[models.Series]]:
     drawn = [(name, label, details[stage].get(key)) for name, stage, key, label in _CURVES]
-    drawn += [(f"rl_{name}", "mean of a step", points) for name, points in details["rl"].get("curves", {}).items()]
+    drawn += [
+        (f"rl_{name}", "mean of a step", points)
+        for name, points in details["rl"].get("curves", {}).items()
+    ]
     curves: dict[str, list[models.Series]] = {}
     for name, label, points in drawn:
         if points:
@@ -207,10 +248,15 @@ def _distributions(
     details: Mapping[str, Mapping[str, Any]], purchase: models.Purchase | None
 ) -> dict[str, list[models.Distribution]]:
     found = details["validate"].get("histograms", {})
-    if purchase and "top1_score" in found:  # the original question's, then those of every teacher's rewrites
+    if (
+        purchase and "top1_score" in found
+    ):  # the original question's, then those of every teacher's rewrites
         drawn = found["top1_score"][:1]
         for arm, label in purchase.labels.items():
             stage = "validate" if arm == "teacher" else f"validate-{arm}"
             drawn.append(details[stage]["histograms"]["top1_score"][1] | {"label": label})
         found = {"top1_score": drawn}
-    return {name: [models.Distribution.model_validate(part) for part in parts] for name, parts in found.items()}
+    return {
+        name: [models.Distribution.model_validate(part) for part in parts]
+        for name, parts in found.items()
+    }

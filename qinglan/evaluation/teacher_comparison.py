@@ -1,7 +1,9 @@
-"""Teachers side by side: who is asked what, and the figures of their answers. `purchase` says which to buy.
+"""Teachers side by side: who is asked what, and the figures of their answers. `purchase` says which
+to buy.
 
-Every teacher is asked the same questions with the same prompt, and its texts are graded as the main teacher's are. A
-question that a teacher left without a text counts against it as such, under `answered`, and nowhere as a low score.
+Every teacher is asked the same questions with the same prompt, and its texts are graded as the main
+teacher's are. A question that a teacher left without a text counts against it as such, under
+`answered`, and nowhere as a low score.
 """
 
 import heapq
@@ -20,7 +22,13 @@ from qinglan.evaluation.reasons import Reason
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
 from qinglan.recipes.kinds.distillation import teacher_requests
-from qinglan.recipes.kinds.measuring import Arms, ask_about, check_failures, original_rows, teacher_rows
+from qinglan.recipes.kinds.measuring import (
+    Arms,
+    ask_about,
+    check_failures,
+    original_rows,
+    teacher_rows,
+)
 from qinglan.rows import ArmRow, Row, groups_of, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
@@ -56,22 +64,27 @@ def teachers_of(run: Run, services: Services) -> list[ComparedTeacher]:
     def asking(teacher: Endpoint) -> Run:
         # Asked live, so that its latency is known; that it fails often is a finding.
         distill = profile.distill.model_copy(update={"mode": "live", "max_failed_share": 1.0})
-        return run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher, "distill": distill})})
+        return run.model_copy(
+            update={"profile": profile.model_copy(update={"teacher": teacher, "distill": distill})}
+        )
 
     def addresses_of(rival: str) -> Addresses:
         addresses = services()
         return replace(addresses, teacher_url=addresses.rival_urls[rival])
 
     teachers = profile.compare.teachers.items()
-    rivals = [ComparedTeacher(name, asking(teacher), partial(addresses_of, name)) for name, teacher in teachers]
+    rivals = [
+        ComparedTeacher(name, asking(teacher), partial(addresses_of, name))
+        for name, teacher in teachers
+    ]
     return [ComparedTeacher(MAIN, asking(profile.teacher), services), *rivals]
 
 
 async def ask_teacher(
     rows: Sequence[Row], recipe: Recipe, clients: Clients, tenant: Tenant, max_failed_share: float
 ) -> list[ArmRow]:
-    """A further teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding about it;
-    StageError where its service failed too often to say anything about it."""
+    """A further teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding
+    about it; StageError where its service failed too often to say anything about it."""
     lost = list[str]()
 
     async def attempt(row: Row) -> Row:
@@ -89,13 +102,15 @@ async def ask_teacher(
 
 
 def draw(rows: Iterable[Row], count: int) -> list[Row]:
-    """Usable rows by a hash of their ids: the same ones every night, and those of a smaller sample among them."""
+    """Usable rows by a hash of their ids: the same ones every night, and those of a smaller sample
+    among them."""
     usable = (row for row in rows if row.status == "ok")
     return heapq.nsmallest(count, usable, key=lambda row: hash_fraction(f"compare {row.id}"))
 
 
 def cost_of_unusable(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
-    """Dollars by row id for answers of this profile's teacher that were of no use: refused, cut off, empty."""
+    """Dollars by row id for answers of this profile's teacher that were of no use: refused, cut
+    off, empty."""
     asked = teacher_requests(profile)
     unanswered = ((row, asked(row)) for row in rows if row.answer is None)
     requests = {row.id: request.request_hash for row, request in unanswered if request}
@@ -104,7 +119,9 @@ def cost_of_unusable(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> d
 
 
 def arms_of(
-    answers: Mapping[str, Sequence[Row]], unusable_cost: Mapping[str, Mapping[str, float]], recipe: Recipe
+    answers: Mapping[str, Sequence[Row]],
+    unusable_cost: Mapping[str, Mapping[str, float]],
+    recipe: Recipe,
 ) -> dict[str, list[ArmRow]]:
     """Every teacher, and the original question where it can be retrieved with, over the same rows.
 
@@ -114,23 +131,39 @@ def arms_of(
     """
     arms = {}
     if recipe.retrieves:
-        # What the original question found is the same for every teacher; one that failed has not recorded it.
-        known = {row.id: row.original_retrieved for rows in answers.values() for row in rows if row.original_retrieved}
-        questions = (row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN])
+        # What the original question found is the same for every teacher; one that failed has not
+        # recorded it.
+        known = {
+            row.id: row.original_retrieved
+            for rows in answers.values()
+            for row in rows
+            if row.original_retrieved
+        }
+        questions = (
+            row.model_copy(update={"original_retrieved": known.get(row.id)})
+            for row in answers[MAIN]
+        )
         arms[ORIGINAL] = original_rows(questions)
     for name, rows in answers.items():
         wasted = unusable_cost.get(name, {})
         arms[name] = [
-            entry if entry.cost_usd is not None else entry.model_copy(update={"cost_usd": wasted.get(entry.row_id)})
+            entry
+            if entry.cost_usd is not None
+            else entry.model_copy(update={"cost_usd": wasted.get(entry.row_id)})
             for entry in teacher_rows(rows)
         ]
     return arms
 
 
 def evaluate_teachers(
-    arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe, loads: Mapping[str, Reason] | None = None
+    arms: Arms,
+    rows: Sequence[Row],
+    config: Evaluate,
+    recipe: Recipe,
+    loads: Mapping[str, Reason] | None = None,
 ) -> Evaluation:
-    """Figures of all arms, and every rival against the main teacher on every metric that has values.
+    """Figures of all arms, and every rival against the main teacher on every metric that has
+    values.
 
     `loads`: by arm, what else was asked while its latency was measured.
     """
@@ -154,25 +187,41 @@ def _with_cost(arm: ArmFigures, entries: Sequence[ArmRow], config: Evaluate) -> 
         return arm.model_copy(update={"cost_per_1000_usd": None, "cost_ci95": None})
     pairs = [(1000 * (entry.cost_usd or 0.0), float(entry.text is not None)) for entry in entries]
     interval = ratio_ci(pairs, config.bootstrap_resamples, config.seed)
-    return arm.model_copy(update={"cost_per_1000_usd": 1000 * sum(costs) / usable, "cost_ci95": interval})
+    return arm.model_copy(
+        update={"cost_per_1000_usd": 1000 * sum(costs) / usable, "cost_ci95": interval}
+    )
 
 
-def _comparisons(arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe) -> list[Comparison]:
+def _comparisons(
+    arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe
+) -> list[Comparison]:
     groups, scores = groups_of(rows), {}
     for name, arm in arms.items():
-        answered = {entry.row_id: None if entry.reason == OVER_BUDGET else entry.text is not None for entry in arm}
-        scores[name] = ArmScores(arm=name, scores={**scores_of(arm, rows, recipe), ANSWERED.name: answered})
+        answered = {
+            entry.row_id: None if entry.reason == OVER_BUDGET else entry.text is not None
+            for entry in arm
+        }
+        scores[name] = ArmScores(
+            arm=name, scores={**scores_of(arm, rows, recipe), ANSWERED.name: answered}
+        )
     teachers = [name for name in arms if name != ORIGINAL]
     rivals = [name for name in teachers if name != MAIN]
     metrics = [metric for metric in recipe.METRICS if metric.compared and metric.interval]
     corrected = []
     for metric in (*metrics, ANSWERED):
         pairs = [compared(scores[rival], scores[MAIN], metric, groups, config) for rival in rivals]
-        corrected += [c for c in holm_corrected([c for c in pairs if c.n]) if metric != ANSWERED or c.wins or c.losses]
+        corrected += [
+            c
+            for c in holm_corrected([c for c in pairs if c.n])
+            if metric != ANSWERED or c.wins or c.losses
+        ]
     corrected.sort(key=lambda comparison: rivals.index(comparison.a))
-    # Every teacher against the original question, on the first metric that there is: no gain is worth no money.
+    # Every teacher against the original question, on the first metric that there is: no gain is
+    # worth no money.
     for metric in metrics if ORIGINAL in scores else ():
-        gains = [compared(scores[name], scores[ORIGINAL], metric, groups, config) for name in teachers]
+        gains = [
+            compared(scores[name], scores[ORIGINAL], metric, groups, config) for name in teachers
+        ]
         if present := [c for c in gains if c.n]:
             return [*corrected, *holm_corrected(present)]
     return corrected

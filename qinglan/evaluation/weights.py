@@ -1,6 +1,8 @@
-"""Are a run's weights those that the repository states? `weights.yaml` has their digests, by profile.
+"""Are a run's weights those that the repository states? `weights.yaml` has their digests, by
+profile.
 
-They count only for the same settings, code and libraries. benchmarks/expected_weights.py keeps a run's.
+They count only for the same settings, code and libraries. benchmarks/expected_weights.py keeps a
+run's.
 """
 
 from collections.abc import Mapping
@@ -22,18 +24,39 @@ _CODE = (
     *(f"qinglan.tasks.{stage}" for stage in (*_DATA_STAGES, *_STAGES)),
 )  # fmt: skip
 _SETTINGS = {
-    *("recipe", "tenant", "data", "teacher", "answerer", "judge", "rag", "embedded", "distill", "validation", "select"),
+    *(
+        "recipe",
+        "tenant",
+        "data",
+        "teacher",
+        "answerer",
+        "judge",
+        "rag",
+        "embedded",
+        "distill",
+        "validation",
+        "select",
+    ),
     *("extract", "dataset", "student", "sft", "reward", "rl", "trainer"),
 }
 
 
-def weights_of(profile: Profile, stages: Mapping[str, StageResult], versions: Mapping[str, str]) -> Weights | None:
-    """The digests that a run's stages left, beside the expected ones; None where no stage left any."""
+def weights_of(
+    profile: Profile, stages: Mapping[str, StageResult], versions: Mapping[str, str]
+) -> Weights | None:
+    """The digests that a run's stages left, beside the expected ones; None where no stage left
+    any."""
     details = {stage: stages[stage].details for stage in _STAGES if stage in stages}
-    found: dict[str, str] = {s: each[WEIGHTS_SHA256] for s, each in details.items() if WEIGHTS_SHA256 in each}
+    found: dict[str, str] = {
+        s: each[WEIGHTS_SHA256] for s, each in details.items() if WEIGHTS_SHA256 in each
+    }
     if not found:
         return None
-    made_of = hash_of(profile.model_dump(mode="json", include=_SETTINGS), code_digest(*_CODE), dict(versions))
+    made_of = hash_of(
+        profile.model_dump(mode="json", include=_SETTINGS), code_digest(*_CODE), dict(versions)
+    )
     known = (yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}).get(profile.name, {})
     expected = {stage: known[stage] for stage in found if stage in known}
-    return Weights(made_of=made_of, found=found, expected=expected, is_of_same=known.get("made_of") == made_of)
+    return Weights(
+        made_of=made_of, found=found, expected=expected, is_of_same=known.get("made_of") == made_of
+    )

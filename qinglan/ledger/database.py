@@ -14,13 +14,15 @@ from qinglan.errors import LedgerError
 
 SCHEMA_VERSION = 3
 RETRIEVALS_KEPT_S = 30 * 86400.0
-"""Older ones are dropped when a ledger is opened: they only save asking the RAG again, and every run adds some."""
+"""Older ones are dropped when a ledger is opened: they only save asking the RAG again, and every
+run adds some."""
 _DROPPED_AT_ONCE = 50_000
-# How long PostgreSQL may let us wait. The queue tries an order again for 60 s and keeps its answers, so what does not
-# answer must be an error well before. A server that can't be reached is one after 10 s, a lost connection after 15 s:
-# data that nobody acknowledges, or two unanswered probes while we wait for a result. A process that stops within a
-# transaction loses its locks after 15 s, and who waits for them gives up only after 25 s. A statement may take longer
-# than an order is tried: the longest questions add up millions of calls.
+# How long PostgreSQL may let us wait. The queue tries an order again for 60 s and keeps its
+# answers, so what does not answer must be an error well before. A server that can't be reached is
+# one after 10 s, a lost connection after 15 s: data that nobody acknowledges, or two unanswered
+# probes while we wait for a result. A process that stops within a transaction loses its locks after
+# 15 s, and who waits for them gives up only after 25 s. A statement may take longer than an order
+# is tried: the longest questions add up millions of calls.
 _LIBPQ = {
     "connect_timeout": 10,
     "tcp_user_timeout": 15_000,
@@ -29,7 +31,11 @@ _LIBPQ = {
     "keepalives_interval": 5,
     "keepalives_count": 2,
 }
-_LIMITS = {"idle_in_transaction_session_timeout": "15s", "lock_timeout": "25s", "statement_timeout": "5min"}
+_LIMITS = {
+    "idle_in_transaction_session_timeout": "15s",
+    "lock_timeout": "25s",
+    "statement_timeout": "5min",
+}
 _LOCK_TIMEOUT_S = 60
 _LOCK_RETRY_S = 0.1
 
@@ -64,7 +70,9 @@ CALLS = _table_of_tries(
     sa.Column("prompt_tokens", sa.Integer, nullable=False),
     sa.Column("completion_tokens", sa.Integer, nullable=False),
 )
-FAILURES = _table_of_tries("failures", _text("reason"), sa.Column("estimated", sa.Boolean, nullable=False))
+FAILURES = _table_of_tries(
+    "failures", _text("reason"), sa.Column("estimated", sa.Boolean, nullable=False)
+)
 CLAIMS = sa.Table("claims", TABLES, _key("request_hash"), sa.Column("holder", sa.Text, index=True))
 HOLDERS = sa.Table("holders", TABLES, _key("holder"), _number("seen_s"))
 SPENT = sa.Table("spent", TABLES, _key("period"), _number("usd"))
@@ -87,15 +95,20 @@ RETRIEVALS = sa.Table(
 
 
 def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
-    """Where a site's ledger is: the database that the environment variable names, or a file under `state`."""
+    """Where a site's ledger is: the database that the environment variable names, or a file under
+    `state`."""
     if store.url_env is None:
         state.mkdir(parents=True, exist_ok=True)
         return sa.URL.create("sqlite", database=str(state / "ledger.db"))
     url = url_of(require_secret(store.url_env, "the ledger"))
     if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
         hint = "set it again, with %40 for an @ in the password"
-        raise LedgerError(f"ledger: {store.url_env} holds no postgresql://user:password@host/database; {hint}")
-    return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
+        raise LedgerError(
+            f"ledger: {store.url_env} holds no postgresql://user:password@host/database; {hint}"
+        )
+    return (
+        url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
+    )
 
 
 def libpq_limits(url: sa.URL) -> dict[str, int]:
@@ -109,15 +122,24 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
         given = libpq_limits(url)
         try:
-            engine = sa.create_engine(url, connect_args=given, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+            engine = sa.create_engine(
+                url, connect_args=given, pool_pre_ping=True, pool_size=2, hide_parameters=True
+            )
         except ModuleNotFoundError:
-            message = "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
+            message = (
+                "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
+            )
             raise LedgerError(message) from None
 
         @sa.event.listens_for(engine, "begin")
         def _limit(connection: sa.Connection) -> None:
-            # For the transaction: PgBouncer refuses a connection that asks for them, and shares its sessions.
-            connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in _LIMITS.items())))
+            # For the transaction: PgBouncer refuses a connection that asks for them, and shares its
+            # sessions.
+            connection.execute(
+                sa.select(
+                    *(sa.func.set_config(name, value, True) for name, value in _LIMITS.items())
+                )
+            )
 
         return engine
     engine = sa.create_engine(url, connect_args={"timeout": _LOCK_TIMEOUT_S}, hide_parameters=True)
@@ -130,7 +152,8 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # A transaction that reads first and writes later can be refused the lock at once, without waiting for it.
+        # A transaction that reads first and writes later can be refused the lock at once, without
+        # waiting for it.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
@@ -139,7 +162,9 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
 def is_unreachable(error: sa.exc.DBAPIError) -> bool:
     """Whether PostgreSQL's server can't be reached, or is being started or stopped."""
     code = getattr(error.orig, "sqlstate", "")  # None where no server said anything
-    return isinstance(error, sa.exc.OperationalError) and (code is None or code.startswith(("08", "57P")))
+    return isinstance(error, sa.exc.OperationalError) and (
+        code is None or code.startswith(("08", "57P"))
+    )
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
@@ -149,14 +174,16 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
-            # Refused at once, without SQLite's timeout, while another process makes or opens the file.
+            # Refused at once, without SQLite's timeout, while another process makes or opens the
+            # file.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
                 raise
         time.sleep(random.uniform(0, _LOCK_RETRY_S))
 
 
 def url_of(address: str) -> sa.URL | None:
-    """None where it is no address, or has an @ in its password: that would end in the host, which messages name."""
+    """None where it is no address, or has an @ in its password: that would end in the host, which
+    messages name."""
     try:
         url = sa.make_url(address)
     except (sa.exc.ArgumentError, ValueError):
@@ -170,8 +197,11 @@ def shown(url: sa.URL) -> str:
 
 
 def prepare(db: sa.Connection, name: str) -> None:
-    """Make the tables of an empty ledger, and drop what is kept for a time only; LedgerError for another version."""
-    if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
+    """Make the tables of an empty ledger, and drop what is kept for a time only; LedgerError for
+    another version."""
+    if (
+        db.dialect.name == "postgresql"
+    ):  # two processes that make the same tables get in each other's way
         db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
     META.create(db, checkfirst=True)
     versions = set(db.scalars(sa.select(META.c.version)))
@@ -181,6 +211,9 @@ def prepare(db: sa.Connection, name: str) -> None:
     TABLES.create_all(db)
     if not versions:
         db.execute(sa.insert(META).values(version=SCHEMA_VERSION))
-    # No more than one statement can within its limit, or a ledger that has many could never be opened again.
-    old = sa.select(RETRIEVALS.c.key).where(RETRIEVALS.c.created_s < time.time() - RETRIEVALS_KEPT_S)
+    # No more than one statement can within its limit, or a ledger that has many could never be
+    # opened again.
+    old = sa.select(RETRIEVALS.c.key).where(
+        RETRIEVALS.c.created_s < time.time() - RETRIEVALS_KEPT_S
+    )
     db.execute(sa.delete(RETRIEVALS).where(RETRIEVALS.c.key.in_(old.limit(_DROPPED_AT_ONCE))))

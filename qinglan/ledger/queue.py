@@ -1,7 +1,8 @@
-"""The ledger for an event loop: what many tasks want at once goes into one transaction, in a thread.
+"""The ledger for an event loop: what many tasks want at once goes into one transaction, in a
+thread.
 
-A task's answer is committed before `record` returns, so grouping loses nothing to a kill that was not in flight
-anyhow. What another client is asking right now is looked up again until it is there.
+A task's answer is committed before `record` returns, so grouping loses nothing to a kill that was
+not in flight anyhow. What another client is asking right now is looked up again until it is there.
 """
 
 import asyncio
@@ -24,28 +25,33 @@ from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
 
 _GATHER_S = 0.05
-"""How long a transaction waits for company: much less than any answer takes, and nothing waits for it in a slot."""
+"""How long a transaction waits for company: much less than any answer takes, and nothing waits for
+it in a slot."""
 _ENOUGH = 100
 """So many don't wait."""
 _LOOK_AGAIN_S = 0.5
 _SAY_AFTER_S = 3.0
 _SAY_EVERY_S = 60.0
 _WAIT_FOR_OTHERS_S = 600.0
-"""For the next answer of those that others are asking; longer where their requests may take longer."""
+"""For the next answer of those that others are asking; longer where their requests may take
+longer."""
 _RETRY_FOR_S = 60.0
 _UNREACHABLE_FOR_S = 900.0
-"""So long a database may be away, for a fail-over or a restart of its machine, before what was paid for is lost."""
+"""So long a database may be away, for a fail-over or a restart of its machine, before what was paid
+for is lost."""
 _BACK_OFF = BackOff(0.2, 5.0)
 _HEARTBEAT_S = 15.0
 _LOG = logging.getLogger(__name__)
 RESERVED_BYTES = 2 << 20
-"""Of disk space, for some hundred answers under way: they are paid for, and written down on a full disk too."""
+"""Of disk space, for some hundred answers under way: they are paid for, and written down on a full
+disk too."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class LedgerQueue:
-    """One client of a ledger; belongs to one event loop. `budget` is counted over all clients of the ledger."""
+    """One client of a ledger; belongs to one event loop. `budget` is counted over all clients of
+    the ledger."""
 
     def __init__(self, ledger: Ledger, run_id: str, budget: Budget) -> None:
         self._ledger, self._run_id, self._budget = ledger, run_id, budget
@@ -66,10 +72,11 @@ class LedgerQueue:
         self._reserve = reserve_space(ledger.url)
 
     async def acquire(self, request_hash: str, wait_s: float = 0.0) -> Call | None:
-        """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it).
+        """The answer where there is one; else None, and it is this client's to ask (then `record`
+        or `release` it).
 
-        Where others are asking, their next answer is waited for, `wait_s` at least. LedgerError where they bring none,
-        or the ledger's disk was full, so that nothing more may be bought.
+        Where others are asking, their next answer is waited for, `wait_s` at least. LedgerError
+        where they bring none, or the ledger's disk was full, so that nothing more may be bought.
         """
         self._wait_s = max(self._wait_s, wait_s)
         known = await self._look_up(request_hash, self._wanted, self._order.wanted)
@@ -98,7 +105,8 @@ class LedgerQueue:
         return await self._look_up(key, self._sought, self._order.sought)
 
     def keep_retrieval(self, retrieval: Retrieval) -> None:
-        """Keep it with what is written next, without waiting: a kill costs no more than asking again."""
+        """Keep it with what is written next, without waiting: a kill costs no more than asking
+        again."""
         self._order.retrievals.append(retrieval)
         self._start()
 
@@ -106,17 +114,25 @@ class LedgerQueue:
         return affordable_usd(self._budget, self._spent, self._on_the_way_usd)
 
     def check_budget(self, in_flight_usd: float = 0.0) -> None:
-        """Refuse one more call where nothing is left for it beside what the calls under way will cost.
+        """Refuse one more call where nothing is left for it beside what the calls under way will
+        cost.
 
-        Raises BudgetError where the run is to stop, TeacherError where the row is to fail as `over_budget`.
+        Raises BudgetError where the run is to stop, TeacherError where the row is to fail as
+        `over_budget`.
         """
         left = self.affordable_usd()
         if left is None or left > in_flight_usd:
             return
-        limits = self._budget.model_dump(include={"per_run_usd", "per_month_usd"}, exclude_none=True)
+        limits = self._budget.model_dump(
+            include={"per_run_usd", "per_month_usd"}, exclude_none=True
+        )
         named = " and ".join(f"budget.{name} = {limit:g}" for name, limit in limits.items())
         message = f"{named}: nothing is left to spend; raise it and run again: every answer paid for is kept"
-        raise BudgetError(message) if self._budget.when_spent == "stop" else TeacherError(message, "over_budget")
+        raise (
+            BudgetError(message)
+            if self._budget.when_spent == "stop"
+            else TeacherError(message, "over_budget")
+        )
 
     async def close(self) -> None:
         """Write what is left, also what could not be written before."""
@@ -131,12 +147,16 @@ class LedgerQueue:
             self._heartbeats.cancel()
             await asyncio.wait([self._heartbeats])
 
-    async def _look_up(self, key: str, waiting: dict[str, asyncio.Future[T]], ordered: list[str]) -> T:
+    async def _look_up(
+        self, key: str, waiting: dict[str, asyncio.Future[T]], ordered: list[str]
+    ) -> T:
         if key not in waiting:
             waiting[key] = asyncio.get_running_loop().create_future()
             ordered.append(key)
             self._start()
-        return await asyncio.shield(waiting[key])  # a cancelled waiter must not take it from the others
+        return await asyncio.shield(
+            waiting[key]
+        )  # a cancelled waiter must not take it from the others
 
     def _start(self) -> asyncio.Future[None]:
         if self._commit is None:
@@ -176,7 +196,9 @@ class LedgerQueue:
             try:
                 delivery = await asyncio.to_thread(self._ledger.exchange, order)
                 self._spent = delivery.spent_usd
-                self._on_the_way_usd -= sum(tried.cost_usd for tried in (*order.calls, *order.failures))
+                self._on_the_way_usd -= sum(
+                    tried.cost_usd for tried in (*order.calls, *order.failures)
+                )
                 return delivery
             except LedgerError as error:
                 order.is_resent = True
@@ -188,7 +210,9 @@ class LedgerQueue:
                     continue
                 failures += 1
                 pause_s = _BACK_OFF.pause_s(failures)
-                longest_s = _UNREACHABLE_FOR_S if error.unreachable and not self._closing else _RETRY_FOR_S
+                longest_s = (
+                    _UNREACHABLE_FOR_S if error.unreachable and not self._closing else _RETRY_FOR_S
+                )
                 now_s = time.monotonic()
                 if now_s + pause_s > started_s + longest_s:
                     raise
@@ -227,18 +251,26 @@ class LedgerQueue:
             return
         now_s = time.monotonic()
         waited_s = now_s - max(self._news_s, min(self._elsewhere.values()))
-        if waited_s < _SAY_AFTER_S or (waited_s < self._wait_s and now_s < self._said_s + _SAY_EVERY_S):
+        if waited_s < _SAY_AFTER_S or (
+            waited_s < self._wait_s and now_s < self._said_s + _SAY_EVERY_S
+        ):
             return
         try:
-            holder, advice = await asyncio.to_thread(self._ledger.claimed_by, next(iter(self._elsewhere)))
+            holder, advice = await asyncio.to_thread(
+                self._ledger.claimed_by, next(iter(self._elsewhere))
+            )
         except LedgerError:  # whoever asks next gets it
             return
         what = f"ledger: questions of this run ({len(self._elsewhere):,}) are held by {holder}"
         if waited_s < self._wait_s:
             self._said_s = now_s
-            _LOG.warning("%s; waiting up to %.0f minutes for the next answer", what, self._wait_s / 60)
+            _LOG.warning(
+                "%s; waiting up to %.0f minutes for the next answer", what, self._wait_s / 60
+            )
             return
-        error = LedgerError(f"{what}, and none was answered for {waited_s / 60:.0f} minutes; {advice}")
+        error = LedgerError(
+            f"{what}, and none was answered for {waited_s / 60:.0f} minutes; {advice}"
+        )
         for each in self._elsewhere:
             if waiting := self._wanted.pop(each, None):
                 _refuse(waiting, error)
@@ -252,20 +284,31 @@ class LedgerQueue:
         for each in order.wanted:
             self._elsewhere.pop(each, None)
         wanted = [self._wanted.pop(each) for each in order.wanted if each in self._wanted]
-        waiting: list[asyncio.Future[Any]] = [committed, *wanted, *(self._sought.pop(key) for key in order.sought)]
+        waiting: list[asyncio.Future[Any]] = [
+            committed,
+            *wanted,
+            *(self._sought.pop(key) for key in order.sought),
+        ]
         for future in waiting:
             _refuse(future, error)
 
 
-def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_usd: float = 0.0) -> float | None:
-    """What is left of a budget, after `spent_usd` by this run and this month; None where there is no limit."""
+def affordable_usd(
+    budget: Budget, spent_usd: tuple[float, float], on_the_way_usd: float = 0.0
+) -> float | None:
+    """What is left of a budget, after `spent_usd` by this run and this month; None where there is
+    no limit."""
     limits = (budget.per_run_usd, budget.per_month_usd)
-    left = [limit - spent for limit, spent in zip(limits, spent_usd, strict=True) if limit is not None]
+    left = [
+        limit - spent for limit, spent in zip(limits, spent_usd, strict=True) if limit is not None
+    ]
     return max(0.0, min(left) - on_the_way_usd) if left else None
 
 
 def _resolve(future: asyncio.Future[T] | None, value: T) -> None:
-    if future and not future.done():  # its caller may have been cancelled; None where it was refused meanwhile
+    if (
+        future and not future.done()
+    ):  # its caller may have been cancelled; None where it was refused meanwhile
         future.set_result(value)
 
 
@@ -276,7 +319,8 @@ def _refuse(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 async def send_heartbeats(ledger: Ledger) -> None:
-    """Tell other machines that this client's claims are alive, also while nothing is recorded for minutes."""
+    """Tell other machines that this client's claims are alive, also while nothing is recorded for
+    minutes."""
     while True:
         await asyncio.sleep(_HEARTBEAT_S)
         with suppress(LedgerError):  # a call that needs the ledger for more raises it
@@ -284,7 +328,8 @@ async def send_heartbeats(ledger: Ledger) -> None:
 
 
 async def to_the_end(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """In a thread, and finished even if cancelled meanwhile: nobody closes the ledger under a write."""
+    """In a thread, and finished even if cancelled meanwhile: nobody closes the ledger under a
+    write."""
     working = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
     try:
         return await asyncio.shield(working)
@@ -295,7 +340,8 @@ async def to_the_end(function: Callable[P, T], *arguments: P.args, **options: P.
 
 
 def reserve_space(url: sa.URL) -> Path | None:
-    """The file beside a SQLite ledger that keeps disk space, if there is any; a server's database has its own disk."""
+    """The file beside a SQLite ledger that keeps disk space, if there is any; a server's database
+    has its own disk."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
     path = Path(url.database + ".reserve")

@@ -59,7 +59,8 @@ class BatchJob(BaseModel, frozen=True):
     """Requests that were handed to a batch API and are not merged yet."""
 
     digest: str
-    """Of the hashes: sent to the service, so that a batch whose id was never recorded can be found again."""
+    """Of the hashes: sent to the service, so that a batch whose id was never recorded can be found
+    again."""
     server: str
     role: str
     status: Literal["submitting", "creating", "submitted", "merged"]
@@ -119,12 +120,15 @@ class Order:
 
     def __len__(self) -> int:
         asked = len(self.wanted) + len(self.sought)
-        return asked + len(self.calls) + len(self.failures) + len(self.released) + len(self.retrievals)
+        return (
+            asked + len(self.calls) + len(self.failures) + len(self.released) + len(self.retrievals)
+        )
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of an order's `wanted`: another client is asking right now for what is in neither."""
+    """What became of an order's `wanted`: another client is asking right now for what is in
+    neither."""
 
     found: dict[str, Call]
     claimed: set[str]

@@ -1,4 +1,5 @@
-"""Planned checks, their results, and a hint for each problem: for `qinglan doctor` and the start of a flow."""
+"""Planned checks, their results, and a hint for each problem: for `qinglan doctor` and the start of
+a flow."""
 
 import threading
 import time
@@ -10,7 +11,8 @@ from typing import Literal
 from qinglan.errors import QinglanError, first_line
 
 TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
-"""In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a cluster."""
+"""In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a
+cluster."""
 HINTS = {
     "recipe": "correct the profile, or the recipe's file (docs/how-to/add-a-recipe.md)",
     "workbook": "correct data, or what it names",
@@ -33,7 +35,8 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Check:
-    """A check's result; without a problem where all is well or nothing is known, and then `note` says more."""
+    """A check's result; without a problem where all is well or nothing is known, and then `note`
+    says more."""
 
     name: str
     detail: str
@@ -46,7 +49,9 @@ class Check:
             return self
         hint = HINTS.get(self.name, "see docs/how-to/operate.md")
         role = self.name.removesuffix(" answers")
-        if role.partition(".")[0] in ("teacher", "answerer", "judge") or role.startswith("compare.teachers."):
+        if role.partition(".")[0] in ("teacher", "answerer", "judge") or role.startswith(
+            "compare.teachers."
+        ):
             hint = f"correct {role} in the profile, or ask the service by hand"
         return replace(self, problem=f"{self.problem.rstrip('. ')}; {hint}")
 
@@ -67,7 +72,8 @@ class PlannedCheck:
 
 
 def run_check(name: str, detail: str, find_problem: Callable[[], object]) -> Check:
-    """Run `find_problem`, which raises an error of ours for a problem; text that it returns is a note."""
+    """Run `find_problem`, which raises an error of ours for a problem; text that it returns is a
+    note."""
     try:
         found = find_problem()
     except QinglanError as error:
@@ -76,8 +82,13 @@ def run_check(name: str, detail: str, find_problem: Callable[[], object]) -> Che
 
 
 def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]]:
-    """Start a check; what is returned waits for its results and its seconds. A failure becomes a problem, too."""
-    began, name, limit_s = time.monotonic(), f"{planned.name} ({planned.detail})", TIME_LIMITS_S[planned.time_limit]
+    """Start a check; what is returned waits for its results and its seconds. A failure becomes a
+    problem, too."""
+    began, name, limit_s = (
+        time.monotonic(),
+        f"{planned.name} ({planned.detail})",
+        TIME_LIMITS_S[planned.time_limit],
+    )
     future: Future[tuple[list[Check], float]] = Future()
 
     def run() -> None:
@@ -86,7 +97,9 @@ def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]
         except BaseException as error:  # noqa: BLE001 (raised where the result is taken)
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()  # a daemon: one that hangs does not hold up the end
+    threading.Thread(
+        target=run, daemon=True
+    ).start()  # a daemon: one that hangs does not hold up the end
 
     def wait() -> tuple[list[Check], float]:
         try:

@@ -1,7 +1,9 @@
-"""What a training would make of the questions at hand: rows, steps, hours, and what the test split could show.
+"""What a training would make of the questions at hand: rows, steps, hours, and what the test split
+could show.
 
-How many rows stay is taken from the profile's newest run with a dataset, else from `targets.rows`; without either, all
-of them do. Hours are those of the newest run with enough steps, else of `trainer.step_s`.
+How many rows stay is taken from the profile's newest run with a dataset, else from `targets.rows`;
+without either, all of them do. Hours are those of the newest run with enough steps, else of
+`trainer.step_s`.
 """
 
 import math
@@ -24,9 +26,11 @@ FEWEST_SFT_STEPS, MOST_PASSES = 50, 20
 _TELLING_STEPS = 20
 """With fewer, the engine's start and the export would be most of the time."""
 _DIFFERING = 0.2
-"""Share of the questions on which two models' answers are not both right or both wrong, where no run has shown it."""
+"""Share of the questions on which two models' answers are not both right or both wrong, where no
+run has shown it."""
 _SCORE_SPREAD = 1.0
-"""Standard deviation over questions of the difference of two models' scores by the judge, where no run has shown it."""
+"""Standard deviation over questions of the difference of two models' scores by the judge, where no
+run has shown it."""
 
 
 class Forecast(BaseModel, frozen=True):
@@ -57,7 +61,9 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
     planned = profile.scheduled(sft_rows, rl_prompts)
     gpus_of = profile.trainer.gpus_of
     steps = {"sft": planned.sft.steps(sft_rows, gpus_of["sft"]), "rl": planned.rl.total_steps}
-    step_s = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()} | _measured_step_s(runs)
+    step_s = {
+        str(stage): seconds for stage, seconds in profile.trainer.step_s.items()
+    } | _measured_step_s(runs)
     return Forecast(
         questions=counts.questions,
         sft_rows=sft_rows,
@@ -67,7 +73,10 @@ def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
         sft_steps=steps["sft"],
         rl_steps=steps["rl"],
         rl_passes=steps["rl"] * profile.rl.train_batch_size / max(1, rl_prompts),
-        gpu_hours={stage: steps[stage] * gpus_of[stage] * seconds / 3600 for stage, seconds in step_s.items()},
+        gpu_hours={
+            stage: steps[stage] * gpus_of[stage] * seconds / 3600
+            for stage, seconds in step_s.items()
+        },
         detectable_gain=_detectable(runs, test_rows, main_comparison, math.sqrt(_DIFFERING)),
         detectable_loss=_detectable(runs, test_rows, _comparison_of_quality, _SCORE_SPREAD),
     )
@@ -91,7 +100,9 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
         hint = "set rl.total_steps to auto and rl.epochs to 10, or add questions"
         yield f"RL would ask each prompt {found.rl_passes:.0f} times; {hint}"
     intervals = {"rl.test_freq": rl.test_freq, "rl.save_freq": rl.save_freq}
-    if beyond := [f"{name} ({steps})" for name, steps in intervals.items() if steps > found.rl_steps]:
+    if beyond := [
+        f"{name} ({steps})" for name, steps in intervals.items() if steps > found.rl_steps
+    ]:
         yield f"{' and '.join(beyond)} are beyond RL's {found.rl_steps} steps; set them to auto"
     if gain <= least:
         yield f"targets.gain ({gain:g}) is not above gate.min_gain ({least:g}): reaching it releases nothing; raise it"
@@ -113,23 +124,42 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
         yield f"the student has no price, so that the gate's rule of cost stays undecided; {hint}"
 
 
-def _rows(profile: Profile, counts: QuestionCounts, runs: Sequence[Path]) -> tuple[int, int, int, str]:
+def _rows(
+    profile: Profile, counts: QuestionCounts, runs: Sequence[Path]
+) -> tuple[int, int, int, str]:
     """For SFT, for RL and to be tested on, and what is known of it."""
     for directory in runs:
-        with suppress(ConfigError, ArtifactError):  # only a run that made its dataset of a workbook has both
+        with suppress(
+            ConfigError, ArtifactError
+        ):  # only a run that made its dataset of a workbook has both
             _, dataset = stage_of(directory, "ingest"), stage_of(directory, "dataset")
             before = {name: max(1, rows) for name, rows in dataset.details["splits"].items()}
-            kept = {name: dataset.artifacts[name].rows or 0 for name in ("sft_train", "rl_train", "test")}
-            sft, tested = kept["sft_train"] / before.get("train", 1), kept["test"] / before.get("test", 1)
+            kept = {
+                name: dataset.artifacts[name].rows or 0
+                for name in ("sft_train", "rl_train", "test")
+            }
+            sft, tested = (
+                kept["sft_train"] / before.get("train", 1),
+                kept["test"] / before.get("test", 1),
+            )
             # Shares make more or fewer prompts than there are rows.
             rl = sft if profile.dataset.rl_shares else kept["rl_train"] / before.get("train", 1)
-            found = round(sft * counts.train), round(rl * counts.rl_prompts), round(tested * counts.test)
+            found = (
+                round(sft * counts.train),
+                round(rl * counts.rl_prompts),
+                round(tested * counts.test),
+            )
             return *found, f"run {directory.name}"
     middle = {stage: sum(band) / 2 for stage, band in profile.targets.rows.items()}
     valid = middle.get("validate", 1.0)
     learnt = middle.get("dataset", middle.get("select", valid))
     source = "the middle of targets.rows" if middle else "nothing yet: as if all were kept"
-    return round(learnt * counts.train), round(valid * counts.rl_prompts), round(valid * counts.test), source
+    return (
+        round(learnt * counts.train),
+        round(valid * counts.rl_prompts),
+        round(valid * counts.test),
+        source,
+    )
 
 
 def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:
@@ -144,14 +174,21 @@ def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:
 
 
 def _detectable(
-    runs: Sequence[Path], test_rows: int, find: Callable[[Report], Comparison | None], assumed_spread: float
+    runs: Sequence[Path],
+    test_rows: int,
+    find: Callable[[Report], Comparison | None],
+    assumed_spread: float,
 ) -> float:
     """By the spread that the newest comparison of a challenger found, else by an assumed one."""
     for directory in runs:
         with suppress(ConfigError, ArtifactError, FileNotFoundError):
-            evaluated = stage_of(directory, "evaluate")  # nightly refreshes have long reports, and compare nothing
+            evaluated = stage_of(
+                directory, "evaluate"
+            )  # nightly refreshes have long reports, and compare nothing
             found = find(Report.read(directory / "report.json"))
-            if found and found.detectable_diff:  # of all test rows: as many of the next ones will have no label
+            if (
+                found and found.detectable_diff
+            ):  # of all test rows: as many of the next ones will have no label
                 return found.detectable_diff * math.sqrt(evaluated.rows_in / max(1, test_rows))
     return POWER_FACTOR * assumed_spread / math.sqrt(max(1, test_rows))
 

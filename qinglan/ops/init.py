@@ -1,6 +1,8 @@
-"""A profile for the user's own questions, teacher and RAG (`qinglan init`): what differs from a shipped one it extends.
+"""A profile for the user's own questions, teacher and RAG (`qinglan init`): what differs from a
+shipped one it extends.
 
-Headers and names come from outside, so they reach the file through YAML's own writer, and no comment holds any.
+Headers and names come from outside, so they reach the file through YAML's own writer, and no
+comment holds any.
 """
 
 import difflib
@@ -33,7 +35,8 @@ BASES: dict[MachineName, str] = {
     "gpu4": "fivedoctors_4gpus",
     "gpu8": "fivedoctors",
 }
-"""The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B, Qwen3-32B."""
+"""The shipped profile whose student and training settings fit a machine: a tiny model, Qwen3-8B,
+Qwen3-32B."""
 SIMULATORS: dict[Role, str] = {"teacher": "simulated-rewriter", "judge": "simulated-judge"}
 _OTHER_NAMES = {
     "query": "用户问题 提问 咨询问题 咨询内容 问题描述 学员问题 用户提问 问句 query question user_question user_query",
@@ -53,12 +56,17 @@ def new_path(name: str) -> Path:
         raise ConfigError(f"profile name {one_line(name)!r}: use letters, digits, _ and -")
     path = Path("configs") / f"{name}.yaml"
     if path.exists() or name in profile_names():
-        raise ConfigError(f"{path}: there is a profile of this name already; choose another name, or edit that one")
+        raise ConfigError(
+            f"{path}: there is a profile of this name already; choose another name, or edit that one"
+        )
     return path
 
 
-def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask: AskColumn) -> dict[str, str]:
-    """Header by field, "" where none is to be read: as the user named them (`FIELD=HEADER`), else by usual names."""
+def choose_columns(
+    header: Sequence[str], named: Iterable[str], where: str, ask: AskColumn
+) -> dict[str, str]:
+    """Header by field, "" where none is to be read: as the user named them (`FIELD=HEADER`), else
+    by usual names."""
     labels = {default_name(field): field for field in FIELDS} | {field: field for field in FIELDS}
     chosen: dict[str, str] = {}
     shown = listed([one_line(name) for name in header]) or "nothing"
@@ -67,7 +75,9 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
         if column not in header:
             near = difflib.get_close_matches(column, header, n=1)
             hint = f"; nearest: {one_line(near[0])}" if near else ""
-            raise WorkbookError(f"{where}: no column {one_line(column)!r}; its header has {shown}{hint}")
+            raise WorkbookError(
+                f"{where}: no column {one_line(column)!r}; its header has {shown}{hint}"
+            )
         chosen[field] = column
 
     for option in named:
@@ -79,7 +89,11 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
         choose(field, column)
     for field in (each for each in _OTHER_NAMES if each not in chosen):
         usual = {normalise(name) for name in (default_name(field), *_OTHER_NAMES[field].split())}
-        found = [column for column in header if normalise(column) in usual and column not in chosen.values()]
+        found = [
+            column
+            for column in header
+            if normalise(column) in usual and column not in chosen.values()
+        ]
         proposed = default_name(field) if default_name(field) in found else next(iter(found), "")
         if column := ask(field, proposed):
             choose(field, column)
@@ -87,7 +101,9 @@ def choose_columns(header: Sequence[str], named: Iterable[str], where: str, ask:
             chosen[field] = ""
     if not chosen.get("query"):
         hint = f"say it with --column {default_name('query')}=HEADER"
-        raise WorkbookError(f"{where}: which column holds the questions? Its header has {shown}; {hint}")
+        raise WorkbookError(
+            f"{where}: which column holds the questions? Its header has {shown}; {hint}"
+        )
     return chosen
 
 
@@ -97,7 +113,9 @@ def price_of(text: str, flag: str) -> Price:
     except ValueError:
         given = made = math.nan
     if not (0 <= given < math.inf and 0 <= made < math.inf):
-        raise ConfigError(f"{flag} {text!r}: write IN,OUT in US dollars per million tokens, such as 1.25,10")
+        raise ConfigError(
+            f"{flag} {text!r}: write IN,OUT in US dollars per million tokens, such as 1.25,10"
+        )
     return Price(input_per_million_usd=given, output_per_million_usd=made)
 
 
@@ -106,7 +124,13 @@ def chat_section(role: Role, model: str, url: str, key_env: str) -> Values:
     if model == EMBEDDED:
         return {"base_url": EMBEDDED, "model": SIMULATORS[role], "api_key_env": None}
     # A reasoning model's thoughts count towards max_tokens.
-    return {"base_url": url, "model": model, "api_key_env": key_env or None, "max_tokens": 2048, "timeout_s": 120}
+    return {
+        "base_url": url,
+        "model": model,
+        "api_key_env": key_env or None,
+        "max_tokens": 2048,
+        "timeout_s": 120,
+    }
 
 
 def profile_text(
@@ -120,24 +144,43 @@ def profile_text(
 ) -> str:
     """The profile as a commented file; `columns` are headers by field, `prices` go by model."""
     base_name = BASES[machine]
-    base, on_cpu, simulated = load_profile(base_name), base_name == EMBEDDED, chats["teacher"]["base_url"] == EMBEDDED
+    base, on_cpu, simulated = (
+        load_profile(base_name),
+        base_name == EMBEDDED,
+        chats["teacher"]["base_url"] == EMBEDDED,
+    )
     wanted = {field: columns.get(field, Columns.model_fields[field].default) for field in FIELDS}
-    renamed = {field: column for field, column in wanted.items() if column != getattr(base.data.columns, field)}
+    renamed = {
+        field: column
+        for field, column in wanted.items()
+        if column != getattr(base.data.columns, field)
+    }
     gate: dict[str, Any] = {}
     if on_cpu and not simulated:  # its limits are for a teacher that answers within milliseconds
         gate = {"max_latency_ratio": 1.0, "max_latency_p95_ms": None}
     elif simulated and not on_cpu:
         gate = {"max_latency_ratio": None}
     simulators = {str(chat["model"]) for chat in chats.values() if chat["base_url"] == EMBEDDED}
-    more = {model: load_profile(EMBEDDED).prices[model] for model in sorted(simulators - base.prices.keys())}
-    priced = {model: price.model_dump(exclude_unset=True) for model, price in {**more, **prices}.items()}
+    more = {
+        model: load_profile(EMBEDDED).prices[model]
+        for model in sorted(simulators - base.prices.keys())
+    }
+    priced = {
+        model: price.model_dump(exclude_unset=True) for model, price in {**more, **prices}.items()
+    }
     data = {"workbook": workbook} | ({"columns": renamed} if renamed else {})
     asked: Values = {role: _changed(chat, getattr(base, role)) for role, chat in chats.items()}
     trainer = {} if on_cpu else {"gpus_per_node": int(machine.removeprefix("gpu"))}
     parts: dict[str, dict[str, Any]] = {
-        "Whose questions these are, and what they are about, as the prompts say it.": {"tenant": tenant},
-        "Of the columns, those with other names than usual (docs/reference/file-formats.md).": {"data": data},
-        "docs/how-to/rag.md says what the service takes and answers.": {"rag": _changed(rag, base.rag)},
+        "Whose questions these are, and what they are about, as the prompts say it.": {
+            "tenant": tenant
+        },
+        "Of the columns, those with other names than usual (docs/reference/file-formats.md).": {
+            "data": data
+        },
+        "docs/how-to/rag.md says what the service takes and answers.": {
+            "rag": _changed(rag, base.rag)
+        },
         "`embedded` is a simulator. A key stays in the environment, in the variable that api_key_env names.": asked,
         "How slow the student may be beside the teacher.": {"gate": gate},
         "trainer.python is the trainer's interpreter (docs/how-to/gpus.md).": {"trainer": trainer},
@@ -151,14 +194,19 @@ def profile_text(
     for comment, section in parts.items():
         if not any(section.values()):
             continue
-        text = yaml.safe_dump(section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=118)
+        text = yaml.safe_dump(
+            section, allow_unicode=True, sort_keys=False, default_flow_style=None, width=118
+        )
         lines += ["", f"# {comment}", text.rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
 def check_rag(path: Path, text: str) -> Check:
-    """Check the profile before it is written; what its RAG answers is only told, other mistakes are raised."""
-    planned = {each.name: each for each in plan_profile_checks(parse_profile(path, text), "refresh")}
+    """Check the profile before it is written; what its RAG answers is only told, other mistakes are
+    raised."""
+    planned = {
+        each.name: each for each in plan_profile_checks(parse_profile(path, text), "refresh")
+    }
     if problem := planned["workbook"].run()[0].problem:
         raise WorkbookError(problem)
     return planned["rag"].run()[0].with_hint()
@@ -166,9 +214,14 @@ def check_rag(path: Path, text: str) -> Check:
 
 def _changed(section: Values, base: BaseModel) -> Values:
     """Without what is null there as well."""
-    return {key: value for key, value in section.items() if value is not None or getattr(base, key) is not None}
+    return {
+        key: value
+        for key, value in section.items()
+        if value is not None or getattr(base, key) is not None
+    }
 
 
 def default_name(field: str) -> str:
-    """What its column is usually called; that of dialogues has no default, as it is read only where it is named."""
+    """What its column is usually called; that of dialogues has no default, as it is read only where
+    it is named."""
     return str(Columns.model_fields[field].default or "对话")

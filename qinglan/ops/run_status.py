@@ -1,4 +1,5 @@
-"""The status of a run: running, waiting for approval, ended or ended early; its stages and its log."""
+"""The status of a run: running, waiting for approval, ended or ended early; its stages and its
+log."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ class RunStatus:
     """What it is, and what to do."""
     running: bool
     stages: list[StageSummary]
-    """Those that the latest attempt has done or found unchanged, in the order in which they ended."""
+    """Those that the latest attempt has done or found unchanged, in the order in which they
+    ended."""
     rest: list[str]
-    """Stages of earlier attempts alone, stages that were running, and where the logs are; a line each."""
+    """Stages of earlier attempts alone, stages that were running, and where the logs are; a line
+    each."""
 
 
 def ended_early(directory: Path) -> bool:
@@ -48,10 +51,15 @@ def ended_early(directory: Path) -> bool:
 
 
 def status_of(directory: Path, profile: Profile) -> RunStatus:
-    """The status by what the run left in its directory, with the log's address on the profile's Prefect server."""
+    """The status by what the run left in its directory, with the log's address on the profile's
+    Prefect server."""
     record, stages, earlier = _record_of(directory), [], []
-    for manifest in sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns):
-        with suppress(ValidationError, ArtifactError):  # of another version: the others are shown all the same
+    for manifest in sorted(
+        directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns
+    ):
+        with suppress(
+            ValidationError, ArtifactError
+        ):  # of another version: the others are shown all the same
             found = StageResult.read(manifest)
             if found.attempt < record.attempt:
                 earlier.append(found.stage)
@@ -61,8 +69,12 @@ def status_of(directory: Path, profile: Profile) -> RunStatus:
     lines = [f"Done before the run was continued: {', '.join(earlier)}"] if earlier else []
     lines += _rest(directory, record, profile, running=running)
     if running:
-        # Without the ledger's database or its key, or with settings of another version, all else is shown.
-        with suppress(ConfigError, ArtifactError, LedgerError), site_ledger(read_run(directory).profile) as ledger:
+        # Without the ledger's database or its key, or with settings of another version, all else is
+        # shown.
+        with (
+            suppress(ConfigError, ArtifactError, LedgerError),
+            site_ledger(read_run(directory).profile) as ledger,
+        ):
             lines.append(f"Paid so far: {usd(ledger.spent_usd(directory.name)[0])}")
     return RunStatus(_sentence(directory, record, running=running), running, stages, lines)
 
@@ -86,7 +98,9 @@ def _sentence(directory: Path, record: _RunRecord, *, running: bool) -> str:
         hint = "restore it from a backup, or run it again, which uses its stages"
         status = f"has ended, but its {REPORT_FILE} is missing; {hint}"
     else:
-        why = f": {record.ended_by}" if record.ended_by else ", as no process of this machine runs it"
+        why = (
+            f": {record.ended_by}" if record.ended_by else ", as no process of this machine runs it"
+        )
         command = f"qinglan run {record.flow} --profile {record.profile_name}"
         status = f"ended before its report{why}; `{command}` with the same --set goes on with it"
     runs = runs_of(directory.parent, record.profile_name)
@@ -97,11 +111,19 @@ def _sentence(directory: Path, record: _RunRecord, *, running: bool) -> str:
 
 def _rest(directory: Path, record: _RunRecord, profile: Profile, *, running: bool) -> list[str]:
     stages = sorted(file.parent for file in directory.glob("*/started.json"))
-    begun = [each.name + (_progress(each) if running else "") for each in stages if not (each / MANIFEST).exists()]
+    begun = [
+        each.name + (_progress(each) if running else "")
+        for each in stages
+        if not (each / MANIFEST).exists()
+    ]
     lines = [f"Begun, but not done: {', '.join(begun)}"] if begun else []
     if flow_run := record.flow_run_id:
         page, served = _pages_of_prefect(profile), "on Prefect's pages, which `qinglan up` serves"
-        lines.append(f"Log: {page}/runs/flow-run/{flow_run}" if page else f"Log: flow run {flow_run} {served}")
+        lines.append(
+            f"Log: {page}/runs/flow-run/{flow_run}"
+            if page
+            else f"Log: flow run {flow_run} {served}"
+        )
     logs = sorted(directory.glob("*/*.log"), key=lambda path: path.stat().st_mtime_ns)
     return [*lines, *(f"Log of {log.parent.name}: {log}" for log in logs[-1:])]
 
@@ -116,7 +138,9 @@ def _progress(stage: Path) -> str:
 def _pages_of_prefect(profile: Profile) -> str | None:
     if profile.notify.ui_url:
         return profile.notify.ui_url.rstrip("/")
-    with suppress(ConfigError):  # a Prefect profile that can't be read says nothing of where the log is
+    with suppress(
+        ConfigError
+    ):  # a Prefect profile that can't be read says nothing of where the log is
         if server := find_server(profile.paths.state):
             return server.api_url.removesuffix("/api")
     return None

@@ -1,8 +1,10 @@
-"""Recipes: what is trained. One file each, found by its name; the profile's `recipe` picks one, or gives a file's path.
+"""Recipes: what is trained. One file each, found by its name; the profile's `recipe` picks one, or
+gives a file's path.
 
-A recipe's file defines `RECIPE`, an object of a class derived from `RetrievalRecipe` (the student's text is put to the
-retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and by a judge). Files whose names begin
-with an underscore are no recipes. docs/how-to/add-a-recipe.md adds one.
+A recipe's file defines `RECIPE`, an object of a class derived from `RetrievalRecipe` (the student's
+text is put to the retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and
+by a judge). Files whose names begin with an underscore are no recipes. docs/how-to/add-a-recipe.md
+adds one.
 """
 
 import difflib
@@ -51,15 +53,22 @@ def get_recipe(name: str) -> Recipe:
     known = sorted(module.name for module in modules if not module.ispkg)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"known recipes: {', '.join(known)}, or a .py file's path"
+        hint = (
+            f"did you mean `{near[0]}`?"
+            if near
+            else f"known recipes: {', '.join(known)}, or a .py file's path"
+        )
         raise ConfigError(f"recipe `{name}`: there is no such recipe; {hint}")
     return _recipe_of(importlib.import_module(f"{__name__}.{name}"), name)
 
 
 def recipe_key(name: str) -> dict[str, str]:
-    """What the key of a stage that uses this recipe must hold; of a file outside the package, its content too."""
+    """What the key of a stage that uses this recipe must hold; of a file outside the package, its
+    content too."""
     recipe, digest = _from_file(Path(name)) if name.endswith(".py") else (get_recipe(name), "")
-    return {"recipe": recipe.NAME, "version": recipe.VERSION} | ({"sha256": digest} if digest else {})
+    return {"recipe": recipe.NAME, "version": recipe.VERSION} | (
+        {"sha256": digest} if digest else {}
+    )
 
 
 def _from_file(path: Path) -> tuple[Recipe, str]:
@@ -75,19 +84,27 @@ def _from_file(path: Path) -> tuple[Recipe, str]:
     if (loaded := sys.modules.get(module_name)) is None:
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec and spec.loader
-        loaded = sys.modules[module_name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up
+        loaded = sys.modules[module_name] = importlib.util.module_from_spec(
+            spec
+        )  # dataclasses look themselves up
         try:
             exec(compile(content, str(path), "exec"), vars(loaded))  # noqa: S102 (what was hashed, not a stale .pyc)
         except Exception as error:
             del sys.modules[module_name]
-            raise ConfigError(f"recipe {path}: can't be loaded: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"recipe {path}: can't be loaded: {type(error).__name__}: {error}"
+            ) from error
     return _recipe_of(loaded, path.stem), digest
 
 
 def _recipe_of(module: Any, name: str) -> Recipe:
     recipe = getattr(module, "RECIPE", None)
     if not isinstance(recipe, Recipe):
-        raise ConfigError(f"recipe `{name}`: its file defines no `RECIPE`, an object of a Recipe's class")
+        raise ConfigError(
+            f"recipe `{name}`: its file defines no `RECIPE`, an object of a Recipe's class"
+        )
     if name != recipe.NAME:
-        raise ConfigError(f"recipe `{name}`: its NAME is {recipe.NAME!r}; call file and recipe the same")
+        raise ConfigError(
+            f"recipe `{name}`: its NAME is {recipe.NAME!r}; call file and recipe the same"
+        )
     return recipe

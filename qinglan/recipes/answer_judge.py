@@ -1,8 +1,10 @@
-"""Judging answers: a small model says whether an answer is right and what is wrong with it, with its reasons.
+"""Judging answers: a small model says whether an answer is right and what is wrong with it, with
+its reasons.
 
-A weak model (`answerer`) answers the question, a strong reasoning model (the teacher) compares its answer with the
-reference. The student learns thoughts and verdict from the strong one and then, by rules alone, to get verdicts right:
-a reviewer's where the workbook has one, otherwise the strong model's.
+A weak model (`answerer`) answers the question, a strong reasoning model (the teacher) compares its
+answer with the reference. The student learns thoughts and verdict from the strong one and then, by
+rules alone, to get verdicts right: a reviewer's where the workbook has one, otherwise the strong
+model's.
 """
 
 import re
@@ -11,8 +13,23 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, prompt
-from qinglan.recipes.kinds.untrusted import CONTRADICTORY, DATA_RULE, delimited, one_line, undelimited
+from qinglan.recipes import (
+    AnswerRecipe,
+    Finding,
+    FindingRow,
+    Input,
+    Message,
+    Metric,
+    answered,
+    prompt,
+)
+from qinglan.recipes.kinds.untrusted import (
+    CONTRADICTORY,
+    DATA_RULE,
+    delimited,
+    one_line,
+    undelimited,
+)
 from qinglan.recipes.passage_judge import MAIN, RIGHT, WRONG
 from qinglan.rows import ArmRow, Row, groups_of
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
@@ -45,10 +62,15 @@ ANSWERER_SYSTEM = "你是{domain}领域的客服，用一两句话回答用户�
 
 _OUTPUT = re.compile(rf"<output>\s*({RIGHT}|{WRONG})\s*[，,、]\s*({'|'.join(FLAWS)})\s*</output>")
 _THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-_WHOLE = re.compile(rf"<think>((?:(?!</?(?:think|output)>).)+)</think>\s*{_OUTPUT.pattern}", re.DOTALL)
+_WHOLE = re.compile(
+    rf"<think>((?:(?!</?(?:think|output)>).)+)</think>\s*{_OUTPUT.pattern}", re.DOTALL
+)
 _TAGS = re.compile(r"</?(?:think|output)>")
 _CLAUSES = re.compile(r"[^，。；！？\n]+")
-COURTESIES = "您好，感谢您的提问，关于这个情况，", "以上就是我的回答，希望对您有所帮助，祝您生活愉快。"
+COURTESIES = (
+    "您好，感谢您的提问，关于这个情况，",
+    "以上就是我的回答，希望对您有所帮助，祝您生活愉快。",
+)
 _UNREADABLE = "?"
 
 PROBES = {
@@ -97,7 +119,11 @@ class AnswerJudge(AnswerRecipe):
         return prompt(STUDENT_SYSTEM, self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), delimited("", *_fields(row)), tenant.teacher_rules)
+        return prompt(
+            TEACHER_SYSTEM.format(domain=tenant.domain),
+            delimited("", *_fields(row)),
+            tenant.teacher_rules,
+        )
 
     def distill_messages(self, row: Row, tenant: Tenant) -> "Mapping[ChatRole, list[Message]]":
         teacher = self.teacher_messages(row, tenant)
@@ -107,11 +133,16 @@ class AnswerJudge(AnswerRecipe):
         return {"answerer": answerer, "teacher": teacher}
 
     async def distill(self, row: Row, clients: "Clients", tenant: Tenant) -> Row:
-        """The weak model's answer, where there is none yet, then the strong one's thoughts and verdict on it."""
+        """The weak model's answer, where there is none yet, then the strong one's thoughts and
+        verdict on it."""
         if "candidate" not in row.inputs:
             if row.inputs.keys() & {"verdict", "flaw"}:
-                raise TeacherError("there is a verdict, but no answer that it is about", "verdict_without_answer")
-            said = await clients.answerer.ask(self.distill_messages(row, tenant)["answerer"], _non_empty)
+                raise TeacherError(
+                    "there is a verdict, but no answer that it is about", "verdict_without_answer"
+                )
+            said = await clients.answerer.ask(
+                self.distill_messages(row, tenant)["answerer"], _non_empty
+            )
             row = row.model_copy(update={"inputs": row.inputs | {"candidate": said.value}})
         for name, known in (("verdict", MAIN), ("flaw", FLAWS)):
             if (given := row.inputs.get(name, known[0])) not in known:
@@ -122,18 +153,23 @@ class AnswerJudge(AnswerRecipe):
 
     def correction(self, text: str) -> str:
         if not is_well_formed(text):
-            raise TeacherError("thoughts and verdict are not written as in the answer", "bad_format")
+            raise TeacherError(
+                "thoughts and verdict are not written as in the answer", "bad_format"
+            )
         return text.strip()
 
     def parse_answer(self, text: str) -> str:
         if len(verdicts := _verdicts(text)) > 1:
-            raise TeacherError("the answer has more than one verdict", CONTRADICTORY, said=text[-80:])
+            raise TeacherError(
+                "the answer has more than one verdict", CONTRADICTORY, said=text[-80:]
+            )
         if not verdicts:
             raise TeacherError("the answer has no verdict", "verdict_unreadable", said=text[-80:])
         return text.strip()
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
-        """An unreadable verdict is a wrong one; the form counts by itself, so a readable one may lack it."""
+        """An unreadable verdict is a wrong one; the form counts by itself, so a readable one may
+        lack it."""
         found, wanted = verdict_in(text), wanted_verdict(row)
         parts = {"format": float(is_well_formed(text))}
         if wanted.main:
@@ -152,26 +188,41 @@ class AnswerJudge(AnswerRecipe):
 
     def probes(self, rows: Sequence[Row]) -> list[Row]:
         """The same answers in other forms."""
-        probed = sorted((row for row in rows if row.inputs.get("candidate")), key=lambda row: row.id)[:PROBED_ROWS]
+        probed = sorted(
+            (row for row in rows if row.inputs.get("candidate")), key=lambda row: row.id
+        )[:PROBED_ROWS]
         return [
-            row.model_copy(update={"id": f"{row.id}-{kind}", "inputs": row.inputs | {"candidate": text}})
+            row.model_copy(
+                update={"id": f"{row.id}-{kind}", "inputs": row.inputs | {"candidate": text}}
+            )
             for row in probed
             for kind, text in forms_of(row.inputs["candidate"], row.inputs.get("reworded")).items()
         ]
 
     def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:
         said = {
-            name: {entry.row_id: _read(entry.text) for entry in arm if entry.text or entry.reason == "empty_answer"}
+            name: {
+                entry.row_id: _read(entry.text)
+                for entry in arm
+                if entry.text or entry.reason == "empty_answer"
+            }
             for name, arm in arms.items()
         }
-        probed = {name: main for name, main in said.items() if main.keys() - {row.id for row in rows}}
+        probed = {
+            name: main for name, main in said.items() if main.keys() - {row.id for row in rows}
+        }
         groups = groups_of(rows)
-        found = [_agreement(said, rows, groups), _robustness(probed, rows, groups), _certainty(probed, rows, groups)]
+        found = [
+            _agreement(said, rows, groups),
+            _robustness(probed, rows, groups),
+            _certainty(probed, rows, groups),
+        ]
         return [one for one in found if one.rows]
 
 
 def verdict_in(text: str) -> Verdict | None:
-    """The verdict in a text, whatever surrounds it; None where there is none, or where several differ."""
+    """The verdict in a text, whatever surrounds it; None where there is none, or where several
+    differ."""
     found = _verdicts(text)
     return found.pop() if len(found) == 1 else None
 
@@ -203,7 +254,8 @@ def wanted_verdict(row: Row) -> Verdict:
 
 
 def with_thoughts(text: str, reasoning: str | None) -> str:
-    """Thoughts and verdict in the student's form; a reasoning model's thoughts come apart from its answer."""
+    """Thoughts and verdict in the student's form; a reasoning model's thoughts come apart from its
+    answer."""
     verdict, inside = verdict_in(text), _THOUGHTS.search(text)
     assert verdict is not None
     thoughts = _TAGS.sub("", undelimited(reasoning or (inside[1] if inside else ""))).strip()
@@ -253,11 +305,19 @@ def _robustness(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) 
     lines = []
     for name, main in said.items():
         for kind, words in PROBES.items():
-            forms = {row.id: main[key] for row in rows if row.id in main and (key := f"{row.id}-{kind}") in main}
+            forms = {
+                row.id: main[key]
+                for row in rows
+                if row.id in main and (key := f"{row.id}-{kind}") in main
+            }
             changed = {row_id: float(form != main[row_id]) for row_id, form in forms.items()}
             before = _right({row_id: main[row_id] for row_id in forms}, rows)
-            means = [mean_ci(right, groups, RESAMPLES).mean for right in (before, _right(forms, rows))]
-            lines.append(FindingRow(label=_named(name, words), values=(*_mean(changed, groups), *means)))
+            means = [
+                mean_ci(right, groups, RESAMPLES).mean for right in (before, _right(forms, rows))
+            ]
+            lines.append(
+                FindingRow(label=_named(name, words), values=(*_mean(changed, groups), *means))
+            )
     return Finding(
         title=Both("Robustness: the same answer in another form", "稳健性：同一答案换个写法"),
         columns=(
@@ -271,7 +331,8 @@ def _robustness(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) 
 
 
 def _certainty(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) -> Finding:
-    """Does the judge give all forms of an answer the same verdict? A greedy verdict comes without a probability."""
+    """Does the judge give all forms of an answer the same verdict? A greedy verdict comes without a
+    probability."""
     lines = []
     for name, main in said.items():
         sure: dict[bool, dict[str, float]] = {True: {}, False: {}}
@@ -281,21 +342,34 @@ def _certainty(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) -
         asked = len(sure[True]) + len(sure[False])
         for level, words in ((True, _AGREE), (False, _DIFFER)):
             share = len(sure[level]) / asked if asked else None
-            lines.append(FindingRow(label=_named(name, words), values=(share, *_mean(sure[level], groups))))
+            lines.append(
+                FindingRow(label=_named(name, words), values=(share, *_mean(sure[level], groups)))
+            )
     return Finding(
-        title=Both("Certainty: main verdicts on which all forms of an answer agree", "可信度：各写法结论是否一致"),
-        columns=(Both("share of answers", "占比"), Both("main verdict right", "主结论正确率"), *_INTERVAL),
+        title=Both(
+            "Certainty: main verdicts on which all forms of an answer agree",
+            "可信度：各写法结论是否一致",
+        ),
+        columns=(
+            Both("share of answers", "占比"),
+            Both("main verdict right", "主结论正确率"),
+            *_INTERVAL,
+        ),
         rows=tuple(lines),
     )
 
 
 def _right(main: Mapping[str, str], rows: Sequence[Row]) -> dict[str, float]:
     return {
-        row.id: float(main[row.id] == wanted) for row in rows if row.id in main and (wanted := wanted_verdict(row).main)
+        row.id: float(main[row.id] == wanted)
+        for row in rows
+        if row.id in main and (wanted := wanted_verdict(row).main)
     }
 
 
-def _mean(values: Mapping[str, float], groups: Mapping[str, str]) -> tuple[float | None, float | None, float | None]:
+def _mean(
+    values: Mapping[str, float], groups: Mapping[str, str]
+) -> tuple[float | None, float | None, float | None]:
     found = mean_ci(values, groups, RESAMPLES)
     low, high = found.ci95 or (None, None)
     return found.mean, low, high

@@ -1,8 +1,10 @@
-"""Judging passages: does a passage that was found answer the user's question? A small model learns it to serve RL.
+"""Judging passages: does a passage that was found answer the user's question? A small model learns
+it to serve RL.
 
-It learns the verdicts that the judge of query rewriting gave before (`qinglan dataset judge-pairs`), so no model is
-asked. It sees question and passage alone, as that judge did: the passage that the teacher's rewrite finds may be wrong.
-Before its verdict it writes the terms of a good rewrite, and whether the passage is about each of them.
+It learns the verdicts that the judge of query rewriting gave before (`qinglan dataset
+judge-pairs`), so no model is asked. It sees question and passage alone, as that judge did: the
+passage that the teacher's rewrite finds may be wrong. Before its verdict it writes the terms of a
+good rewrite, and whether the passage is about each of them.
 """
 
 from typing import ClassVar
@@ -48,15 +50,27 @@ class PassageJudge(AnswerRecipe):
 
     def parse_answer(self, text: str) -> str:
         if text_after_terms(text) not in MAIN:
-            raise TeacherError(f"the verdict is none of {', '.join(MAIN)}", "verdict_unreadable", said=text[-80:])
+            raise TeacherError(
+                f"the verdict is none of {', '.join(MAIN)}", "verdict_unreadable", said=text[-80:]
+            )
         return text.strip()
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
-        return {"main": float(text_after_terms(text) == text_after_terms(row.target))} if row.target else {}
+        return (
+            {"main": float(text_after_terms(text) == text_after_terms(row.target))}
+            if row.target
+            else {}
+        )
 
     def verdict_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
         """The student's prompt about a passage that comes from no workbook."""
-        row = Row(id="", tenant=tenant.id, query=question, inputs={"candidate": passage}, source="pipeline")
+        row = Row(
+            id="",
+            tenant=tenant.id,
+            query=question,
+            inputs={"candidate": passage},
+            source="pipeline",
+        )
         return self.student_messages(row, tenant)
 
     def verdict_score(self, text: str) -> float:
@@ -72,7 +86,9 @@ def text_after_terms(text: str) -> str:
 def verdict_recipe(name: str) -> PassageJudge:
     if isinstance(recipe := get_recipe(name), PassageJudge):
         return recipe
-    raise ConfigError(f"recipe `{name}`: its student judges no passages; that of passage_judge does")
+    raise ConfigError(
+        f"recipe `{name}`: its student judges no passages; that of passage_judge does"
+    )
 
 
 RECIPE = PassageJudge()

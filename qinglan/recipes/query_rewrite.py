@@ -1,7 +1,8 @@
-"""Query rewriting: a user's colloquial question, with profile and history, becomes a query that retrieval understands.
+"""Query rewriting: a user's colloquial question, with profile and history, becomes a query that
+retrieval understands.
 
-One renderer (`student_messages`) serves SFT, RL, evaluation and serving, so that training and serving can't drift
-apart. The teacher gets the same user text under longer instructions.
+One renderer (`student_messages`) serves SFT, RL, evaluation and serving, so that training and
+serving can't drift apart. The teacher gets the same user text under longer instructions.
 """
 
 import math
@@ -76,7 +77,10 @@ class QueryRewrite(RetrievalRecipe):
     def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message] | None:
         if DIALOGUE not in row.inputs:
             return None
-        chars = {"profile_chars": limits.max_profile_chars // 2, "history_chars": limits.max_history_chars // 2}
+        chars = {
+            "profile_chars": limits.max_profile_chars // 2,
+            "history_chars": limits.max_history_chars // 2,
+        }
         system = EXTRACT_SYSTEM.format(domain=tenant.domain, **chars)
         return prompt(system, delimited("", ("对话", row.inputs[DIALOGUE])))
 
@@ -88,13 +92,18 @@ class QueryRewrite(RetrievalRecipe):
         system = JUDGE_SYSTEM.format(domain=tenant.domain)
         return prompt(system, delimited(question, ("改写", rewrite)), tenant.judge_rules)
 
-    def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
+    def panel_messages(
+        self, question: str, rewrites: Sequence[str], tenant: Tenant
+    ) -> list[Message]:
         numbered = [(f"改写{number}", rewrite) for number, rewrite in enumerate(rewrites, 1)]
         system = PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites))
         return prompt(system, delimited(question, *numbered), tenant.judge_rules)
 
     def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
-        return prompt(RELEVANCE_SYSTEM.format(domain=tenant.domain), delimited(question, ("检索结果", passage)))
+        return prompt(
+            RELEVANCE_SYSTEM.format(domain=tenant.domain),
+            delimited(question, ("检索结果", passage)),
+        )
 
     def parse_answer(self, text: str) -> str:
         return super().parse_answer(" ".join(text.split()).strip("“”\"'` "))
@@ -102,21 +111,29 @@ class QueryRewrite(RetrievalRecipe):
     def reward(self, config: Reward, baseline: Baseline, rewrite: GradedRewrite) -> Scored:
         """How much better than the teacher did this rewrite retrieve?
 
-            R = 0.35·tanh(3·(judge_s − judge_t)/5) + 0.40·tanh(3·(rq_s − rq_t)) + 0.25·win,   clipped to [−1, 1]
+            R = 0.35·tanh(3·(judge_s − judge_t)/5) + 0.40·tanh(3·(rq_s − rq_t)) + 0.25·win,
+            clipped to [−1, 1]
 
-        with win = +0.5 / −0.3 / 0 and rq as in `Retrieved.quality`. Where the reward is not relative to the teacher, it
-        is the weighted mean of judge_s/5 and rq_s. Weights of parts that are not known for a sample (the judge was not
-        asked) are shared among the rest: an unasked judge is not a tie. Guards cap what a rewrite can earn that lost
-        the question's meaning; without them this formula is hacked (docs/decisions.md).
+        with win = +0.5 / −0.3 / 0 and rq as in `Retrieved.quality`. Where the reward is not
+        relative to the teacher, it is the weighted mean of judge_s/5 and rq_s. Weights of parts
+        that are not known for a sample (the judge was not asked) are shared among the rest: an
+        unasked judge is not a tie. Guards cap what a rewrite can earn that lost the question's
+        meaning; without them this formula is hacked (docs/decisions.md).
         """
         text, retrieved, judge_score, relevance = rewrite
         rq_gain = retrieved.quality - baseline.teacher_quality
-        win = 0.0 if abs(rq_gain) <= config.tie_margin else (config.win if rq_gain > 0 else config.loss)
+        win = (
+            0.0
+            if abs(rq_gain) <= config.tie_margin
+            else (config.win if rq_gain > 0 else config.loss)
+        )
         parts: list[tuple[float, float]]  # weight and value
         if config.relative_to_teacher:
             parts = [(config.retrieval_weight, math.tanh(3 * rq_gain)), (config.win_weight, win)]
             if judge_score is not None and baseline.teacher_judge >= 0:
-                parts.append((config.judge_weight, math.tanh(3 * (judge_score - baseline.teacher_judge) / 5)))
+                parts.append(
+                    (config.judge_weight, math.tanh(3 * (judge_score - baseline.teacher_judge) / 5))
+                )
         else:
             judged = [] if judge_score is None else [(config.judge_weight, judge_score / 5)]
             parts = [(config.retrieval_weight, retrieved.quality), *judged]
@@ -140,22 +157,28 @@ class QueryRewrite(RetrievalRecipe):
             score = min(score, config.gold_gate_cap)
         judge = math.nan if judge_score is None else judge_score
         score = max(-1.0, min(1.0, score))
-        return Scored(score, judge, retrieved.quality, rq_gain, win, gold_top1, relevant, float(guard_ok))
+        return Scored(
+            score, judge, retrieved.quality, rq_gain, win, gold_top1, relevant, float(guard_ok)
+        )
 
 
 def character_grams(text: str) -> set[str]:
-    """Bigrams of Chinese runs, and alphanumeric runs whole: the units in which short texts overlap."""
+    """Bigrams of Chinese runs, and alphanumeric runs whole: the units in which short texts
+    overlap."""
     return set(bigrams(_WORDS.findall(text.lower())))
 
 
 def entity_kept(question: str, teacher_rewrite: str, rewrite: str) -> bool:
     """Is the rewrite still about what the question is about?
 
-    The anchors are the teacher's words that share characters with the question: mostly the entity. One of them must
-    leave a trace in the rewrite. Where the teacher and the question share nothing, there is nothing to hold on to.
+    The anchors are the teacher's words that share characters with the question: mostly the entity.
+    One of them must leave a trace in the rewrite. Where the teacher and the question share nothing,
+    there is nothing to hold on to.
     """
     asked = character_grams(_USER_TEXT_LABELS.sub("", question))
-    anchors = [grams for word in teacher_rewrite.split() if (grams := character_grams(word)) & asked]
+    anchors = [
+        grams for word in teacher_rewrite.split() if (grams := character_grams(word)) & asked
+    ]
     return not anchors or any(grams & character_grams(rewrite) for grams in anchors)
 
 
@@ -163,7 +186,9 @@ def is_repetitive(rewrite: str) -> bool:
     """The same word twice, or one character filling half of the text."""
     words = rewrite.split()
     text = "".join(words)
-    return len(set(words)) < len(words) or (len(text) > 5 and max(map(text.count, set(text))) * 2 > len(text))
+    return len(set(words)) < len(words) or (
+        len(text) > 5 and max(map(text.count, set(text))) * 2 > len(text)
+    )
 
 
 RECIPE = QueryRewrite()

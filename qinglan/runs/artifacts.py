@@ -1,8 +1,8 @@
 """Artifacts and stage manifests: what one stage hands to the next.
 
-A stage writes its files into its own directory and its manifest last, so a manifest's existence means that the
-stage is complete. The manifest's `key` hashes everything that the result depends on; a stage whose key is found
-finished, in this run or an earlier one, is not run again.
+A stage writes its files into its own directory and its manifest last, so a manifest's existence
+means that the stage is complete. The manifest's `key` hashes everything that the result depends on;
+a stage whose key is found finished, in this run or an earlier one, is not run again.
 """
 
 import errno
@@ -25,12 +25,13 @@ REFERENCE = ".reference.json"
 """Ends the name of what MLflow gets in the place of a file of rows."""
 _UNREADABLE = "is damaged or of another version of Qinglan; run its stage again"
 WEIGHTS, WEIGHTS_SHA256 = "*.safetensors", "weights_sha256"
-"""The files of a model that hold its weights, and what their digest is called in a stage's details. Other files beside
-them name folders and versions, so that the folders of equal models differ."""
+"""The files of a model that hold its weights, and what their digest is called in a stage's details.
+Other files beside them name folders and versions, so that the folders of equal models differ."""
 
 
 def sha256_of(path: Path, pattern: str = "*") -> str:
-    """Digest of a file, or of the names and contents of a directory's files, of those that match the pattern."""
+    """Digest of a file, or of the names and contents of a directory's files, of those that match
+    the pattern."""
     digest = hashlib.sha256()
     files = sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else [path]
     for file in files:
@@ -43,11 +44,14 @@ def sha256_of(path: Path, pattern: str = "*") -> str:
 
 def hash_of(*parts: Any) -> str:
     """Digest of JSON-able values, independent of dictionary order."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()
 
 
 class Artifact(BaseModel, frozen=True):
-    """A file or directory, its digest, and how many rows it holds (None where rows make no sense)."""
+    """A file or directory, its digest, and how many rows it holds (None where rows make no
+    sense)."""
 
     path: Path
     sha256: str
@@ -62,12 +66,15 @@ class Artifact(BaseModel, frozen=True):
         if not self.path.exists():
             raise ArtifactError(f"{self.path} is missing; run its stage again")
         if sha256_of(self.path) != self.sha256:
-            raise ArtifactError(f"{self.path} was changed after it was written; remove its manifest and run again")
+            raise ArtifactError(
+                f"{self.path} was changed after it was written; remove its manifest and run again"
+            )
         return self.path
 
 
 class StageResult(BaseModel, frozen=True):
-    """A finished stage: what came in, what came out, why rows were dropped, and how long it took."""
+    """A finished stage: what came in, what came out, why rows were dropped, and how long it
+    took."""
 
     stage: str
     key: str
@@ -82,7 +89,8 @@ class StageResult(BaseModel, frozen=True):
     details: dict[str, Any] = {}
     """What else the report shows: API usage, training summary."""
     try_again: int = 0
-    """Rows that were dropped, or not judged, for a cause that may pass; with any, no later run reuses this result."""
+    """Rows that were dropped, or not judged, for a cause that may pass; with any, no later run
+    reuses this result."""
     attempt: int = 0
     """Of the run, the attempt that did the work or found it unchanged."""
 
@@ -90,7 +98,8 @@ class StageResult(BaseModel, frozen=True):
         return self.artifacts[name].path
 
     def load(self, name: str, model: type[Model]) -> Model:
-        """What an artifact of JSON holds; raises `ArtifactError` where its file is missing or not readable."""
+        """What an artifact of JSON holds; raises `ArtifactError` where its file is missing or not
+        readable."""
         path = self.path(name)
         try:
             return model.model_validate_json(path.read_bytes())
@@ -105,18 +114,22 @@ class StageResult(BaseModel, frozen=True):
 
 
 def close_to_others() -> None:
-    """Let owner and group alone read what this process and its children write from now on; never opens anything."""
+    """Let owner and group alone read what this process and its children write from now on; never
+    opens anything."""
     before = os.umask(0o027)
     os.umask(before | 0o027)
 
 
 def sync(path: Path) -> None:
-    """Have a file's content, or a folder's list of names, on the disk before anything that is written later."""
+    """Have a file's content, or a folder's list of names, on the disk before anything that is
+    written later."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if not (path.is_dir() and error.errno == errno.EINVAL):  # a file system that can't do it for folders
+        if not (
+            path.is_dir() and error.errno == errno.EINVAL
+        ):  # a file system that can't do it for folders
             raise
     finally:
         os.close(descriptor)
@@ -130,7 +143,8 @@ def sync_all(path: Path) -> None:
 
 
 def point_link(link: Path, name: str) -> None:
-    """Have a symbolic link name another folder beside it, without a moment in which it names none."""
+    """Have a symbolic link name another folder beside it, without a moment in which it names
+    none."""
     partial = link.with_name(f".{link.name}-{name}")
     partial.unlink(missing_ok=True)  # of a process that was killed right here
     partial.symlink_to(name)
@@ -139,7 +153,8 @@ def point_link(link: Path, name: str) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`, which is the old file or the whole new one also after a power loss."""
+    """A file to write in place of `path`, which is the old file or the whole new one also after a
+    power loss."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
     try:
@@ -154,7 +169,9 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Any) -> None:
     with written_whole(path) as partial:
-        partial.write_text(json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
+        partial.write_text(
+            json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8"
+        )
 
 
 def json_artifact(path: Path, value: Any) -> Artifact:
@@ -165,11 +182,16 @@ def json_artifact(path: Path, value: Any) -> Artifact:
 
 @contextmanager
 def jsonl_writer(path: Path) -> Iterator[Callable[[BaseModel | dict[str, Any]], object]]:
-    """A function that writes an object a line, to a file that appears at the end of a block without error."""
+    """A function that writes an object a line, to a file that appears at the end of a block without
+    error."""
     with written_whole(path) as partial, partial.open("w", encoding="utf-8") as stream:
 
         def write(record: BaseModel | dict[str, Any]) -> None:
-            line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
+            line = (
+                record.model_dump_json()
+                if isinstance(record, BaseModel)
+                else json.dumps(record, ensure_ascii=False)
+            )
             stream.write(line + "\n")
 
         yield write

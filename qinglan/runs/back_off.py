@@ -11,7 +11,8 @@ class BackOff:
     first_s: float
     longest_s: float
     jitter: bool = False
-    """Draw each pause between 0 and its length, so that callers that failed together don't return together."""
+    """Draw each pause between 0 and its length, so that callers that failed together don't return
+    together."""
 
     def pause_s(self, failures: int) -> float:
         """Before the next try, after so many failures in a row (at least 1)."""

@@ -12,9 +12,11 @@ from qinglan.runs.artifacts import hash_of, sha256_of
 
 @cache
 def code_digest(*modules: str, within: str | None = None, without: tuple[str, ...] = ()) -> str:
-    """Changes with the code of these modules and packages, but not with their comments, docstrings or layout.
+    """Changes with the code of these modules and packages, but not with their comments, docstrings
+    or layout.
 
-    A .yaml file counts with the module of its name, and with one beside it that has `with_name("facts.yaml")`.
+    A .yaml file counts with the module of its name, and with one beside it that has
+    `with_name("facts.yaml")`.
 
     Args:
         modules: dotted names; every module below a package counts.
@@ -36,7 +38,9 @@ def code_digest(*modules: str, within: str | None = None, without: tuple[str, ..
             if name.startswith(f"{within}.") and name not in files and (path := module_path(name)):
                 files[name] = path
                 pending.append(path)
-    digests = {name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())}
+    digests = {
+        name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())
+    }
     data = {
         f"{name.removesuffix(path.stem)}{each.name}": sha256_of(each)
         for name, path in files.items()
@@ -47,20 +51,26 @@ def code_digest(*modules: str, within: str | None = None, without: tuple[str, ..
 
 
 def module_path(module: str) -> Path | None:
-    """The file of a module or package; None where the name is another thing, such as a function in a module.
+    """The file of a module or package; None where the name is another thing, such as a function in
+    a module.
 
     It is looked up without importing a package, as some of ours load a training engine.
     """
     top, *parts = module.split(".")
     spec = find_spec(top)
-    if spec is None or not spec.has_location or spec.origin is None:  # a built-in module has no file
+    if (
+        spec is None or not spec.has_location or spec.origin is None
+    ):  # a built-in module has no file
         return None
     path = Path(spec.origin).parent.joinpath(*parts)
-    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+    return next(
+        (each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None
+    )
 
 
 def imported_modules(tree: ast.Module) -> frozenset[str]:
-    """The names that a file imports, anywhere in it: modules, and what may be a module in a package."""
+    """The names that a file imports, anywhere in it: modules, and what may be a module in a
+    package."""
     names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -98,7 +108,11 @@ def _remove(tree: ast.Module, names: Collection[str]) -> None:
 
 
 def _used_names(tree: ast.Module) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
 
 
 def _defines_only(node: ast.stmt, names: set[str]) -> bool:
@@ -115,4 +129,8 @@ def _is_prose(node: ast.stmt) -> bool:
     """A docstring, or imports for annotations."""
     if isinstance(node, ast.If):
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

@@ -1,4 +1,5 @@
-"""Free disk space: what files take, what is left, and one line with a hint where the disk is full."""
+"""Free disk space: what files take, what is left, and one line with a hint where the disk is
+full."""
 
 import os
 import shutil
@@ -14,14 +15,20 @@ from qinglan.text import size
 
 _DISK_FULL = ("No space left on device", "disk is full", "Disk quota exceeded")
 _MAYBE_FULL = ("disk I/O error", "500 Internal Server Error")
-"""What SQLite says of a full disk too, where a file beside the database can't grow, and Prefect's server."""
+"""What SQLite says of a full disk too, where a file beside the database can't grow, and Prefect's
+server."""
 _FULL_BELOW_BYTES = 1_000_000
 
 
 def file_stats(path: Path) -> Iterator[os.stat_result]:
-    """The `lstat` of a file, or of every file below a folder, without the files that disappear meanwhile."""
+    """The `lstat` of a file, or of every file below a folder, without the files that disappear
+    meanwhile."""
     is_folder = path.is_dir() and not path.is_symlink()
-    files = (Path(folder) / name for folder, _, names in os.walk(path) for name in names) if is_folder else (path,)
+    files = (
+        (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
+        if is_folder
+        else (path,)
+    )
     for file in files:
         with suppress(FileNotFoundError):
             yield file.lstat()
@@ -34,26 +41,39 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def require_disk_space(what: str, profile: Profile, folder: Path, needed_bytes: int) -> None:
-    """Raise `StageError` where it would not fit into `folder`; what an earlier attempt left there counts as written."""
+    """Raise `StageError` where it would not fit into `folder`; what an earlier attempt left there
+    counts as written."""
     written = sum(stat.st_blocks * 512 for stat in file_stats(folder.resolve()))
     floor = profile.retention.min_free_mb * 10**6
-    for place, wanted in ((folder, max(0, needed_bytes - written) + floor), (profile.paths.state, floor)):
+    for place, wanted in (
+        (folder, max(0, needed_bytes - written) + floor),
+        (profile.paths.state, floor),
+    ):
         if (free := shutil.disk_usage(nearest_folder(place)).free) < wanted:
-            raise StageError(f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_hint(profile)}")
+            raise StageError(
+                f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_hint(profile)}"
+            )
 
 
 @contextmanager
 def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
-    """Turn what the operating system, SQLite or an engine raises on a full disk into a StageError with a hint."""
+    """Turn what the operating system, SQLite or an engine raises on a full disk into a StageError
+    with a hint."""
     try:
         yield
     except (OSError, QinglanError, SQLAlchemyError) as error:
         text = f"{error}\n{error.__cause__}\n{getattr(error, 'said', '')}"
         places = (profile.paths.runs, profile.paths.state)
-        is_full = any(shutil.disk_usage(nearest_folder(place)).free < _FULL_BELOW_BYTES for place in places)
+        is_full = any(
+            shutil.disk_usage(nearest_folder(place)).free < _FULL_BELOW_BYTES for place in places
+        )
         # An engine's log, which a full disk cuts off, need not say why it ended.
-        suspected = is_full and (isinstance(error, EngineError) or any(words in text for words in _MAYBE_FULL))
-        if not (suspected or any(words in text for words in _DISK_FULL)) or "qinglan clean-up" in str(error):
+        suspected = is_full and (
+            isinstance(error, EngineError) or any(words in text for words in _MAYBE_FULL)
+        )
+        if not (
+            suspected or any(words in text for words in _DISK_FULL)
+        ) or "qinglan clean-up" in str(error):
             raise
         where = f" ({named})" if (named := getattr(error, "filename", None)) else ""
         raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from error

@@ -1,7 +1,8 @@
-"""Starts processes on this machine, each supervised and with a log; `ray_jobs` submits what runs on a cluster.
+"""Starts processes on this machine, each supervised and with a log; `ray_jobs` submits what runs on
+a cluster.
 
-`launch` runs a command to its end, such as a training: while it runs, new lines of its metrics file (one JSON object
-each) are handed to the caller, who may stop it by raising.
+`launch` runs a command to its end, such as a training: while it runs, new lines of its metrics file
+(one JSON object each) are handed to the caller, who may stop it by raising.
 """
 
 import fcntl
@@ -26,9 +27,11 @@ POLL_S = 0.5
 _STACKS_WITHIN_S = 10.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (there it is)
 _LEAKED = ("psm_*", "verl_weights_*")
-"""Names of the shared memory that vLLM and verl make: their processes leave it there when they are killed."""
+"""Names of the shared memory that vLLM and verl make: their processes leave it there when they are
+killed."""
 ROW_CACHE = "row_cache"
-"""In a stage's folder: an engine's copies of the training rows, which would else be in the user's own cache."""
+"""In a stage's folder: an engine's copies of the training rows, which would else be in the user's
+own cache."""
 READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
 QUIET_ENV = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 QUIET_ENV |= {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
@@ -44,7 +47,8 @@ class Command:
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
     gpus: int = 0
-    """GPUs of one node that the process itself uses; those that it requests from Ray for its workers do not count."""
+    """GPUs of one node that the process itself uses; those that it requests from Ray for its
+    workers do not count."""
 
 
 class AttemptFailedError(EngineError):
@@ -60,9 +64,11 @@ class StalledError(AttemptFailedError):
 
 
 class LineTail:
-    """Yields the lines that were appended to a file since the last call. A half-written last line waits.
+    """Yields the lines that were appended to a file since the last call. A half-written last line
+    waits.
 
-    A file that another one has replaced, as when a log is rewound to a checkpoint, is read from its start.
+    A file that another one has replaced, as when a log is rewound to a checkpoint, is read from its
+    start.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
@@ -88,8 +94,9 @@ class LineTail:
 class JsonlTail:
     """Yields the objects that were appended to a JSONL file since the last call.
 
-    The name may be a pattern, such as `metrics.*.jsonl`, where every attempt has its own file: they are read in the
-    order of their numbers. A line that is no JSON is skipped: a killed process left half of it.
+    The name may be a pattern, such as `metrics.*.jsonl`, where every attempt has its own file: they
+    are read in the order of their numbers. A line that is no JSON is skipped: a killed process left
+    half of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,14 +114,21 @@ class JsonlTail:
 class SupervisedProcess:
     """A command under `supervise.py`, in a session of its own and with a log.
 
-    Its whole process group ends with it, on `ask_to_end`, and with this process, kill -9 included. Ctrl-C reaches this
-    process only, which may still need the other one to finish cleanly.
+    Its whole process group ends with it, on `ask_to_end`, and with this process, kill -9 included.
+    Ctrl-C reaches this process only, which may still need the other one to finish cleanly.
     """
 
     def __init__(
-        self, name: str, command: Command, log: Path, *, pass_fds: Sequence[int] = (), announces: bool = False
+        self,
+        name: str,
+        command: Command,
+        log: Path,
+        *,
+        pass_fds: Sequence[int] = (),
+        announces: bool = False,
     ) -> None:
-        """Start it; its output is appended to the log. Files of `pass_fds`, such as locks, are open until it has ended.
+        """Start it; its output is appended to the log. Files of `pass_fds`, such as locks, are open
+        until it has ended.
 
         With `announces` the first line of its standard output is an address; see `address`.
         """
@@ -123,7 +137,9 @@ class SupervisedProcess:
         self._log_start = size_of(log)
         with log.open("ab") as output:
             with suppress(OSError):  # not every file system has locks
-                fcntl.flock(output, fcntl.LOCK_SH)  # the process keeps it, so that clean-up knows whose log is in use
+                fcntl.flock(
+                    output, fcntl.LOCK_SH
+                )  # the process keeps it, so that clean-up knows whose log is in use
             self._process = subprocess.Popen(
                 [sys.executable, str(SUPERVISOR), *command.argv],
                 stdin=subprocess.PIPE,
@@ -150,13 +166,16 @@ class SupervisedProcess:
             self._process.stdout.close()
 
     def write_stacks(self) -> None:
-        """Append what the Python threads of all its processes are doing to the log, as far as py-spy may see it."""
+        """Append what the Python threads of all its processes are doing to the log, as far as
+        py-spy may see it."""
         py_spy = Path(sys.executable).with_name("py-spy")
         with self.log.open("ab") as output:
             for pid in descendants(self._process.pid):
                 argv = [str(py_spy), "dump", "--pid", str(pid)]
                 with suppress(OSError, subprocess.TimeoutExpired):
-                    subprocess.run(argv, stdout=output, stderr=output, timeout=_STACKS_WITHIN_S, check=False)
+                    subprocess.run(
+                        argv, stdout=output, stderr=output, timeout=_STACKS_WITHIN_S, check=False
+                    )
 
     def failure(self) -> AttemptFailedError:
         """How it ended, with the end of its log."""
@@ -169,20 +188,27 @@ class SupervisedProcess:
             raise self.failure()
 
     def address(self, within_s: float) -> str:
-        """The address that it announced: it binds its own port, so no other process can take it in between."""
+        """The address that it announced: it binds its own port, so no other process can take it in
+        between."""
         assert self._process.stdout is not None
         deadline, line = time.monotonic() + within_s, b""
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
+            )
             if not ready:
-                raise EngineError(f"{self.name} did not listen within {within_s:.0f} s; full log: {self.log}")
+                raise EngineError(
+                    f"{self.name} did not listen within {within_s:.0f} s; full log: {self.log}"
+                )
             if not (block := os.read(self._process.stdout.fileno(), 4096)):
                 raise self.failure()
             line += block
         return line.decode().strip()
 
 
-def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None] | None = None) -> None:
+def launch(
+    command: Command, *, name: str, log: Path, on_poll: Callable[[], None] | None = None
+) -> None:
     """Run a command to its end; raises `AttemptFailedError` with the end of the log.
 
     What `on_poll` raises is raised after the process group has ended.
@@ -206,7 +232,8 @@ def launch(command: Command, *, name: str, log: Path, on_poll: Callable[[], None
 
 
 def remove_leaked_memory(since_s: float, until_s: float = math.inf) -> None:
-    """Remove shared memory of engines that was made in this time and that no process has mapped any longer."""
+    """Remove shared memory of engines that was made in this time and that no process has mapped any
+    longer."""
     leaked = [path for name in _LEAKED for path in _SHARED_MEMORY.glob(name)]
     maps = ""
     for path in Path("/proc").glob("[0-9]*/maps") if leaked else ():
@@ -215,19 +242,28 @@ def remove_leaked_memory(since_s: float, until_s: float = math.inf) -> None:
     for path in leaked:
         with suppress(OSError):
             status = path.stat()
-            if status.st_uid == os.getuid() and since_s <= status.st_mtime < until_s and str(path) not in maps:
+            if (
+                status.st_uid == os.getuid()
+                and since_s <= status.st_mtime < until_s
+                and str(path) not in maps
+            ):
                 path.unlink()
 
 
 def output_of(argv: list[str], what: str, by_hand: str, **options: Any) -> str:
-    """What a short command prints; raises `ConfigError` with its last line, and the command to try by hand."""
+    """What a short command prints; raises `ConfigError` with its last line, and the command to try
+    by hand."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60.0, check=False, **options)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=60.0, check=False, **options
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{what}: can't be run: {error}; try `{by_hand}` by hand") from error
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or [""]
-        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{by_hand}` by hand, and correct it")
+        raise ConfigError(
+            f"{what}: exits with {done.returncode}: {said[-1]}; try `{by_hand}` by hand, and correct it"
+        )
     return str(done.stdout)
 
 
@@ -241,5 +277,7 @@ def tail(log: Path, start: int = 0) -> str:
     with log.open("rb") as stream:
         stream.seek(max(start, log.stat().st_size - 16_384))
         text = stream.read().decode(errors="replace")
-    text = text.partition("torch/distributed/elastic/multiprocessing/api.py")[0]  # torchrun's own summary of a failure
+    text = text.partition("torch/distributed/elastic/multiprocessing/api.py")[
+        0
+    ]  # torchrun's own summary of a failure
     return "\n".join(f"    {line}" for line in text.splitlines()[-12:])

@@ -1,4 +1,5 @@
-"""Several background servers, each supervised and with a log: started, waited for, restarted and ended."""
+"""Several background servers, each supervised and with a log: started, waited for, restarted and
+ended."""
 
 import asyncio
 import errno
@@ -39,7 +40,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Say = Callable[[str], object]
 Recover = Callable[[str], object]
-"""What to do before the process of this name is restarted; httpx2.HTTPError postpones the restart."""
+"""What to do before the process of this name is restarted; httpx2.HTTPError postpones the
+restart."""
 
 
 @dataclass
@@ -85,12 +87,17 @@ class Processes:
         self.stop(*(name for name in self.end_first if name in self._running))
         self.stop(*self._running)
 
-    def start(self, name: str, command: Command, *, announces: bool = False, append_log: bool = False) -> None:
-        """Start a supervised process; without `append_log` an earlier log is removed. See `SupervisedProcess`."""
+    def start(
+        self, name: str, command: Command, *, announces: bool = False, append_log: bool = False
+    ) -> None:
+        """Start a supervised process; without `append_log` an earlier log is removed. See
+        `SupervisedProcess`."""
         log = self.log(name)
         if not append_log:
             log.unlink(missing_ok=True)
-        self._running[name] = SupervisedProcess(name, command, log, pass_fds=self.holds, announces=announces)
+        self._running[name] = SupervisedProcess(
+            name, command, log, pass_fds=self.holds, announces=announces
+        )
 
     def stop(self, *names: str) -> None:
         """End these, all at once, and wait until they have ended."""
@@ -110,8 +117,12 @@ class Processes:
         """Wait until `url` answers 200."""
         self.wait_until(what, lambda: health_problem(url))
 
-    def wait_until(self, what: str, problem: Callable[[], str | None], within_s: float = READY_WITHIN_S) -> None:
-        wait_until_ready(what, problem, list(self._running.values()), within_s=within_s, say=self.say)
+    def wait_until(
+        self, what: str, problem: Callable[[], str | None], within_s: float = READY_WITHIN_S
+    ) -> None:
+        wait_until_ready(
+            what, problem, list(self._running.values()), within_s=within_s, say=self.say
+        )
 
     def keep_running(self, recover: Recover) -> NoReturn:
         """Restart what ends, and keep the logs small, until an exception."""
@@ -137,7 +148,9 @@ class Processes:
             if now - process.started_s >= HEALTHY_AFTER_S:
                 backoff.failures = 0
             wait_s = backoff.failed(now)
-            self.say(f"{name} ended with status {status}; starting it again in {wait_s:.0f} s; {process.log}")
+            self.say(
+                f"{name} ended with status {status}; starting it again in {wait_s:.0f} s; {process.log}"
+            )
             return
         if now < backoff.retry_at_s:
             return
@@ -153,11 +166,14 @@ class Processes:
         backoff.retry_at_s = None
 
     def _limit_log(self, name: str) -> None:
-        """Keep a log small, if that can be done. The process appends to the same file, so that is emptied."""
+        """Keep a log small, if that can be done. The process appends to the same file, so that is
+        emptied."""
         log, aside = self.log(name), self.logs / f"{name}.log.1"
         try:
             if (size := log.stat().st_size) > _LOG_BYTES:
-                if shutil.disk_usage(log.parent).free < size:  # the rest of the disk is for results that were paid for
+                if (
+                    shutil.disk_usage(log.parent).free < size
+                ):  # the rest of the disk is for results that were paid for
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 with written_whole(aside) as partial:
                     shutil.copyfile(log, partial)
@@ -179,7 +195,8 @@ def wait_until_ready(
     within_s: float = READY_WITHIN_S,
     say: Say = lambda _: None,
 ) -> None:
-    """Wait until `problem` says none; raises `EngineError` where one of the processes ended, or it took too long."""
+    """Wait until `problem` says none; raises `EngineError` where one of the processes ended, or it
+    took too long."""
     start = said = time.monotonic()
     while found := problem():
         for process in processes:
@@ -204,14 +221,17 @@ def health_problem(url: str) -> str | None:
 
 
 PORTS = range(20_000, 30_000)
-"""Below where Linux (32768), macOS and Windows (49152) begin to choose by themselves, and Kubernetes (30000)."""
+"""Below where Linux (32768), macOS and Windows (49152) begin to choose by themselves, and
+Kubernetes (30000)."""
 _handed_out = set[int]()
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on just now, and that was not given to this process before.
+    """A port of loopback that nobody listened on just now, and that was not given to this process
+    before.
 
-    Not one that systems give to who asks for any: a process of Ray's might get it before a server, which loads first.
+    Not one that systems give to who asks for any: a process of Ray's might get it before a server,
+    which loads first.
     """
     while True:
         port = random.choice(PORTS)
@@ -221,7 +241,8 @@ def free_port() -> int:
 
 
 def port_from(first: int) -> int:
-    """The first port of loopback from this one on that is free; `ConfigError` where none of a hundred is."""
+    """The first port of loopback from this one on that is free; `ConfigError` where none of a
+    hundred is."""
     for port in range(first, min(first + 100, 65_536)):
         if not port_problem(HOST, port):
             return port
@@ -241,7 +262,8 @@ def port_problem(host: str, port: int, *, reuse: bool = True) -> str | None:
 
 @contextmanager
 def stop_signals() -> Iterator[None]:
-    """Let SIGTERM end the work as Ctrl-C does, and Ctrl-C also where a shell had it ignored for a background job."""
+    """Let SIGTERM end the work as Ctrl-C does, and Ctrl-C also where a shell had it ignored for a
+    background job."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
@@ -254,13 +276,16 @@ def stop_signals() -> Iterator[None]:
 def in_event_loop(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Make a plain function of a coroutine function, which Ctrl-C cancels as often as it comes.
 
-    `asyncio.run` lets a second Ctrl-C raise anywhere in the loop, and with that a waiting task can lose what wakes it:
-    the command would never end.
+    `asyncio.run` lets a second Ctrl-C raise anywhere in the loop, and with that a waiting task can
+    lose what wakes it: the command would never end.
     """
 
     async def interruptible(*args: P.args, **kwargs: P.kwargs) -> T:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work(*args, **kwargs))
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+        ):
             loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:
             return await task

@@ -1,8 +1,9 @@
 """Runs: a directory per run, stage by stage; unfinished ones are continued, finished stages reused.
 
-`open_run` continues the newest unfinished run of the same flow and settings unless another process is running it
-(each run is guarded by a file lock, which a killed process loses). `find_stage` looks for a finished stage with the
-same key in this run and then in all earlier ones, so what has not changed is not computed again.
+`open_run` continues the newest unfinished run of the same flow and settings unless another process
+is running it (each run is guarded by a file lock, which a killed process loses). `find_stage` looks
+for a finished stage with the same key in this run and then in all earlier ones, so what has not
+changed is not computed again.
 """
 
 import json
@@ -19,7 +20,15 @@ from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
-from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, point_link, sync, sync_all, write_json
+from qinglan.runs.artifacts import (
+    MANIFEST,
+    StageResult,
+    hash_of,
+    point_link,
+    sync,
+    sync_all,
+    write_json,
+)
 from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
 from qinglan.runs.schema_version import check_version, dump_record, first_flaw, with_version
 
@@ -38,7 +47,8 @@ class Run(BaseModel, frozen=True):
     fresh: bool = False
     """Compute every stage anew instead of reusing earlier runs' stages."""
     continue_anyway: bool = Field(default=False, exclude=True)
-    """Continue an interrupted training although its code changed; said anew by each call, so not kept in run.json."""
+    """Continue an interrupted training although its code changed; said anew by each call, so not
+    kept in run.json."""
     attempt: int = 0
     """How often it was continued."""
     mlflow_run_id: str = ""
@@ -47,7 +57,8 @@ class Run(BaseModel, frozen=True):
     source: Path | None = None
     """The run whose stages a `train` or `evaluate` uses; the same one when it is continued."""
     knowledge_base_sha256: str = ""
-    """Digest of what the embedded RAG serves; empty for a live service, whose content is not known."""
+    """Digest of what the embedded RAG serves; empty for a live service, whose content is not
+    known."""
 
     def stage_directory(self, stage: str) -> Path:
         directory = self.directory / stage
@@ -65,15 +76,15 @@ def open_run(
     source: str | None = None,
     flow_run_id: str = "",
 ) -> Iterator[Run]:
-    """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile.
+    """Continue the unfinished run of this flow with these settings, or start a new one; hold its
+    lock meanwhile.
 
     Settings that are `CHANGEABLE` may differ.
 
-    Args:
-        fresh: continue only a run that was itself started fresh.
-        continue_anyway: continue an interrupted training although its code changed.
-        source: the earlier run to take stages from, as the user named it; another name is another run.
-        flow_run_id: of the orchestrator. Where it believed the caller dead and started it again, the second waits for
+    Args: fresh: continue only a run that was itself started fresh. continue_anyway: continue an
+        interrupted training although its code changed. source: the earlier run to take stages from,
+        as the user named it; another name is another run. flow_run_id: of the orchestrator. Where
+        it believed the caller dead and started it again, the second waits for
             the first, and then opens what that one left, instead of doing all of it again.
     """
     paths = profile.paths
@@ -89,20 +100,31 @@ def open_run(
         except Timeout:
             continue
         with held:
-            # The process that held the lock may have just finished the run. The same flow run continues it, with all
-            # its stages to reuse; to another one it is an earlier run.
-            if not (_is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)):
+            # The process that held the lock may have just finished the run. The same flow run
+            # continues it, with all its stages to reuse; to another one it is an earlier run.
+            if not (
+                _is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)
+            ):
                 continue
             point_link(root / "latest", directory.name)
             run = _resume(directory, profile)
-            yield note(run, attempt=run.attempt + 1).model_copy(update={"continue_anyway": continue_anyway})
+            yield note(run, attempt=run.attempt + 1).model_copy(
+                update={"continue_anyway": continue_anyway}
+            )
             return
     with ExitStack() as stack:
         with removal_lock(root):
             named = find_run(root, source) if source else None  # before this run becomes `latest`
             directory = _new_folder(root)
             stack.enter_context(FileLock(directory / ".lock"))
-            run = Run(id=directory.name, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+            run = Run(
+                id=directory.name,
+                flow=flow,
+                profile=profile,
+                directory=directory,
+                fresh=fresh,
+                source=named,
+            )
             run = run.model_copy(update={"continue_anyway": continue_anyway})
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
             write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
@@ -112,7 +134,8 @@ def open_run(
 
 
 def _new_folder(root: Path) -> Path:
-    """Named by the time, so that names sort by age; four hexadecimal digits count 16 µs within the second."""
+    """Named by the time, so that names sort by age; four hexadecimal digits count 16 µs within the
+    second."""
     while True:
         now = datetime.now(UTC)
         directory = root / f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 16:04x}"
@@ -135,18 +158,24 @@ def finish_run(run: Run) -> None:
 def note(run: Run, **what: Any) -> Run:
     """The run with these values, which its file has now too."""
     if (state := _read(run.directory)) is None:
-        raise ArtifactError(f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again")
+        raise ArtifactError(
+            f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again"
+        )
     write_json(run.directory / RUN_FILE, with_version(state | what))
-    return run.model_copy(update={name: value for name, value in what.items() if name in Run.model_fields})
+    return run.model_copy(
+        update={name: value for name, value in what.items() if name in Run.model_fields}
+    )
 
 
 def is_running(directory: Path) -> bool:
-    """Does a process on this machine hold the run's lock? Another user's, which is not ours to take, counts as held."""
+    """Does a process on this machine hold the run's lock? Another user's, which is not ours to
+    take, counts as held."""
     return is_held(directory / ".lock", shared=True)
 
 
 def find_run(runs: Path, name: str) -> Path:
-    """A run's directory by id, unique prefix, path or `latest`; raises `ConfigError` where there is none."""
+    """A run's directory by id, unique prefix, path or `latest`; raises `ConfigError` where there is
+    none."""
     for candidate in (runs / name, Path(name)):
         if (candidate / RUN_FILE).exists():
             return candidate.resolve()
@@ -155,31 +184,42 @@ def find_run(runs: Path, name: str) -> Path:
         if len(matches) == 1:
             return runs / matches[0]
         raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(matches[:5])}")
-    raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {', '.join(names[:5]) or 'none'}")
+    raise ConfigError(
+        f"run `{name}`: not found under {runs}; newest runs: {', '.join(names[:5]) or 'none'}"
+    )
 
 
 def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None) -> list[Path]:
     """All runs of a profile, or those of some flows, the newest first."""
     states = ((directory, _read(directory)) for directory in run_folders(runs))
-    mine = [(directory, state) for directory, state in states if state and state["profile_name"] == profile_name]
+    mine = [
+        (directory, state)
+        for directory, state in states
+        if state and state["profile_name"] == profile_name
+    ]
     return [directory for directory, state in mine if flows is None or state["flow"] in flows]
 
 
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
-    """The runs that one of the orchestrator's flow runs works or worked on, with the settings that it began with."""
+    """The runs that one of the orchestrator's flow runs works or worked on, with the settings that
+    it began with."""
     return [read_run(each) for each in run_folders(runs) if _is_work_of(each, flow_run_id)]
 
 
 def read_run(directory: Path) -> Run:
-    """A run with the settings that it began with; ArtifactError where this version can't read them."""
+    """A run with the settings that it began with; ArtifactError where this version can't read
+    them."""
     try:
         return _resume(directory, None)
     except ValidationError as error:
-        raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
+        raise ArtifactError(
+            f"{directory / RUN_FILE}: its settings are not of this version of Qinglan"
+        ) from error
 
 
 def save_stage(run: Run, result: StageResult) -> StageResult:
-    """Write the manifest, last: from now on the stage is complete, and a power loss takes nothing of it."""
+    """Write the manifest, last: from now on the stage is complete, and a power loss takes nothing
+    of it."""
     for artifact in result.artifacts.values():
         sync_all(artifact.path)
     result = result.model_copy(update={"attempt": run.attempt})
@@ -188,26 +228,37 @@ def save_stage(run: Run, result: StageResult) -> StageResult:
 
 
 def stage_of(directory: Path, name: str) -> StageResult:
-    """A finished stage of a run; raises `ConfigError` where there is none that this version can read."""
-    path, advice = directory / name / MANIFEST, "run `qinglan run refresh` or `qinglan run pipeline` first"
+    """A finished stage of a run; raises `ConfigError` where there is none that this version can
+    read."""
+    path, advice = (
+        directory / name / MANIFEST,
+        "run `qinglan run refresh` or `qinglan run pipeline` first",
+    )
     try:
         return StageResult.read(path)
     except FileNotFoundError as error:
         raise ConfigError(f"run {directory.name}: has no finished {name}; {advice}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path} is not of this version of Qinglan ({first_flaw(error)}); {advice}") from error
+        raise ConfigError(
+            f"{path} is not of this version of Qinglan ({first_flaw(error)}); {advice}"
+        ) from error
 
 
 def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list[StageResult]:
-    """Finished stages of an earlier run, their files verified, for a run whose rows are scored with `scored_with`."""
+    """Finished stages of an earlier run, their files verified, for a run whose rows are scored with
+    `scored_with`."""
     results = [stage_of(directory, name) for name in names]
-    if old := [each.stage for each in results if each.attempt < max(result.attempt for result in results)]:
+    if old := [
+        each.stage for each in results if each.attempt < max(result.attempt for result in results)
+    ]:
         problem = f"its {' and '.join(old)} may be of other rows or models, as it was continued and stopped before that"
         raise ConfigError(f"run {directory.name}: {problem}; give its command again")
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
             problem = "its dataset was scored with another tenant, RAG, knowledge base or judge than this profile's"
-            hint = "so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
+            hint = (
+                "so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
+            )
             raise ConfigError(f"run {directory.name}: {problem}, {hint}")
         for artifact in result.artifacts.values():
             artifact.verify()
@@ -215,8 +266,11 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
 
 
 def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
-    """A finished stage with this key whose files are all still as they were, and that another run could not improve."""
-    elsewhere = [] if run.fresh else [d for d in run_folders(run.directory.parent) if d != run.directory]
+    """A finished stage with this key whose files are all still as they were, and that another run
+    could not improve."""
+    elsewhere = (
+        [] if run.fresh else [d for d in run_folders(run.directory.parent) if d != run.directory]
+    )
     for directory in [run.directory, *elsewhere]:
         manifest = directory / stage / MANIFEST
         try:
@@ -245,7 +299,8 @@ def _is_work_of(directory: Path, flow_run_id: str) -> bool:
 
 
 def _resume(directory: Path, profile: Profile | None) -> Run:
-    """The run with this profile, else with its own; which knowledge base it serves is asked anew."""
+    """The run with this profile, else with its own; which knowledge base it serves is asked
+    anew."""
     state = _read(directory)
     assert state is not None
     here = {"id": directory.name, "directory": directory, "knowledge_base_sha256": ""}
@@ -255,11 +310,15 @@ def _resume(directory: Path, profile: Profile | None) -> Run:
 def run_folders(root: Path) -> list[Path]:
     found = (path.parent for path in root.glob(f"*/{RUN_FILE}"))
     # One with a dot in front is about to be removed.
-    return sorted((each for each in found if not each.is_symlink() and not each.name.startswith(".")), reverse=True)
+    return sorted(
+        (each for each in found if not each.is_symlink() and not each.name.startswith(".")),
+        reverse=True,
+    )
 
 
 def _read(directory: Path) -> dict[str, Any] | None:
-    """What a run's file holds; None where there is none, or it is damaged: that run is left out, and no other one."""
+    """What a run's file holds; None where there is none, or it is damaged: that run is left out,
+    and no other one."""
     path = directory / RUN_FILE
     try:
         state = json.loads(path.read_bytes())
@@ -270,7 +329,9 @@ def _read(directory: Path) -> dict[str, Any] | None:
     if isinstance(state, dict):
         return check_version(state, path)
     hint = f"remove {directory} once nothing in it is needed"
-    _warn_once(f"{path}: {_DAMAGED}; this run is left out, and its finished stages are still reused; {hint}")
+    _warn_once(
+        f"{path}: {_DAMAGED}; this run is left out, and its finished stages are still reused; {hint}"
+    )
     return None
 
 

@@ -1,7 +1,8 @@
-"""The format number in every file that a later Qinglan reads: a file with a higher number is refused in one line.
+"""The format number in every file that a later Qinglan reads: a file with a higher number is
+refused in one line.
 
-The number of a manifest covers the data files that it describes as well. Raise it together with a change that other
-code would misread.
+The number of a manifest covers the data files that it describes as well. Raise it together with a
+change that other code would misread.
 """
 
 import json
@@ -32,10 +33,13 @@ def record_line(record: BaseModel) -> str:
 
 
 def check_version(values: dict[str, Any], where: object) -> dict[str, Any]:
-    """The values without their number; raises `ArtifactError` where a later version wrote them, or it is none."""
+    """The values without their number; raises `ArtifactError` where a later version wrote them, or
+    it is none."""
     number = values.get(KEY, SCHEMA_VERSION)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ArtifactError(f"{where}: {KEY} is {number!r}, which is no version; restore it from a backup")
+        raise ArtifactError(
+            f"{where}: {KEY} is {number!r}, which is no version; restore it from a backup"
+        )
     if number > SCHEMA_VERSION:
         formats = f"format {number}, this one reads up to {SCHEMA_VERSION}"
         hint = "upgrade this one (docs/how-to/backup.md)"
@@ -55,7 +59,8 @@ def parse_record(model: type[Model], content: str | bytes, where: object) -> Mod
 
 
 def read_record(model: type[Model], path: Path) -> Model:
-    """A record from a file; raises `OSError`, `ValidationError`, or `ArtifactError` where a later version wrote it."""
+    """A record from a file; raises `OSError`, `ValidationError`, or `ArtifactError` where a later
+    version wrote it."""
     return parse_record(model, path.read_bytes(), path)
 
 
@@ -67,7 +72,8 @@ def find_record(model: type[Model], path: Path) -> Model | None:
 
 
 def read_lines(model: type[Model], path: Path, what: str, hint: str) -> list[Model]:
-    """A record a line, none where there is no file; ArtifactError where a line is damaged, as none may be skipped."""
+    """A record a line, none where there is no file; ArtifactError where a line is damaged, as none
+    may be skipped."""
     records = []
     for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
         if not line.strip():

@@ -1,11 +1,12 @@
 """Run a command, and end everything that it started when the caller ends.
 
-`python supervise.py COMMAND...` waits on the command and on its own stdin. End of file there means that the caller
-closed it or died, kill -9 included; then the command's group gets SIGTERM and, after a grace period, all of its
-descendants get SIGKILL. So a killed flow leaves no training process behind that would write into the next attempt's
-files. torchrun and Ray put their workers into groups of their own, so on Linux this process adopts orphans and kills
-by descent; and where it is killed itself, the kernel sends the command SIGTERM. It imports nothing but the standard
-library, as it is started by path, in whatever environment the engine uses.
+`python supervise.py COMMAND...` waits on the command and on its own stdin. End of file there means
+that the caller closed it or died, kill -9 included; then the command's group gets SIGTERM and,
+after a grace period, all of its descendants get SIGKILL. So a killed flow leaves no training
+process behind that would write into the next attempt's files. torchrun and Ray put their workers
+into groups of their own, so on Linux this process adopts orphans and kills by descent; and where it
+is killed itself, the kernel sends the command SIGTERM. It imports nothing but the standard library,
+as it is started by path, in whatever environment the engine uses.
 """
 
 import ctypes
@@ -39,8 +40,8 @@ def main() -> int:
 
 
 def _begin() -> None:
-    """In the command's process. A shell has SIGINT ignored in background jobs, and what is ignored is inherited: a
-    Prefect worker, which makes a SIGINT of a SIGTERM, would never end by itself."""
+    """In the command's process. A shell has SIGINT ignored in background jobs, and what is ignored
+    is inherited: a Prefect worker, which makes a SIGINT of a SIGTERM, would never end by itself."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -51,7 +52,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:
-    while os.read(sys.stdin.fileno(), 4096):  # not sys.stdin.buffer: its lock would be held at interpreter exit
+    while os.read(
+        sys.stdin.fileno(), 4096
+    ):  # not sys.stdin.buffer: its lock would be held at interpreter exit
         pass
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
@@ -72,7 +75,8 @@ def _kill_all(group: int) -> None:
 
 
 def process_status(pid: int | str) -> list[str]:
-    """What /proc/PID/stat has behind the name: state, parent, …; nothing where the system shows no such process."""
+    """What /proc/PID/stat has behind the name: state, parent, …; nothing where the system shows no
+    such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -25,7 +25,8 @@ class TracedCall:
 
 
 class CallSample:
-    """The calls whose keys have the lowest hashes: the same ones whenever the same calls are made."""
+    """The calls whose keys have the lowest hashes: the same ones whenever the same calls are
+    made."""
 
     def __init__(self, size: int) -> None:
         self._kept, self._attempts = BottomK[TracedCall](size), Counter[str]()
@@ -46,7 +47,9 @@ class CallSample:
         if self._kept.wants(key):
             self._attempts[key] += 1
             attributes |= {"attempt": self._attempts[key], "status": failure or "ok"}
-            call = TracedCall(role, kind, inputs, outputs, failure, time.time_ns(), latency_ms, attributes)
+            call = TracedCall(
+                role, kind, inputs, outputs, failure, time.time_ns(), latency_ms, attributes
+            )
             self._kept.add(key, call)
 
     def calls(self) -> list[TracedCall]:

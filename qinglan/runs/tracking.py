@@ -1,8 +1,8 @@
 """MLflow: one parent run per pipeline run, a child run per stage.
 
-Always by explicit run ids (MLflow's active run is thread-local) and in batches (one metric at a time costs 10 ms).
-The tracking server being away must not cost a training run, but it is said: errors are logged, not raised, except
-when the run is opened.
+Always by explicit run ids (MLflow's active run is thread-local) and in batches (one metric at a
+time costs 10 ms). The tracking server being away must not cost a training run, but it is said:
+errors are logged, not raised, except when the run is opened.
 """
 
 import json
@@ -28,20 +28,24 @@ from qinglan.runs.artifacts import REFERENCE, Artifact
 from qinglan.runs.traces import CallSample, TracedCall
 
 log = logging.getLogger(__name__)
-# MLflow's own default is seven tries with back-off: minutes in which the training would go unwatched.
+# MLflow's own default is seven tries with back-off: minutes in which the training would go
+# unwatched.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 MAX_ARTIFACT_BYTES = 20 * 2**20
 """A larger file is logged by reference: path and digest as tags."""
 _QUOTING = frozenset({"card", "card_data", "evaluation", "report", "report_html", "review"})
 """Artifacts that are no files of rows, but quote some."""
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page opens for GenAI traces
+_EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development"
+}  # else MLflow's page opens for GenAI traces
 _UNSAFE = re.compile(r"[^\w./ -]")
 _MAX_CHARS = 500
 """Of a parameter, and of a dataset's name."""
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of a tracking server or database, without progress bars and a log line for every new table."""
+    """A client of a tracking server or database, without progress bars and a log line for every new
+    table."""
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     return MlflowClient(uri)
@@ -51,8 +55,12 @@ class Tracker:
     def __init__(self, uri: str, tracking: Tracking, state: Path) -> None:
         try:
             self._client = MlflowClient(uri)
-        except MlflowException as error:  # a database of an earlier MLflow, which is not migrated by itself
-            raise ConfigError(f"tracking.uri: {first_line(error)} (docs/how-to/backup.md)") from error
+        except (
+            MlflowException
+        ) as error:  # a database of an earlier MLflow, which is not migrated by itself
+            raise ConfigError(
+                f"tracking.uri: {first_line(error)} (docs/how-to/backup.md)"
+            ) from error
         self._uri, self._tracking, self._artifacts = uri, tracking, state / "mlartifacts"
 
     def start_run(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
@@ -62,11 +70,14 @@ class Tracker:
         try:
             run = self._client.create_run(self._experiment_id(), run_name=name, tags=dict(tags))
         except MlflowException as error:
-            raise ConfigError(f"tracking.uri: MLflow can't be reached: {first_line(error)}") from error
+            raise ConfigError(
+                f"tracking.uri: MLflow can't be reached: {first_line(error)}"
+            ) from error
         return str(run.info.run_id)
 
     def resume_run(self, run_id: str) -> bool:
-        """Set a run that ended early, or whose process was killed, back to running; False where it is not known."""
+        """Set a run that ended early, or whose process was killed, back to running; False where it
+        is not known."""
         try:
             self._client.update_run(run_id, status="RUNNING")
         except MlflowException as error:
@@ -78,7 +89,9 @@ class Tracker:
         self._log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
     def log_params(self, run_id: str, nested: Mapping[str, Any]) -> None:
-        params = [Param(_UNSAFE.sub("_", key), str(value)[:_MAX_CHARS]) for key, value in _flatten(nested)]
+        params = [
+            Param(_UNSAFE.sub("_", key), str(value)[:_MAX_CHARS]) for key, value in _flatten(nested)
+        ]
         self._log_batch(run_id, params=params)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
@@ -94,20 +107,26 @@ class Tracker:
         ]
         self._log_batch(run_id, metrics=metrics)
 
-    def log_artifact(self, run_id: str, name: str, artifact: Artifact, *, refer: bool = False) -> None:
+    def log_artifact(
+        self, run_id: str, name: str, artifact: Artifact, *, refer: bool = False
+    ) -> None:
         """Log a small file itself; a directory or a large file by tags alone.
 
-        Of a file that holds or quotes rows only a reference is logged, unless `tracking.rows` is `copy`; with `refer`
-        always.
+        Of a file that holds or quotes rows only a reference is logged, unless `tracking.rows` is
+        `copy`; with `refer` always.
         """
         path = artifact.path
         tags = {f"artifact.{name}.path": str(path), f"artifact.{name}.sha256": artifact.sha256}
         if artifact.rows is not None:
             tags[f"artifact.{name}.rows"] = str(artifact.rows)
         self.set_tags(run_id, tags)
-        if refer or (self._tracking.rows == "path" and (artifact.rows is not None or name in _QUOTING)):
+        if refer or (
+            self._tracking.rows == "path" and (artifact.rows is not None or name in _QUOTING)
+        ):
             with _warning(f"take the digest of {path.name}"):
-                self._client.log_dict(run_id, artifact.model_dump(mode="json"), f"{path.name}{REFERENCE}")
+                self._client.log_dict(
+                    run_id, artifact.model_dump(mode="json"), f"{path.name}{REFERENCE}"
+                )
         elif path.is_file() and path.stat().st_size <= MAX_ARTIFACT_BYTES:
             with _warning(f"take {path.name}"):
                 self._client.log_artifact(run_id, str(path))
@@ -120,11 +139,19 @@ class Tracker:
                 self._client.register_prompt(name, text, tags=dict(tags))
 
     def log_dataset(
-        self, run_id: str, name: str, digest: str, source: Path, context: str, profile: Mapping[str, Any]
+        self,
+        run_id: str,
+        name: str,
+        digest: str,
+        source: Path,
+        context: str,
+        profile: Mapping[str, Any],
     ) -> None:
-        """Note which dataset a run made or used: the run's page links it with all others of that dataset.
+        """Note which dataset a run made or used: the run's page links it with all others of that
+        dataset.
 
-        The digest has at most 36 characters, `context` is such as `training`, `profile` has figures to show beside it.
+        The digest has at most 36 characters, `context` is such as `training`, `profile` has figures
+        to show beside it.
         """
         dataset = Dataset(
             name=name[:_MAX_CHARS],
@@ -134,20 +161,26 @@ class Tracker:
             profile=json.dumps(profile, ensure_ascii=False),
         )
         with _warning(f"take dataset {digest}"):
-            self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+            self._client.log_inputs(
+                run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])]
+            )
 
     def new_sample(self) -> CallSample:
-        """What a stage's clients note for `log_traces`: nothing where MLflow gets no rows, as calls hold questions."""
+        """What a stage's clients note for `log_traces`: nothing where MLflow gets no rows, as calls
+        hold questions."""
         return CallSample(self._tracking.traces_per_stage if self._tracking.rows == "copy" else 0)
 
     def log_traces(self, run_id: str, sample: CallSample) -> None:
-        """Write calls as traces of a run, all in one request: one by one they take MLflow twice the time."""
+        """Write calls as traces of a run, all in one request: one by one they take MLflow twice the
+        time."""
         if not (spans := list(map(_span, sample.calls()))):
             return
         with _warning(f"take the traces of run {run_id}"):
             TracingClient(self._uri).log_spans(self._experiment_id(), spans)
             for start in range(0, len(spans), 100):
-                self._client.link_traces_to_run([each.trace_id for each in spans[start : start + 100]], run_id)
+                self._client.link_traces_to_run(
+                    [each.trace_id for each in spans[start : start + 100]], run_id
+                )
 
     def end_run(self, run_id: str, *, failed: bool = False) -> None:
         with _warning(f"close run {run_id}"):
@@ -157,10 +190,14 @@ class Tracker:
         name = self._tracking.experiment
         if found := self._client.get_experiment_by_name(name):
             return str(found.experiment_id)
-        own = (self._tracking.uri or "sqlite:").startswith("sqlite:")  # a server knows where it keeps files
+        own = (self._tracking.uri or "sqlite:").startswith(
+            "sqlite:"
+        )  # a server knows where it keeps files
         local = self._artifacts.resolve().as_uri() if own else None
         try:
-            return str(self._client.create_experiment(name, artifact_location=local, tags=_EXPERIMENT_TAGS))
+            return str(
+                self._client.create_experiment(name, artifact_location=local, tags=_EXPERIMENT_TAGS)
+            )
         except MlflowException:
             if found := self._client.get_experiment_by_name(name):  # another run was quicker
                 return str(found.experiment_id)
@@ -173,7 +210,8 @@ class Tracker:
 
 
 def _span(call: TracedCall) -> Span:
-    """The only span of a new trace; it ends when the call did, and is as long as its time on the wire."""
+    """The only span of a new trace; it ends when the call did, and is as long as its time on the
+    wire."""
     number, key = uuid4().hex, SpanAttributeKey
     attributes = call.attributes | {
         key.REQUEST_ID: f"tr-{number}",
@@ -183,7 +221,11 @@ def _span(call: TracedCall) -> Span:
         f"{key.TRACE_TAG_PREFIX}{TraceTagKey.TRACE_NAME}": call.role,
         "latency_ms": call.latency_ms,
     }
-    given = {name: json.dumps(value, ensure_ascii=False) for name, value in attributes.items() if value is not None}
+    given = {
+        name: json.dumps(value, ensure_ascii=False)
+        for name, value in attributes.items()
+        if value is not None
+    }
     return Span.from_dict(
         {
             "name": call.role,

@@ -1,9 +1,10 @@
 """Does the challenger go on? Decided from running counts, as often as one likes.
 
-A canary is checked every few seconds for a day, so all bounds here are confidence sequences: the chance that the truth
-ever leaves them is below α, over all checks together. They are the stitched bounds of Howard, Ramdas, McAuliffe and
-Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence sequences" (Annals of Statistics 49, 2021), theorems 1
-and 4; for percentiles in the way of Howard and Ramdas, "Sequential estimation of quantiles" (Bernoulli 28, 2022).
+A canary is checked every few seconds for a day, so all bounds here are confidence sequences: the
+chance that the truth ever leaves them is below α, over all checks together. They are the stitched
+bounds of Howard, Ramdas, McAuliffe and Sekhon, "Time-uniform, nonparametric, nonasymptotic
+confidence sequences" (Annals of Statistics 49, 2021), theorems 1 and 4; for percentiles in the way
+of Howard and Ramdas, "Sequential estimation of quantiles" (Bernoulli 28, 2022).
 """
 
 import math
@@ -15,15 +16,18 @@ from qinglan.config import Canary
 from qinglan.text import count, duration, interval, latency, signed
 
 ALPHA = 0.05
-"""The chance that a challenger exactly as bad as is just allowed is ever rolled back, over all rules and checks."""
+"""The chance that a challenger exactly as bad as is just allowed is ever rolled back, over all
+rules and checks."""
 MOST_QUESTIONS = 200_000
-"""Whose ids are kept in memory for each model, some 25 MB; then they are forgotten, and may count again."""
+"""Whose ids are kept in memory for each model, some 25 MB; then they are forgotten, and may count
+again."""
 _RULES = 3
 _PERCENTILE = 0.95
 _BIN_RATIO = 1.02
 """Latencies are kept in bins this far apart: a day of them takes a few hundred numbers."""
 
-# The stitching: epochs in which the variance doubles, each with its share of α; optimised for variance 1 and beyond.
+# The stitching: epochs in which the variance doubles, each with its share of α; optimised for
+# variance 1 and beyond.
 _ETA, _S, _V_MIN = 2.0, 1.4, 1.0
 _ZETA_S = 3.1055472779775806
 """Riemann's zeta of 1.4."""
@@ -34,12 +38,15 @@ Outcome = Literal["keep", "roll_back", "better", "undecided"]
 
 
 def stitched_bound(variance: float, alpha: float, scale: float, v_min: float = _V_MIN) -> float:
-    """What a sum of centred outcomes, with that variance so far, stays below for ever, with probability 1 − α.
+    """What a sum of centred outcomes, with that variance so far, stays below for ever, with
+    probability 1 − α.
 
     `scale` is of their sub-gamma tail; the length of their range serves for any of them.
     """
     v = max(variance, v_min)
-    level = _S * math.log(math.log(_ETA * v / v_min)) + math.log(_ZETA_S / (alpha * math.log(_ETA) ** _S))
+    level = _S * math.log(math.log(_ETA * v / v_min)) + math.log(
+        _ZETA_S / (alpha * math.log(_ETA) ** _S)
+    )
     return math.sqrt(_K1**2 * v * level + (_K2 * scale * level) ** 2) + _K2 * scale * level
 
 
@@ -85,7 +92,8 @@ class Latencies(BaseModel):
     def p95_interval(self, alpha: float) -> tuple[float, float]:
         if not self.n:
             return 0.0, math.inf
-        # "Below the true percentile" is a coin with a known probability; a coin's scale is a third (Bennett).
+        # "Below the true percentile" is a coin with a known probability; a coin's scale is a third
+        # (Bennett).
         error = stitched_bound(self.n * _PERCENTILE * (1 - _PERCENTILE), alpha, 1 / 3) / self.n
         low = self._at(_PERCENTILE - error) if error < _PERCENTILE else 0.0
         high = self._at(_PERCENTILE + error) * _BIN_RATIO if _PERCENTILE + error < 1 else math.inf
@@ -102,13 +110,15 @@ class Latencies(BaseModel):
 
 class ArmCounts(BaseModel):
     fallbacks: Mean = Mean()
-    """By question and outcome: one that is asked often goes to one model each time, so it is no new evidence."""
+    """By question and outcome: one that is asked often goes to one model each time, so it is no new
+    evidence."""
     latency: Latencies = Latencies()
     """By request."""
     _seen: set[tuple[str, bool]] = PrivateAttr(default_factory=set)
 
     def add(self, question: str, *, fallback: bool, latency_ms: float) -> bool:
-        """Returns whether the question is new. It counts once, and once more where its outcome changes."""
+        """Returns whether the question is new. It counts once, and once more where its outcome
+        changes."""
         self.latency.add(latency_ms)
         if (question, fallback) in self._seen:
             return False

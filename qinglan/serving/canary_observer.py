@@ -1,7 +1,9 @@
-"""Observes a canary from inside the router: counts each model's results, by question, and compares the two models.
+"""Observes a canary from inside the router: counts each model's results, by question, and compares
+the two models.
 
-A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG, after the answer was
-sent. What can't be compared is left out and counted, never a score of 0. The site acts on the verdict.
+A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG,
+after the answer was sent. What can't be compared is left out and counted, never a score of 0. The
+site acts on the verdict.
 """
 
 import asyncio
@@ -51,7 +53,8 @@ class CanaryState(BaseModel, extra="forbid"):
 
     @property
     def pair(self) -> tuple[str, str, float]:
-        """What makes it this canary: with another champion, challenger or share, counting starts anew."""
+        """What makes it this canary: with another champion, challenger or share, counting starts
+        anew."""
         return self.champion, self.challenger, self.share
 
 
@@ -82,9 +85,14 @@ class _Question:
 
 class CanaryObserver:
     def __init__(
-        self, config: Canary, folder: Path, rag: Callable[[], RagClient] | None, clock: Callable[[], float] = time.time
+        self,
+        config: Canary,
+        folder: Path,
+        rag: Callable[[], RagClient] | None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`rag` is called in the event loop, once; None where answers are not for a search, so none are compared."""
+        """`rag` is called in the event loop, once; None where answers are not for a search, so none
+        are compared."""
         self._config, self._folder, self._rag, self._clock = config, folder, rag, clock
         self._waiting: asyncio.Queue[_Question] = asyncio.Queue(WAITING)
         self._table: RouteTable | None = None
@@ -104,7 +112,9 @@ class CanaryObserver:
         if served.version != (state.challenger if served.role == "challenger" else state.champion):
             return  # of a model that was in service when it was asked
         arm = state.counts.challenger if served.role == "challenger" else state.counts.champion
-        is_first = arm.add(served.row_id, fallback=served.source != "model", latency_ms=served.latency_ms)
+        is_first = arm.add(
+            served.row_id, fallback=served.source != "model", latency_ms=served.latency_ms
+        )
         # A fixed sample of the questions, whichever model they are for.
         is_sampled = hash_fraction(f"compare\x1f{served.row_id}") < self._config.compare_share
         if is_first and is_sampled and self._rag and served.answer is not None:
@@ -114,7 +124,8 @@ class CanaryObserver:
                 state.left_out += 1
 
     async def run(self, table: RouteTable, models: ModelClient) -> None:
-        """Compare and check, until cancelled. If that fails, every canary ends: nothing else would end it."""
+        """Compare and check, until cancelled. If that fails, every canary ends: nothing else would
+        end it."""
         self._table = table
         try:
             await self._observe(table, models)
@@ -133,7 +144,9 @@ class CanaryObserver:
         if table.dropped_reason and not is_pending:
             table.allow_challenger()
         if self._is_filed and not (self._folder / STATE_FILE).exists():
-            self.state = None  # the canary was started anew: the same versions, and none of the old counts
+            self.state = (
+                None  # the canary was started anew: the same versions, and none of the old counts
+            )
         if (state := self._follow(table.routes)) is None:
             self._is_filed = False
             return
@@ -182,11 +195,14 @@ class CanaryObserver:
         if self.state is None or self.state.pair != pair:
             now, saved = self._clock(), read_state(self._folder)
             if saved and saved.pair == pair and saved.judgement.outcome == "keep":
-                # The same canary, from before the router was restarted; the time between is left out.
+                # The same canary, from before the router was restarted; the time between is left
+                # out.
                 saved.started += max(0.0, now - saved.looked) if saved.looked else 0.0
                 self.state = saved
             else:
-                self.state = CanaryState(champion=pair[0], challenger=pair[1], share=pair[2], started=now)
+                self.state = CanaryState(
+                    champion=pair[0], challenger=pair[1], share=pair[2], started=now
+                )
         return self.state
 
     async def _compare_all(self, models: ModelClient, rag: RagClient) -> None:
@@ -229,5 +245,7 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
 def canary_observer_of(profile: Profile, folder: Path) -> CanaryObserver:
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
     is_compared = "rag" in get_recipe(profile.recipe).graders
-    rag = partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id) if is_compared else None
+    rag = (
+        partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id) if is_compared else None
+    )
     return CanaryObserver(profile.serve.canary, folder, rag)

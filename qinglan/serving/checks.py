@@ -1,6 +1,8 @@
-"""Is the champion being served? Checked regularly by a flow, and by `qinglan serve --check`, which starts a whole site.
+"""Is the champion being served? Checked regularly by a flow, and by `qinglan serve --check`, which
+starts a whole site.
 
-The registry says what should be served, the router's `/health` what is, and its last check how a canary goes.
+The registry says what should be served, the router's `/health` what is, and its last check how a
+canary goes.
 """
 
 import time
@@ -28,7 +30,8 @@ from qinglan.text import duration, markdown_table
 
 ANSWERS_WITHIN_S = 10.0
 CHECKS_MISSED, STALE_AFTER_S = 12, 120.0
-"""A canary is stale when the router has missed so many of its checks, but not before so many seconds."""
+"""A canary is stale when the router has missed so many of its checks, but not before so many
+seconds."""
 _SITE_WITHIN_S, _REGISTRY_WITHIN_S = 1800.0, 30.0
 
 
@@ -53,20 +56,31 @@ class ServingHealth:
             ("Challenger", self.challenger or "none"),
         ]
         if canary := self.canary:
-            to_it, to_champion = canary.counts.challenger.latency.n, canary.counts.champion.latency.n
+            to_it, to_champion = (
+                canary.counts.challenger.latency.n,
+                canary.counts.champion.latency.n,
+            )
             requests = f"{to_it:,} requests to it, {to_champion:,} to version {canary.champion}"
             judged = f"{canary.judgement.outcome}, {canary.judgement.reason}"
             summary = f"version {canary.challenger} gets {canary.share:.0%}: {judged}; {requests}"
             checked = datetime.fromtimestamp(canary.looked, UTC).isoformat(timespec="seconds")
             rows += [("Canary", summary), ("Last check", checked)]
-        lines = [*(f"**{problem}**" for problem in self.problems), *self.notes] or ["All is as it should be."]
-        return "\n".join([markdown_table(("", ""), rows), "", *(f"- {line}" for line in lines)]) + "\n"
+        lines = [*(f"**{problem}**" for problem in self.problems), *self.notes] or [
+            "All is as it should be."
+        ]
+        return (
+            "\n".join([markdown_table(("", ""), rows), "", *(f"- {line}" for line in lines)]) + "\n"
+        )
 
 
 def check_serving(
-    profile: Profile, aliases: Mapping[Alias, str], url: str = "", clock: Callable[[], float] = time.time
+    profile: Profile,
+    aliases: Mapping[Alias, str],
+    url: str = "",
+    clock: Callable[[], float] = time.time,
 ) -> ServingHealth:
-    """Check the router, at `url` where it is not what the profile's `serve` says, and the canary."""
+    """Check the router, at `url` where it is not what the profile's `serve` says, and the
+    canary."""
     url = url.rstrip("/")
     if not url:
         host = "127.0.0.1" if profile.serve.host in ("0.0.0.0", "::") else profile.serve.host  # noqa: S104 (not bound)
@@ -77,7 +91,9 @@ def check_serving(
         found.notes.append("no champion yet, so nothing has to be served")
     elif health is None:
         hint = f"start `qinglan serve --profile {profile.name}`"
-        found.problems.append(f"version {found.champion} is the champion, but no router answers at {url}; {hint}")
+        found.problems.append(
+            f"version {found.champion} is the champion, but no router answers at {url}; {hint}"
+        )
     else:
         _check_champion(found, health)
     if health is not None and found.challenger:
@@ -101,15 +117,21 @@ def _check_champion(found: ServingHealth, health: Mapping[str, Any]) -> None:
         problem = f"version {found.champion}, the champion, does not come up; see its log under paths.state/logs"
         found.problems.append(f"the router at {found.url} answers without a model: {problem}")
     elif found.serving != found.champion:
-        found.notes.append(f"version {found.serving} answers until version {found.champion} has come up")
+        found.notes.append(
+            f"version {found.serving} answers until version {found.champion} has come up"
+        )
     if health.get("request_log") == "failing":
-        found.problems.append(f"the router at {found.url} can't write its request log; is the disk full?")
+        found.problems.append(
+            f"the router at {found.url} can't write its request log; is the disk full?"
+        )
 
 
 def _check_canary(found: ServingHealth, folder: Path, check_every_s: float, now: float) -> None:
     state = read_state(folder)
     if state is None or state.challenger != found.challenger:
-        found.notes.append(f"version {found.challenger} is the challenger, but gets no requests yet")
+        found.notes.append(
+            f"version {found.challenger} is the challenger, but gets no requests yet"
+        )
         return
     found.canary = state
     allowed_s = max(STALE_AFTER_S, CHECKS_MISSED * check_every_s)
@@ -119,11 +141,16 @@ def _check_canary(found: ServingHealth, folder: Path, check_every_s: float, now:
         late = f"was last checked {duration(since_s)} ago, so nothing would end it"
         found.problems.append(f"the canary of version {state.challenger} {late}; {hint}")
     elif verdict := read_verdict(folder):
-        found.notes.append(f"the canary has ended: {verdict.judgement.outcome}, {verdict.judgement.reason}")
+        found.notes.append(
+            f"the canary has ended: {verdict.judgement.outcome}, {verdict.judgement.reason}"
+        )
 
 
-def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
-    """Ask a site of its own one question, the sample's first test question if none is given; a line with the answer."""
+def run_smoke_test(
+    profile_name: str, overrides: Sequence[str], question: str | None, say: Say
+) -> str:
+    """Ask a site of its own one question, the sample's first test question if none is given; a line
+    with the answer."""
     overrides = (*overrides, "serve.request_log.folder=null")  # a made-up question is no user's
     profile = load_profile(profile_name, overrides)
     asked, folder = _row_of(question, profile), serving_folder(profile)
@@ -139,7 +166,9 @@ def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | 
 def _wait(site: ServingSite) -> str:
     start = time.monotonic()
     url = f"{site.router.url}/health"
-    while not (site.routes.champion and httpx2.get(url, trust_env=False, timeout=5).json()["champion"]):
+    while not (
+        site.routes.champion and httpx2.get(url, trust_env=False, timeout=5).json()["champion"]
+    ):
         site.step()
         waited_s = time.monotonic() - start
         if (problem := site.watcher.problem) and waited_s > _REGISTRY_WITHIN_S:
@@ -185,8 +214,12 @@ def _ask(profile: Profile, url: str, question: Row) -> str:
     version = answer.headers.get("x-qinglan-version", "?")
     if answer.headers.get("x-qinglan-source") != "model":
         reason = answer.headers.get("x-qinglan-reason", f"HTTP {answer.status_code}")
-        raise EngineError(f"version {version} gave no usable answer to {question.query!r}: {reason}")
+        raise EngineError(
+            f"version {version} gave no usable answer to {question.query!r}: {reason}"
+        )
     text = answer.json()["choices"][0]["message"]["content"]
-    context = " / ".join(text for text in (question.profile, question.history, *question.inputs.values()) if text)
+    context = " / ".join(
+        text for text in (question.profile, question.history, *question.inputs.values()) if text
+    )
     asked = f"{question.query}{f' ({context})' if context else ''}"
     return f"{asked} → {text}  (version {version}, {took_ms:.0f} ms)"

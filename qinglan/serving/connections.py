@@ -1,8 +1,9 @@
 """Keeps clients that send nothing from taking the router's connections away from those that do.
 
-uvicorn closes a connection that lies idle after an answer, and knows no other time limit. Here a request's head must
-come in within `HEAD_WITHIN_S`, and of more connections than are allowed the one is closed that has waited longest for
-its client: for a request, for the rest of one, or for the client to read its answer.
+uvicorn closes a connection that lies idle after an answer, and knows no other time limit. Here a
+request's head must come in within `HEAD_WITHIN_S`, and of more connections than are allowed the one
+is closed that has waited longest for its client: for a request, for the rest of one, or for the
+client to read its answer.
 """
 
 import asyncio
@@ -36,7 +37,10 @@ class Connections:
     def close_longest_waiting(self) -> None:
         if not self.is_limit_reported:
             self.is_limit_reported = True
-            _LOG.warning("serve.max_connections: %d are open; from now on those that wait longest give way", self.limit)
+            _LOG.warning(
+                "serve.max_connections: %d are open; from now on those that wait longest give way",
+                self.limit,
+            )
         connection = next(iter(self.waiting))
         del self.waiting[connection]
         connection.connections.discard(connection)
@@ -84,13 +88,18 @@ class ClientConnection(H11Protocol):
             self._limits.waiting.setdefault(self)
         if is_asked:  # the router has a time limit for the body
             self._head_due_s = None
-        elif self.timeout_keep_alive_task is None:  # uvicorn's timer runs from an answer to the next byte
+        elif (
+            self.timeout_keep_alive_task is None
+        ):  # uvicorn's timer runs from an answer to the next byte
             self._head_due_s = self._head_due_s or self.loop.time() + HEAD_WITHIN_S
-            self.timeout_keep_alive_task = self.loop.call_at(self._head_due_s, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = self.loop.call_at(
+                self._head_due_s, self.timeout_keep_alive_handler
+            )
 
 
 def backlog_for(serve: Serve) -> int:
-    """How many connections may wait to be accepted, once this process may open all the files that it needs then."""
+    """How many connections may wait to be accepted, once this process may open all the files that
+    it needs then."""
     needed = serve.max_connections + serve.max_in_flight + _OTHER_FILES
     fewest, most = _BACKLOGS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,5 @@
-"""The models' servers: started, warmed up, restarted, drained and ended, one step at a time; no step waits."""
+"""The models' servers: started, warmed up, restarted, drained and ended, one step at a time; no
+step waits."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,8 @@ class Fleet:
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
     def step(self, wanted: Sequence[Released], routed: Sequence[str]) -> None:
-        """One step towards the wanted models, the most important first; `routed` versions are not ended."""
+        """One step towards the wanted models, the most important first; `routed` versions are not
+        ended."""
         for version in list(self._servers):
             self._check(version)
         self._end_unwanted({model.version for model in wanted}, routed)
@@ -62,7 +64,8 @@ class Fleet:
         return server.backend if server and server.process.phase == "ready" else None
 
     def failures_of(self, version: str) -> RestartBackoff:
-        """How often it failed to start or to go on, since it was healthy for a minute at a stretch, and why last."""
+        """How often it failed to start or to go on, since it was healthy for a minute at a stretch,
+        and why last."""
         return self._failures.get(version, RestartBackoff())
 
     def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
@@ -74,15 +77,24 @@ class Fleet:
             return
         port = free_port()
         # The name tells it from any other server that may have taken the port.
-        backend = Backend(url=f"http://{HOST}:{port}/v1", model=f"version-{model.version}", version=model.version)
+        backend = Backend(
+            url=f"http://{HOST}:{port}/v1", model=f"version-{model.version}", version=model.version
+        )
         gpus = self.places[place] if self.places is not None and place is not None else []
-        command, probe = self.command_of(model.folder, backend, port, gpus), partial(self.probe, backend)
+        command, probe = (
+            self.command_of(model.folder, backend, port, gpus),
+            partial(self.probe, backend),
+        )
         log_name = f"model_{model.version}"
-        process = ServerProcess(self.processes, log_name, command, probe, self.pool, START_WITHIN_S, self.clock)
+        process = ServerProcess(
+            self.processes, log_name, command, probe, self.pool, START_WITHIN_S, self.clock
+        )
         self._servers[model.version] = _ModelServer(backend, process, place, self.clock())
         self.say(f"version {model.version}: starting")
 
-    def _place(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> int | None:
+    def _place(
+        self, model: Released, wanted: Sequence[Released], routed: Sequence[str]
+    ) -> int | None:
         if self.places is None:
             return None
         taken = {server.place for server in self._servers.values()}
@@ -91,9 +103,15 @@ class Fleet:
         if any(server.process.phase == "ending" for server in self._servers.values()):
             return None  # it will be free soon
         rank = {other.version: number for number, other in enumerate(wanted)}
-        lesser = [v for v in self._servers if v not in routed and rank.get(v, len(rank)) > rank[model.version]]
+        lesser = [
+            v
+            for v in self._servers
+            if v not in routed and rank.get(v, len(rank)) > rank[model.version]
+        ]
         if lesser:
-            self._servers[max(lesser, key=lambda version: rank.get(version, len(rank)))].process.ask_to_end()
+            self._servers[
+                max(lesser, key=lambda version: rank.get(version, len(rank)))
+            ].process.ask_to_end()
         elif model.version not in self._failures:
             beside = ", ".join(sorted(self._servers))
             hint = "raise serve.models_per_gpu or trainer.gpus_per_node"

@@ -1,4 +1,5 @@
-"""From a figure back to what it was made of: version → run → evaluate stage → rows → workbook cell and paid calls.
+"""From a figure back to what it was made of: version → run → evaluate stage → rows → workbook cell
+and paid calls.
 
 The figure is computed again from the rows and must be the one that was reported.
 """
@@ -66,7 +67,8 @@ class RowTrace(NamedTuple):
 
 
 def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
-    """What an alias, a version's number or a run means; a run's arm is the profile's challenger if not given."""
+    """What an alias, a version's number or a run means; a run's arm is the profile's challenger if
+    not given."""
     if name in ALIASES or name.isdigit():
         released = registry_of(profile).named(name)
         if arm and arm != released.arm:
@@ -77,14 +79,22 @@ def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
 
 
 def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> Figure:
-    """A metric, the first of the recipe's if none is named, as reported and as the mean over the arm's rows."""
+    """A metric, the first of the recipe's if none is named, as reported and as the mean over the
+    arm's rows."""
     stage, rows, entries = _evaluated(subject)
     stage.artifacts["evaluation"].verify()
     evaluation = stage.load("evaluation", Evaluation)
     arm = evaluation.arms[subject.arm]
-    metric = metric or next((each.name for each in evaluation.metrics if arm.mean(each.name) is not None), "")
-    present = [value for value in _values(profile, metric, entries, rows).values() if value is not None]
-    recomputed, file = sum(present) / len(present) if present else None, stage.path(f"arm_{subject.arm}")
+    metric = metric or next(
+        (each.name for each in evaluation.metrics if arm.mean(each.name) is not None), ""
+    )
+    present = [
+        value for value in _values(profile, metric, entries, rows).values() if value is not None
+    ]
+    recomputed, file = (
+        sum(present) / len(present) if present else None,
+        stage.path(f"arm_{subject.arm}"),
+    )
     return Figure(metric, arm.mean(metric), recomputed, len(present), len(entries), stage, file)
 
 
@@ -95,7 +105,9 @@ def rows_behind(
     stage, rows, entries = _evaluated(subject)
     values, by_id = _values(profile, metric, entries, rows), {row.id: row for row in rows}
     if unknown := [each for each in ids if each not in by_id]:
-        raise ConfigError(f"row `{unknown[0]}`: is not among the {len(rows):,} test questions of {subject.run.name}")
+        raise ConfigError(
+            f"row `{unknown[0]}`: is not among the {len(rows):,} test questions of {subject.run.name}"
+        )
     lowest = sorted((value, each) for each, value in values.items() if value is not None)[:worst]
     arm = {entry.row_id: entry for entry in entries}
     has_teacher = subject.arm != "teacher" and "arm_teacher" in stage.artifacts
@@ -116,15 +128,21 @@ def _evaluated(subject: Subject) -> tuple[StageResult, list[Row], list[ArmRow]]:
 
 def _entries(stage: StageResult, arm: str) -> list[ArmRow]:
     if (artifact := stage.artifacts.get(f"arm_{arm}")) is None:
-        known = ", ".join(name.removeprefix("arm_") for name in stage.artifacts if name.startswith("arm_"))
+        known = ", ".join(
+            name.removeprefix("arm_") for name in stage.artifacts if name.startswith("arm_")
+        )
         raise ConfigError(f"run {stage.run_id}: did not evaluate an arm `{arm}`; it has {known}")
     return list(read_jsonl(artifact.verify(), ArmRow))
 
 
-def _values(profile: Profile, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]) -> dict[str, float | None]:
+def _values(
+    profile: Profile, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]
+) -> dict[str, float | None]:
     scores = scores_of(entries, rows, get_recipe(profile.recipe))
     if metric not in scores:
-        raise ConfigError(f"metric `{metric}`: is not a mean over rows; those are {', '.join(scores)}")
+        raise ConfigError(
+            f"metric `{metric}`: is not a mean over rows; those are {', '.join(scores)}"
+        )
     # A recipe may give True for 1.
     return {row: None if value is None else float(value) for row, value in scores[metric].items()}
 

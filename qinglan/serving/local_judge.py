@@ -1,6 +1,8 @@
-"""The local judge: the champion of a registered judge of passages, served on loopback while RL needs it.
+"""The local judge: the champion of a registered judge of passages, served on loopback while RL
+needs it.
 
-It is asked through the ledger; the keys have the digest of its weights, so that no version is given another's answers.
+It is asked through the ledger; the keys have the digest of its weights, so that no version is given
+another's answers.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,7 +45,10 @@ class ReleasedJudge:
     @property
     def identity(self) -> dict[str, Any]:
         answers = self.settings.model_dump(mode="json", include={"model", "max_tokens", "extra"})
-        return answers | {"sha256": self.released.sha256, "recipe": recipe_key(self.released.recipe)}
+        return answers | {
+            "sha256": self.released.sha256,
+            "recipe": recipe_key(self.released.recipe),
+        }
 
     @property
     def key_salt(self) -> str:
@@ -60,39 +65,51 @@ class JudgeServer:
 
     @property
     def endpoint(self) -> Endpoint:
-        settings = self.judge.settings.model_dump(include={"max_tokens", "concurrency", "timeout_s"})
+        settings = self.judge.settings.model_dump(
+            include={"max_tokens", "concurrency", "timeout_s"}
+        )
         return Endpoint(base_url=self.url, model=self.judge.name, **settings)
 
 
 def released_judge(profile: Profile) -> ReleasedJudge | None:
     """The judge that the profile's `judge.local` names, if any.
 
-    Raises:
-        ConfigError: it can't be asked by this recipe, there is no champion, or its prompt is another one by now.
-        ArtifactError: its weights can't be found.
+    Raises: ConfigError: it can't be asked by this recipe, there is no champion, or its prompt is
+        another one by now. ArtifactError: its weights can't be found.
     """
     if (local := profile.judge.local) is None:
         return None
     recipe, cluster = get_recipe(profile.recipe), profile.trainer.ray_dashboard_url
     if not recipe.retrieves:
-        raise ConfigError(f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out")
+        raise ConfigError(
+            f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out"
+        )
     if profile.trainer.is_elsewhere:
         problem = f"it is served on this machine only, which the nodes of {cluster} can't reach"
         raise ConfigError(f"judge.local: {problem}; leave it out, or train here")
     if (champion := registry_of(profile, local.model).read_champion()) is None:
-        hint = "train and release one (docs/how-to/answer-judge.md; `qinglan release list` shows them)"
+        hint = (
+            "train and release one (docs/how-to/answer-judge.md; `qinglan release list` shows them)"
+        )
         where = f"{local.model} has no champion in the registry at {profile.tracking_uri}"
         raise ConfigError(f"judge.local.model: {where}; {hint}, or leave it out")
     verdict_recipe(champion.recipe)
-    if champion.prompt_sha256 != prompt_digest(profile.model_copy(update={"recipe": champion.recipe})):
+    if champion.prompt_sha256 != prompt_digest(
+        profile.model_copy(update={"recipe": champion.recipe})
+    ):
         trained = f"version {champion.version} of {local.model} was trained with another prompt than recipe"
-        raise ConfigError(f"judge.local: {trained} `{champion.recipe}` has now; train and release it again")
+        raise ConfigError(
+            f"judge.local: {trained} `{champion.recipe}` has now; train and release it again"
+        )
     return ReleasedJudge(local, champion)
 
 
 @contextmanager
-def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: Say) -> Iterator[JudgeServer | None]:
-    """Its server, until the end; raises `EngineError`, with the end of its log, where it does not come up."""
+def serve_judge(
+    profile: Profile, judge: ReleasedJudge | None, logs: Path, say: Say
+) -> Iterator[JudgeServer | None]:
+    """Its server, until the end; raises `EngineError`, with the end of its log, where it does not
+    come up."""
     if judge is None:
         yield None
         return
@@ -101,19 +118,34 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
     as_served = profile.model_copy(
         update={
             "student": profile.student.model_copy(update={"max_new_tokens": local.max_tokens}),
-            "serve": profile.serve.model_copy(update={"backend": None, "extra": local.extra, "models_per_gpu": 1}),
-            "rl": profile.rl.model_copy(update={"tensor_model_parallel_size": len((local.gpu or "0").split(","))}),
-            "trainer": profile.trainer.model_copy(update={"device": "cuda" if local.gpu else "cpu"}),
+            "serve": profile.serve.model_copy(
+                update={"backend": None, "extra": local.extra, "models_per_gpu": 1}
+            ),
+            "rl": profile.rl.model_copy(
+                update={"tensor_model_parallel_size": len((local.gpu or "0").split(","))}
+            ),
+            "trainer": profile.trainer.model_copy(
+                update={"device": "cuda" if local.gpu else "cpu"}
+            ),
         }
     )
     with Processes(logs, say) as processes:
         # The same for a stage that is continued: a Ray job that is still running asks it there.
         port = PORTS[int(hash_fraction(str(logs.resolve())) * len(PORTS))]
         # As ms-swift looks at it, which takes another one silently.
-        processes.wait_until(f"port {port}", partial(port_problem, "", port, reuse=False), _PORT_FREE_WITHIN_S)
-        backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
-        processes.start("judge", serve_command(as_served, folder, backend, port, [local.gpu] if local.gpu else []))
-        messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", profile.tenant)
+        processes.wait_until(
+            f"port {port}", partial(port_problem, "", port, reuse=False), _PORT_FREE_WITHIN_S
+        )
+        backend = Backend(
+            url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version
+        )
+        processes.start(
+            "judge",
+            serve_command(as_served, folder, backend, port, [local.gpu] if local.gpu else []),
+        )
+        messages = verdict_recipe(judge.released.recipe).verdict_messages(
+            "问", "答", profile.tenant
+        )
         processes.wait_until(judge.name, partial(chat_probe(messages), backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
         yield JudgeServer(judge, backend.url, processes["judge"].require_running)

@@ -1,4 +1,5 @@
-"""Reads the registry in the background: the site never waits for a database or for the digest of 60 GB of weights.
+"""Reads the registry in the background: the site never waits for a database or for the digest of 60
+GB of weights.
 
 While the registry can't be read, the last state that was read stays in force.
 """
@@ -20,7 +21,8 @@ class RegistrySnapshot:
     aliases: dict[Alias, str]
     models: dict[str, Released]
     fallback_version: str | None = None
-    """The previous version, unless it was rolled back: it may answer where the champion can't start."""
+    """The previous version, unless it was rolled back: it may answer where the champion can't
+    start."""
 
     def of(self, alias: Alias) -> Released | None:
         return self.models.get(self.aliases.get(alias, ""))
@@ -52,7 +54,8 @@ class RegistryWatcher:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def withdraw(self, version: str, reason: str, at: float) -> None:
-        """Take the challenger's alias from this version as soon as the registry can be reached, once per verdict."""
+        """Take the challenger's alias from this version as soon as the registry can be reached,
+        once per verdict."""
         if at != self._withdrawn_at:
             self._withdrawal = version, reason, at
 
@@ -71,9 +74,15 @@ class RegistryWatcher:
                 self._check(version)
             fallback_version = self._fallback_version(aliases)
         except Exception as error:  # noqa: BLE001 (a locked database, a server or network that is down: all the same)
-            problem = str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}"
+            problem = (
+                str(error)
+                if isinstance(error, QinglanError)
+                else f"{type(error).__name__}: {error}"
+            )
             if self.problem is None:
-                self.say(f"registry: can't be read, the models in service stay ({problem.splitlines()[0]})")
+                self.say(
+                    f"registry: can't be read, the models in service stay ({problem.splitlines()[0]})"
+                )
             self.problem = problem
             return
         self.latest = RegistrySnapshot(aliases, dict(self._models), fallback_version)
@@ -97,7 +106,9 @@ class RegistryWatcher:
             return self._previous[1]
         version = aliases.get("previous")
         try:
-            fallback = version if version and not self.registry.version(version).rolled_back_to else None
+            fallback = (
+                version if version and not self.registry.version(version).rolled_back_to else None
+            )
         except Exception:  # noqa: BLE001 (a version that was deleted, say, and `_check` says so)
             return None
         self._previous = aliases, fallback
@@ -107,7 +118,9 @@ class RegistryWatcher:
         if version in self._models and not self._models[version].folder.is_dir():
             del self._models[version]
         if version not in self._checks:
-            if version not in self._models and time.monotonic() >= self._not_before.get(version, 0.0):
+            if version not in self._models and time.monotonic() >= self._not_before.get(
+                version, 0.0
+            ):
                 self._checks[version] = self._pool.submit(self._locate, version)
             return
         if not self._checks[version].done():
@@ -116,7 +129,9 @@ class RegistryWatcher:
             self._models[version] = self._checks.pop(version).result()
         except Exception as error:  # noqa: BLE001 (reported, and retried)
             self._not_before[version] = time.monotonic() + _CHECK_WEIGHTS_EVERY_S
-            self.say(f"version {version}: can't be served: {error}; next try in {_CHECK_WEIGHTS_EVERY_S:.0f} s")
+            self.say(
+                f"version {version}: can't be served: {error}; next try in {_CHECK_WEIGHTS_EVERY_S:.0f} s"
+            )
 
     def _locate(self, version: str) -> Released:
         released = self.registry.version(version)

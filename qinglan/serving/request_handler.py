@@ -1,6 +1,7 @@
 """From a question to an answer before the deadline: the model's, else the reason why there is none.
 
-The models' servers are asked with the same prompts as in training, greedily, over connections that stay open.
+The models' servers are asked with the same prompts as in training, greedily, over connections that
+stay open.
 """
 
 import asyncio
@@ -32,20 +33,23 @@ _RESERVE_S = 0.02
 """Of the deadline, a tenth at most: for what is left to do once a model is given up."""
 _MOST_CIRCUITS = 16
 _KEEP_ALIVE_S = 3.0
-"""Less than the 5 s after which uvicorn, and with it vLLM and ms-swift, closes a connection that lies idle."""
+"""Less than the 5 s after which uvicorn, and with it vLLM and ms-swift, closes a connection that
+lies idle."""
 _MOST_REWRITE_CHARS = 200
 _LOG = logging.getLogger(__name__)
 
 ServedRole = Literal["champion", "challenger", "none"]
 Source = Literal["model", "fallback", "none"]
-"""Whose text the answer was: the model's, in its place the recipe's fallback, or none, as the recipe has none."""
+"""Whose text the answer was: the model's, in its place the recipe's fallback, or none, as the
+recipe has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
     at: float
     role: ServedRole
-    """The model that the request was meant for, also where it failed; `none` where there was none to ask."""
+    """The model that the request was meant for, also where it failed; `none` where there was none
+    to ask."""
     version: str
     source: Source
     reason: str
@@ -55,7 +59,8 @@ class ServedAnswer:
     answer: str | None = None
     """The model's text, if that was the answer."""
     usage: dict[str, int] | None = None
-    """The tokens of the prompt and of the answer, as the model's server counts them; None where it does not."""
+    """The tokens of the prompt and of the answer, as the model's server counts them; None where it
+    does not."""
 
 
 class ModelAnswer(NamedTuple):
@@ -71,17 +76,22 @@ class ModelClient:
         # Requests are limited before they get here, and in time by whoever asks.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=None), cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         self.close = self._session.close
 
     async def answer(self, backend: Backend, question: Row, within_s: float) -> ModelAnswer:
-        """The model's answer, fit to be used; a `ModelError` is transient where the server is at fault."""
+        """The model's answer, fit to be used; a `ModelError` is transient where the server is at
+        fault."""
         try:
             async with asyncio.timeout(within_s):
                 text, usage = await self._ask(backend, question)
         except TimeoutError:
-            raise ModelError(f"{backend.url}: no answer in time", "model_timeout", transient=True) from None
+            raise ModelError(
+                f"{backend.url}: no answer in time", "model_timeout", transient=True
+            ) from None
         return ModelAnswer(self._usable(text), usage)
 
     async def _ask(self, backend: Backend, question: Row) -> ModelAnswer:
@@ -97,18 +107,27 @@ class ModelClient:
                 status, content = await self._post(backend, data)
             except aiohttp.ClientConnectorError:
                 raise
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # a kept connection, closed by a restart
+            except (
+                aiohttp.ServerDisconnectedError,
+                aiohttp.ClientOSError,
+            ):  # a kept connection, closed by a restart
                 status, content = await self._post(backend, data)
         except (aiohttp.ClientError, OSError) as error:
-            raise ModelError(f"{backend.url}: {error}", "model_unreachable", transient=True) from error
+            raise ModelError(
+                f"{backend.url}: {error}", "model_unreachable", transient=True
+            ) from error
         if status != 200:
             at_fault = status >= 500 or status in (401, 403, 404, 408, 429)
-            raise ModelError(f"{backend.url}: HTTP status {status}", "model_error", transient=at_fault)
+            raise ModelError(
+                f"{backend.url}: HTTP status {status}", "model_error", transient=at_fault
+            )
         return _read(content, backend)
 
     async def _post(self, backend: Backend, data: bytes) -> tuple[int, bytes]:
         url, headers = f"{backend.url}/chat/completions", {"content-type": "application/json"}
-        async with self._session.post(url, data=data, headers=headers, allow_redirects=False) as response:
+        async with self._session.post(
+            url, data=data, headers=headers, allow_redirects=False
+        ) as response:
             return response.status, await response.read()
 
     def _usable(self, text: str) -> str:
@@ -140,16 +159,20 @@ def _read(content: bytes, backend: Backend) -> ModelAnswer:
         text, ended = choice["message"]["content"], choice.get("finish_reason")
         usage = {name: int(counted[name]) for name in USAGE} if counted.keys() >= USAGE else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{backend.url}: the answer is no chat completion", "model_error", transient=True) from error
+        raise ModelError(
+            f"{backend.url}: the answer is no chat completion", "model_error", transient=True
+        ) from error
     if ended == "length":
         raise ModelError("the answer was cut at student.max_new_tokens", "truncated")
     return ModelAnswer(text if isinstance(text, str) else "", usage)
 
 
 class EventLoopLag:
-    """How far the event loop is behind: for so long may a request have waited before this process saw it.
+    """How far the event loop is behind: for so long may a request have waited before this process
+    saw it.
 
-    Without it, a process that gets too little of the CPU would give each request its whole deadline and fall behind.
+    Without it, a process that gets too little of the CPU would give each request its whole deadline
+    and fall behind.
     """
 
     _due_s = float("inf")
@@ -164,7 +187,9 @@ class EventLoopLag:
 
 
 class RequestHandler:
-    def __init__(self, config: Serve, table: RouteTable, models: ModelClient, lag_s: Callable[[], float]) -> None:
+    def __init__(
+        self, config: Serve, table: RouteTable, models: ModelClient, lag_s: Callable[[], float]
+    ) -> None:
         self._config, self._table, self._models, self._lag_s = config, table, models, lag_s
         deadline_s = config.deadline_ms / 1000
         self._allowed_s = deadline_s - min(_RESERVE_S, deadline_s / 10)
@@ -172,7 +197,8 @@ class RequestHandler:
         self.in_flight = 0
 
     async def answer(self, question: Row, arrived: float) -> ServedAnswer:
-        """The answer before the deadline; a model's failure becomes a reason. `arrived` is by `time.perf_counter`."""
+        """The answer before the deadline; a model's failure becomes a reason. `arrived` is by
+        `time.perf_counter`."""
         give_up = arrived - self._lag_s() + self._allowed_s
         role: ServedRole = "none"
         version, answer, usage, reason = "", None, None, ""
@@ -194,7 +220,9 @@ class RequestHandler:
         if answer is None:
             source = "none" if self._models.recipe.fallback(question) is None else "fallback"
         latency_ms = 1000 * (time.perf_counter() - arrived)
-        return ServedAnswer(time.time(), role, version, source, reason, latency_ms, question.id, answer, usage)
+        return ServedAnswer(
+            time.time(), role, version, source, reason, latency_ms, question.id, answer, usage
+        )
 
     def is_open(self, backend: Backend | None) -> bool:
         return backend in self._circuits and self._circuits[backend].is_open
@@ -231,5 +259,6 @@ class RequestHandler:
 
 
 def describe_without_text(error: BaseException) -> str:
-    """The error's kind and the lines of code that it came through; its message may hold what a user asked."""
+    """The error's kind and the lines of code that it came through; its message may hold what a user
+    asked."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()

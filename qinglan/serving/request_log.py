@@ -1,8 +1,10 @@
-"""Logs live questions as a workbook for the next night: after consent and redaction, into one file a day.
+"""Logs live questions as a workbook for the next night: after consent and redaction, into one file
+a day.
 
-A thread writes; where it can't keep up, lines are lost and counted, and no answer ever waits. A day's lines go to
-`<day>.jsonl.partial`, which gets its final name when its day or its process ends, so that others read whole files only;
-the next process finishes what a killed one left, whose lock is free. A second file of a day is `<day>.2.jsonl`.
+A thread writes; where it can't keep up, lines are lost and counted, and no answer ever waits. A
+day's lines go to `<day>.jsonl.partial`, which gets its final name when its day or its process ends,
+so that others read whole files only; the next process finishes what a killed one left, whose lock
+is free. A second file of a day is `<day>.2.jsonl`.
 """
 
 import fcntl
@@ -47,28 +49,39 @@ _MOBILE = (
     rf"(?:\d{{4}}{_MOBILE_GAP}\d{{4}}|\d{{3}}{_MOBILE_GAP}\d{{5}})(?!\d)"
 )
 _MOST_REDACTED_CHARS = 4_000
-"""Characters of a text that are looked at: a longer question is not logged, of a longer answer only the beginning."""
+"""Characters of a text that are looked at: a longer question is not logged, of a longer answer only
+the beginning."""
 _MOST_WAITING = 10_000
 _TICK_S = 0.5
 _LOG = logging.getLogger(__name__)
 
 
 class RequestLogWriter:
-    """The log of one router. `close` it, or the day's file keeps its `.partial` until the next start."""
+    """The log of one router. `close` it, or the day's file keeps its `.partial` until the next
+    start."""
 
     def __init__(
-        self, folder: Path, profile: Profile, today: Callable[[], date] = date.today, *, must_work: bool = True
+        self,
+        folder: Path,
+        profile: Profile,
+        today: Callable[[], date] = date.today,
+        *,
+        must_work: bool = True,
     ) -> None:
-        """Raises `ConfigError` where the folder can't be used; unless it `must_work`, each line tries it again."""
+        """Raises `ConfigError` where the folder can't be used; unless it `must_work`, each line
+        tries it again."""
         self._profile, self._folder, self._today = profile, folder, today
         self._serve, self._config = profile.serve, profile.serve.request_log
         self._inputs = get_recipe(profile.recipe).INPUTS
         self._forgotten = Tombstones.read(profile.paths.state)
         self._columns = InputColumns.of(profile.data, self._inputs).names
         self._day: DayFile | None = None
-        self._waiting: queue.Queue[tuple[ServedAnswer, Row, str] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[ServedAnswer, Row, str] | None] = queue.Queue(
+            _MOST_WAITING
+        )
         self.outcomes: Counter[str] = Counter()
-        """Lines by what became of them: one of `Outcome`, `forgotten`, `unusable`, `queue_full` or `failed`."""
+        """Lines by what became of them: one of `Outcome`, `forgotten`, `unusable`, `queue_full` or
+        `failed`."""
         self.is_failing = False
         try:
             self._prepare()
@@ -83,14 +96,19 @@ class RequestLogWriter:
 
     def may_keep(self, client: str, consent: str | None) -> bool:
         allowed = self._serve.consent_of(client)
-        return allowed == "all" or (allowed == "header" and (consent or "").strip().lower() == "yes")
+        return allowed == "all" or (
+            allowed == "header" and (consent or "").strip().lower() == "yes"
+        )
 
     def put(self, served: ServedAnswer, question: Row, client: str = "") -> None:
-        """Have it written, if reading would not refuse it; returns at once. `client` is empty where none has a key."""
+        """Have it written, if reading would not refuse it; returns at once. `client` is empty where
+        none has a key."""
         data = self._profile.data
         context = sum(map(len, (question.profile, question.history, *question.inputs.values())))
         longest = _MOST_REDACTED_CHARS if self._config.redact else sys.maxsize
-        is_too_long = len(question.query) > data.max_query_chars or context > min(data.max_context_chars, longest)
+        is_too_long = len(question.query) > data.max_query_chars or context > min(
+            data.max_context_chars, longest
+        )
         if is_too_long or not normalise(question.query):
             self.outcomes["unusable"] += 1
             return
@@ -124,7 +142,11 @@ class RequestLogWriter:
         except Exception as error:  # noqa: BLE001 (a full disk costs lines, not the thread)
             if not self.is_failing:
                 why = error.strerror if isinstance(error, OSError) else describe_without_text(error)
-                _LOG.error("serve.request_log.folder: %s: %s; lines are lost until that ends", self._folder, why)
+                _LOG.error(
+                    "serve.request_log.folder: %s: %s; lines are lost until that ends",
+                    self._folder,
+                    why,
+                )
             self.is_failing = True
             return False
         return True
@@ -169,11 +191,14 @@ class RequestLogWriter:
             "answer": clean(served.answer) if served.answer else None,
         }
         key = self._serve.clients.get(client)
-        self.outcomes[self._todays_file().add(identity, record, client, key.logged_per_day if key else None)] += 1
+        self.outcomes[
+            self._todays_file().add(identity, record, client, key.logged_per_day if key else None)
+        ] += 1
 
 
 class DayFile:
-    """What one process writes on one day. Every question once, also those in the day's earlier files."""
+    """What one process writes on one day. Every question once, also those in the day's earlier
+    files."""
 
     def __init__(self, folder: Path, day: date) -> None:
         self._folder, self.day = folder, day
@@ -187,8 +212,11 @@ class DayFile:
         self._path: Path | None = None
         self._file, self._size = -1, 0
 
-    def add(self, identity: str, record: dict[str, Any], origin: str = "", quota: int | None = None) -> Outcome:
-        """Write a record that holds this id, unless the day has that question already, or its quota of this origin.
+    def add(
+        self, identity: str, record: dict[str, Any], origin: str = "", quota: int | None = None
+    ) -> Outcome:
+        """Write a record that holds this id, unless the day has that question already, or its quota
+        of this origin.
 
         Raises `OSError` where it can't; the file is as it was before.
         """
@@ -218,19 +246,25 @@ class DayFile:
             self.finish()
         if self._path is None:
             self._open()
-        if os.write(self._file, line) != len(line):  # the disk is full: half a line would spoil the next one
+        if os.write(self._file, line) != len(
+            line
+        ):  # the disk is full: half a line would spoil the next one
             os.ftruncate(self._file, self._size)
             raise OSError(28, os.strerror(28))
         self._size += len(line)
 
     def _open(self) -> None:
         for number in itertools.count(1):
-            final = self._folder / (f"{self.day}.jsonl" if number == 1 else f"{self.day}.{number}.jsonl")
+            final = self._folder / (
+                f"{self.day}.jsonl" if number == 1 else f"{self.day}.{number}.jsonl"
+            )
             path = final.with_name(final.name + _PARTIAL)
             if final.exists():
                 continue
             with suppress(FileExistsError):
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+                self._file = os.open(
+                    path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600
+                )
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 if not final.exists():
                     self._path, self._size = path, 0
@@ -242,7 +276,9 @@ class DayFile:
 def finish_leftovers(folder: Path) -> None:
     """Finish the files of processes that were killed; half a line at the end is cut off."""
     for path in _files(folder):
-        with suppress(FileNotFoundError):  # its process, or another one that starts, has just finished it
+        with suppress(
+            FileNotFoundError
+        ):  # its process, or another one that starts, has just finished it
             # An empty one may be another process's that has not got its lock yet.
             if not path.name.endswith(_PARTIAL) or not path.stat().st_size:
                 continue
@@ -276,7 +312,9 @@ def _is_identity(text: str) -> bool:
         date(int(number[6:10]), int(number[10:12]), int(number[12:14]))
     except ValueError:
         return False
-    total = sum(pow(2, 17 - place, 11) * "0123456789X".index(sign) for place, sign in enumerate(number))
+    total = sum(
+        pow(2, 17 - place, 11) * "0123456789X".index(sign) for place, sign in enumerate(number)
+    )
     return number[6:8] in ("18", "19", "20") and total % 11 == 1
 
 
@@ -293,17 +331,28 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (
-    _Kind("[邮箱]", re.compile(r"[A-Za-z0-9._%+\-]{1,64}@(?:[A-Za-z0-9\-]{1,63}\.){1,8}[A-Za-z0-9\-]{2,63}")),
-    _Kind("[身份证号]", re.compile(rf"(?<!\d)[1-9](?:{_GAP}\d){{16}}{_GAP}[\dXx](?![\dA-Za-z])"), _is_identity),
+    _Kind(
+        "[邮箱]",
+        re.compile(r"[A-Za-z0-9._%+\-]{1,64}@(?:[A-Za-z0-9\-]{1,63}\.){1,8}[A-Za-z0-9\-]{2,63}"),
+    ),
+    _Kind(
+        "[身份证号]",
+        re.compile(rf"(?<!\d)[1-9](?:{_GAP}\d){{16}}{_GAP}[\dXx](?![\dA-Za-z])"),
+        _is_identity,
+    ),
     _Kind(
         "[银行卡号]",
-        re.compile(rf"(?<!\d)(?:[3-69]\d{{12,18}}|[3-69]\d{{3}}(?:{_GAP}\d{{4}}){{2,3}}(?:{_GAP}\d{{1,4}})?)(?!\d)"),
+        re.compile(
+            rf"(?<!\d)(?:[3-69]\d{{12,18}}|[3-69]\d{{3}}(?:{_GAP}\d{{4}}){{2,3}}(?:{_GAP}\d{{1,4}})?)(?!\d)"
+        ),
         _is_bank_card,
     ),
     _Kind("[手机号]", re.compile(_MOBILE)),
     _Kind(
         "[座机号]",
-        re.compile(rf"(?<!\d)(?:(?:\+|00)86{_GAP}\(?0?|\(?0)(?:10|2\d|[3-9]\d\d)\)?{_GAP}\d{{3,4}}{_GAP}\d{{4}}(?!\d)"),
+        re.compile(
+            rf"(?<!\d)(?:(?:\+|00)86{_GAP}\(?0?|\(?0)(?:10|2\d|[3-9]\d\d)\)?{_GAP}\d{{3,4}}{_GAP}\d{{4}}(?!\d)"
+        ),
     ),
 )
 """In this order: a card number may look like other numbers in part."""
@@ -316,7 +365,8 @@ def redact(text: str) -> str:
     """
     text = text[:_MOST_REDACTED_CHARS]
     for kind in _KINDS:
-        # Full-width signs and foreign digits as ASCII, one for one, so that places in both texts are the same.
+        # Full-width signs and foreign digits as ASCII, one for one, so that places in both texts
+        # are the same.
         plain = text if text.isascii() else "".join(map(_plain_sign, text))
         if "@" not in plain:
             if sum(map(str.isdigit, plain)) < 10:

@@ -1,8 +1,10 @@
-"""The router as a process of its own: `python -m qinglan.serving.router --profile NAME --routes FILE`.
+"""The router as a process of its own: `python -m qinglan.serving.router --profile NAME --routes
+FILE`.
 
-The first line on standard output is the address. It serves OpenAI's chat completions, health, and metrics for
-Prometheus, which never hold a text, and imports neither an engine nor Prefect nor MLflow. A question is answered with
-HTTP 200 and a text where the recipe has a fallback for a model that fails, else a failure is an HTTP 503 with the why.
+The first line on standard output is the address. It serves OpenAI's chat completions, health, and
+metrics for Prometheus, which never hold a text, and imports neither an engine nor Prefect nor
+MLflow. A question is answered with HTTP 200 and a text where the recipe has a fallback for a model
+that fails, else a failure is an HTTP 503 with the why.
 """
 
 import argparse
@@ -23,7 +25,14 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 import uvicorn
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import Field, ValidationError
@@ -80,18 +89,27 @@ class RouterRequest(ChatRequest):
     """What else the recipe needs, by `Input.name`."""
 
     def question(self, tenant: str, inputs: Sequence[Input]) -> Row:
-        """The last user message with the recipe's inputs, as a row like those of the training, without its labels."""
+        """The last user message with the recipe's inputs, as a row like those of the training,
+        without its labels."""
         texts = {"query": self.last_user_text, "profile": self.profile, "history": self.history}
         asked = {name: without_illegal(text or "").strip() for name, text in texts.items()}
         if not asked["query"]:
-            raise RefusedError(400, "messages: there is no user message with text; the last one is the question")
-        given = {name: text for name, value in self.inputs.items() if (text := without_illegal(value).strip())}
+            raise RefusedError(
+                400, "messages: there is no user message with text; the last one is the question"
+            )
+        given = {
+            name: text
+            for name, value in self.inputs.items()
+            if (text := without_illegal(value).strip())
+        }
         known = {each.name for each in inputs}
         if unknown := [name for name in given if name not in known]:
             names = ", ".join(sorted(known)) or "none"
             raise RefusedError(400, f"inputs: there is no `{unknown[0]}` here, but {names}")
         if missing := [each for each in inputs if each.is_asked and each.name not in given]:
-            raise RefusedError(400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked")
+            raise RefusedError(
+                400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked"
+            )
         identity = row_id(tenant, **asked, inputs=identifying(given, inputs))
         return Row(id=identity, tenant=tenant, **asked, inputs=given, source="router")
 
@@ -107,14 +125,20 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._answers = Counter(
-            f"{_PREFIX}_answers", "Answered requests", ("role", "version", "source", "reason"), registry=self.registry
+            f"{_PREFIX}_answers",
+            "Answered requests",
+            ("role", "version", "source", "reason"),
+            registry=self.registry,
         )
         self._latency = Histogram(
             f"{_PREFIX}_latency_seconds", "From a request's arrival to its answer", ("role", "source"),
             buckets=_LATENCY_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self.refused = Counter(
-            f"{_PREFIX}_refused", "Requests with an HTTP error for an answer", ("status",), registry=self.registry
+            f"{_PREFIX}_refused",
+            "Requests with an HTTP error for an answer",
+            ("status",),
+            registry=self.registry,
         )
         ProcessCollector(registry=self.registry)
 
@@ -128,18 +152,25 @@ class LogLines(Collector):
     outcomes: Mapping[str, int]
 
     def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(f"{_PREFIX}_log_lines", "Lines for the request log", labels=["outcome"])
+        family = CounterMetricFamily(
+            f"{_PREFIX}_log_lines", "Lines for the request log", labels=["outcome"]
+        )
         for outcome, lines in sorted(dict(self.outcomes).items()):
             family.add_metric([outcome], lines)
         yield family
 
 
 def create_app(
-    profile: Profile, routes: Path, observer: CanaryObserver | None = None, *, restarted: bool = False
+    profile: Profile,
+    routes: Path,
+    observer: CanaryObserver | None = None,
+    *,
+    restarted: bool = False,
 ) -> Starlette:
     """The service for one tenant, with the models that the file `routes` names.
 
-    If it is `restarted`, a request log's folder that can't be used any more costs lines, not answers.
+    If it is `restarted`, a request log's folder that can't be used any more costs lines, not
+    answers.
     """
     service = _Service(profile, routes, observer, restarted)
     routes_to = [
@@ -166,7 +197,9 @@ class _Service:
     _try: TryPage
     """These two from the lifespan's start."""
 
-    def __init__(self, profile: Profile, routes: Path, observer: CanaryObserver | None, restarted: bool) -> None:
+    def __init__(
+        self, profile: Profile, routes: Path, observer: CanaryObserver | None, restarted: bool
+    ) -> None:
         self._profile, self._config, self._observer = profile, profile.serve, observer
         self._recipe = get_recipe(profile.recipe)
         self._names = (profile.model_name, CHAMPION)
@@ -204,11 +237,17 @@ class _Service:
         request = await self._read(http, RouterRequest)
         if request.model not in self._names:
             known = " and ".join(self._names)
-            raise RefusedError(404, f"The model `{request.model}` does not exist; there are {known}")
+            raise RefusedError(
+                404, f"The model `{request.model}` does not exist; there are {known}"
+            )
         question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
         served = await self._handler.answer(question, arrived)
-        keep = self._log is not None and self._log.may_keep(client, http.headers.get(CONSENT_HEADER))
-        asyncio.get_running_loop().call_soon(self._record, served, question, client if keep else None)
+        keep = self._log is not None and self._log.may_keep(
+            client, http.headers.get(CONSENT_HEADER)
+        )
+        asyncio.get_running_loop().call_soon(
+            self._record, served, question, client if keep else None
+        )
         return self._response(served, question, request)
 
     async def try_page(self, _http: Request) -> Response:
@@ -222,16 +261,21 @@ class _Service:
         self._authorise(http)
         request = await self._read(http, TryRequest)
         if request.arm not in self._try.arms:
-            raise RefusedError(400, f"arm: there is no `{request.arm}` here, but {', '.join(self._try.arms)}")
+            raise RefusedError(
+                400, f"arm: there is no `{request.arm}` here, but {', '.join(self._try.arms)}"
+            )
         question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
-        return JSONResponse(await self._try.ask(request.arm, question, self._handler.unfit_reason(question)))
+        return JSONResponse(
+            await self._try.ask(request.arm, question, self._handler.unfit_reason(question))
+        )
 
     async def models(self, http: Request) -> Response:
         self._authorise(http)
         return JSONResponse(model_list(self._names))
 
     async def health(self, _http: Request) -> Response:
-        """Which models are in service; 200 as long as this process can answer at all, by its fallback if need be."""
+        """Which models are in service; 200 as long as this process can answer at all, by its
+        fallback if need be."""
         routes = self._table.routes
         health = {
             "status": "ok" if self._is_serving() else "degraded",
@@ -242,32 +286,55 @@ class _Service:
             "request_log": self._log and ("failing" if self._log.is_failing else "ok"),
         }
         if not self._keys:  # with a key set, a client without it gets no details
-            health |= {"challenger_dropped": self._table.dropped_reason, "problem": self._table.problem}
+            health |= {
+                "challenger_dropped": self._table.dropped_reason,
+                "problem": self._table.problem,
+            }
         return JSONResponse(health)
 
     async def metrics(self, http: Request) -> Response:
         self._authorise(http)
-        return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            generate_latest(self._metrics.registry),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+        )
 
     async def refuse(self, _http: Request, error: Exception) -> Response:
-        status, said = (error.status_code, error.detail) if isinstance(error, RefusedError) else (500, str(error))
+        status, said = (
+            (error.status_code, error.detail)
+            if isinstance(error, RefusedError)
+            else (500, str(error))
+        )
         self._metrics.refused.labels(str(status)).inc()
         # What is left of the request stays unread, so nothing more can come on this connection.
         closing = {"connection": "close"} if status in (401, 408, 413) else None
         return JSONResponse(error_body(status, said), status, closing)
 
     def _authorise(self, http: Request) -> str:
-        """The client's name; empty where no key is needed, though not for another site's page in a browser."""
+        """The client's name; empty where no key is needed, though not for another site's page in a
+        browser."""
         if not self._keys:
             own = (None, "localhost", "127.0.0.1", "::1", self._config.host)
-            if http.url.hostname not in own:  # another site's name may be given this machine's address
-                raise RefusedError(403, f"a router without keys is asked as localhost, not as {http.url.hostname}")
-            if (origin := http.headers.get("origin")) and origin.partition("://")[2] != http.headers.get("host"):
-                raise RefusedError(403, "a page from elsewhere may ask nothing of a router without keys")
+            if (
+                http.url.hostname not in own
+            ):  # another site's name may be given this machine's address
+                raise RefusedError(
+                    403, f"a router without keys is asked as localhost, not as {http.url.hostname}"
+                )
+            if (origin := http.headers.get("origin")) and origin.partition("://")[
+                2
+            ] != http.headers.get("host"):
+                raise RefusedError(
+                    403, "a page from elsewhere may ask nothing of a router without keys"
+                )
             return ""
         kind, _, given = http.headers.get("authorization", "").partition(" ")
         # Each key is compared, so that the time does not say which one is nearest.
-        names = [name for name, key in self._keys.items() if hmac.compare_digest(given.strip().encode(), key)]
+        names = [
+            name
+            for name, key in self._keys.items()
+            if hmac.compare_digest(given.strip().encode(), key)
+        ]
         if not names or kind.lower() != "bearer":
             raise RefusedError(401, "wrong key: send the header `authorization: Bearer KEY`")
         return names[0]
@@ -282,7 +349,9 @@ class _Service:
                         raise RefusedError(413, f"the body has more than {limit} bytes")
             return kind.model_validate_json(body)
         except TimeoutError:
-            raise RefusedError(408, f"the body did not come in within {BODY_WITHIN_S:g} s") from None
+            raise RefusedError(
+                408, f"the body did not come in within {BODY_WITHIN_S:g} s"
+            ) from None
         except ValidationError as error:
             raise RefusedError(400, first_flaw(error)) from None
 
@@ -294,18 +363,28 @@ class _Service:
             try:
                 self._observer.on_served(served, question)
             except Exception as error:  # noqa: BLE001 (the observer's mistake must not affect the next request)
-                _LOG.error("the canary's observer did not take an answer: %s", describe_without_text(error))
+                _LOG.error(
+                    "the canary's observer did not take an answer: %s", describe_without_text(error)
+                )
 
     def _response(self, served: ServedAnswer, question: Row, request: RouterRequest) -> Response:
-        details = {name: getattr(served, name) or None for name in ("source", "reason", "role", "version", "row_id")}
-        headers = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in details.items() if value}
+        details = {
+            name: getattr(served, name) or None
+            for name in ("source", "reason", "role", "version", "row_id")
+        }
+        headers = {
+            f"x-qinglan-{name.replace('_', '-')}": value for name, value in details.items() if value
+        }
         text = self._recipe.fallback(question) if served.answer is None else served.answer
         if text is None:
-            # The recipe has no fallback: an unfit question is an error of the client, all else may pass.
+            # The recipe has no fallback: an unfit question is an error of the client, all else may
+            # pass.
             status, problem = 503, "the model gave no usable answer in time"
             if served.reason in UNFIT:
                 status, problem = 400, "the question is not fit for the model"
-            return JSONResponse(error_body(status, f"{problem}: {served.reason}", served.reason), status, headers)
+            return JSONResponse(
+                error_body(status, f"{problem}: {served.reason}", served.reason), status, headers
+            )
         stream = bool(request.stream)
         message = {"role": "assistant", "content": text} | ({} if stream else {"refusal": None})
         identity = f"{served.row_id}{time.time_ns():x}"
@@ -316,7 +395,9 @@ class _Service:
         if request.stream_options and request.stream_options.include_usage:
             chunks.append(body | {"choices": [], "usage": served.usage})
         events = [*(json.dumps(chunk, ensure_ascii=False) for chunk in chunks), "[DONE]"]
-        return Response("".join(f"data: {each}\n\n" for each in events), 200, headers, "text/event-stream")
+        return Response(
+            "".join(f"data: {each}\n\n" for each in events), 200, headers, "text/event-stream"
+        )
 
     def _add_gauges(self) -> None:
         def add(name: str, what: str, value: Callable[[], float]) -> None:
@@ -337,7 +418,10 @@ class _Service:
     def _state(self, backend: Backend | None) -> dict[str, Any] | None:
         if backend is None:
             return None
-        return {"version": backend.version, "circuit": "open" if self._handler.is_open(backend) else "closed"}
+        return {
+            "version": backend.version,
+            "circuit": "open" if self._handler.is_open(backend) else "closed",
+        }
 
 
 async def _hang_up(_http: Request, _error: Exception) -> Response:
@@ -382,7 +466,8 @@ def main() -> int:
         backlog=backlog, timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(profile.serve.deadline_ms / 1000) + _LAST_ANSWERS_S,
     )  # fmt: skip
-    # What is loaded by now stays: looking through it for garbage again and again would hold requests up.
+    # What is loaded by now stays: looking through it for garbage again and again would hold
+    # requests up.
     gc.collect()
     gc.freeze()
     host, port = listener.getsockname()[:2]
@@ -393,27 +478,42 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Question in, answer out: the champion behind OpenAI's protocol.")
+    parser = argparse.ArgumentParser(
+        description="Question in, answer out: the champion behind OpenAI's protocol."
+    )
     parser.add_argument("--profile", required=True, help="name or path")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
-    parser.add_argument("--routes", required=True, type=Path, help="file that names the models in service")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting"
+    )
+    parser.add_argument(
+        "--routes", required=True, type=Path, help="file that names the models in service"
+    )
     parser.add_argument("--port", type=int, help="instead of serve.port; 0 takes a free one")
-    parser.add_argument("--watch", type=Path, metavar="FOLDER", help="watch canaries, and keep how they stand here")
-    parser.add_argument("--restarted", action="store_true", help="go on where the request log's folder is gone")
+    parser.add_argument(
+        "--watch", type=Path, metavar="FOLDER", help="watch canaries, and keep how they stand here"
+    )
+    parser.add_argument(
+        "--restarted", action="store_true", help="go on where the request log's folder is gone"
+    )
     return parser.parse_args()
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With the protocol's number asyncio switches Nagle's algorithm off, which costs 40 ms a request.
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        # With the protocol's number asyncio switches Nagle's algorithm off, which costs 40 ms a
+        # request.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(backlog)
     except OSError as error:
         where = f"serve.host {host}, port {port}"
-        raise ConfigError(f"{where}: {error.strerror}; choose another with --port or serve.port") from error
+        raise ConfigError(
+            f"{where}: {error.strerror}; choose another with --port or serve.port"
+        ) from error
     return listener
 
 

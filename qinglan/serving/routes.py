@@ -1,4 +1,5 @@
-"""Which model answers: one small file that the site writes and the router reads, replaced whole at every change.
+"""Which model answers: one small file that the site writes and the router reads, replaced whole at
+every change.
 
 A request takes its backend once, so a change of routes affects only those that come after it.
 """
@@ -43,7 +44,9 @@ class Routes(BaseModel, frozen=True, extra="forbid"):
     def summary(self) -> str:
         if self.champion is None:
             return "no model; every answer is the fallback"
-        canary = f", version {self.challenger.version} gets {self.share:.0%}" if self.challenger else ""
+        canary = (
+            f", version {self.challenger.version} gets {self.share:.0%}" if self.challenger else ""
+        )
         return f"version {self.champion.version}{canary}"
 
     def write(self, path: Path) -> None:
@@ -58,7 +61,8 @@ class Routes(BaseModel, frozen=True, extra="forbid"):
 
 
 class RouteTable:
-    """The routes file, read again whenever it changes. Belongs to the event loop, which it never holds up for long."""
+    """The routes file, read again whenever it changes. Belongs to the event loop, which it never
+    holds up for long."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
@@ -83,18 +87,23 @@ class RouteTable:
     def pick(self, row_id: str) -> tuple[ModelRole, Backend] | None:
         routes = self.routes
         # Always the same questions for one version of the challenger, and others for the next.
-        if routes.challenger and hash_fraction(f"{routes.challenger.version}\x1f{row_id}") < routes.share:
+        if (
+            routes.challenger
+            and hash_fraction(f"{routes.challenger.version}\x1f{row_id}") < routes.share
+        ):
             return "challenger", routes.challenger
         return ("champion", routes.champion) if routes.champion else None
 
     def drop_challenger(self, reason: str) -> None:
-        """Give the challenger no more requests, until the file names another one, or `allow_challenger`."""
+        """Give the challenger no more requests, until the file names another one, or
+        `allow_challenger`."""
         if challenger := self.routes.challenger:
             self._dropped, self.dropped_reason = challenger.version, reason
             _LOG.warning("challenger %s gets no more requests: %s", challenger.version, reason)
 
     def allow_challenger(self) -> None:
-        """Accept a challenger again: the canary of the dropped one is over, so one that the file names now is new."""
+        """Accept a challenger again: the canary of the dropped one is over, so one that the file
+        names now is new."""
         self._dropped, self.dropped_reason = "", None
 
     def _read_if_changed(self) -> None:

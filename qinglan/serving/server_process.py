@@ -1,8 +1,11 @@
-"""Processes that serve, a model's or the router's: started, probed, ended where they stop answering, restarted.
+"""Processes that serve, a model's or the router's: started, probed, ended where they stop
+answering, restarted.
 
-A model's server is ms-swift's, by `python -m`: under SIGTERM `swift deploy` itself leaves its server behind.
+A model's server is ms-swift's, by `python -m`: under SIGTERM `swift deploy` itself leaves its
+server behind.
 
-Nothing here waits but `RouterProcess.start`, so that one server's failure delays nothing that another one needs.
+Nothing here waits but `RouterProcess.start`, so that one server's failure delays nothing that
+another one needs.
 """
 
 import time
@@ -39,13 +42,15 @@ class PortTakenError(EngineError):
 
 @dataclass
 class ServerProcess:
-    """One server's process, started by its creation, and what is known of its health. `step` never waits."""
+    """One server's process, started by its creation, and what is known of its health. `step` never
+    waits."""
 
     processes: Processes
     name: str
     command: Command
     probe: Callable[[], str | None]
-    """Why it does not answer, None if it does; it may take long. `PortTakenError` gives the server up at once."""
+    """Why it does not answer, None if it does; it may take long. `PortTakenError` gives the server
+    up at once."""
     pool: ThreadPoolExecutor
     start_within_s: float
     clock: Callable[[], float] = time.monotonic
@@ -64,7 +69,8 @@ class ServerProcess:
         self.since_s = self.clock()
 
     def step(self) -> str | None:
-        """Check it once. Why it failed, at the moment that it does: it has ended then, or is being ended."""
+        """Check it once. Why it failed, at the moment that it does: it has ended then, or is being
+        ended."""
         now = self.clock()
         if self.processes[self.name].status() is not None:
             failure = None if self.phase == "ending" else self.processes[self.name].failure()
@@ -77,9 +83,12 @@ class ServerProcess:
             self._probing = self.pool.submit(self.probe)
         elif self._probing and self._probing.done():
             probed, self._probing = self._probing, None
-            self._next_probe_s = now + (PROBE_EVERY_S if self.phase == "ready" else _PROBE_WHILE_STARTING_EVERY_S)
+            self._next_probe_s = now + (
+                PROBE_EVERY_S if self.phase == "ready" else _PROBE_WHILE_STARTING_EVERY_S
+            )
             try:
-                # It raises what is wrong on our side, such as too many open files: that is no missed probe.
+                # It raises what is wrong on our side, such as too many open files: that is no
+                # missed probe.
                 problem = probed.result()
             except PortTakenError as error:
                 return self._give_up(str(error))
@@ -104,10 +113,14 @@ class ServerProcess:
         self.processes[self.name].ask_to_end()
 
 
-def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, gpus: Sequence[str]) -> Command:
-    """ms-swift's OpenAI-compatible server for a merged model, on loopback; questions never reach its log.
+def serve_command(
+    profile: Profile, folder: Path, backend: Backend, port: int, gpus: Sequence[str]
+) -> Command:
+    """ms-swift's OpenAI-compatible server for a merged model, on loopback; questions never reach
+    its log.
 
-    ms-swift silently takes the next free port where this one is busy: ask the server for its models' names.
+    ms-swift silently takes the next free port where this one is busy: ask the server for its
+    models' names.
     """
     arguments: dict[str, Any] = {
         **model_arguments(profile, str(folder)),
@@ -131,33 +144,50 @@ def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, g
     env = engine_env(profile, str(folder))
     if profile.trainer.device == "cpu":
         arguments["device_map"] = "cpu"
-        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # vLLM's engine and worker are one process, as on one GPU
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
+            "0"  # vLLM's engine and worker are one process, as on one GPU
+        )
     argv = swift_argv(profile, "deploy", arguments | profile.serve.extra)
     return Command(argv, env | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else env)
 
 
 def places_of(profile: Profile, environment: Mapping[str, str]) -> list[list[str]] | None:
-    """The groups of GPUs that a model can have, a group as often as models share it; None on the CPU: no limit."""
+    """The groups of GPUs that a model can have, a group as often as models share it; None on the
+    CPU: no limit."""
     if profile.trainer.device == "cpu":
         return None
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(number) for number in range(profile.trainer.gpus_per_node)]
+    gpus = (
+        visible.split(",")
+        if visible
+        else [str(number) for number in range(profile.trainer.gpus_per_node)]
+    )
     size = profile.rl.tensor_model_parallel_size
     groups = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
     return groups * profile.serve.models_per_gpu
 
 
 def chat_probe(messages: list[Message]) -> Callable[[Backend], str | None]:
-    """A probe that asks a model's server for one token, after making sure that it is the right server."""
+    """A probe that asks a model's server for one token, after making sure that it is the right
+    server."""
     body: dict[str, Any] = {"messages": messages, "max_tokens": 1, "temperature": 0}
 
     def probe(backend: Backend) -> str | None:
         try:
-            with httpx2.Client(trust_env=False, verify=False, timeout=PROBE_WITHIN_S) as client:  # on loopback
-                names = [each["id"] for each in client.get(f"{backend.url}/models").raise_for_status().json()["data"]]
+            with httpx2.Client(
+                trust_env=False, verify=False, timeout=PROBE_WITHIN_S
+            ) as client:  # on loopback
+                names = [
+                    each["id"]
+                    for each in client.get(f"{backend.url}/models")
+                    .raise_for_status()
+                    .json()["data"]
+                ]
                 if backend.model not in names:
                     raise PortTakenError(f"another server is at {backend.url}: it has {names}")
-                answer = client.post(f"{backend.url}/chat/completions", json=body | {"model": backend.model})
+                answer = client.post(
+                    f"{backend.url}/chat/completions", json=body | {"model": backend.model}
+                )
                 text = answer.raise_for_status().json()["choices"][0]["message"]["content"]
         except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
@@ -182,7 +212,8 @@ class RouterProcess:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "router-probe"))
 
     def start(self) -> None:
-        """Start it and wait until it listens; raises `EngineError` where it ends, with its reason."""
+        """Start it and wait until it listens; raises `EngineError` where it ends, with its
+        reason."""
         self._launch(self.command.argv, announces=True)
         self.url = self.processes[ROUTER].address(ROUTER_START_WITHIN_S)
 
@@ -190,7 +221,9 @@ class RouterProcess:
         now = self.clock()
         if self._server is None:
             if now >= self._retry_at_s:
-                self._retry_at_s = now + _ROUTER_RETRY_S  # what keeps it from starting, such as a full disk, may pass
+                self._retry_at_s = (
+                    now + _ROUTER_RETRY_S
+                )  # what keeps it from starting, such as a full disk, may pass
                 argv = [word for word in self.command.argv if not word.startswith("--port=")]
                 self._launch([*argv, f"--port={self.url.rpartition(':')[2]}", "--restarted"])
             return

@@ -1,7 +1,9 @@
-"""The page at the router's address: one question to the teacher, the champion and the challenger, side by side.
+"""The page at the router's address: one question to the teacher, the champion and the challenger,
+side by side.
 
-Each arm is a request with a time limit of its own, so none delays another. None of it reaches the request log, the
-canary or the metrics. The teacher is asked through the ledger, as a run of its own a day that the budget counts.
+Each arm is a request with a time limit of its own, so none delays another. None of it reaches the
+request log, the canary or the metrics. The teacher is asked through the ledger, as a run of its own
+a day that the budget counts.
 """
 
 import asyncio
@@ -17,7 +19,14 @@ from qinglan.clients.rag import RagClient
 from qinglan.clients.roles import Addresses, Clients, open_clients
 from qinglan.config import EMBEDDED, Profile
 from qinglan.data.versions import INDEX, find_rows, latest_version, read_index
-from qinglan.errors import BudgetError, CallError, ModelError, QinglanError, RetrievalError, TeacherError
+from qinglan.errors import (
+    BudgetError,
+    CallError,
+    ModelError,
+    QinglanError,
+    RetrievalError,
+    TeacherError,
+)
 from qinglan.evaluation.reasons import words
 from qinglan.recipes import get_recipe, identifying
 from qinglan.rows import BottomK, Retrieved, Row, documents_of
@@ -44,11 +53,16 @@ class TryPage:
     def __init__(self, profile: Profile, table: RouteTable, models: ModelClient) -> None:
         self._profile, self._table, self._models = profile, table, models
         self._recipe, self._places = get_recipe(profile.recipe), asyncio.Semaphore(AT_ONCE)
-        self._stack, self._of_today, self._opening = AsyncExitStack(), AsyncExitStack(), asyncio.Lock()
+        self._stack, self._of_today, self._opening = (
+            AsyncExitStack(),
+            AsyncExitStack(),
+            asyncio.Lock(),
+        )
         self._teachers: Clients | None = None
         self._today: date | None = None
         self._rag: RagClient | None = None
-        """Both from the first question on: a missing key, or a ledger that can't be opened, must not end the router."""
+        """Both from the first question on: a missing key, or a ledger that can't be opened, must
+        not end the router."""
         self._searches = self._recipe.retrieves and profile.rag.url != EMBEDDED
         self._examples_version, self._examples = "", list[dict[str, Any]]()
 
@@ -59,10 +73,15 @@ class TryPage:
         is_real = "teacher" in roles and all(each and each.base_url != EMBEDDED for each in asked)
         has_teacher = profile.serve.try_page == "with_teacher" and is_real
         challenger = ["challenger"] if self._table.routes.challenger else []
-        return ["original"] * self._recipe.retrieves + ["teacher"] * has_teacher + ["champion", *challenger]
+        return (
+            ["original"] * self._recipe.retrieves
+            + ["teacher"] * has_teacher
+            + ["champion", *challenger]
+        )
 
     async def settings(self) -> dict[str, Any]:
-        """What the page needs to know, with examples from the test split of the latest dataset version."""
+        """What the page needs to know, with examples from the test split of the latest dataset
+        version."""
         asked = [each for each in self._recipe.INPUTS if each.is_asked]
         return {
             "model": self._profile.model_name,
@@ -74,11 +93,18 @@ class TryPage:
         }
 
     async def ask(self, arm: str, question: Row, unfit: str = "") -> dict[str, Any]:
-        """An arm's text, the time that it took, and the passages that it finds; what fails is a reason in words.
+        """An arm's text, the time that it took, and the passages that it finds; what fails is a
+        reason in words.
 
         `unfit`: why no model may be asked this question.
         """
-        answer: dict[str, Any] = {"arm": arm, "version": None, "text": None, "ms": None, "passages": None}
+        answer: dict[str, Any] = {
+            "arm": arm,
+            "version": None,
+            "text": None,
+            "ms": None,
+            "passages": None,
+        }
         reason = ""
         try:
             if unfit:
@@ -95,7 +121,9 @@ class TryPage:
             said = error if isinstance(error, QinglanError) else describe_without_text(error)
             _LOG.error("%s on the page to try: %s", arm, said)
             reason = "see_log"
-        return answer | {"reason": words(reason, "serving_reasons", "row_reasons")._asdict() if reason else None}
+        return answer | {
+            "reason": words(reason, "serving_reasons", "row_reasons")._asdict() if reason else None
+        }
 
     async def close(self) -> None:
         """Answers of the teacher that are under way get a moment, as they are paid for."""
@@ -122,13 +150,18 @@ class TryPage:
         if self._searches:
             found = await self._retrieve(question.query, None if arm == "original" else text)
             passages = zip(found.ids, found.titles, found.scores, strict=True)
-            answer["passages"] = [{"id": id_, "title": title, "score": score} for id_, title, score in passages]
+            answer["passages"] = [
+                {"id": id_, "title": title, "score": score} for id_, title, score in passages
+            ]
 
     async def _ask_teacher(self, question: Row) -> tuple[str, float | None]:
-        """Its text, and the time that it took when it was asked: the ledger may have known the answer."""
+        """Its text, and the time that it took when it was asked: the ledger may have known the
+        answer."""
         try:
             async with asyncio.timeout(TEACHER_WITHIN_S):
-                row = await self._recipe.distill(question, await self._open_teachers(), self._profile.tenant)
+                row = await self._recipe.distill(
+                    question, await self._open_teachers(), self._profile.tenant
+                )
         except TimeoutError:
             raise TeacherError("no answer in time", "teacher_timeout") from None
         assert row.answer is not None
@@ -149,11 +182,20 @@ class TryPage:
             if self._teachers is None or self._today != date.today():
                 self._teachers = None  # should opening fail, the next question tries it again
                 await self._of_today.aclose()
-                await asyncio.to_thread(import_module, "qinglan.clients.transport")  # it takes most of a second
+                await asyncio.to_thread(
+                    import_module, "qinglan.clients.transport"
+                )  # it takes most of a second
                 profile, self._today = self._profile, date.today()
-                run = Run(id=f"try-{self._today}", flow="try", profile=profile, directory=profile.paths.state)
+                run = Run(
+                    id=f"try-{self._today}",
+                    flow="try",
+                    profile=profile,
+                    directory=profile.paths.state,
+                )
                 answerer_url = profile.answerer.base_url if profile.answerer else ""
-                urls = Addresses(profile.teacher.base_url, profile.judge.base_url, "", answerer_url=answerer_url)
+                urls = Addresses(
+                    profile.teacher.base_url, profile.judge.base_url, "", answerer_url=answerer_url
+                )
                 opened = open_clients(run, lambda: urls, self._recipe.DISTILL_ROLES)
                 self._teachers = await self._of_today.enter_async_context(opened)
             return self._teachers

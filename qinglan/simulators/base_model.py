@@ -1,7 +1,8 @@
 """The path of a domain's base model, and the command that pretrains it; imports no torch.
 
-A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. Its key contains a digest of the code that it
-is made with, so a changed corpus gives another model; the code of other domains is no part of it.
+A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. Its key contains a digest
+of the code that it is made with, so a changed corpus gives another model; the code of other domains
+is no part of it.
 """
 
 import json
@@ -20,20 +21,35 @@ from qinglan.simulators.domains import Domain, red_team_questions
 def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
     package = __package__
-    makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}", "qinglan.noise", "qinglan.runs.cpu")
-    size = asdict(domain.pretraining) | {"steps": embedded.pretrain_steps or domain.pretraining.steps}
+    makers = (
+        f"{package}.pretrain",
+        f"{package}.domains.{domain.name}",
+        "qinglan.noise",
+        "qinglan.runs.cpu",
+    )
+    size = asdict(domain.pretraining) | {
+        "steps": embedded.pretrain_steps or domain.pretraining.steps
+    }
     size |= {"seed": embedded.pretrain_seed}
     prompt = recipe_key(domain.name)  # the corpus contains it
     libraries = dict.fromkeys(("torch", "transformers", "tokenizers"), "absent")
     for name in libraries:
         with suppress(PackageNotFoundError):  # the orchestrator's image may do without
             libraries[name] = version(name)
-    return hash_of(code_digest(*makers, within=package), prompt, red_team_questions(domain.name), size, libraries)
+    return hash_of(
+        code_digest(*makers, within=package),
+        prompt,
+        red_team_questions(domain.name),
+        size,
+        libraries,
+    )
 
 
 def cached_path(paths: Paths, embedded: Embedded, domain: Domain) -> Path:
     """The model's Hugging Face folder, whether it exists or not."""
-    return paths.state / "base_models" / f"qwen3-tiny-{domain.name}-{cache_key(embedded, domain)[:16]}"
+    return (
+        paths.state / "base_models" / f"qwen3-tiny-{domain.name}-{cache_key(embedded, domain)[:16]}"
+    )
 
 
 def is_complete(path: Path) -> bool:
@@ -41,7 +57,12 @@ def is_complete(path: Path) -> bool:
 
 
 def pretrain_argv(
-    python: str, embedded: Embedded, domain: Domain, output_dir: Path, metrics_path: Path, threads: int
+    python: str,
+    embedded: Embedded,
+    domain: Domain,
+    output_dir: Path,
+    metrics_path: Path,
+    threads: int,
 ) -> list[str]:
     """Command line of the pretraining process; it needs the trainer's environment."""
     options = {

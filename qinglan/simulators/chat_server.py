@@ -15,7 +15,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from qinglan.clients.openai_protocol import ChatMessage, ChatRequest, completion_body, error_body, model_list
+from qinglan.clients.openai_protocol import (
+    ChatMessage,
+    ChatRequest,
+    completion_body,
+    error_body,
+    model_list,
+)
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.simulators.domains import ReasonedAnswer, simulated_models
 from qinglan.simulators.server import argument_parser, serve
@@ -34,14 +40,19 @@ class SeededRequest(ChatRequest):
 def complete(
     request: SeededRequest, default_seed: int = 7, names: Mapping[str, str] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body of the answer to the last message of the user; `names` are further ones of the models."""
+    """HTTP status and body of the answer to the last message of the user; `names` are further ones
+    of the models."""
     domains, name = simulated_models(), (names or {}).get(request.model, request.model)
     if name not in domains:
-        return 404, error_body(404, f"The model `{name}` does not exist; there are {', '.join(domains)}")
+        return 404, error_body(
+            404, f"The model `{name}` does not exist; there are {', '.join(domains)}"
+        )
     if request.stream:
         return 400, error_body(400, "the simulator can't stream")
     model = domains[name].models[name]
-    answer = model(undelimited(request.last_user_text), default_seed if request.seed is None else request.seed)
+    answer = model(
+        undelimited(request.last_user_text), default_seed if request.seed is None else request.seed
+    )
     text, reasoning = answer if isinstance(answer, ReasonedAnswer) else (answer, "")
     prompt = sum(_count_tokens(m.text) + TOKENS_PER_MESSAGE for m in request.messages)
     completion = _count_tokens(text) + _count_tokens(reasoning)
@@ -55,11 +66,14 @@ def complete(
         reply["reasoning_content"] = reasoning
         usage["completion_tokens_details"] = {"reasoning_tokens": _count_tokens(reasoning)}
     digest = hashlib.sha256("\n".join(m.text for m in request.messages).encode()).hexdigest()
-    return 200, completion_body(digest[:24], int(time.time()), request.model, reply) | {"usage": usage}
+    return 200, completion_body(digest[:24], int(time.time()), request.model, reply) | {
+        "usage": usage
+    }
 
 
 def create_app(seed: int = 7, names: Mapping[str, str] | None = None) -> FastAPI:
-    """The service; `seed` decides the simulated models' random errors unless a request brings its own."""
+    """The service; `seed` decides the simulated models' random errors unless a request brings its
+    own."""
     app = FastAPI(title="Qinglan's simulated models")
 
     @app.exception_handler(RequestValidationError)

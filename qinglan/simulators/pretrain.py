@@ -1,9 +1,11 @@
-"""Pretrain a domain's tiny base model and its tokenizer on the CPU: `python -m qinglan.simulators.pretrain`.
+"""Pretrain a domain's tiny base model and its tokenizer on the CPU: `python -m
+qinglan.simulators.pretrain`.
 
-Runs in the trainer's environment. The steps are fixed and the arithmetic is fp32, so the same instruction set
-(`qinglan.runs.cpu`) gives the same weights; the manifest comes last. Only passages and the assistant's turns count in
-the loss, and the vocabulary's logits are computed only there: prompts are most of the tokens. The tokenizer is
-byte-level BPE with Qwen's special tokens and Qwen3's chat template.
+Runs in the trainer's environment. The steps are fixed and the arithmetic is fp32, so the same
+instruction set (`qinglan.runs.cpu`) gives the same weights; the manifest comes last. Only passages
+and the assistant's turns count in the loss, and the vocabulary's logits are computed only there:
+prompts are most of the tokens. The tokenizer is byte-level BPE with Qwen's special tokens and
+Qwen3's chat template.
 """
 
 # mypy: allow-subclassing-any
@@ -37,9 +39,16 @@ IGNORED = -100
 
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
-SPECIAL_TOKENS = (PADDING, "<|im_start|>", END_OF_TURN, "<|object_ref_start|>", "<|object_ref_end|>")
+SPECIAL_TOKENS = (
+    PADDING,
+    "<|im_start|>",
+    END_OF_TURN,
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+)
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""One token each, but, as in Qwen3, text: decoding keeps them where it leaves out special tokens."""
+"""One token each, but, as in Qwen3, text: decoding keeps them where it leaves out special
+tokens."""
 MAX_VOCABULARY = 4096
 MAX_TOKEN_BYTES = 18
 """Six Chinese characters."""
@@ -47,9 +56,7 @@ WORD_WEIGHT = 20
 CHARACTER_WEIGHT = 400
 """Characters outweigh words, so that no merge crosses from one into a part of the next."""
 
-_QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -84,7 +91,9 @@ def build_tokenizer(domain: Domain) -> Any:
     known = [*domain.characters(), *(noise.characters() if domain.pretraining.noise_share else ())]
     bpe.train_from_iterator(known * CHARACTER_WEIGHT + domain.words() * WORD_WEIGHT, trainer)
     as_json = json.loads(bpe.to_str())
-    for token in as_json["added_tokens"]:  # the trainer makes every token of its list special; tags must stay text
+    for token in as_json[
+        "added_tokens"
+    ]:  # the trainer makes every token of its list special; tags must stay text
         token["special"] = token["content"] not in TAGS
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(as_json)),
@@ -112,15 +121,22 @@ class DocumentBatch(NamedTuple):
 
 
 def examples(tok: Any, texts: list[str]) -> list[TokenizedDocument]:
-    marks = [tok.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "assistant", "<|im_end|>")]
+    marks = [
+        tok.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "assistant", "<|im_end|>")
+    ]
     encoded = tok.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     return [TokenizedDocument(e.ids, labels(e.ids, *marks)) for e in encoded]
 
 
 def _check_lengths(found: list[TokenizedDocument], size: Pretraining) -> None:
-    longest, limit = max(len(example.ids) for example in found), min(size.context_tokens, size.tokens_per_step)
+    longest, limit = (
+        max(len(example.ids) for example in found),
+        min(size.context_tokens, size.tokens_per_step),
+    )
     if longest > limit:
-        raise EngineError(f"the longest document has {longest} tokens; the domain's pretraining allows {limit}")
+        raise EngineError(
+            f"the longest document has {longest} tokens; the domain's pretraining allows {limit}"
+        )
 
 
 def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
@@ -137,8 +153,11 @@ def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
     return wanted
 
 
-def batches(found: list[TokenizedDocument], padding: int, tokens_per_step: int) -> Iterator[DocumentBatch]:
-    """Batches of up to `tokens_per_step`, of documents of like length, in a random order, without end."""
+def batches(
+    found: list[TokenizedDocument], padding: int, tokens_per_step: int
+) -> Iterator[DocumentBatch]:
+    """Batches of up to `tokens_per_step`, of documents of like length, in a random order, without
+    end."""
     groups: list[list[TokenizedDocument]] = [[]]
     for example in sorted(found, key=lambda one: len(one.ids)):
         if (len(groups[-1]) + 1) * len(example.ids) > tokens_per_step:
@@ -183,7 +202,8 @@ def learning_rate_share(step: int, steps: int) -> float:
 
 
 class Muon(torch.optim.Optimizer):
-    """`torch.optim.Muon` with its defaults, but in fp32: what bf16 gives differs between processors."""
+    """`torch.optim.Muon` with its defaults, but in fp32: what bf16 gives differs between
+    processors."""
 
     def __init__(self, parameters: list[Any], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -199,17 +219,23 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
-    """Close to the nearest orthogonal matrix: five Newton–Schulz iterations with Muon's coefficients."""
+    """Close to the nearest orthogonal matrix: five Newton–Schulz iterations with Muon's
+    coefficients."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     wide = wide / wide.norm().clamp(min=1e-7)
     for _ in range(5):
         gram = wide @ wide.T
-        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), wide, beta=3.4445)
+        wide = torch.addmm(
+            wide, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), wide, beta=3.4445
+        )
     return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
 
 
-def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: float, metrics: TextIO) -> float:
-    """Take all steps and return the last reported loss; EngineError where `seconds_max` is over before."""
+def train(
+    model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: float, metrics: TextIO
+) -> float:
+    """Take all steps and return the last reported loss; EngineError where `seconds_max` is over
+    before."""
     # Muon for the hidden matrices, AdamW for the embedding and the norms.
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -218,7 +244,10 @@ def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: fl
         # Fused, because otherwise MKL takes the square roots, and they differ between processors.
         torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
-    schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_share(step, steps)) for one in used]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_share(step, steps))
+        for one in used
+    ]
     began = reported = time.monotonic()
     loss, losses = math.nan, []
     model.train()
@@ -233,7 +262,12 @@ def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: fl
             left_s = seconds / step * (steps - step)
             sys.stdout.write(f"step {step}/{steps} loss {loss:.3f}, {left_s:.0f} s left\n")
             sys.stdout.flush()
-            record = {"step": step, "max_steps": steps, "loss": round(loss, 4), "seconds": round(seconds, 2)}
+            record = {
+                "step": step,
+                "max_steps": steps,
+                "loss": round(loss, 4),
+                "seconds": round(seconds, 2),
+            }
             metrics.write(json.dumps(record) + "\n")
             metrics.flush()
         if now - began > seconds_max and step < steps:
@@ -257,7 +291,9 @@ def _step(model: Any, batch: DocumentBatch, used: list[torch.optim.Optimizer]) -
     return float(loss)
 
 
-def pretrain(domain_name: str, seed: int, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
+def pretrain(
+    domain_name: str, seed: int, output: Path, metrics_path: Path, steps: int, seconds_max: float
+) -> None:
     """Pretrain and write the complete folder, its manifest last."""
     began, domain = time.monotonic(), domain_of(domain_name)
     size = domain.pretraining
@@ -269,9 +305,17 @@ def pretrain(domain_name: str, seed: int, output: Path, metrics_path: Path, step
     model = build_model(tok, size)
     metrics_path.parent.mkdir(parents=True, exist_ok=True)
     with metrics_path.open("w", encoding="utf-8") as metrics:
-        loss = train(model, batches(found, tok.pad_token_id, size.tokens_per_step), steps, seconds_max, metrics)
+        loss = train(
+            model,
+            batches(found, tok.pad_token_id, size.tokens_per_step),
+            steps,
+            seconds_max,
+            metrics,
+        )
     model.eval()
-    model.generation_config.update(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, do_sample=False)
+    model.generation_config.update(
+        eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, do_sample=False
+    )
     model.save_pretrained(output)
     tok.save_pretrained(output)
     summary = {
@@ -290,7 +334,14 @@ def main() -> int:
     torch.set_num_threads(options["threads"])
     output, metrics = Path(options["output"]), Path(options["metrics"])
     try:
-        pretrain(options["domain"], options["seed"], output, metrics, options["steps"], options["seconds_max"])
+        pretrain(
+            options["domain"],
+            options["seed"],
+            output,
+            metrics,
+            options["steps"],
+            options["seconds_max"],
+        )
     except (ConfigError, EngineError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

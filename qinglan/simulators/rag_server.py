@@ -1,4 +1,5 @@
-"""The simulated RAG over HTTP: `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl --port 8001`.
+"""The simulated RAG over HTTP: `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl
+--port 8001`.
 
 It follows the contract for a user's own service; see docs/reference/file-formats.md.
 """
@@ -38,7 +39,9 @@ def create_app(retriever: Retriever) -> FastAPI:
     async def retrieve(request: RetrieveRequest) -> JSONResponse:
         hits = retriever.search(request.rewritten_query or request.query, request.top_k)
         recall = [
-            asdict(hit.document) | {"reranker_score": hit.score} for hit in hits if hit.score >= request.score_threshold
+            asdict(hit.document) | {"reranker_score": hit.score}
+            for hit in hits
+            if hit.score >= request.score_threshold
         ]
         return JSONResponse({"data": {"recall": recall}})
 

@@ -1,8 +1,9 @@
-"""The simulated RAG's retrieval: BM25 recall over character bigrams, then a lexical reranker with scores in [0, 1].
+"""The simulated RAG's retrieval: BM25 recall over character bigrams, then a lexical reranker with
+scores in [0, 1].
 
-The reranker sees query and passage only, as a real one does: how much of the query the passage covers and how much
-of the title the query covers, both weighted by idf. Exact wording scores higher, so a policy gains by finding
-wordings that the teacher does not know.
+The reranker sees query and passage only, as a real one does: how much of the query the passage
+covers and how much of the title the query covers, both weighted by idf. Exact wording scores
+higher, so a policy gains by finding wordings that the teacher does not know.
 """
 
 import math
@@ -37,7 +38,8 @@ class Hit(NamedTuple):
 
 
 def tokens(text: str) -> list[str]:
-    """Character bigrams of Chinese runs (a lone character as it is), and alphanumeric runs whole."""
+    """Character bigrams of Chinese runs (a lone character as it is), and alphanumeric runs
+    whole."""
     return bigrams(_RUN.findall(text.lower()))
 
 
@@ -51,7 +53,9 @@ class Retriever:
         self._titles = [frozenset(tokens(document.title)) for document in self.documents]
         frequencies = Counter(word for passage in self._passages for word in passage)
         count = len(corpus)
-        self._idf = {word: math.log(1 + (count - df + 0.5) / (df + 0.5)) for word, df in frequencies.items()}
+        self._idf = {
+            word: math.log(1 + (count - df + 0.5) / (df + 0.5)) for word, df in frequencies.items()
+        }
         self._unseen_idf = math.log(1 + (count + 0.5) / 0.5)
         self._title_weights = [self._weight(title) for title in self._titles]
         self._bm25 = bm25s.BM25(k1=1.2, b=0.75)
@@ -65,12 +69,15 @@ class Retriever:
             return []
         recalled = self._bm25.get_scores(known)
         count = min(max(RECALL, top_k), len(recalled))
-        # Those as good as the last one come too: which of them a partition takes differs between processors.
+        # Those as good as the last one come too: which of them a partition takes differs between
+        # processors.
         worst = np.partition(recalled, -count)[-count]
         best = np.flatnonzero((recalled >= worst) & (recalled > 0)).tolist()
         asked = frozenset(words)
         asked_weight = self._weight(asked)
-        scored = [(round(self._rerank(asked, asked_weight, i), 6), float(recalled[i]), i) for i in best]
+        scored = [
+            (round(self._rerank(asked, asked_weight, i), 6), float(recalled[i]), i) for i in best
+        ]
         scored.sort(key=lambda item: (-item[0], -item[1], item[2]))
         return [Hit(self.documents[i], score) for score, _, i in scored[:top_k]]
 
@@ -81,7 +88,8 @@ class Retriever:
         return COVERAGE_WEIGHT * coverage + TITLE_WEIGHT * title
 
     def _weight(self, words: Iterable[str]) -> float:
-        # fsum is exact, hence independent of the set's order, which changes from process to process.
+        # fsum is exact, hence independent of the set's order, which changes from process to
+        # process.
         return math.fsum(self._idf.get(word, self._unseen_idf) for word in words)
 
 
@@ -99,10 +107,14 @@ def load_documents(path: Path) -> list[Document]:
         try:
             document = as_document.validate_json(line, strict=True)
         except ValidationError as error:
-            raise WorkbookError(f"{where}: {first_flaw(error)}; expected an object with id, title, content") from error
+            raise WorkbookError(
+                f"{where}: {first_flaw(error)}; expected an object with id, title, content"
+            ) from error
         if document.id in found:
             raise WorkbookError(f"{where}: id {document.id!r} occurs twice")
         found[document.id] = document
     if not any(tokens(document.title + document.content) for document in found.values()):
-        raise WorkbookError(f"knowledge base {path}: holds no text; expected one JSON object a line")
+        raise WorkbookError(
+            f"knowledge base {path}: holds no text; expected one JSON object a line"
+        )
     return list(found.values())

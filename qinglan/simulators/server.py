@@ -1,7 +1,8 @@
-"""What the simulators' servers share: their options, fault and latency injection, and serving on a free port.
+"""What the simulators' servers share: their options, fault and latency injection, and serving on a
+free port.
 
-Latency and faults are injected below the app, where a real network has them. Faults come in thirds: 429 with
-Retry-After, 500, and a connection that drops in the middle of the answer.
+Latency and faults are injected below the app, where a real network has them. Faults come in thirds:
+429 with Retry-After, 500, and a connection that drops in the middle of the answer.
 """
 
 import argparse
@@ -23,7 +24,9 @@ Fault = Literal["rate_limit", "server_error", "drop"]
 class Faults:
     """ASGI middleware: delays every POST, and fails a seeded share of them."""
 
-    def __init__(self, app: ASGIApp, latency_ms: float = 0.0, fault_rate: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, app: ASGIApp, latency_ms: float = 0.0, fault_rate: float = 0.0, seed: int = 0
+    ) -> None:
         self._app, self._rng = app, Random(seed)
         self._latency_s, self._fault_rate = latency_ms / 1000, fault_rate
 
@@ -40,7 +43,9 @@ class Faults:
             case None:
                 await self._app(scope, receive, send)
             case "rate_limit":
-                refusal = JSONResponse(error_body(429, "rate limit reached; try again"), 429, {"retry-after": "1"})
+                refusal = JSONResponse(
+                    error_body(429, "rate limit reached; try again"), 429, {"retry-after": "1"}
+                )
                 await refusal(scope, receive, send)
             case "server_error":
                 await JSONResponse(error_body(500, "injected failure"), 500)(scope, receive, send)
@@ -51,10 +56,16 @@ class Faults:
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the first line says which")
+    parser.add_argument(
+        "--port", type=int, default=0, help="0 takes a free one; the first line says which"
+    )
     parser.add_argument("--latency-ms", type=float, default=0.0, help="added to every POST")
-    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of POSTs that fail, 0 to 1")
-    parser.add_argument("--seed", type=int, default=7, help="of the faults and of the teacher's choices")
+    parser.add_argument(
+        "--fault-rate", type=float, default=0.0, help="share of POSTs that fail, 0 to 1"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=7, help="of the faults and of the teacher's choices"
+    )
     return parser
 
 
@@ -66,7 +77,9 @@ def serve(app: ASGIApp, options: argparse.Namespace) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", options.port))
     listener.listen(512)
-    server = uvicorn.Server(uvicorn.Config(faults, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(
+        uvicorn.Config(faults, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    )
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
     server.run(sockets=[listener])

@@ -1,6 +1,7 @@
 """Starts the simulators that a profile asks for, for as long as they are needed.
 
-Each takes a free port itself and reports it, so that no port is raced for, and ends when this process does.
+Each takes a free port itself and reports it, so that no port is raced for, and ends when this
+process does.
 """
 
 import sys
@@ -19,7 +20,8 @@ READY_WITHIN_S = 60.0
 
 @contextmanager
 def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator[Services]:
-    """Start what the profile calls `embedded` when an address is first asked for, and stop it at the end.
+    """Start what the profile calls `embedded` when an address is first asked for, and stop it at
+    the end.
 
     The call raises EngineError where one does not come up.
     """
@@ -29,9 +31,13 @@ def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator
 
 def _start(stack: ExitStack, profile: Profile, knowledge_base: Path | None) -> Addresses:
     wait_for_models = (
-        stack.enter_context(_simulator(teacher_argv(profile), profile)) if is_any_model_embedded(profile) else None
+        stack.enter_context(_simulator(teacher_argv(profile), profile))
+        if is_any_model_embedded(profile)
+        else None
     )
-    rag_url = stack.enter_context(rag_service(profile, knowledge_base))  # starts up beside the models
+    rag_url = stack.enter_context(
+        rag_service(profile, knowledge_base)
+    )  # starts up beside the models
     models_url = f"{wait_for_models()}/v1" if wait_for_models else ""
 
     def url_of(endpoint: Endpoint | None) -> str:
@@ -39,7 +45,9 @@ def _start(stack: ExitStack, profile: Profile, knowledge_base: Path | None) -> A
         return models_url if url == EMBEDDED else url
 
     rivals = {name: url_of(endpoint) for name, endpoint in profile.compare.teachers.items()}
-    return Addresses(url_of(profile.teacher), url_of(profile.judge), rag_url, rivals, url_of(profile.answerer))
+    return Addresses(
+        url_of(profile.teacher), url_of(profile.judge), rag_url, rivals, url_of(profile.answerer)
+    )
 
 
 @contextmanager
@@ -58,12 +66,20 @@ def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
 
 
 def is_any_model_embedded(profile: Profile) -> bool:
-    endpoints = (profile.teacher, profile.judge, profile.answerer, *profile.compare.teachers.values())
+    endpoints = (
+        profile.teacher,
+        profile.judge,
+        profile.answerer,
+        *profile.compare.teachers.values(),
+    )
     return any(endpoint is not None and endpoint.base_url == EMBEDDED for endpoint in endpoints)
 
 
 def teacher_argv(profile: Profile) -> list[str]:
-    return ["qinglan.simulators.chat_server", *_fault_options(profile, profile.embedded.teacher_latency_ms)]
+    return [
+        "qinglan.simulators.chat_server",
+        *_fault_options(profile, profile.embedded.teacher_latency_ms),
+    ]
 
 
 def rag_argv(profile: Profile, knowledge_base: Path) -> list[str]:
@@ -72,7 +88,12 @@ def rag_argv(profile: Profile, knowledge_base: Path) -> list[str]:
 
 
 def _fault_options(profile: Profile, latency_ms: float) -> list[str]:
-    faults = ["--fault-rate", str(profile.embedded.fault_rate), "--seed", str(profile.embedded.sample_seed)]
+    faults = [
+        "--fault-rate",
+        str(profile.embedded.fault_rate),
+        "--seed",
+        str(profile.embedded.sample_seed),
+    ]
     return ["--latency-ms", str(latency_ms), *faults]
 
 
@@ -81,11 +102,15 @@ def _simulator(argv: list[str], profile: Profile) -> Iterator[Callable[[], str]]
     """A simulator that starts; what waits until it is ready, and gives its base URL."""
     name = argv[0].rpartition(".")[2]
     command = Command([sys.executable, "-m", *argv], withheld_secrets(profile))
-    process = SupervisedProcess(name, command, profile.paths.state / "logs" / f"{name}.log", announces=True)
+    process = SupervisedProcess(
+        name, command, profile.paths.state / "logs" / f"{name}.log", announces=True
+    )
 
     def wait() -> str:
         url = process.address(READY_WITHIN_S)
-        wait_until_ready(name, lambda: health_problem(f"{url}/health"), [process], within_s=READY_WITHIN_S)
+        wait_until_ready(
+            name, lambda: health_problem(f"{url}/health"), [process], within_s=READY_WITHIN_S
+        )
         return url
 
     try:

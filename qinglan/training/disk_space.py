@@ -1,4 +1,5 @@
-"""How much SFT and RL are going to write at most, by the size of the model and the checkpoints that are kept."""
+"""How much SFT and RL are going to write at most, by the size of the model and the checkpoints that
+are kept."""
 
 import json
 import math
@@ -16,7 +17,8 @@ _WEIGHTS, _TRAINED = 4, 12
 """Bytes per parameter of a checkpoint: weights in fp32, and with AdamW's two moments."""
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s?([bm])(?![a-z0-9])", re.IGNORECASE)
 _ADAPTER_SHARE = 4e-4
-"""Of a model whose layers are not known, the parameters of an adapter of rank 1: Qwen3's have 2.5 to 3.5e-4."""
+"""Of a model whose layers are not known, the parameters of an adapter of rank 1: Qwen3's have 2.5
+to 3.5e-4."""
 
 
 class ModelSize(NamedTuple):
@@ -27,7 +29,8 @@ class ModelSize(NamedTuple):
 
     @classmethod
     def of(cls, model: str | Path) -> "ModelSize | None":
-        """From the headers of a folder's weights, or from the size in a hub id; None where neither is there.
+        """From the headers of a folder's weights, or from the size in a hub id; None where neither
+        is there.
 
         The name of a `Path` is not read: a digest in it may end like a size.
         """
@@ -35,9 +38,15 @@ class ModelSize(NamedTuple):
         if files := sorted(folder.glob("*.safetensors")):
             tensors = [tensor for file in files for tensor in _shapes(file)]
             # Adapters leave embeddings and the output layer alone.
-            linear = [shape for name, shape in tensors if len(shape) == 2 and not re.search("embed|lm_head", name)]
+            linear = [
+                shape
+                for name, shape in tensors
+                if len(shape) == 2 and not re.search("embed|lm_head", name)
+            ]
             size_bytes = sum(file.stat().st_size for file in files)
-            return cls(sum(math.prod(shape) for _, shape in tensors), size_bytes, sum(map(sum, linear)))
+            return cls(
+                sum(math.prod(shape) for _, shape in tensors), size_bytes, sum(map(sum, linear))
+            )
         if files := sorted(folder.glob("*.bin")):
             parameters = sum(file.stat().st_size for file in files) // 2
         elif isinstance(model, str) and (named := _SIZE_IN_NAME.search(folder.name)):
@@ -54,13 +63,16 @@ def needed_bytes(profile: Profile, flow: str) -> int:
         return floor
     model: str | Path = profile.student.base_model
     if model == EMBEDDED:
-        model = cached_path(profile.paths, profile.embedded, domain_for(profile, "student.base_model"))
+        model = cached_path(
+            profile.paths, profile.embedded, domain_for(profile, "student.base_model")
+        )
     base = ModelSize.of(model)
     return floor + sft_bytes(profile, base) + rl_bytes(profile, base)
 
 
 def sft_bytes(profile: Profile, base: ModelSize | None) -> int:
-    """What SFT writes: checkpoints with their optimizer's state, and the model; 0 where the base is not known."""
+    """What SFT writes: checkpoints with their optimizer's state, and the model; 0 where the base is
+    not known."""
     if base is None:
         return 0
     sft = profile.sft
@@ -72,11 +84,14 @@ def sft_bytes(profile: Profile, base: ModelSize | None) -> int:
 
 
 def rl_bytes(profile: Profile, start: ModelSize | None) -> int:
-    """What RL writes: checkpoints of policy and critic, and the exported model; 0 where the start is not known."""
+    """What RL writes: checkpoints of policy and critic, and the exported model; 0 where the start
+    is not known."""
     if start is None:
         return 0
     rl, on_cpu = profile.rl, profile.trainer.device == "cpu"
-    saved = -(-rl.total_steps // rl.save_freq) if rl.total_steps and rl.save_freq else AUTO_INTERVALS
+    saved = (
+        -(-rl.total_steps // rl.save_freq) if rl.total_steps and rl.save_freq else AUTO_INTERVALS
+    )
     kept = saved if rl.keep_checkpoints is None else min(saved, rl.keep_checkpoints + 2)
     if rl.lora_rank:
         policy, exported = rl.lora_rank * start.adapter_parameters * _TRAINED, start.bytes

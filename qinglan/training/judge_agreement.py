@@ -1,7 +1,8 @@
-"""Does the local judge agree with the judge that it replaces in RL? Measured on dev rows, before RL.
+"""Does the local judge agree with the judge that it replaces in RL? Measured on dev rows, before
+RL.
 
-Both are asked about passages that the teacher's rewrite and poorer ones find. A failed call is left out and counted; an
-answer without a verdict is a disagreement.
+Both are asked about passages that the teacher's rewrite and poorer ones find. A failed call is left
+out and counted; an answer without a verdict is a disagreement.
 """
 
 import asyncio
@@ -26,7 +27,9 @@ from qinglan.text import Both
 
 PASSAGES_A_ROW = 4
 """At most: as many as `_texts` gives."""
-_UNREADABLE = frozenset({"verdict_unreadable", CONTRADICTORY, "truncated", "empty_answer", "answer_too_long"})
+_UNREADABLE = frozenset(
+    {"verdict_unreadable", CONTRADICTORY, "truncated", "empty_answer", "answer_too_long"}
+)
 """Reasons for which an answer holds no verdict; other failures are those of the call."""
 _RIGHT, _WRONG, _NEITHER = "right", "wrong", "neither"
 
@@ -56,12 +59,16 @@ class JudgeComparison:
     async def compare(self, rows: Sequence[Row]) -> list[JudgedPassage]:
         groups = groups_of(rows)
         found = await asyncio.gather(*(self._pairs(row, groups[row.id]) for row in rows))
-        return list(await asyncio.gather(*(self._judged(pair) for pairs in found for pair in pairs)))
+        return list(
+            await asyncio.gather(*(self._judged(pair) for pairs in found for pair in pairs))
+        )
 
     async def _pairs(self, row: Row, group: str) -> list[JudgedPassage]:
         about = {"row_id": row.id, "group": group, "question": self.recipe.question_text(row)}
         try:
-            found = await asyncio.gather(*(self.rag.retrieve(row.query, text) for text in _texts(row)))
+            found = await asyncio.gather(
+                *(self.rag.retrieve(row.query, text) for text in _texts(row))
+            )
         except CallError as error:
             return [JudgedPassage(**about, passage="?", failed=error.reason) for _ in _texts(row)]
         passages = dict.fromkeys(each.first_passage for each in found if each.first_passage)
@@ -73,7 +80,9 @@ class JudgeComparison:
         messages = self.recipe.relevance_messages(pair.question, pair.passage, self.profile.tenant)
         try:
             known = await self._verdict(pair)
-            answer = await self.judge.ask(messages, self.recipe.parse_judge, self.recipe.JUDGE_SCHEMA)
+            answer = await self.judge.ask(
+                messages, self.recipe.parse_judge, self.recipe.JUDGE_SCHEMA
+            )
         except CallError as error:
             return pair.model_copy(update={"failed": error.reason})
         return pair.model_copy(update={**known, "judge": answer.value})
@@ -95,7 +104,8 @@ def choose_rows(rows: Iterable[Row], count: int) -> list[Row]:
 
 
 def _texts(row: Row) -> list[str | None]:
-    """What is retrieved with: the teacher's rewrite, the user's own words (None), and poorer rewrites."""
+    """What is retrieved with: the teacher's rewrite, the user's own words (None), and poorer
+    rewrites."""
     assert row.answer is not None
     words = row.answer.split()
     poorer = [" ".join(words[1:]), " ".join(words[:-1])] if len(words) > 1 else []
@@ -115,10 +125,18 @@ class JudgeAgreement(BaseModel):
 
 
 def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -> JudgeAgreement:
-    """Over the passages that both judges scored; the judge holds one relevant from `min_relevance` on."""
+    """Over the passages that both judges scored; the judge holds one relevant from `min_relevance`
+    on."""
     counted = {str(number): each for number, each in enumerate(passages) if not each.failed}
-    local = {key: _NEITHER if each.local is None else _label(each.local, BEST) for key, each in counted.items()}
-    judge = {key: _label(each.judge, min_relevance) for key, each in counted.items() if each.judge is not None}
+    local = {
+        key: _NEITHER if each.local is None else _label(each.local, BEST)
+        for key, each in counted.items()
+    }
+    judge = {
+        key: _label(each.judge, min_relevance)
+        for key, each in counted.items()
+        if each.judge is not None
+    }
     found = agreement(local, judge, {key: each.group for key, each in counted.items()})
     low, high = (found and found.ci95) or (None, None)
     return JudgeAgreement(
@@ -139,7 +157,9 @@ def agreement_finding(found: JudgeAgreement) -> Finding:
         f"好改写与较差改写检索到的首位资料（{found.pairs:,} 条）",
     )
     return Finding(
-        title=Both("The local judge in RL: agreement with the judge", "强化学习所用本地裁判与裁判的一致性"),
+        title=Both(
+            "The local judge in RL: agreement with the judge", "强化学习所用本地裁判与裁判的一致性"
+        ),
         columns=(
             Both("agree", "一致率"),
             Both("Cohen's κ", "Cohen's κ"),
@@ -148,7 +168,10 @@ def agreement_finding(found: JudgeAgreement) -> Finding:
             Both("right, by the judge", "裁判判为正确"),
         ),
         rows=(
-            FindingRow(label=asked, values=(found.share, found.kappa, found.kappa_low, found.kappa_high, found.right)),
+            FindingRow(
+                label=asked,
+                values=(found.share, found.kappa, found.kappa_low, found.kappa_high, found.right),
+            ),
         ),
     )
 
@@ -162,12 +185,17 @@ def describe_agreement(found: JudgeAgreement) -> str:
     interval = "no interval: one group of questions"
     if found.kappa_low is not None:
         interval = f"95% {found.kappa_low:.2f} to {found.kappa_high:.2f}"
-    unreadable = f", {found.unreadable:,} of its answers without a verdict" if found.unreadable else ""
+    unreadable = (
+        f", {found.unreadable:,} of its answers without a verdict" if found.unreadable else ""
+    )
     return f"{share}, κ {found.kappa:.2f} ({interval}) on {passages}{unreadable}"
 
 
-def require_agreement(found: JudgeAgreement, local: LocalJudge, warn: Callable[[str], None]) -> None:
-    """Refuse RL with a judge whose agreement is too low or hardly known, or only warn (`judge.local.when_below`)."""
+def require_agreement(
+    found: JudgeAgreement, local: LocalJudge, warn: Callable[[str], None]
+) -> None:
+    """Refuse RL with a judge whose agreement is too low or hardly known, or only warn
+    (`judge.local.when_below`)."""
     hint = f"ask about more dev questions (judge.local.agreement_rows = {local.agreement_rows:,})"
     if found.pairs < local.min_agreement_pairs:
         flaw = f"fewer than judge.local.min_agreement_pairs = {local.min_agreement_pairs:,}"

@@ -1,8 +1,10 @@
-"""The reward in RL: verl's reward function, and the run's reward service that answers it, one Ray actor for all nodes.
+"""The reward in RL: verl's reward function, and the run's reward service that answers it, one Ray
+actor for all nodes.
 
-One process holds the clients, the ledger's queue and the caches, so limits are those of the run, and no question is
-asked twice at the same time. After a crash Ray restarts it and repeats the calls that it had not answered; what the
-ledger holds is not asked again. This module imports neither Ray nor the scorer, so reward workers start fast.
+One process holds the clients, the ledger's queue and the caches, so limits are those of the run,
+and no question is asked twice at the same time. After a crash Ray restarts it and repeats the calls
+that it had not answered; what the ledger holds is not asked again. This module imports neither Ray
+nor the scorer, so reward workers start fast.
 """
 
 import logging
@@ -26,11 +28,13 @@ _MAX_CRASHES = 5
 _CLOSE_TIMEOUT_S = 75.0
 """A little longer than the ledger's queue tries to write."""
 _REOPEN_AFTER_S = 30.0
-"""Opening fails only after seconds where the database is unreachable, and blocks all samples: not for each sample."""
+"""Opening fails only after seconds where the database is unreachable, and blocks all samples: not
+for each sample."""
 
 
 class RewardActor:
-    """Scores samples for `service`, a `RewardService` as JSON. Reads API keys from its own process's environment."""
+    """Scores samples for `service`, a `RewardService` as JSON. Reads API keys from its own
+    process's environment."""
 
     def __init__(self, service: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = RewardService.model_validate_json(service), clock
@@ -64,7 +68,8 @@ class RewardActor:
 
 
 def start_reward_service(config_path: str) -> Any:
-    """The handle of the run's service, which is started unless it was before; the call does not wait for the start.
+    """The handle of the run's service, which is started unless it was before; the call does not
+    wait for the start.
 
     It runs on this node if possible, and ends with the process that called this first.
     """
@@ -87,7 +92,8 @@ def start_reward_service(config_path: str) -> Any:
 
 
 def close_reward_service(service: Any) -> None:
-    """Let the service write what it still holds, as Ray ends actors without notice. A failure is logged, not raised."""
+    """Let the service write what it still holds, as Ray ends actors without notice. A failure is
+    logged, not raised."""
     import ray
     from ray.exceptions import RayError
 
@@ -102,7 +108,9 @@ _service = lru_cache(maxsize=1)(start_reward_service)
 
 @lru_cache(maxsize=1)
 def _unscored(config_path: str) -> dict[str, float]:
-    return RewardService.model_validate_json(Path(config_path).read_text(encoding="utf-8")).outcome()
+    return RewardService.model_validate_json(
+        Path(config_path).read_text(encoding="utf-8")
+    ).outcome()
 
 
 async def compute_score(
@@ -113,13 +121,17 @@ async def compute_score(
     config_path: str,
     **_: Any,
 ) -> dict[str, float | str]:
-    """The score, its parts and costs (`RewardService.outcome`), the row, and its target (`Row.unit`).
+    """The score, its parts and costs (`RewardService.outcome`), the row, and its target
+    (`Row.unit`).
 
-    Where this raises, verl drops all rollouts of a prompt without a message. So a sample that could not be scored is
-    returned as well, with `invalid` 1: our trainer leaves it out of advantage and loss.
+    Where this raises, verl drops all rollouts of a prompt without a message. So a sample that could
+    not be scored is returned as well, with `invalid` 1: our trainer leaves it out of advantage and
+    loss.
     """
     try:
-        scores: dict[str, float] = await _service(config_path).score.remote(extra_info, solution_str)
+        scores: dict[str, float] = await _service(config_path).score.remote(
+            extra_info, solution_str
+        )
     except Exception as error:  # noqa: BLE001 (such as of a service that crashed too often; a message may quote a user)
         _log.error("a sample has no score: %s", type(error).__name__)
         scores = _unscored(config_path)

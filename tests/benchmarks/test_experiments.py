@@ -30,7 +30,9 @@ def result(experiment: str = "default", seed: int = 1, *, rl: str = GOOD, **chan
     return Result(**known | changes)
 
 
-@pytest.mark.parametrize("experiment", matrix.EXPERIMENTS.values(), ids=lambda experiment: experiment.name)
+@pytest.mark.parametrize(
+    "experiment", matrix.EXPERIMENTS.values(), ids=lambda experiment: experiment.name
+)
 def test_every_experiment_is_a_valid_profile(experiment: matrix.Experiment) -> None:
     profile = load_profile("embedded", experiment.settings)
     assert profile.rl.train_batch_size * profile.rl.rollouts_per_prompt == 64
@@ -40,7 +42,8 @@ def test_every_experiment_is_a_valid_profile(experiment: matrix.Experiment) -> N
 @pytest.mark.parametrize(
     ("seeds", "groups", "expected"),
     [
-        # Every group has the same difference, so that only drawing seeds moves the mean: 0.5, 0, or one of each.
+        # Every group has the same difference, so that only drawing seeds moves the mean: 0.5, 0, or
+        # one of each.
         ([GOOD, HALF], GROUPS, (0.25, (0.0, 0.5), 40, 10, 0)),
         ([GOOD, GOOD], GROUPS, (0.5, (0.5, 0.5), 40, 10, 0)),
         ([GOOD], dict.fromkeys(GROUPS, "one document"), (0.5, None, 40, 1, 0)),
@@ -101,17 +104,33 @@ def test_the_local_judges_runs_follow_each_other_and_its_table_says_what_they_fo
 ) -> None:
     monkeypatch.syspath_prepend(Path(command.__file__).parents[1])
     bench, said = import_module("local_judge"), list[tuple[str, ...]]()
-    stage = {"released": {"aliases": [], "version": "7"}, "agreement": {"pairs": 90, "kappa": 0.5, "kappa_low": None}}
+    stage = {
+        "released": {"aliases": [], "version": "7"},
+        "agreement": {"pairs": 90, "kappa": 0.5, "kappa_low": None},
+    }
     results = [result(rl=rl, summary={"judge_cost_usd": 0.25}) for rl in (HALF, GOOD)]
     monkeypatch.setattr(bench, "qinglan", lambda _, *words: said.append(words))
     monkeypatch.setattr(bench, "stage_of", lambda *_: SimpleNamespace(details=stage))
-    monkeypatch.setattr(bench, "result_of_run", lambda *_, experiment, **__: (results["local" in experiment], GROUPS))
+    monkeypatch.setattr(
+        bench,
+        "result_of_run",
+        lambda *_, experiment, **__: (results["local" in experiment], GROUPS),
+    )
     (tmp_path / "runs" / "latest").mkdir(parents=True)
     report = {"arms": {"rl": {"scores": {"main": {"mean": 0.8}}}}, "decision": {"verdict": "hold"}}
     (tmp_path / "runs" / "latest" / "report.json").write_text(json.dumps(report), encoding="utf-8")
     lines = bench.table(bench.summary(*zip(bench.measure(tmp_path, 1, []), strict=True)))
     asked = [" ".join(words[:4]) for words in said]
-    runs = [f"run pipeline --profile {name}" for name in ("embedded", "passage_judge", "embedded_local_judge")]
-    assert asked == [runs[0], "dataset judge-pairs latest --out", runs[1], "release promote 7 --force", runs[2]]
+    runs = [
+        f"run pipeline --profile {name}"
+        for name in ("embedded", "passage_judge", "embedded_local_judge")
+    ]
+    assert asked == [
+        runs[0],
+        "dataset judge-pairs latest --out",
+        runs[1],
+        "release promote 7 --force",
+        runs[2],
+    ]
     assert lines[2] == "| 1 | 0.800 | 90 | 0.500 |  | 0.2500 | 0.2500 | 0.500 | 1.000 |"
     assert lines[-1].endswith("RL with the judge: +0.500 (0.500 to 0.500), n = 40")

@@ -14,15 +14,32 @@ ROOT = Path(__file__).parents[2]
 def test_only_a_spoiled_answer_explains_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     books = import_module("fault_matrix.services").FaultyBooks()
-    for fault, said in (("cut body", "an answer"), ("", ""), ("", "an answer"), ("cut body", "an answer")):
+    for fault, said in (
+        ("cut body", "an answer"),
+        ("", ""),
+        ("", "an answer"),
+        ("cut body", "an answer"),
+    ):
         books.faults["teacher"] = fault
-        books.note("teacher", "question", json.dumps({"choices": [{"message": {"content": said}}]}).encode())
+        books.note(
+            "teacher",
+            "question",
+            json.dumps({"choices": [{"message": {"content": said}}]}).encode(),
+        )
     assert books.stats() == {"paid": 4, "repeated": 3, "paid_twice": 1}
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 def test_random_faults_lose_no_row_and_pay_nothing_twice() -> None:
-    done = subprocess.run([sys.executable, "benchmarks/faults.py", "--short"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "benchmarks/faults.py", "--short"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "rows_lost 0, paid_twice 0, failures_as_scores 0, hangs 0, other_runs_harmed 0, 20 trials" in done.stdout
+    assert (
+        "rows_lost 0, paid_twice 0, failures_as_scores 0, hangs 0, other_runs_harmed 0, 20 trials"
+        in done.stdout
+    )

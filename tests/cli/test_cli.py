@@ -1,4 +1,5 @@
-"""The command line: one line and status 2 for a mistake, nothing cut off when it is piped, and a run and its result."""
+"""The command line: one line and status 2 for a mistake, nothing cut off when it is piped, and a
+run and its result."""
 
 import errno
 import os
@@ -41,11 +42,17 @@ def profile(profile_of: ProfileOf) -> Profile:
     ("words", "message"),
     [
         (["run", "pipeline", "--profile", "embeded"], "did you mean `embedded`?"),
-        (["run", "refresh", "--set", "data.limt=3"], "unknown key `data.limt`; did you mean `limit`?"),
+        (
+            ["run", "refresh", "--set", "data.limt=3"],
+            "unknown key `data.limt`; did you mean `limit`?",
+        ),
         (["run", "refresh", "--from", "latest"], "--from goes with train, evaluate and release"),
         (["run", "refresh", "--continue-anyway"], "--continue-anyway goes with pipeline and train"),
         (["show", "nope", "--set", "paths.runs=/no/runs"], "run `nope`: not found under /no/runs"),
-        (["run", "refresh", "--set", "prices.simulated-judge.in=3"], "known keys: batch_factor, input_per_million_usd"),
+        (
+            ["run", "refresh", "--set", "prices.simulated-judge.in=3"],
+            "known keys: batch_factor, input_per_million_usd",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], message: str):
@@ -63,12 +70,20 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
             ["up", "--set", "paths.state={file}/state"],
             "{file}/state/prefect_api_url: Not a directory; a folder is needed",
         ),
-        (["backup", "/proc/none/kept"], "/proc/none: No such file or directory; check the path, and"),
+        (
+            ["backup", "/proc/none/kept"],
+            "/proc/none: No such file or directory; check the path, and",
+        ),
         (["restore", "{binary}"], "{binary}/backup.json: `content`: Invalid JSON"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    qinglan: Qinglan, profile: Profile, tmp_path: Path, no_settings: None, words: list[str], message: str
+    qinglan: Qinglan,
+    profile: Profile,
+    tmp_path: Path,
+    no_settings: None,
+    words: list[str],
+    message: str,
 ):
     profile.paths.state.mkdir()
     file, binary = tmp_path / "file", tmp_path / "binary"
@@ -81,7 +96,9 @@ def test_what_the_system_refuses_is_one_line(
     assert err.startswith(f"error: {message.format(**fill)}")
 
 
-def test_a_full_disk_is_one_line(qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_one_line(
+    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def full(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
 
@@ -90,12 +107,19 @@ def test_a_full_disk_is_one_line(qinglan: Qinglan, profile: Profile, tmp_path: P
     (profile.paths.state / "a.jsonl").write_text("{}")
     status, _, err = qinglan("backup", str(tmp_path / "kept"), profile=profile)
     assert (status, err.count("\n")) == (2, 1)
-    assert re.match(rf"error: {tmp_path}/kept\.\w+\.partial/state/a\.jsonl: No space left on device; free", err)
+    assert re.match(
+        rf"error: {tmp_path}/kept\.\w+\.partial/state/a\.jsonl: No space left on device; free", err
+    )
     assert not list(tmp_path.glob("kept*"))
 
 
 @pytest.mark.parametrize(
-    "bug", [OSError(errno.ENOENT, "No such file"), OSError(errno.EINVAL, "Invalid argument", "a"), TimeoutError("late")]
+    "bug",
+    [
+        OSError(errno.ENOENT, "No such file"),
+        OSError(errno.EINVAL, "Invalid argument", "a"),
+        TimeoutError("late"),
+    ],
 )
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: OSError):
     monkeypatch.setattr("sys.argv", ["qinglan", "up"])
@@ -114,16 +138,24 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "report.json"
 
 
-def test_run_starts_a_flow_and_shows(qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch):
+def test_run_starts_a_flow_and_shows(
+    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
+):
     started: list[object] = []
     monkeypatch.setattr(cli, "_start", lambda *words: started.append(words) or report)
-    status, out, _ = qinglan("run", "train", "--from", "latest", "--set", "data.limit=3", profile=profile)
+    status, out, _ = qinglan(
+        "run", "train", "--from", "latest", "--set", "data.limit=3", profile=profile
+    )
     assert status == 0
-    assert started == [("train", str(report.with_name("test.yaml")), ("data.limit=3",), False, "latest", False)]
+    assert started == [
+        ("train", str(report.with_name("test.yaml")), ("data.limit=3",), False, "latest", False)
+    ]
     assert f"Report: {profile.paths.runs}/r1/report.html" in out
 
 
-def test_run_without_a_dataset_shows(qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch):
+def test_run_without_a_dataset_shows(
+    qinglan: Qinglan, profile: Profile, report: Path, monkeypatch: pytest.MonkeyPatch
+):
     error = StageError("no usable rows; run again with --set select.min_top1_score=0.4")
     error.report = report
     monkeypatch.setattr(cli, "_start", raising(error))
@@ -136,27 +168,39 @@ def test_run_without_a_dataset_shows(qinglan: Qinglan, profile: Profile, report:
 
 
 @pytest.mark.usefixtures("report")
-def test_an_interrupted_run_says_how_it_goes_on(qinglan: Qinglan, profile: Profile, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_run_says_how_it_goes_on(
+    qinglan: Qinglan, profile: Profile, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cli, "_start", raising(KeyboardInterrupt()))
     status, _, err = qinglan("run", "refresh", profile=profile)
     assert status == 130
-    assert err.endswith("stopped; give the same command again and it goes on: answers that were paid for are kept\n")
+    assert err.endswith(
+        "stopped; give the same command again and it goes on: answers that were paid for are kept\n"
+    )
     fails: Any = partial(httpx.HTTPStatusError, request=None, response=None)
     for error in (httpx.ConnectError("refused"), fails("Server error '500 Internal Server Error'")):
         monkeypatch.setattr(cli, "_start", raising(error))
         status, _, err = qinglan("run", "refresh", profile=profile)
-        said = f"error: Prefect's server does not answer: {error}; see whether that of `prefect config"
+        said = (
+            f"error: Prefect's server does not answer: {error}; see whether that of `prefect config"
+        )
         assert status == 2 and err.splitlines()[-1].startswith(said) and "Traceback" not in err
 
 
 def test_a_pipe_gets_a_wide_table():
     code = "from qinglan.cli import out; print(out.width)"
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) >= 100
 
 
-def test_what_comes_from_outside_gives_the_terminal_no_command(qinglan: Qinglan, capsys: pytest.CaptureFixture[str]):
+def test_what_comes_from_outside_gives_the_terminal_no_command(
+    qinglan: Qinglan, capsys: pytest.CaptureFixture[str]
+):
     common.say("\x1b[2J一 [red]行\x9b\n二行")
     assert capsys.readouterr().out == "[2J一 [red]行\n二行\n"
     assert "\x1b" not in qinglan("show", "\x1b]0;title\x07")[2]
@@ -180,7 +224,9 @@ def show(qinglan: Qinglan, profile_of: ProfileOf, tmp_path: Path, no_settings: N
 def ended(profile: Profile, flow: str = "refresh") -> Run:
     with open_run(profile, flow) as run:
         finish_run(run)
-    Report(run_id=run.id, profile=profile.name, recipe="query_rewrite").write(run.directory / "report.json")
+    Report(run_id=run.id, profile=profile.name, recipe="query_rewrite").write(
+        run.directory / "report.json"
+    )
     return run
 
 
@@ -200,7 +246,10 @@ def test_latest_is_the_profiles_own_where_one_is_named_and_the_one_that_was_cont
     assert (status, out) == (2, "")
     assert err.startswith("error: run `latest`: profile gamma has no run under ")
     (mine.directory / "report.json").unlink()
-    assert "has ended, but its report.json is missing; restore it from a backup" in show("latest", of="acme")[2]
+    assert (
+        "has ended, but its report.json is missing; restore it from a backup"
+        in show("latest", of="acme")[2]
+    )
     with open_run(profile_of(name="acme"), "pipeline") as continued:
         continued.directory.joinpath("keep").touch()
     ended(profile_of(name="acme"))
@@ -220,13 +269,18 @@ def test_a_run_that_failed_shows_what_was_done_its_log_how_it_goes_on_and_its_re
         log.touch()
         (log.parent / "started.json").touch()
         note_end(run, StageError("distill: 9 of 10 calls failed (timeout 9)\nthe end of a log"))
-    assert "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run" in show("latest")[2]
+    assert (
+        "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run"
+        in show("latest")[2]
+    )
     note_end(run, KeyboardInterrupt())
     assert "ended before its report: interrupted; `qinglan run" in show("latest")[2]
     note(run, flow_run_id=FLOW_RUN, ended_by="")  # it goes on
     status, out, err = show("latest", of="acme")
     assert (status, err.count("\n")) == (2, 1)
-    assert err.startswith(f"error: run {run.id} (refresh of acme): ended before its report, as no process of this mac")
+    assert err.startswith(
+        f"error: run {run.id} (refresh of acme): ended before its report, as no process of this mac"
+    )
     assert "`qinglan run refresh --profile acme` with the same --set goes on with it" in err
     assert f"`qinglan show {earlier.id}`" in err
     assert "empty_query 1" in out
@@ -235,25 +289,33 @@ def test_a_run_that_failed_shows_what_was_done_its_log_how_it_goes_on_and_its_re
     with open_run(profile_of(name="acme"), "refresh"):
         out = show("latest", of="acme")[1]
     assert "Done before the run was continued: ingest\n" in out and "empty_query" not in out
-    Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(run.directory / "report.json")
+    Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(
+        run.directory / "report.json"
+    )
     note_end(run, StageError("no row may teach"))
     status, out, err = show("latest")
     assert status == 2 and shown_of(run) in out
     assert err == f"error: run {run.id} (refresh of acme): ended early: no row may teach\n"
 
 
-def test_a_running_run_shows_where_its_log_is(profile_of: ProfileOf, show: Qinglan, monkeypatch: pytest.MonkeyPatch):
+def test_a_running_run_shows_where_its_log_is(
+    profile_of: ProfileOf, show: Qinglan, monkeypatch: pytest.MonkeyPatch
+):
     with open_run(profile_of(name="acme"), "refresh") as run:
         note(run, flow_run_id=FLOW_RUN)
         (run.stage_directory("distill") / "started.json").touch()
-        (run.stage_directory("distill") / "progress.txt").write_text("627/800 rows, 4.5 s left", encoding="utf-8")
+        (run.stage_directory("distill") / "progress.txt").write_text(
+            "627/800 rows, 4.5 s left", encoding="utf-8"
+        )
         with site_ledger(run.profile) as ledger:
             ledger.record([call(run_id=run.id, cost_usd=0.25)])
         status, out, err = show("latest", of="acme", notify={"ui_url": "http://prefect.example/"})
         monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@127.0.0.1:4207/api")
         (run.profile.paths.state / "ledger.db").write_text("no database" * 100, encoding="utf-8")
         log = show("latest", of="acme")[1]
-    assert "Begun, but not done: distill\n" in show("latest", of="acme")[1], "nobody is at it any more"
+    assert "Begun, but not done: distill\n" in show("latest", of="acme")[1], (
+        "nobody is at it any more"
+    )
     assert f"Log: http://127.0.0.1:4207/runs/flow-run/{FLOW_RUN}\n" in log
     assert (status, err) == (0, "")
     assert out.splitlines() == [
@@ -268,9 +330,14 @@ def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: Q
     with open_run(profile_of(name="acme"), "pipeline") as run:
         page = "http://127.0.0.1:4200/runs/flow-run/x"
         api_url, workbook = "http://127.0.0.1:4200/api", Path("w.xlsx")
-        waiting = Waiting(flow_run_id=uuid4(), api_url=api_url, page=page, until="noon", workbook=workbook)
+        waiting = Waiting(
+            flow_run_id=uuid4(), api_url=api_url, page=page, until="noon", workbook=workbook
+        )
         (run.stage_directory("gate") / WAITING_FILE).write_text(waiting.model_dump_json())
-        assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[1]
+        assert (
+            f"waits for a person's approval until noon: {page}; it has no report yet"
+            in show("latest", of="acme")[1]
+        )
     told = show("latest", of="acme")[2]  # and its process was killed
     assert "waits for" not in told and "ended before its report" in told
 
@@ -280,11 +347,17 @@ def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
     qinglan: Qinglan, profile_of: ProfileOf, tmp_path: Path, recipe: str
 ):
     workbook = tmp_path / "q.csv"
-    lines = ("问题,标准答案,待评答案,答案", "鱼油咋吃,饭后,随餐,饭后吃", "钙片{x}咋吃,饭后,随餐,饭后吃")
+    lines = (
+        "问题,标准答案,待评答案,答案",
+        "鱼油咋吃,饭后,随餐,饭后吃",
+        "钙片{x}咋吃,饭后,随餐,饭后吃",
+    )
     workbook.write_text("\n".join(lines), encoding="utf-8")
     tenant = {"teacher_rules": "写明{科目}" * 50, "judge_rules": "看科目\x1b"}
     changed = profile_of(recipe=recipe, tenant=tenant, **SIMULATED)
-    changed = changed.model_copy(update={"data": changed.data.model_copy(update={"workbook": str(workbook)})})
+    changed = changed.model_copy(
+        update={"data": changed.data.model_copy(update={"workbook": str(workbook)})}
+    )
     status, out, _ = qinglan("prompts", "--row", "2", profile=changed)
     asked = {part.split(",")[0]: part for part in out.split("\n\n") if "system" in part}
     assert (status, "钙片{x}咋吃" in out, "鱼油" in out, "\x1b" in out) == (0, True, False, False)
@@ -292,5 +365,10 @@ def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
     judges = [role for role in ("judge", "panel") if role in asked]
     assert [role for role, text in asked.items() if "看科目" in text] == judges
     read = ("--set", "data.columns.dialogue=标准答案")
-    assert ("对话：<" in qinglan("prompts", *read, profile=changed)[1]) is (recipe == "query_rewrite")
-    assert qinglan("prompts", "--row", "3", profile=changed)[2] == "error: --row 3: the workbook has fewer questions\n"
+    assert ("对话：<" in qinglan("prompts", *read, profile=changed)[1]) is (
+        recipe == "query_rewrite"
+    )
+    assert (
+        qinglan("prompts", "--row", "3", profile=changed)[2]
+        == "error: --row 3: the workbook has fewer questions\n"
+    )

@@ -13,7 +13,9 @@ from qinglan.rows import Retrieved
 from qinglan.runs.artifacts import write_jsonl
 
 FOUND = Retrieved(ids=("b", "g"), scores=(0.8, 0.1), titles=("", ""))
-LABELLED = taught("钙片", gold_id="g", original_retrieved=None, answer_retrieved=FOUND, judge_score=4.5)
+LABELLED = taught(
+    "钙片", gold_id="g", original_retrieved=None, answer_retrieved=FOUND, judge_score=4.5
+)
 ROWS = [taught("鱼油"), LABELLED, taught("硒\x1b[2J[bold]").failed("rag_unavailable")]
 
 
@@ -26,7 +28,9 @@ def qinglan(qinglan: Qinglan, profile: Profile) -> Qinglan:
 def two(profile: Profile, tmp_path: Path) -> tuple[Version, Version]:
     """A version, and one with a row more, a row less and a row changed."""
     later = [ROWS[0].failed("below_threshold"), ROWS[1], taught("叶黄素")]
-    files = [write_jsonl(tmp_path / f"{n}" / "rows.jsonl", rows) for n, rows in enumerate((ROWS, later))]
+    files = [
+        write_jsonl(tmp_path / f"{n}" / "rows.jsonl", rows) for n, rows in enumerate((ROWS, later))
+    ]
     first, second = (publish(profile, "run-1", {"rows": file}) for file in files)
     note_training(profile, first.id, "run-1")
     return first, second
@@ -44,7 +48,9 @@ def test_list_and_show(qinglan: Qinglan, two: tuple[Version, Version]):
     assert f"Dataset {two[0].id}" in out and f"Files: {two[0].directory}" in out
 
 
-def test_a_rows_lineage_leads_to_its_cell_and_its_call(qinglan: Qinglan, two: tuple[Version, Version]):
+def test_a_rows_lineage_leads_to_its_cell_and_its_call(
+    qinglan: Qinglan, two: tuple[Version, Version]
+):
     status, out, _ = qinglan("show", "--row", LABELLED.id)
     facts = {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
     assert status == 0
@@ -52,17 +58,26 @@ def test_a_rows_lineage_leads_to_its_cell_and_its_call(qinglan: Qinglan, two: tu
     assert facts["ledger request"] == "e4a9"
     assert facts["top-1 score"] == "– → 0.800"
     assert facts["gold document's rank"] == "– → 2"
-    assert (facts["verdict"], facts["split"], facts["judge"], facts["run"]) == ("ok", "train", "4.50", "run-1")
+    assert (facts["verdict"], facts["split"], facts["judge"], facts["run"]) == (
+        "ok",
+        "train",
+        "4.50",
+        "run-1",
+    )
 
 
 def test_diff_is_against_the_parent_by_default(qinglan: Qinglan, two: tuple[Version, Version]):
     status, out, _ = qinglan("diff")
     assert status == 0
-    assert out.startswith(f"{two[0].id} → {two[1].id}: 1 rows added, 1 removed, 1 changed, 1 as they were\n")
+    assert out.startswith(
+        f"{two[0].id} → {two[1].id}: 1 rows added, 1 removed, 1 changed, 1 as they were\n"
+    )
     assert "  ok → below_threshold: 1\n" in out
     assert {line.split()[0] for line in out.splitlines()[3:]} == {"added", "removed", "changed"}
     assert qinglan("diff", two[0].id, two[1].id)[1] == out
-    assert "\x1b" not in out and "[bold]" in out, "a text can neither steer the terminal nor be markup"
+    assert "\x1b" not in out and "[bold]" in out, (
+        "a text can neither steer the terminal nor be markup"
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +89,9 @@ def test_diff_is_against_the_parent_by_default(qinglan: Qinglan, two: tuple[Vers
         (["show", "--row", "nope"], ": has no row `nope`; ids are in "),
     ],
 )
-def test_a_mistake_is_one_line(qinglan: Qinglan, two: tuple[Version, Version], words: list[str], message: str):
+def test_a_mistake_is_one_line(
+    qinglan: Qinglan, two: tuple[Version, Version], words: list[str], message: str
+):
     status, out, err = qinglan(*words)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -1,4 +1,5 @@
-"""`qinglan init`: what it writes loads and can be run, whatever the workbook's header holds; a mistake is one line."""
+"""`qinglan init`: what it writes loads and can be run, whatever the workbook's header holds; a
+mistake is one line."""
 
 import io
 from pathlib import Path
@@ -23,13 +24,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(name: str, header: str) -> None:
-    rows = [f"{text},,{number}" for number, text in enumerate(("鱼油一天吃几粒", "钙片什么时候吃", "益生菌怎么存放"))]
+    rows = [
+        f"{text},,{number}"
+        for number, text in enumerate(("鱼油一天吃几粒", "钙片什么时候吃", "益生菌怎么存放"))
+    ]
     Path(name).write_text("\n".join([header, *rows]), encoding="utf-8")
 
 
 def honest(body: dict[str, Any]) -> tuple[int, Any]:
     text = body.get("rewritten_query") or body["query"]
-    found = [{"id": f"{text}{n}", "content": f"{text}{n}", "reranker_score": 0.9 - n / 10} for n in range(3)]
+    found = [
+        {"id": f"{text}{n}", "content": f"{text}{n}", "reranker_score": 0.9 - n / 10}
+        for n in range(3)
+    ]
     return 200, {"data": {"recall": found}}
 
 
@@ -42,7 +49,9 @@ def init(qinglan: Qinglan) -> Qinglan:
     return call
 
 
-def test_the_profile_loads_holds_only_what_differs_and_can_be_run(init: Qinglan, qinglan: Qinglan, serve: Serve):
+def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
+    init: Qinglan, qinglan: Qinglan, serve: Serve
+):
     named = ("--teacher", "embedded", "--column", "问题=Question")
     status, out, err = init("test-acme", *named, "--yes", rag=serve(honest).url)
     text = Path("configs/test-acme.yaml").read_text(encoding="utf-8")
@@ -60,7 +69,9 @@ def test_the_profile_loads_holds_only_what_differs_and_can_be_run(init: Qinglan,
 
 def test_the_rags_preset_is_found_out(init: Qinglan, serve: Serve):
     found = {"similarity": 0.9, "content": "正文", "document_id": "d"}
-    ragflow = serve(lambda body: (200, {"data": {"chunks": [found]}} if "question" in body else {"code": 101}))
+    ragflow = serve(
+        lambda body: (200, {"data": {"chunks": [found]}} if "question" in body else {"code": 101})
+    )
     assert init("test-acme", "--yes", rag=ragflow.url)[0] == 0
     assert load_profile("test-acme").rag.preset == "ragflow"
     assert init("other", "--yes", "--rag-preset", "dfy", rag=ragflow.url)[0] == 2
@@ -102,13 +113,31 @@ def test_a_header_is_data_in_the_file(init: Qinglan):
             ["test-acme", "--column", "问题=Questoin"],
             "no column 'Questoin'; its header has Question, 画像, 备注; nearest: Q",
         ),
-        (["test-acme", "--column", "题=Question"], "write FIELD=HEADER, FIELD being one of 问题, 用户画像"),
-        (["test-acme", *REAL], "--teacher-price is missing (price of gpt-5 in US dollars per million tokens"),
-        (["test-acme", *REAL, "--teacher-price", "1"], "--teacher-price '1': write IN,OUT in US dollars"),
+        (
+            ["test-acme", "--column", "题=Question"],
+            "write FIELD=HEADER, FIELD being one of 问题, 用户画像",
+        ),
+        (
+            ["test-acme", *REAL],
+            "--teacher-price is missing (price of gpt-5 in US dollars per million tokens",
+        ),
+        (
+            ["test-acme", *REAL, "--teacher-price", "1"],
+            "--teacher-price '1': write IN,OUT in US dollars",
+        ),
         (["test-acme", "--teacher", "gpt-5"], "--teacher-url is missing"),
-        (["test-acme", "--machine", "gpu2", "--student-price", "1"], "--student-price '1': write IN,OUT in US dollars"),
-        (["test-acme", "--machine", "tpu"], "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu4, gpu8"),
-        (["test-acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"], "write the name of an env"),
+        (
+            ["test-acme", "--machine", "gpu2", "--student-price", "1"],
+            "--student-price '1': write IN,OUT in US dollars",
+        ),
+        (
+            ["test-acme", "--machine", "tpu"],
+            "--machine 'tpu': take one of cpu, gpu1, gpu2, gpu4, gpu8",
+        ),
+        (
+            ["test-acme", *REAL, "--teacher-key-env", "sk-1", "--teacher-price", "1,2"],
+            "write the name of an env",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(init: Qinglan, words: list[str], message: str):
@@ -125,7 +154,9 @@ def test_a_rag_that_does_not_answer_is_a_warning_and_an_existing_file_stays(init
     assert "warning: rag.url can't be reached" in out
     assert load_profile("test-acme").rag.url == "http://127.0.0.1:9/q"
     before = Path("configs/test-acme.yaml").read_bytes()
-    assert "there is a profile of this name already" in init("test-acme", "--yes", "--domain", "x")[2]
+    assert (
+        "there is a profile of this name already" in init("test-acme", "--yes", "--domain", "x")[2]
+    )
     assert Path("configs/test-acme.yaml").read_bytes() == before
 
 
@@ -138,7 +169,10 @@ def test_without_a_known_column_the_headers_are_named_and_in_a_terminal_it_asks_
     init: Qinglan, qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch
 ):
     write("q.csv", "甲,乙,丙")
-    assert "Its header has 甲, 乙, 丙; say it with --column 问题=HEADER" in init("test-acme", "--yes")[2]
+    assert (
+        "Its header has 甲, 乙, 丙; say it with --column 问题=HEADER"
+        in init("test-acme", "--yes")[2]
+    )
     monkeypatch.setenv("BIG_KEY", "sk-secret")
     answers = ["q.csv", "甲", "", "embedded", "", "gpt-5", URL, "BIG_KEY", "", "", "1.25,10"]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(answers) + "\n"))
@@ -169,7 +203,14 @@ def test_a_terminal_may_change_the_proposed_columns(
 
 
 def test_what_doctor_finds_is_shown_and_the_profile_stays(qinglan: Qinglan):
-    paid = ("--teacher", "big", "--teacher-url", "http://127.0.0.1:9/v1", "--teacher-key-env", "BIG_KEY")
+    paid = (
+        "--teacher",
+        "big",
+        "--teacher-url",
+        "http://127.0.0.1:9/v1",
+        "--teacher-key-env",
+        "BIG_KEY",
+    )
     options = ("--workbook", "q.csv", "--rag-url", "embedded", "--teacher-price", "1,2", "--yes")
     status, out, err = qinglan("init", "test-acme", *options, *paid)
     assert (status, err, load_profile("test-acme").teacher.model) == (0, "", "big")

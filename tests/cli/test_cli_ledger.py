@@ -18,7 +18,9 @@ def profile(profile_of: ProfileOf, tmp_path: Path) -> Profile:
     """Of a ledger with a failed and a paid try at one request."""
     (tmp_path / "q.csv").write_text("问题\n虾青素咋吃\n叶黄素啥时候吃\n", encoding="utf-8")
     profile = profile_of(data={"workbook": str(tmp_path / "q.csv")}, **SIMULATED)
-    answered = call(text="[b]益生菌[/b] 服用时间", run_id="20261121-0", prompt_tokens=1200, latency_ms=812)
+    answered = call(
+        text="[b]益生菌[/b] 服用时间", run_id="20261121-0", prompt_tokens=1200, latency_ms=812
+    )
     with site_ledger(profile) as ledger:
         ledger.record([], [failure(reason="http_429", run_id="20261121-0")])
         ledger.record([answered])
@@ -28,12 +30,20 @@ def profile(profile_of: ProfileOf, tmp_path: Path) -> Profile:
 def test_spent(qinglan: Qinglan, profile: Profile):
     shown = qinglan("ledger", "spent", "--by", "run", profile=profile)[1]
     assert re.search(r"20261121-0 +1 +1 +1,200 +10 +\$0.250", shown)
-    assert "20261121-0" not in qinglan("ledger", "spent", "--by", "run", "--since", "2999-01-01", profile=profile)[1]
+    assert (
+        "20261121-0"
+        not in qinglan("ledger", "spent", "--by", "run", "--since", "2999-01-01", profile=profile)[
+            1
+        ]
+    )
     assert "simulated" not in shown
     with site_ledger(profile) as ledger:
         ledger.record([call("s", model="simulated-judge", cost_usd=0.5)])
     shown = qinglan("ledger", "spent", profile=profile)[1]
-    assert re.search(r"simulated-judge\* +1 .*\$0.500", shown) and "* Simulated: $0.500 of it was paid by no" in shown
+    assert (
+        re.search(r"simulated-judge\* +1 .*\$0.500", shown)
+        and "* Simulated: $0.500 of it was paid by no" in shown
+    )
     wrong = qinglan("ledger", "spent", "--since", "gestern", profile=profile)
     assert wrong == (2, "", "error: --since 'gestern': write a day as 2026-11-01\n")
 
@@ -42,7 +52,10 @@ def test_a_request_and_its_tries(qinglan: Qinglan, profile: Profile):
     shown = qinglan("ledger", "request", "h", profile=profile)[1]
     assert re.search(r"http_429.*\n.*stop +812 +\$0.250", shown)
     assert "[b]益生菌[/b] 服用时间" in shown  # an answer is no markup
-    assert "error: ledger: there is no request 'x'" in qinglan("ledger", "request", "x", profile=profile)[2]
+    assert (
+        "error: ledger: there is no request 'x'"
+        in qinglan("ledger", "request", "x", profile=profile)[2]
+    )
     with site_ledger(profile) as ledger:
         ledger.record([], [failure("late", "teacher_timeout", cost_usd=0.5, estimated=True)])
     assert "≤ $0.500" in qinglan("ledger", "request", "late", profile=profile)[1], "an upper bound"
@@ -51,8 +64,18 @@ def test_a_request_and_its_tries(qinglan: Qinglan, profile: Profile):
 def test_dropping_an_answer_and_a_batch(qinglan: Qinglan, profile: Profile):
     dropped = qinglan("ledger", "drop", "h", profile=profile)
     assert dropped == (0, 'dropped h: teacher m, $0.250: "[b]益生菌[/b] 服用时间"\n', "")
-    assert re.search(r"http_429.*\n.*dropped +812 +\$0.250", qinglan("ledger", "request", "h", profile=profile)[1])
-    job = {"digest": "d", "server": "s", "role": "teacher", "status": "submitted", "batch_id": "b1", "created_s": 1.0}
+    assert re.search(
+        r"http_429.*\n.*dropped +812 +\$0.250",
+        qinglan("ledger", "request", "h", profile=profile)[1],
+    )
+    job = {
+        "digest": "d",
+        "server": "s",
+        "role": "teacher",
+        "status": "submitted",
+        "batch_id": "b1",
+        "created_s": 1.0,
+    }
     with site_ledger(profile) as ledger:
         ledger.save_batch(BatchJob.model_validate(job | {"request_hashes": ["x", "y"]}))
         dropped = qinglan("ledger", "drop", "b1", profile=profile)
@@ -73,5 +96,7 @@ def test_a_dry_run_costs_nothing_and_warns(qinglan: Qinglan, profile: Profile):
         ledger.record([call(f"h{n}", **used) for n in range(20)])
     low[-1] = "budget.per_month_usd=0.2501"
     shown = qinglan("run", "refresh", "--dry-run", *low, profile=profile)[1]
-    assert "About $" in shown and "At most" not in shown, "an answer may be longer than earlier ones"
+    assert "About $" in shown and "At most" not in shown, (
+        "an answer may be longer than earlier ones"
+    )
     assert "of this month" not in shown, "simulated models don't count"

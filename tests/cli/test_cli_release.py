@@ -44,9 +44,19 @@ def test_promote_and_roll_back(qinglan: Qinglan, models: Models):
     assert "champion 1" in qinglan("release", "promote", "1")[1]
     assert "champion 2, previous 1" in qinglan("release", "promote", "2")[1]
     lines = qinglan("release", "list")[1].splitlines()
-    assert [line.split()[:3] for line in lines[1:]] == [["2", "champion", "promote"], ["1", "previous", "promote"]]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["2", "champion", "promote"],
+        ["1", "previous", "promote"],
+    ]
     shown = qinglan("release", "show")[1]
-    for part in ("alias", "champion", "promote: Release the RL student", "run-1", "with the weights", "promoted"):
+    for part in (
+        "alias",
+        "champion",
+        "promote: Release the RL student",
+        "run-1",
+        "with the weights",
+        "promoted",
+    ):
         assert part in shown
     assert "champion 1, previous 2" in qinglan("release", "rollback", "--reason", "slow")[1]
     assert "rolled back to version 1: slow" in qinglan("release", "show", "2")[1]
@@ -73,7 +83,9 @@ def undecided(profile: Profile, models: Models) -> str:
     decision = decided_by(PASSED, None)
     with open_run(profile, "evaluate") as run:
         save_gate(run, decision)
-        released = models.registry.register(models.candidate(decision=decision)).model_dump(mode="json")
+        released = models.registry.register(models.candidate(decision=decision)).model_dump(
+            mode="json"
+        )
         end_stage(run, "register", details={"released": released})
     return run.id
 
@@ -98,17 +110,24 @@ def test_a_decision_that_can_t_be_read_is_one_line(qinglan: Qinglan, profile: Pr
     (run.directory / "gate" / "decision.json").write_text('{"verdict": "perhaps"}')
     status, _, err = qinglan("release", "approve", run.id, "--reviewer", "x")
     assert (status, err.count("\n")) == (2, 1)
-    assert "gate/decision.json is damaged or of another version of Qinglan; run its stage again" in err
+    assert (
+        "gate/decision.json is damaged or of another version of Qinglan; run its stage again" in err
+    )
 
 
 @pytest.fixture
-def answers(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What happens to a person's answer to a run that waits at Prefect's server, which gives this reply."""
+def answers(
+    qinglan: Qinglan, profile: Profile, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """What happens to a person's answer to a run that waits at Prefect's server, which gives this
+    reply."""
 
     def answer(reply: Any, *, running: bool) -> tuple[tuple[int, str, str], list[Any]]:
         monkeypatch.setattr(approval, "_TRIES", 1)
         service = serve(lambda _: reply)
-        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting = Waiting(
+            flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w")
+        )
         with open_run(profile, "evaluate") as run:
             (run.stage_directory("gate") / WAITING_FILE).write_text(waiting.model_dump_json())
             command = ("release", "approve", run.id, "--reviewer", "李雷")
@@ -122,20 +141,38 @@ def answers(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any], monke
     ("reply", "running", "status", "says"),
     [
         ((200, {"status": "ACCEPT"}), True, 0, "goes on: approved by 李雷"),
-        ((200, {"status": "ABORT", "details": {"reason": "not paused"}}), True, 2, "not take the answer: not paused"),
-        ((401, {"exception_message": "Unauthorized"}), True, 2, "did not accept the login; set PREFECT_API_URL"),
+        (
+            (200, {"status": "ABORT", "details": {"reason": "not paused"}}),
+            True,
+            2,
+            "not take the answer: not paused",
+        ),
+        (
+            (401, {"exception_message": "Unauthorized"}),
+            True,
+            2,
+            "did not accept the login; set PREFECT_API_URL",
+        ),
         ((200, {"status": "ACCEPT"}), False, 2, "its process has ended while it waited"),
     ],
 )
-def test_an_answer_reaches_the_flow_that_waits(answers: Any, reply: Any, running: bool, status: int, says: str):
+def test_an_answer_reaches_the_flow_that_waits(
+    answers: Any, reply: Any, running: bool, status: int, says: str
+):
     (ended, out, err), bodies = answers(reply, running=running)
-    assert (ended, says in (err if status else out), err.count("\n")) == (status, True, bool(status))
+    assert (ended, says in (err if status else out), err.count("\n")) == (
+        status,
+        True,
+        bool(status),
+    )
     assert bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}] * running
 
 
 def test_only_its_own_tenant_can_refuse_a_run(qinglan: Qinglan, profile: Profile, models: Models):
     run = undecided(profile, models)
-    status, out, err = qinglan("release", "approve", run, "--reviewer", "x", "--set", "release.name=other")
+    status, out, err = qinglan(
+        "release", "approve", run, "--reviewer", "x", "--set", "release.name=other"
+    )
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"its model is {models.name}, and this profile's is other" in err
     assert models.registry.version("1").verdict == "undecided"
@@ -143,22 +180,34 @@ def test_only_its_own_tenant_can_refuse_a_run(qinglan: Qinglan, profile: Profile
     assert (models.registry.version("1").verdict, models.registry.aliases()) == ("refuse", {})
 
 
-def test_an_approval_that_was_interrupted_is_completed(qinglan: Qinglan, profile: Profile, models: Models):
+def test_an_approval_that_was_interrupted_is_completed(
+    qinglan: Qinglan, profile: Profile, models: Models
+):
     run = undecided(profile, models)
     models.registry.redecide("1", decided_by(PASSED, Approval(approve=True, reviewer="李雷")))
-    assert "is already decided" in qinglan("release", "approve", run, "--reviewer", "x", "--refuse")[2]
+    assert (
+        "is already decided" in qinglan("release", "approve", run, "--reviewer", "x", "--refuse")[2]
+    )
     status, out, _ = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
     assert (status, "champion 1" in out) == (0, True)
     assert "approved by 李雷" in models.registry.version("1").sentence
 
 
-def test_lineage_prints_both_figures_and_the_way_to_a_cell(qinglan: Qinglan, profile: Profile, models: Models):
+def test_lineage_prints_both_figures_and_the_way_to_a_cell(
+    qinglan: Qinglan, profile: Profile, models: Models
+):
     run = evaluated_run(profile).run.name
     models.registry.register(models.candidate(run_id=run))
     models.registry.promote("1")
     status, out, _ = qinglan("lineage", "champion", "--metric", "top1", "--worst", "1")
     assert status == 0
-    for part in ("1 (champion)", "rl/top1 = 0.500000", "mean over 2 of 3 rows: the same", "q.xlsx!问题!A3", "乙"):
+    for part in (
+        "1 (champion)",
+        "rl/top1 = 0.500000",
+        "mean over 2 of 3 rows: the same",
+        "q.xlsx!问题!A3",
+        "乙",
+    ):
         assert part in out
     out = qinglan("lineage", run, "--row", "c")[1]
     assert "failed: rag_unavailable" in out and "q.xlsx!问题!A4" in out

@@ -28,17 +28,29 @@ def profile(profile_of: ProfileOf) -> Profile:
 
 
 @pytest.fixture
-def review(qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Qinglan:
+def review(
+    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Qinglan:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return partial(qinglan, "review", profile=profile)
 
 
-def finish_run(profile: Profile, count: int, score: float | None = None, flow: str = "refresh") -> list[Row]:
+def finish_run(
+    profile: Profile, count: int, score: float | None = None, flow: str = "refresh"
+) -> list[Row]:
     def row(query: str) -> Row:
         key, tenant = row_id(profile.tenant.id, query), profile.tenant.id
         found = {"original_retrieved": FOUND, "answer_retrieved": FOUND}
-        return Row(id=key, tenant=tenant, query=query, source="q.csv:2", answer="改写", judge_score=score, **found)
+        return Row(
+            id=key,
+            tenant=tenant,
+            query=query,
+            source="q.csv:2",
+            answer="改写",
+            judge_score=score,
+            **found,
+        )
 
     rows = [row(f"问题{n}") for n in range(count)]
     with open_run(profile, flow) as run:
@@ -56,7 +68,10 @@ def fill_in(path: Path, *verdicts: str | None, reviewer: str = "") -> None:
 def test_export_import_list(profile: Profile, review: Qinglan):
     assert review("list")[1].startswith("no reviews under ")
     finish_run(profile, 2, flow="compare")  # of one teacher among others
-    assert "run `latest`: has no finished data stage (dataset, select, validate); name" in review("export")[2]
+    assert (
+        "run `latest`: has no finished data stage (dataset, select, validate); name"
+        in review("export")[2]
+    )
     finish_run(profile, 5)
     finish_run(profile, 3, flow="compare")
     status, out, err = review("export", "--rows", "4")
@@ -71,11 +86,20 @@ def test_export_import_list(profile: Profile, review: Qinglan):
     assert f"{store_path(profile)}: 3 new, 0 of them against an earlier verdict; 0 unchanged" in out
     share = "1 of 3 control rows rejected or corrected = 33.3% [6.1%, 79.2%] (Wilson, 95%)"
     assert f"{share}; 1 control rows have no" in out
-    assert "0 new, 0 of them against an earlier verdict; 3 unchanged" in review("import", "review.xlsx")[1]
+    assert (
+        "0 new, 0 of them against an earlier verdict; 3 unchanged"
+        in review("import", "review.xlsx")[1]
+    )
 
     status, out, _ = review("list", "--run", "latest")
     (line,) = (line for line in out.splitlines() if "[/王]" in line)
-    assert [cell.strip() for cell in line.strip("│").split("│")][:5] == ["t[/b]", "[/王]", "2", "1", "0"]
+    assert [cell.strip() for cell in line.strip("│").split("│")][:5] == [
+        "t[/b]",
+        "[/王]",
+        "2",
+        "1",
+        "0",
+    ]
     assert "3 verdicts hold, 0 no longer" in out
 
     assert review("export")[0] == 2  # review.xlsx is there
@@ -89,14 +113,24 @@ def test_bad_cells_are_listed_and_nothing_is_imported(profile: Profile, review: 
     status, out, err = review("import", "review.xlsx")
     assert (status, out) == (2, "")
     *lines, last = err.splitlines()
-    assert lines == [f'review.xlsx!审核!Q{n}: "maybe" is no verdict; write 通过, 拒绝 or 修改' for n in range(2, 22)]
-    assert last == "error: review.xlsx: 24 cells to correct, 4 of them not shown; nothing was imported"
+    assert lines == [
+        f'review.xlsx!审核!Q{n}: "maybe" is no verdict; write 通过, 拒绝 or 修改'
+        for n in range(2, 22)
+    ]
+    assert (
+        last == "error: review.xlsx: 24 cells to correct, 4 of them not shown; nothing was imported"
+    )
     assert load_reviews(profile).by_row == {}
 
 
-def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(profile: Profile, review: Qinglan):
+def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(
+    profile: Profile, review: Qinglan
+):
     rows = finish_run(profile, 4, score=2.0)
-    request, said = judge_requests(profile), ("改写漏掉了产品名称", "改写漏掉了产品的名称", "添加了\n问题里没有的内容")
+    request, said = (
+        judge_requests(profile),
+        ("改写漏掉了产品名称", "改写漏掉了产品的名称", "添加了\n问题里没有的内容"),
+    )
     with site_ledger(profile) as ledger:
         for row, reason in zip(rows, said, strict=False):  # the ledger has lost the last one's
             answer = json.dumps({"score": 2, "reason": reason}, ensure_ascii=False)
@@ -104,13 +138,24 @@ def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(profile: Pro
 
     status, out, err = review("reasons", "--cases", "cases.jsonl")
     assert (status, err) == (0, "")
-    counts = [line.strip("│").split("│")[0].strip() for line in out.splitlines() if "问题" in line and "│" in line]
+    counts = [
+        line.strip("│").split("│")[0].strip()
+        for line in out.splitlines()
+        if "问题" in line and "│" in line
+    ]
     assert counts == ["2", "1"]
     (_, block) = out.split("tenant:\n")
     proposed = yaml.safe_load("tenant:\n" + block.partition("\n\n")[0])["tenant"]["teacher_rules"]
-    assert proposed.splitlines()[1][2:] in said and proposed.splitlines()[2] == "- 添加了 问题里没有的内容"
-    own = profile.model_copy(update={"evaluate": profile.evaluate.model_copy(update={"red_team": Path("cases.jsonl")})})
-    assert {row.query for row in rows[:3]} == {each.query for each in cases_of(own) if each.id.startswith("judge-")}
+    assert (
+        proposed.splitlines()[1][2:] in said
+        and proposed.splitlines()[2] == "- 添加了 问题里没有的内容"
+    )
+    own = profile.model_copy(
+        update={"evaluate": profile.evaluate.model_copy(update={"red_team": Path("cases.jsonl")})}
+    )
+    assert {row.query for row in rows[:3]} == {
+        each.query for each in cases_of(own) if each.id.startswith("judge-")
+    }
 
     assert "File exists" in review("reasons", "--cases", "cases.jsonl")[2]
     assert review("reasons", "--below", "1")[1].endswith("an answer that scored below 1\n")

@@ -51,7 +51,9 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(
+    qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Terminal:
     registry = Registry(tmp_path)
     monkeypatch.setattr("qinglan.serving.registry.registry_of", lambda _: registry)
     return Terminal(qinglan, profile, registry)
@@ -74,8 +76,16 @@ def test_a_canary_starts_with_the_profiles_share_or_its_own(terminal: Terminal):
     ("aliases", "started", "calls"),
     [
         ({}, "2", [("challenge", "2", "")]),
-        ({"challenger": "2"}, "5", [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")]),
-        ({"challenger": "2"}, "2", [("withdraw", "canary roll_back: so it is"), ("challenge", "2", "")]),
+        (
+            {"challenger": "2"},
+            "5",
+            [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")],
+        ),
+        (
+            {"challenger": "2"},
+            "2",
+            [("withdraw", "canary roll_back: so it is"), ("challenge", "2", "")],
+        ),
     ],
 )
 def test_a_new_canary_acts_upon_the_verdict_on_the_last_one_and_files_it(
@@ -106,7 +116,10 @@ def test_status_shows_both_models(terminal: Terminal):
     state.counts.retrieval.add(0.25)
     (terminal.folder / STATE_FILE).write_text(state.model_dump_json())
     said = terminal("canary", "status")
-    assert "version 2 gets 10%: keep champion 1: 1 requests, 0.0% of its questions fell back, p95 100 ms" in said
+    assert (
+        "version 2 gets 10%: keep champion 1: 1 requests, 0.0% of its questions fell back, p95 100 ms"
+        in said
+    )
     assert "challenger 2: 1 requests, 100.0% of its questions fell back" in said
     assert "retrieval: +0.250 [−1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
 
@@ -122,15 +135,22 @@ def test_status_and_stop_without_a_running_canary(terminal: Terminal):
     assert terminal.registry.calls[-1] == ("withdraw", "enough")
 
 
-def test_a_check_ends_well_where_nothing_is_released(terminal: Terminal, monkeypatch: pytest.MonkeyPatch):
+def test_a_check_ends_well_where_nothing_is_released(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("qinglan.serving.checks.run_smoke_test", lambda *_: "asked")
     assert terminal("serve", "--check", "--if-released") == terminal("serve", "--check") == "asked"
     del terminal.registry.named["champion"]
-    assert terminal("serve", "--check", "--if-released") == "No model is released, so none is asked a question."
+    assert (
+        terminal("serve", "--check", "--if-released")
+        == "No model is released, so none is asked a question."
+    )
     assert terminal("serve", "--if-released") == "error: --if-released goes with --check"
 
 
-def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_check_leaves_request_log_and_canary_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     asked = list[Any]()
 
     def open_site(profile: Any, folder: Path, *_: object, watched: bool, **__: object) -> None:
@@ -138,7 +158,11 @@ def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch
         raise ConfigError("enough")
 
     monkeypatch.setattr("qinglan.serving.checks.open_site", open_site)
-    given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
+    given = [
+        f"paths.state={tmp_path}",
+        f"serve.request_log.folder={tmp_path}",
+        "serve.request_log.consent=all",
+    ]
     with pytest.raises(ConfigError, match="enough"):
         run_smoke_test("embedded", given, None, print)
     assert asked == [(None, serving_folder(load_profile("embedded", given)), False)]
@@ -149,7 +173,10 @@ CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path):
     given = [f"recipe={CAPITALS}", f"paths.state={tmp_path}"]
-    with pytest.raises(ConfigError, match="recipe `capitals_recipe` needs hint beside the question; leave --question"):
+    with pytest.raises(
+        ConfigError,
+        match="recipe `capitals_recipe` needs hint beside the question; leave --question",
+    ):
         run_smoke_test("embedded", given, "法国", print)
     with pytest.raises(ConfigError, match="recipe capitals_recipe has no simulated domain"):
         run_smoke_test("embedded", given, None, print)
@@ -157,11 +184,18 @@ def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("status", "headers", "why"),
-    [(503, {"x-qinglan-source": "none", "x-qinglan-reason": "model_timeout"}, "model_timeout"), (400, {}, "HTTP 400")],
+    [
+        (503, {"x-qinglan-source": "none", "x-qinglan-reason": "model_timeout"}, "model_timeout"),
+        (400, {}, "HTTP 400"),
+    ],
 )
-def test_a_check_without_an_answer_says_why(serve: Any, status: int, headers: dict[str, str], why: str):
+def test_a_check_without_an_answer_says_why(
+    serve: Any, status: int, headers: dict[str, str], why: str
+):
     router = serve(lambda _: (status, {"error": {}}, headers))
-    row = Row(id="1", tenant="t", query="法国", inputs={"hint": "塞纳河", "capital": "巴黎"}, source="s")
+    row = Row(
+        id="1", tenant="t", query="法国", inputs={"hint": "塞纳河", "capital": "巴黎"}, source="s"
+    )
     with pytest.raises(EngineError, match=f"gave no usable answer to '法国': {why}"):
         _ask(load_profile("embedded", [f"recipe={CAPITALS}"]), router.url.removesuffix("/v1"), row)
     assert router.bodies[0]["inputs"] == {"hint": "塞纳河"}  # no label leaves the house

@@ -1,4 +1,5 @@
-"""Asking through the batch API over real HTTP: every answer once, at half price, whatever dies on the way."""
+"""Asking through the batch API over real HTTP: every answer once, at half price, whatever dies on
+the way."""
 
 import asyncio
 import json
@@ -20,7 +21,13 @@ from ledger_calls import call, ledger_in
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
+from qinglan.clients.batch_api import (
+    BatchOutcome,
+    BatchProgress,
+    batch_costs_usd,
+    chunks,
+    distill_by_batch,
+)
 from qinglan.clients.batch_api.jobs import BatchStore, batch_server
 from qinglan.clients.batch_api.service import BatchService, parse_result, request_line
 from qinglan.clients.chat import Account, Request, cost_usd
@@ -38,7 +45,8 @@ Start = Callable[..., "Teacher"]
 
 
 class CountingStore(SimulatedBatchStore):
-    """Remembers what was created. May list nothing, and its first result files lack a line, or end in a long one."""
+    """Remembers what was created. May list nothing, and its first result files lack a line, or end
+    in a long one."""
 
     listed = True
     short = 0
@@ -55,7 +63,11 @@ class CountingStore(SimulatedBatchStore):
         return super().create(request)
 
     def list(self, after: str | None = None, limit: int = 20) -> dict[str, Any]:
-        return super().list(after, limit) if self.listed else {"object": "list", "data": [], "has_more": False}
+        return (
+            super().list(after, limit)
+            if self.listed
+            else {"object": "list", "data": [], "has_more": False}
+        )
 
     def file(self, file_id: str) -> bytes:
         content = super().file(file_id)
@@ -75,11 +87,14 @@ class Trouble:
 
     app: Any
     to_come: list[tuple[str, str, str]] = field(default_factory=list)
-    """Method, path's beginning, and whether the answer is lost (`lose`), ends in the middle (`half`), or is no more
-    than a status, or a status and an error's code."""
+    """Method, path's beginning, and whether the answer is lost (`lose`), ends in the middle
+    (`half`), or is no more than a status, or a status and an error's code."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, path = scope.get("method"), scope.get("path", "")  # neither at the start and the end of the app
+        method, path = (
+            scope.get("method"),
+            scope.get("path", ""),
+        )  # neither at the start and the end of the app
         found = [each for each in self.to_come if each[0] == method and re.match(each[1], path)]
         if not found:
             await self.app(scope, receive, send)
@@ -96,7 +111,13 @@ class Trouble:
             if how == "half" and message["type"] == "http.response.start":
                 await send(message)
             elif how == "half" and message.get("body"):
-                await send({**message, "body": message["body"][: len(message["body"]) // 2], "more_body": True})
+                await send(
+                    {
+                        **message,
+                        "body": message["body"][: len(message["body"]) // 2],
+                        "more_body": True,
+                    }
+                )
 
         await self.app(scope, receive, badly)  # uvicorn closes a connection whose answer never ends
 
@@ -144,7 +165,11 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def requests(count: int, model: str = REWRITER) -> list[Request]:
     bodies = (
-        {"model": model, "max_tokens": 60, "messages": [{"role": "user", "content": f"虾青素怎么吃{number}"}]}
+        {
+            "model": model,
+            "max_tokens": 60,
+            "messages": [{"role": "user", "content": f"虾青素怎么吃{number}"}],
+        }
         for number in range(count)
     )
     return [Request(hash_of(body), body) for body in bodies]
@@ -154,7 +179,9 @@ def new_ledger(folder: Path, kind: type[Ledger] = Ledger) -> Ledger:
     return kind(ledger_url(LedgerStore(), folder))
 
 
-async def ask(ledger: Ledger, url: str, wanted: list[Request], settings: Any = None, **options: Any) -> BatchOutcome:
+async def ask(
+    ledger: Ledger, url: str, wanted: list[Request], settings: Any = None, **options: Any
+) -> BatchOutcome:
     async with openai_client(Endpoint(model=REWRITER, timeout_s=120), url, "teacher") as client:
         return await distill_by_batch(
             wanted,
@@ -199,7 +226,9 @@ async def test_answers_come_at_half_price_and_without_a_latency(ledger: Ledger, 
     calls = ledger.get_many([each.request_hash for each in wanted]).values()
     usage = ledger.usage("r", "teacher")
     assert not ledger.open_batches(server=batch_server(SERVER, REWRITER), role="teacher")
-    full_price = (PRICE.input_per_million_usd * usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
+    full_price = (
+        PRICE.input_per_million_usd * usage.prompt_tokens + 10 * usage.completion_tokens
+    ) / 1e6
     assert usage.cost_usd == pytest.approx(full_price / 2)
     assert {call.latency_ms for call in calls} == {None}
     assert all("虾青素" in call.text for call in calls)
@@ -227,7 +256,9 @@ async def test_failed_lines_are_recorded_and_left_to_the_live_pass(ledger: Ledge
     assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
 
 
-REPORTED_USD, MOST_USD, ESTIMATED_USD = (0.5 * cost_usd(PRICE, *tokens) for tokens in ((100, 10), (6, 60), (5, 1)))
+REPORTED_USD, MOST_USD, ESTIMATED_USD = (
+    0.5 * cost_usd(PRICE, *tokens) for tokens in ((100, 10), (6, 60), (5, 1))
+)
 """Of the lines below; a question has 7 characters, its answer at most 60 tokens."""
 
 
@@ -252,7 +283,11 @@ async def test_lines_are_paid_for_and_those_without_an_answer_left_to_the_live_p
     for _ in range(2):  # the batch's files are read again where lines were missing
         await store.keep([found for found in [parse_result(json.dumps(line).encode())] if found])
     (tried,) = ledger.attempts("request_hash", request_hash)
-    assert (tried.outcome, tried.cost_usd, tried.estimated) == (reason or "stop", pytest.approx(usd), estimated)
+    assert (tried.outcome, tried.cost_usd, tried.estimated) == (
+        reason or "stop",
+        pytest.approx(usd),
+        estimated,
+    )
     assert store.reasons == ({reason: 1} if reason else {})
 
 
@@ -266,7 +301,9 @@ async def test_lines_are_paid_for_and_those_without_an_answer_left_to_the_live_p
         ("DELETE", "/v1/files", "lose"),
     ],
 )
-async def test_a_lost_answer_costs_nothing(ledger: Ledger, start: Start, trouble: tuple[str, str, str]):
+async def test_a_lost_answer_costs_nothing(
+    ledger: Ledger, start: Start, trouble: tuple[str, str, str]
+):
     teacher = start()
     teacher.trouble.to_come.append(trouble)
     assert (await ask(ledger, teacher.url, requests(600), {"max_requests": 600})).answered == 600
@@ -324,11 +361,15 @@ async def test_a_batch_that_fails_as_a_whole_says_why(ledger: Ledger, start: Sta
     assert free(ledger, wanted)
 
 
-async def test_a_batch_that_another_account_sent_is_not_bought_again_unless_it_is_dropped(ledger: Ledger, start: Start):
+async def test_a_batch_that_another_account_sent_is_not_bought_again_unless_it_is_dropped(
+    ledger: Ledger, start: Start
+):
     first, second, wanted = start(batch_s=60.0), start(), requests(3)
     await ask_and_die(ledger, first.url, wanted)
     (batch_id,) = first.store._batches
-    with pytest.raises(ConfigError, match=f"teacher: the service knows no batch {batch_id}, which has 3 requests"):
+    with pytest.raises(
+        ConfigError, match=f"teacher: the service knows no batch {batch_id}, which has 3 requests"
+    ):
         await ask(ledger, second.url, wanted)
     assert not free(ledger, wanted) and not second.store.created
     assert (await ask(ledger, second.url, requests(4)[3:])).answered == 1, "others may go on"
@@ -338,9 +379,15 @@ async def test_a_batch_that_another_account_sent_is_not_bought_again_unless_it_i
 
 @pytest.mark.parametrize("how", ["lose", "lose, and the list fails", "429", "503"])
 async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when_it_can_not_come_any_more(
-    ledger: Ledger, start_one: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+    ledger: Ledger,
+    start_one: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
 ):
-    monkeypatch.setattr("qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 0.5 if how == "503" else 60.0)
+    monkeypatch.setattr(
+        "qinglan.clients.batch_api.jobs.CREATED_WITHIN_S", 0.5 if how == "503" else 60.0
+    )
     teacher = start_one()
     teacher.store.listed = False
     list_fails = [("GET", "/v1/batches", "400")] * ("the list fails" in how)
@@ -350,7 +397,9 @@ async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when
     said, teacher.store.listed = caplog.text, True
     assert (await asyncio.wait_for(asking, 20)).answered == 3
     assert set(teacher.store.times_asked.values()) == {1}
-    assert ("batch of 3 requests: the service did not confirm it; it is looked for" in said) == (how != "429")
+    assert ("batch of 3 requests: the service did not confirm it; it is looked for" in said) == (
+        how != "429"
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,7 +412,12 @@ async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when
     ],
 )
 async def test_a_file_with_fewer_lines_than_counted_is_read_again_and_not_deleted_nor_one_with_too_long_a_line(
-    ledger: Ledger, start_one: Start, caplog: pytest.LogCaptureFixture, flaw: dict[str, Any], answered: int, kept: bool
+    ledger: Ledger,
+    start_one: Start,
+    caplog: pytest.LogCaptureFixture,
+    flaw: dict[str, Any],
+    answered: int,
+    kept: bool,
 ):
     teacher = start_one(fault_rate=0.3)  # the fourth of five fails
     vars(teacher.store).update(flaw)
@@ -372,16 +426,22 @@ async def test_a_file_with_fewer_lines_than_counted_is_read_again_and_not_delete
     assert found == (answered, kept, kept)
 
 
-async def test_a_result_file_that_trickles_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+async def test_a_result_file_that_trickles_is_not_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("qinglan.clients.batch_api.service._READ_WITHIN_S", 0.3)
-    async with openai_client(Endpoint(model=REWRITER), serve(script_of((200, trickle()))).url, "teacher") as client:
+    async with openai_client(
+        Endpoint(model=REWRITER), serve(script_of((200, trickle()))).url, "teacher"
+    ) as client:
         reading = BatchService(client, "teacher", retries=0).results("f")
         with pytest.raises(TeacherError, match="broke off: not whole after 0 s") as caught:
             await asyncio.wait_for(anext(reading), 20)
     assert caught.value.transient
 
 
-async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passing(tmp_path: Path, start: Start):
+async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passing(
+    tmp_path: Path, start: Start
+):
     clock = Clock()
     teacher, theirs = start(batch_s=60.0, clock=clock), requests(9)[6:]
     for batches, left in enumerate((requests(4), theirs), 1):
@@ -407,7 +467,9 @@ async def test_two_at_once_send_one_batch(tmp_path: Path, start: Start):
         ledger.close()
 
 
-async def test_a_batch_lock_is_not_waited_for_for_ever(ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch):
+async def test_a_batch_lock_is_not_waited_for_for_ever(
+    ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
+):
     teacher, wanted = start(batch_s=60.0), requests(3)
     await ask_and_die(ledger, teacher.url, wanted)
     (job,) = ledger.open_batches(server=batch_server(SERVER, REWRITER), role="teacher")
@@ -415,7 +477,9 @@ async def test_a_batch_lock_is_not_waited_for_for_ever(ledger: Ledger, start: St
     said = rf"^batch {job.batch_id} is held by process \d+ on .*; wait until that run has ended"
     ledger.claim([f"batch-lock:{job.digest}"], ledger.holder + "another")
     with pytest.raises(LedgerError, match=said):
-        await asyncio.wait_for(ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.1 / 3600}), 20)
+        await asyncio.wait_for(
+            ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.1 / 3600}), 20
+        )
 
 
 async def test_what_somebody_is_asking_live_is_not_sent(tmp_path: Path, start: Start):
@@ -448,7 +512,10 @@ async def test_only_what_can_be_paid_for_is_sent(ledger: Ledger, start: Start):
         ("404", "teacher: .* has no batch API .*404.*set distill.mode=live"),
         ("405", "teacher: .* has no batch API .*405.*set distill.mode=live"),
         ("401", "refuses the key; check teacher.api_key_env"),
-        *((how, "account of the batch API is empty") for how in ("402", "403 30001", "400 Arrearage")),
+        *(
+            (how, "account of the batch API is empty")
+            for how in ("402", "403 30001", "400 Arrearage")
+        ),
         ("403 insufficient_quota", "account of the batch API is empty"),
     ],
 )
@@ -466,17 +533,22 @@ async def test_a_service_that_takes_no_batch_is_a_config_error_and_no_question_i
         assert (await ask(ledger, teacher.url, requests(2))).answered == 2
 
 
-async def test_a_dead_service_leaves_all_to_the_live_pass_and_is_no_reason_to_look_for_a_batch(ledger: Ledger):
+async def test_a_dead_service_leaves_all_to_the_live_pass_and_is_no_reason_to_look_for_a_batch(
+    ledger: Ledger,
+):
     outcome = await ask(ledger, "http://127.0.0.1:9/v1", requests(2), retries=0)
     assert (len(outcome.missing), outcome.reasons) == (2, {"teacher_unavailable": 2})
-    async with openai_client(Endpoint(model=REWRITER), "http://127.0.0.1:9/v1", "teacher") as client:
+    async with openai_client(
+        Endpoint(model=REWRITER), "http://127.0.0.1:9/v1", "teacher"
+    ) as client:
         with pytest.raises(TeacherError) as caught:
             await BatchService(client, "teacher", retries=0).create("digest", "file")
     assert caught.value.retry_after_s == 0
 
 
 class MortalLedger(Ledger):
-    """Dies before or after one of its writes, and writes nothing from then on, cleaning up included."""
+    """Dies before or after one of its writes, and writes nothing from then on, cleaning up
+    included."""
 
     dies_at = -1
     after = False
@@ -488,7 +560,11 @@ class MortalLedger(Ledger):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        return partial(self.write, found) if name in ("save_batch", "claim", "release", "exchange", "record") else found
+        return (
+            partial(self.write, found)
+            if name in ("save_batch", "claim", "release", "exchange", "record")
+            else found
+        )
 
     def write(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self.dead:
@@ -528,13 +604,18 @@ async def test_killed_anywhere_nothing_is_lost_or_paid_twice(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"custom_id": "a", "response": {"status_code": 429, "body": {}}, "error": null}', "http_429"),
+        (
+            b'{"custom_id": "a", "response": {"status_code": 429, "body": {}}, "error": null}',
+            "http_429",
+        ),
         (b'{"custom_id": "a", "response": null, "error": {"code": "=cmd|x!A1"}}', "batch_failed"),
         (b"{half", None),
         (b'{"custom_id": 7}', None),
     ],
 )
-def test_a_line_without_an_answer_has_a_reason_unless_it_names_no_request(line: bytes, reason: str | None):
+def test_a_line_without_an_answer_has_a_reason_unless_it_names_no_request(
+    line: bytes, reason: str | None
+):
     result = parse_result(line)
     assert (result and (result.completion, result.reason)) == (reason and (None, reason))
 

@@ -1,4 +1,5 @@
-"""Asking over real HTTP: what is sent, when an answer is none, retries, and that nothing is paid for twice."""
+"""Asking over real HTTP: what is sent, when an answer is none, retries, and that nothing is paid
+for twice."""
 
 import asyncio
 import gzip
@@ -41,7 +42,12 @@ MOST_USD = (4 * 1 + 256 * 10) / 1e6
 
 @asynccontextmanager
 async def client(
-    path: Path, url: str, role: str = "teacher", salt: str = "", budget: Budget | None = None, **options: Any
+    path: Path,
+    url: str,
+    role: str = "teacher",
+    salt: str = "",
+    budget: Budget | None = None,
+    **options: Any,
 ) -> AsyncIterator[ChatClient]:
     endpoint = Endpoint.model_validate({"model": "m", "max_retries": 2, "timeout_s": 5} | options)
     with ledger_in(path) as ledger:
@@ -74,7 +80,8 @@ def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries come at once, and no request goes through the proxy of the environment, where nobody is."""
+    """Retries come at once, and no request goes through the proxy of the environment, where nobody
+    is."""
     monkeypatch.setattr(chat_module, "_BACK_OFF", BackOff(0.0, 0.0))
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
 
@@ -106,27 +113,39 @@ def test_reasoning_models_get_other_parameters(model: str, sent: dict[str, Any])
 def test_json_is_asked_for_as_the_model_knows_it(model: str, setting: Any, kind: str | None):
     sent = request_parameters(Endpoint(model=model, structured_output=setting), {"type": "object"})
     assert sent.get("response_format", {}).get("type") == kind
-    assert "response_format" not in request_parameters(Endpoint(model=model, structured_output=setting))
+    assert "response_format" not in request_parameters(
+        Endpoint(model=model, structured_output=setting)
+    )
 
 
-async def test_an_answer_is_paid_once_over_clients_and_once_more_at_another_service(tmp_path: Path, serve: Serve):
+async def test_an_answer_is_paid_once_over_clients_and_once_more_at_another_service(
+    tmp_path: Path, serve: Serve
+):
     service = serve(script_of((200, completion("虾青素 服用方法"))))
     async with client(tmp_path, service.url) as chat:
         first = await chat.ask(MESSAGES, str)
     async with client(tmp_path, service.url) as chat:
         second = await chat.ask(MESSAGES, str)
         assert (first.cached, second.cached, chat.cached_count) == (False, True, 1)
-    assert (first.value, first.cost_usd) == (second.value, second.cost_usd) == ("虾青素 服用方法", 0.0002)
+    assert (
+        (first.value, first.cost_usd)
+        == (second.value, second.cost_usd)
+        == ("虾青素 服用方法", 0.0002)
+    )
     assert len(service.bodies) == 1
     other = serve(script_of((200, completion("x"))))
     async with client(tmp_path, other.url, salt=other.url) as chat:
         assert (await chat.ask(MESSAGES, str)).value == "x"
 
 
-async def test_the_same_question_under_way_is_sent_once_also_by_two_processes(tmp_path: Path, serve: Serve):
+async def test_the_same_question_under_way_is_sent_once_also_by_two_processes(
+    tmp_path: Path, serve: Serve
+):
     service = serve(lambda _: time.sleep(0.2) or (200, completion("x")))
     async with client(tmp_path, service.url) as one, client(tmp_path, service.url) as other:
-        answers = await asyncio.gather(*(chat.ask(MESSAGES, str) for chat in (one, one, one, other)))
+        answers = await asyncio.gather(
+            *(chat.ask(MESSAGES, str) for chat in (one, one, one, other))
+        )
     assert sorted(answer.cached for answer in answers) == [False, True, True, True]
     assert len(service.bodies) == 1
 
@@ -152,7 +171,9 @@ async def test_an_unusable_answer_is_a_failure_and_paid_once(
     assert usage(tmp_path) == (1, 0)
 
 
-async def test_what_arrives_while_the_process_is_stopped_is_not_asked_for_again(tmp_path: Path, serve: Serve):
+async def test_what_arrives_while_the_process_is_stopped_is_not_asked_for_again(
+    tmp_path: Path, serve: Serve
+):
     service = serve(lambda _: time.sleep(0.3) or (200, completion("虾青素")))
     async with client(tmp_path, service.url, timeout_s=1) as chat:
         asking = asyncio.ensure_future(chat.ask(MESSAGES, str))
@@ -163,9 +184,13 @@ async def test_what_arrives_while_the_process_is_stopped_is_not_asked_for_again(
     assert len(service.bodies) == 1
 
 
-async def test_a_body_without_end_is_not_read(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+async def test_a_body_without_end_is_not_read(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(limits, "MOST_BODY_BYTES", 1000)
-    service = serve(script_of((200, gzip.compress(json.dumps(completion("x" * 1000)).encode()), GZIPPED)))
+    service = serve(
+        script_of((200, gzip.compress(json.dumps(completion("x" * 1000)).encode()), GZIPPED))
+    )
     error = await failure(tmp_path, service.url)
     assert (error.reason, error.transient, len(service.bodies)) == ("answer_too_long", False, 1)
     assert "more than 1,000 bytes" in str(error) and usage(tmp_path) == (1, 1)
@@ -177,7 +202,12 @@ async def test_a_body_without_end_is_not_read(tmp_path: Path, serve: Serve, monk
 
 @pytest.mark.parametrize(
     ("fault", "wait_s"),
-    [((500, {}), 0.0), ((429, {"error": {"message": "slow"}}, {"retry-after-ms": "150"}), 0.3), (None, 0), (CUT, 0)],
+    [
+        ((500, {}), 0.0),
+        ((429, {"error": {"message": "slow"}}, {"retry-after-ms": "150"}), 0.3),
+        (None, 0),
+        (CUT, 0),
+    ],
 )
 async def test_transient_failures_are_retried_when_the_service_says(
     tmp_path: Path, serve: Serve, fault: Any, wait_s: float
@@ -220,7 +250,9 @@ async def test_no_answer_gives_the_terminal_a_command(tmp_path: Path, serve: Ser
     for number, reply in enumerate(replies):
         error = await failure(tmp_path / str(number), serve(script_of(reply)).url, max_retries=0)
         assert "不行" in error.said and "\x1b" not in error.said
-        assert "不行" not in str(error), "it may quote the question, which no page or notification may show"
+        assert "不行" not in str(error), (
+            "it may quote the question, which no page or notification may show"
+        )
 
 
 OVERDUE = ("billing_hard_limit_reached", "AllocationQuota.FreeTierOnly", "1113", "AccountOverdueError",
@@ -230,17 +262,26 @@ OVERDUE = ("billing_hard_limit_reached", "AllocationQuota.FreeTierOnly", "1113",
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        ((401, {"error": {"message": "bad key sk-secret"}}), "the service refuses the key; check the environment"),
+        (
+            (401, {"error": {"message": "bad key sk-secret"}}),
+            "the service refuses the key; check the environment",
+        ),
         ((403, {}), "refuses the key"),
         ((404, {}), "knows no model 'm'; set teacher.model"),
         ((429, {"error": {"message": "", "code": "insufficient_quota"}}), "quota is spent"),
-        ((429, {"error": {"message": "", "type": "exceeded_current_quota_error"}}), "quota is spent"),
+        (
+            (429, {"error": {"message": "", "type": "exceeded_current_quota_error"}}),
+            "quota is spent",
+        ),
         *(((403, {"error": {"message": "", "code": code}}), "quota is spent") for code in OVERDUE),
         (
             (402, {"error": {"message": "Insufficient Balance", "code": "invalid_request_error"}}),
             "spent .HTTP 402 invalid_request_error.; top",
         ),
-        ((400, {"error": {"message": "", "code": "Arrearage", "type": "Arrearage"}}), "top it up and run again"),
+        (
+            (400, {"error": {"message": "", "code": "Arrearage", "type": "Arrearage"}}),
+            "top it up and run again",
+        ),
         ((403, {"code": 30001, "message": "balance is insufficient"}), "quota is spent"),
     ],
 )
@@ -248,7 +289,9 @@ async def test_what_no_row_could_survive_is_a_config_error(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, reply: Any, message: str
 ):
     monkeypatch.setenv("A_KEY", "sk-secret")
-    async with client(tmp_path, serve(script_of(reply)).url, api_key_env="A_KEY", max_retries=0) as chat:
+    async with client(
+        tmp_path, serve(script_of(reply)).url, api_key_env="A_KEY", max_retries=0
+    ) as chat:
         with pytest.raises(ConfigError, match=message) as caught:
             await chat.ask(MESSAGES, str)
     assert "sk-secret" not in str(caught.value)
@@ -258,8 +301,12 @@ def files_with(folder: Path, text: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
-async def test_the_secret_is_sent_but_never_kept(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("A_KEY", "sk-secret\n")  # as `export KEY=$(cat file)` in some shells leaves it
+async def test_the_secret_is_sent_but_never_kept(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(
+        "A_KEY", "sk-secret\n"
+    )  # as `export KEY=$(cat file)` in some shells leaves it
     service = serve(script_of((500, {"error": {"message": "x"}}), (200, completion("x"))))
     async with client(tmp_path, service.url, api_key_env="A_KEY") as chat:
         await chat.ask(MESSAGES, str)
@@ -287,7 +334,10 @@ async def test_closing_lets_answers_come_in_and_sends_nothing_new(tmp_path: Path
     arrived = threading.Semaphore(0)
     service = serve(lambda _: arrived.release() or time.sleep(0.1) or (200, completion("x")))
     async with client(tmp_path, service.url, concurrency=2) as chat:
-        asked = [asyncio.create_task(chat.ask([{"role": "user", "content": str(n)}], str)) for n in range(6)]
+        asked = [
+            asyncio.create_task(chat.ask([{"role": "user", "content": str(n)}], str))
+            for n in range(6)
+        ]
         await asyncio.to_thread(lambda: arrived.acquire() and arrived.acquire())
         for each in asked:
             each.cancel()
@@ -297,7 +347,10 @@ async def test_closing_lets_answers_come_in_and_sends_nothing_new(tmp_path: Path
 
 @pytest.mark.parametrize(
     "said",
-    [{"reasoning_content": "塞纳河穿过巴黎"}, {"reasoning_content": "塞纳河穿过巴黎", "reasoning": {"summary": []}}],
+    [
+        {"reasoning_content": "塞纳河穿过巴黎"},
+        {"reasoning_content": "塞纳河穿过巴黎", "reasoning": {"summary": []}},
+    ],
 )
 async def test_a_chain_of_thought_comes_with_the_answer_also_from_the_ledger(
     tmp_path: Path, serve: Serve, said: dict[str, Any]
@@ -310,11 +363,20 @@ async def test_a_chain_of_thought_comes_with_the_answer_also_from_the_ledger(
     assert [each.cached for each in answers] == [False, True]
 
 
-@pytest.mark.parametrize("message", [{"content": "改写" * 50}, {"content": "巴黎", "reasoning_content": "想" * 98}])
-async def test_answers_that_are_not_counted_still_cost(tmp_path: Path, serve: Serve, message: dict[str, str]):
-    reply = {"choices": [{"message": message, "finish_reason": None}], "usage": None}  # as some gateways answer
+@pytest.mark.parametrize(
+    "message", [{"content": "改写" * 50}, {"content": "巴黎", "reasoning_content": "想" * 98}]
+)
+async def test_answers_that_are_not_counted_still_cost(
+    tmp_path: Path, serve: Serve, message: dict[str, str]
+):
+    reply = {
+        "choices": [{"message": message, "finish_reason": None}],
+        "usage": None,
+    }  # as some gateways answer
     async with client(tmp_path, serve(script_of((200, reply))).url) as chat:
-        assert (await chat.ask(MESSAGES, str)).cost_usd >= 80 * 10 / 1e6  # 80 tokens of answer at $10 a million
+        assert (
+            await chat.ask(MESSAGES, str)
+        ).cost_usd >= 80 * 10 / 1e6  # 80 tokens of answer at $10 a million
 
 
 def cost(path: Path) -> tuple[float, float, list[bool]]:
@@ -323,8 +385,14 @@ def cost(path: Path) -> tuple[float, float, list[bool]]:
         lines = ledger.spending("run")
         request_hash = request_of(Endpoint(model="m"), "", MESSAGES).request_hash
         history = ledger.attempts("request_hash", request_hash)
-        assert ledger.usage("r", "teacher").cost_usd == pytest.approx(sum(line.cost_usd for line in lines))
-        return ledger.spent_usd("r")[0], sum(each.cost_usd for each in history), [each.estimated for each in history]
+        assert ledger.usage("r", "teacher").cost_usd == pytest.approx(
+            sum(line.cost_usd for line in lines)
+        )
+        return (
+            ledger.spent_usd("r")[0],
+            sum(each.cost_usd for each in history),
+            [each.estimated for each in history],
+        )
 
 
 @pytest.mark.parametrize(
@@ -332,8 +400,18 @@ def cost(path: Path) -> tuple[float, float, list[bool]]:
     [
         ((200, {"error": {"message": "busy"}}), "teacher_bad_response", MOST_USD, True),
         ((200, {**completion("x"), "choices": []}), "teacher_bad_response", REPORTED_USD, False),
-        ((200, {"choices": [], "usage": {"prompt_tokens": 100}}), "teacher_bad_response", MOST_USD, True),
-        ((200, b"<html>captive portal</html>", {"content-type": "text/html"}), "teacher_bad_response", MOST_USD, True),
+        (
+            (200, {"choices": [], "usage": {"prompt_tokens": 100}}),
+            "teacher_bad_response",
+            MOST_USD,
+            True,
+        ),
+        (
+            (200, b"<html>captive portal</html>", {"content-type": "text/html"}),
+            "teacher_bad_response",
+            MOST_USD,
+            True,
+        ),
         ((200, b"{half"), "teacher_bad_response", MOST_USD, True),
         (CUT, "teacher_interrupted", REPORTED_USD, False),
         ((500, {}), "teacher_unavailable", 0.0, False),
@@ -349,30 +427,45 @@ async def test_a_failed_call_has_a_reason_and_costs_what_the_service_says_or_the
     tmp_path: Path, serve: Serve, reply: Any, reason: str, usd: float, estimated: bool
 ):
     late = threading.Event()
-    service = serve((lambda _: late.wait(60) and (200, completion("x"))) if reply is TIMEOUT else script_of(reply))
-    error = await failure(tmp_path, service.url, max_retries=0, timeout_s=0.3 if reason == "teacher_timeout" else 60)
+    service = serve(
+        (lambda _: late.wait(60) and (200, completion("x")))
+        if reply is TIMEOUT
+        else script_of(reply)
+    )
+    error = await failure(
+        tmp_path, service.url, max_retries=0, timeout_s=0.3 if reason == "teacher_timeout" else 60
+    )
     late.set()
     assert (error.reason, error.transient) == (reason, reason != "teacher_bad_request")
-    assert usage(tmp_path) == (1, 1)  # it may have been paid for: the next attempt is the batch's to make
+    assert usage(tmp_path) == (
+        1,
+        1,
+    )  # it may have been paid for: the next attempt is the batch's to make
     assert cost(tmp_path) == (pytest.approx(usd), pytest.approx(usd), [estimated])
 
 
 async def test_a_request_that_never_left_costs_nothing(tmp_path: Path):
     error = await failure(tmp_path, "http://127.0.0.1:9/v1", max_retries=0)
-    assert (error.reason, str(error)) == ("teacher_unavailable", "teacher: no connection: Connection refused")
+    assert (error.reason, str(error)) == (
+        "teacher_unavailable",
+        "teacher: no connection: Connection refused",
+    )
     assert cost(tmp_path) == (0.0, 0.0, [False])
 
 
 async def test_failed_calls_count_against_the_budget(tmp_path: Path, serve: Serve):
     service = serve(script_of(CUT))
-    async with client(tmp_path, service.url, budget=Budget(per_run_usd=2.5 * REPORTED_USD), max_retries=9) as chat:
+    async with client(
+        tmp_path, service.url, budget=Budget(per_run_usd=2.5 * REPORTED_USD), max_retries=9
+    ) as chat:
         with pytest.raises(BudgetError):
             await chat.ask(MESSAGES, str)
     assert len(service.bodies) == 3
 
 
 @pytest.mark.parametrize(
-    ("role", "reason"), [("teacher", "empty_answer"), ("answerer", "empty_candidate"), ("judge", "empty_judgement")]
+    ("role", "reason"),
+    [("teacher", "empty_answer"), ("answerer", "empty_candidate"), ("judge", "empty_judgement")],
 )
 async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
     tmp_path: Path, serve: Serve, role: str, reason: str
@@ -388,21 +481,32 @@ async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
         assert ledger.spent_usd("r")[0] == pytest.approx(4 * REPORTED_USD)
 
 
-@pytest.mark.parametrize(("last", "retries"), [("HTTP 500", 0), ("HTTP 429", 4), ("Request timed out.", 4)])
+@pytest.mark.parametrize(
+    ("last", "retries"), [("HTTP 500", 0), ("HTTP 429", 4), ("Request timed out.", 4)]
+)
 async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_one_a_while(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     last: str, retries: int,
 ):  # fmt: skip
     monkeypatch.setattr(chat_module, "_TRIAL_EVERY_S", 0.5 if retries else 15.0)
     monkeypatch.setattr(limits, "_PAUSE", BackOff(0.0, 0.0))
-    up, hangs, status = threading.Event(), last == "Request timed out.", 429 if last == "HTTP 429" else 500
-    service = serve(lambda _: (200, completion("x")) if up.is_set() or up.wait(float(hangs)) else (status, {}))
-    async with client(tmp_path, service.url, concurrency=2, max_retries=retries, timeout_s=0.2 if hangs else 5) as chat:
+    up, hangs, status = (
+        threading.Event(),
+        last == "Request timed out.",
+        429 if last == "HTTP 429" else 500,
+    )
+    service = serve(
+        lambda _: (200, completion("x")) if up.is_set() or up.wait(float(hangs)) else (status, {})
+    )
+    async with client(
+        tmp_path, service.url, concurrency=2, max_retries=retries, timeout_s=0.2 if hangs else 5
+    ) as chat:
         errors = await ask_many(chat, 100)
         asked = len(service.bodies)
         assert 22 <= asked <= 24 + 2 * retries  # those under way are let through, and trials
         assert all(
-            each.transient and each.reason in ("teacher_unavailable", "teacher_timeout", "teacher_rate_limited")
+            each.transient
+            and each.reason in ("teacher_unavailable", "teacher_timeout", "teacher_rate_limited")
             for each in errors
         )
         said = rf"^teacher m: \d+ requests in a row failed, the last with `{last}`; see whether http\S+ answers"
@@ -418,8 +522,12 @@ async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_on
 
 
 @pytest.mark.parametrize("share", [0.05, 0.7])
-async def test_a_service_that_answers_little_gets_few_retries(tmp_path: Path, serve: Serve, share: float):
-    service = serve(lambda _: (200, completion("x")) if len(service.bodies) * share % 1 < share else (500, {}))
+async def test_a_service_that_answers_little_gets_few_retries(
+    tmp_path: Path, serve: Serve, share: float
+):
+    service = serve(
+        lambda _: (200, completion("x")) if len(service.bodies) * share % 1 < share else (500, {})
+    )
     async with client(tmp_path, service.url, max_retries=4) as chat:
         found = await ask_many(chat, 200)
     errors = [each for each in found if isinstance(each, TeacherError)]
@@ -433,21 +541,39 @@ async def test_a_service_that_answers_little_gets_few_retries(tmp_path: Path, se
     [(403, None), (403, "content_policy_violation"), (400, "data_inspection_failed"), (400, "DataInspectionFailed"),
      (400, "content_filter"), (400, "1301"), (400, "InputTextSensitiveContentDetected")],
 )  # fmt: skip
-async def test_a_flagged_question_is_its_rows_failure(tmp_path: Path, serve: Serve, status: int, code: str | None):
+async def test_a_flagged_question_is_its_rows_failure(
+    tmp_path: Path, serve: Serve, status: int, code: str | None
+):
     flagged = (status, {"error": {"message": "flagged", "code": code}})
-    service = serve(lambda body: flagged if body["messages"] == MESSAGES else time.sleep(0.1) or (200, completion("x")))
-    for folder, at_once in (("one", 1), ("two", 2), ("two", 2)):  # in the end the ledger knows the other's answer
+    service = serve(
+        lambda body: (
+            flagged if body["messages"] == MESSAGES else time.sleep(0.1) or (200, completion("x"))
+        )
+    )
+    for folder, at_once in (
+        ("one", 1),
+        ("two", 2),
+        ("two", 2),
+    ):  # in the end the ledger knows the other's answer
         async with client(tmp_path / folder, service.url, concurrency=at_once) as chat:
             asked = (chat.ask(MESSAGES, str), chat.ask([{"role": "user", "content": "y"}], str))
             error, answer = await asyncio.gather(*asked, return_exceptions=True)
         assert answer.value == "x" and re.match("teacher: HTTP .*refused", str(error))
-        assert (error.reason, error.transient) == ("teacher_refused", False) and "flagged" in error.said
+        assert (error.reason, error.transient) == (
+            "teacher_refused",
+            False,
+        ) and "flagged" in error.said
 
 
 @pytest.mark.parametrize("reply", [(500, {}), (403, {})])
-async def test_a_403_is_the_accounts_where_nothing_is_answered(tmp_path: Path, serve: Serve, reply: Any):
+async def test_a_403_is_the_accounts_where_nothing_is_answered(
+    tmp_path: Path, serve: Serve, reply: Any
+):
     service = serve(lambda body: (403, {}) if body["messages"][0]["content"] == "0" else reply)
-    async with asyncio.timeout(20), client(tmp_path, service.url, concurrency=4, max_retries=0, timeout_s=60) as chat:
+    async with (
+        asyncio.timeout(20),
+        client(tmp_path, service.url, concurrency=4, max_retries=0, timeout_s=60) as chat,
+    ):
         assert isinstance((await ask_many(chat, 40))[0], ConfigError)
 
 

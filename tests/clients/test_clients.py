@@ -25,7 +25,10 @@ def run_of(profile: Profile, directory: Path) -> Run:
 
 
 def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
-    judge = {"judge": {"model": "simulated-judge"}, "prices": dict.fromkeys(("big", "simulated-judge"), PRICE)}
+    judge = {
+        "judge": {"model": "simulated-judge"},
+        "prices": dict.fromkeys(("big", "simulated-judge"), PRICE),
+    }
     profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"}, **judge)
     assert key_salt(profile, "teacher") == "http://live/v1"
     assert key_salt(profile, "judge").startswith(code_digest("qinglan.simulators")[:12])
@@ -39,7 +42,9 @@ async def test_a_ledger_that_opens_slowly_holds_up_nobody_else(
     opened = roles.Ledger
     monkeypatch.setattr(roles, "Ledger", lambda url: time.sleep(0.5) or opened(url))
     async with asyncio.TaskGroup() as group:
-        opening = group.create_task(open_clients(run_of(profile_of(), tmp_path), SERVICES, ()).__aenter__())
+        opening = group.create_task(
+            open_clients(run_of(profile_of(), tmp_path), SERVICES, ()).__aenter__()
+        )
         await asyncio.sleep(0.05)
         assert not opening.done()
 

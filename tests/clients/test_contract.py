@@ -1,4 +1,5 @@
-"""The contract probe over real HTTP, against services that each have one defect, and against the simulator itself."""
+"""The contract probe over real HTTP, against services that each have one defect, and against the
+simulator itself."""
 
 import itertools
 from collections.abc import Callable
@@ -23,7 +24,9 @@ Found = dict[str, Any]
 A, B = "鱼油一天吃几粒", "维生素C什么时候吃"
 PRODUCTS = ("鱼油", "维生素C", "钙片", "阿胶", "益生菌", "虾青素")
 BOOKS = [
-    f"{product}{intent}" for product in PRODUCTS for intent in ("一天吃几粒", "什么时候吃", "能不能长期吃", "怎么存放")
+    f"{product}{intent}"
+    for product in PRODUCTS
+    for intent in ("一天吃几粒", "什么时候吃", "能不能长期吃", "怎么存放")
 ]
 
 
@@ -31,10 +34,16 @@ def likeness(text: str, book: str) -> float:
     return round(len(set(text) & set(book)) / len(set(text) | set(book)), 6)
 
 
-def search(text: str, rerank_by: str | None = None, top_k: int = 5, books: list[str] = BOOKS) -> list[Found]:
+def search(
+    text: str, rerank_by: str | None = None, top_k: int = 5, books: list[str] = BOOKS
+) -> list[Found]:
     found = sorted(books, key=lambda book: -likeness(text, book))[:top_k]
     scored = [
-        {"id": f"d{books.index(book)}", "content": book, "reranker_score": likeness(rerank_by or text, book)}
+        {
+            "id": f"d{books.index(book)}",
+            "content": book,
+            "reranker_score": likeness(rerank_by or text, book),
+        }
         for book in found
     ]
     return sorted(scored, key=lambda passage: -passage["reranker_score"])
@@ -57,7 +66,9 @@ def reranking_by_query(body: Body) -> list[Found]:
 
 
 def cutting_after_reranking_by_query(candidates: int) -> Callable[[Body], list[Found]]:
-    return lambda body: search(body.get("rewritten_query") or body["query"], body["query"], top_k=candidates)[:5]
+    return lambda body: search(
+        body.get("rewritten_query") or body["query"], body["query"], top_k=candidates
+    )[:5]
 
 
 def with_id(make: Callable[[], Any]) -> Callable[[Body], list[Found]]:
@@ -72,7 +83,9 @@ def few(text: str, rerank_by: str | None = None) -> list[Found]:
     return search(text, rerank_by, books=BOOKS[:3])
 
 
-def probe(serve: Serve, script: Script, **options: Any) -> tuple[list[ContractFinding], FakeService]:
+def probe(
+    serve: Serve, script: Script, **options: Any
+) -> tuple[list[ContractFinding], FakeService]:
     started = serve(script)
     rag = Rag.model_validate({"url": started.url, "top_k": 5} | options)
     return probe_rag(rag, "t", [A, B]), started
@@ -86,7 +99,11 @@ def kinds(serve: Serve, script: Script, **options: Any) -> list[str]:
     ("answer", "kind", "calls"),
     [
         (honest, "honoured", 3),
-        (lambda body: search(body.get("rewritten_query") or f"{body['query']} 怎么存放"), "honoured", 3),
+        (
+            lambda body: search(body.get("rewritten_query") or f"{body['query']} 怎么存放"),
+            "honoured",
+            3,
+        ),
         (ignoring, "ignored", 3),
         (reranking_by_query, "reranked_by_query", 4),
         (cutting_after_reranking_by_query(10), "mixed", 4),
@@ -99,10 +116,16 @@ def kinds(serve: Serve, script: Script, **options: Any) -> list[str]:
         (lambda body: few(body["query"]), "ignored", 3),
     ],
 )
-def test_what_becomes_of_the_rewrite(serve: Serve, answer: Callable[[Body], list[Found]], kind: str, calls: int):
+def test_what_becomes_of_the_rewrite(
+    serve: Serve, answer: Callable[[Body], list[Found]], kind: str, calls: int
+):
     findings, started = probe(serve, service(answer))
     assert [finding.kind for finding in findings] == [kind]
-    assert [(body["query"], body.get("rewritten_query")) for body in started.bodies][:3] == [(A, None), (A, B), (B, B)]
+    assert [(body["query"], body.get("rewritten_query")) for body in started.bodies][:3] == [
+        (A, None),
+        (A, B),
+        (B, B),
+    ]
     assert len(started.bodies) == calls
 
 
@@ -123,7 +146,9 @@ def test_an_answer_by_chance_is_never_taken_for_a_verdict(seed: int):
     def chance(_: Body) -> list[Found]:
         scores = sorted((rng.random() for _ in range(5)), reverse=True)
         drawn = rng.sample(BOOKS, 5)
-        return [{"id": b, "content": b, "reranker_score": s} for b, s in zip(drawn, scores, strict=True)]
+        return [
+            {"id": b, "content": b, "reranker_score": s} for b, s in zip(drawn, scores, strict=True)
+        ]
 
     assert verdict(chance) == "unstable"
 
@@ -133,7 +158,10 @@ def test_little_noise_does_not_hide_the_verdict():
 
     def noisy(answer: Callable[[Body], list[Found]]) -> Callable[[Body], list[Found]]:
         def reply(body: Body) -> list[Found]:
-            moved = [p | {"reranker_score": p["reranker_score"] * rng.uniform(0.97, 1)} for p in answer(body)]
+            moved = [
+                p | {"reranker_score": p["reranker_score"] * rng.uniform(0.97, 1)}
+                for p in answer(body)
+            ]
             return sorted(moved, key=lambda passage: -passage["reranker_score"])
 
         return reply
@@ -160,18 +188,30 @@ def test_ids_are_noted(serve: Serve):
         (lambda body: (200, {"docs": honest(body)}), "`data` is missing (found: docs)"),
         (service(lambda b: [p | {"reranker_score": 6.5} for p in honest(b)]), "looks like a logit"),
         (service(lambda b: honest(b)[::-1]), "not sorted by reranker_score"),
-        (lambda body: (422 if "rewritten_query" in body else 200, {"data": {"recall": []}}), "refuses the field"),
+        (
+            lambda body: (422 if "rewritten_query" in body else 200, {"data": {"recall": []}}),
+            "refuses the field",
+        ),
         (lambda _: (302, {}), "answers HTTP 302"),
         (
             lambda _: (404, b"no\nsuch\x1b[31m route"),
             'answers HTTP 404: "no such [31m route"; rag.url needs the whole address that takes a POST, with its path',
         ),
-        (lambda body: (400, f"no: {body['query']}".encode()), 'answers HTTP 400: "no: …"; compare what it expects'),
-        (lambda body: (200, f"no: {body['query']}".encode()), '"application/json"): "no: …"; send JSON'),
+        (
+            lambda body: (400, f"no: {body['query']}".encode()),
+            'answers HTTP 400: "no: …"; compare what it expects',
+        ),
+        (
+            lambda body: (200, f"no: {body['query']}".encode()),
+            '"application/json"): "no: …"; send JSON',
+        ),
         (lambda _: (401, {}), "; check the variable that rag.api_key_env names"),
         (lambda _: (500, {}), "; see the service's own log"),
         (lambda _: None, "rag.url can't be reached"),
-        (lambda _: (200, trickle()), "rag.url can't be reached: the answer is not whole after 0.5 s"),
+        (
+            lambda _: (200, trickle()),
+            "rag.url can't be reached: the answer is not whole after 0.5 s",
+        ),
     ],
 )
 def test_what_ends_the_probe(serve: Serve, script: Script, message: str):
@@ -192,7 +232,9 @@ def checked(profile: Profile) -> Any:
     return next(check for check in inspect_profile(profile, "refresh") if check.name == "rag")
 
 
-def test_doctor_says_so_and_a_run_starts_only_if_no_problem(profile_of: ProfileOf, serve: Serve, tmp_path: Any):
+def test_doctor_says_so_and_a_run_starts_only_if_no_problem(
+    profile_of: ProfileOf, serve: Serve, tmp_path: Any
+):
     book = tmp_path / "q.jsonl"
     book.write_text(f'{{"问题": "{A}"}}\n{{"问题": ""}}\n{{"问题": "{B}"}}\n', encoding="utf-8")
 
@@ -215,6 +257,8 @@ def test_doctor_says_so_and_a_run_starts_only_if_no_problem(profile_of: ProfileO
     require(doubtful, "refresh")
 
     bad, started = profile(ignoring)
-    assert checked(bad).problem.startswith(f"rag {started.url}: gives the same answer with and without")
+    assert checked(bad).problem.startswith(
+        f"rag {started.url}: gives the same answer with and without"
+    )
     with pytest.raises(ConfigError, match=r"docs/how-to/rag\.md"):
         require(bad, "refresh")

@@ -1,4 +1,5 @@
-"""Limits: nobody exceeds them, one refusal is bad luck, many shrink the stream, and headers are believed."""
+"""Limits: nobody exceeds them, one refusal is bad luck, many shrink the stream, and headers are
+believed."""
 
 import asyncio
 import time
@@ -50,10 +51,14 @@ def test_a_second_of_units_may_come_at_once_and_then_they_are_even():
     assert pace.reserve(1, now_s=101.4) == pytest.approx(0.0)
 
 
-async def test_requests_and_tokens_per_minute_hold_and_tokens_that_were_not_used_come_back(slept: list[float]):
+async def test_requests_and_tokens_per_minute_hold_and_tokens_that_were_not_used_come_back(
+    slept: list[float],
+):
     limits = Limits(50, requests_per_minute=6000, tokens_per_minute=60_000)
     await asyncio.gather(*(hold(limits, 0, tokens=100) for _ in range(15)))
-    assert max(slept) == pytest.approx(0.5)  # 1,500 tokens at 1,000 a second, of which the first 1,000 at once
+    assert max(slept) == pytest.approx(
+        0.5
+    )  # 1,500 tokens at 1,000 a second, of which the first 1,000 at once
     slept.clear()
     limits = Limits(50, tokens_per_minute=60_000)
     await hold(limits, 0, tokens=1000)

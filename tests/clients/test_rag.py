@@ -1,5 +1,5 @@
-"""The RAG's contract over real HTTP: what is sent, what breaks it, what is tried again and how that is counted; and the
-services that docs/how-to/rag.md shows, run as they stand there."""
+"""The RAG's contract over real HTTP: what is sent, what breaks it, what is tried again and how that
+is counted; and the services that docs/how-to/rag.md shows, run as they stand there."""
 
 import re
 import sys
@@ -18,20 +18,33 @@ from pydantic import BaseModel, Field
 
 from qinglan.clients import limits
 from qinglan.clients.contract import Ask, examine
-from qinglan.clients.rag import CallCount, Passage, RagClient, read_answer, read_passages, request_body
+from qinglan.clients.rag import (
+    CallCount,
+    Passage,
+    RagClient,
+    read_answer,
+    read_passages,
+    request_body,
+)
 from qinglan.config import Rag
 from qinglan.errors import ConfigError, RetrievalError
 
 FOUND = (200, recall(("d1", 0.9), ("d2", 0.4)))
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "rag.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-BOOKS = [f"{what}{how}" for what in ("鱼油", "维生素C", "钙片", "阿胶", "虾青素") for how in ("一天吃几粒", "怎么存放")]
+BOOKS = [
+    f"{what}{how}"
+    for what in ("鱼油", "维生素C", "钙片", "阿胶", "虾青素")
+    for how in ("一天吃几粒", "怎么存放")
+]
 RAG = Rag(kb_name="kb", top_k=3)
 
 
 @asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[RagClient]:
-    made = RagClient(Rag.model_validate({"kb_name": "kb", "max_retries": 2, "timeout_s": 5} | options), url, "t1")
+    made = RagClient(
+        Rag.model_validate({"kb_name": "kb", "max_retries": 2, "timeout_s": 5} | options), url, "t1"
+    )
     try:
         yield made
     finally:
@@ -69,18 +82,36 @@ def scored(*scores: object) -> str:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ('{"recall": []}', "`data` is missing (found: recall); the passages belong under `data.recall`, as a list"),
+        (
+            '{"recall": []}',
+            "`data` is missing (found: recall); the passages belong under `data.recall`, as a list",
+        ),
         ("{}", "`data` is missing (the object is empty)"),
         ("[]", "it is a list; the passages belong under `data.recall`"),
         ('{"data": []}', "`data` is a list; the passages belong under `data.recall`"),
-        ('{"data": null, "msg": "kb\\n not \\u001b[31mfound"}', '`data` is null and `msg` says "kb not [31mfound"'),
+        (
+            '{"data": null, "msg": "kb\\n not \\u001b[31mfound"}',
+            '`data` is null and `msg` says "kb not [31mfound"',
+        ),
         ('{"data": {"docs": []}}', "`data.recall` is missing (found: docs)"),
-        ('{"data": {"recall": null}}', "`data.recall` is null; the passages belong under `data.recall`, as a"),
-        (passages('{"reranker_score": 0.5}'), "`data.recall[0].content` is missing (found: reranker_score)"),
+        (
+            '{"data": {"recall": null}}',
+            "`data.recall` is null; the passages belong under `data.recall`, as a",
+        ),
+        (
+            passages('{"reranker_score": 0.5}'),
+            "`data.recall[0].content` is missing (found: reranker_score)",
+        ),
         (passages('{"page_content": "x"}'), "send `page_content` under this name"),
         (passages('{"content": "x", "score": 1}'), "send `score` under this name, in [0, 1]"),
-        (passages('{"content": "x", "reranker_score": 1, "id": [1]}'), "`data.recall[0].id` is a list"),
-        (scored(0.9, 1.2), "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; looks like a logit: send its sig"),
+        (
+            passages('{"content": "x", "reranker_score": 1, "id": [1]}'),
+            "`data.recall[0].id` is a list",
+        ),
+        (
+            scored(0.9, 1.2),
+            "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; looks like a logit: send its sig",
+        ),
         (scored(92.5, 31), "is 92.5, outside [0, 1]; looks like a percentage: divide by 100"),
         (scored(1.0000002, 0.3), "outside [0, 1]; looks like rounding: clip it"),
         (scored("NaN"), "`data.recall[0].reranker_score` is nan; send a number"),
@@ -90,7 +121,10 @@ def scored(*scores: object) -> str:
         ("busy\n" + 5000 * "x", 'it is not JSON: "busy xxx'),
         (scored(0.1, 0.2), "data.recall[1] above the passage before (0.2 after 0.1)"),
         (scored(0.1, 0.2), "all of them rise: if it is a distance"),
-        (scored(*[0.1, 0.2] * 5), "data.recall[1], data.recall[3], data.recall[5] and 2 more above"),
+        (
+            scored(*[0.1, 0.2] * 5),
+            "data.recall[1], data.recall[3], data.recall[5] and 2 more above",
+        ),
     ],
 )
 def test_broken_answers_say_what_is_wrong_and_what_to_do(answer: str, message: str):
@@ -134,8 +168,14 @@ async def test_only_transient_failures_are_tried_again(
         with pytest.raises(RetrievalError) as caught:
             await rag.retrieve("q")
         assert (caught.value.reason, caught.value.transient) == (reason, calls > 1)
-        assert ("more than 100 bytes; send fewer or shorter passages" in str(caught.value)) == ("x" * 100 in str(reply))
-        assert (rag.call_count, rag.failed_count, rag.transient_failures) == (calls, calls, calls > 1)
+        assert ("more than 100 bytes; send fewer or shorter passages" in str(caught.value)) == (
+            "x" * 100 in str(reply)
+        )
+        assert (rag.call_count, rag.failed_count, rag.transient_failures) == (
+            calls,
+            calls,
+            calls > 1,
+        )
 
 
 @pytest.mark.parametrize("status", [400, 200])
@@ -166,7 +206,9 @@ async def test_nobody_there_and_bodies_that_are_garbled_or_trickle(serve: Serve)
 
 
 @pytest.mark.parametrize("value", ["s3cret\nx", "s3crét", "s3cret\x00"])
-def test_a_token_that_no_header_can_hold_is_refused_unseen(monkeypatch: pytest.MonkeyPatch, value: str):
+def test_a_token_that_no_header_can_hold_is_refused_unseen(
+    monkeypatch: pytest.MonkeyPatch, value: str
+):
     monkeypatch.setattr("os.environ", {"RAG_KEY": value})
     with pytest.raises(ConfigError, match="rag: the value of RAG_KEY has characters") as caught:
         RagClient(Rag(api_key_env="RAG_KEY"), "http://127.0.0.1:9", "t")
@@ -222,13 +264,23 @@ def test_the_fastapi_service():
     }  # fmt: skip
     ask = guide_service(BLOCKS[0], names, "/search", app)
     assert [finding.kind for finding in examine(ask, RAG, "鱼油吃几粒", "钙片存放")] == ["honoured"]
-    assert TestClient(app).post("/search", json=request_body(RAG, "t", "问", "改" * 501)).status_code == 422
+    assert (
+        TestClient(app).post("/search", json=request_body(RAG, "t", "问", "改" * 501)).status_code
+        == 422
+    )
 
 
 def search_docs(query: str, knowledge_base_name: str, top_k: int, **_: Any) -> list[dict[str, Any]]:
     """Answers as Chatchat does: nothing for an unknown knowledge base, ids mostly null."""
-    found = sorted(BOOKS, key=lambda book: -likeness(query, book))[:top_k] if knowledge_base_name == "kb" else []
-    return [{"id": None, "page_content": book, "metadata": {"source": f"{book}.md"}, "score": 3.0} for book in found]
+    found = (
+        sorted(BOOKS, key=lambda book: -likeness(query, book))[:top_k]
+        if knowledge_base_name == "kb"
+        else []
+    )
+    return [
+        {"id": None, "page_content": book, "metadata": {"source": f"{book}.md"}, "score": 3.0}
+        for book in found
+    ]
 
 
 def test_the_chatchat_route(monkeypatch: pytest.MonkeyPatch):
@@ -237,7 +289,11 @@ def test_the_chatchat_route(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "CrossEncoder", lambda *_, **__: reranker, raising=False)
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
     settings = SimpleNamespace(kb_settings=SimpleNamespace(SCORE_THRESHOLD=2.0))
-    names = {"kb_router": APIRouter(prefix="/knowledge_base"), "search_docs": search_docs, "Settings": settings}
+    names = {
+        "kb_router": APIRouter(prefix="/knowledge_base"),
+        "search_docs": search_docs,
+        "Settings": settings,
+    }
     ask = guide_service(BLOCKS[1], names, "/knowledge_base/recall", FastAPI())
     assert [finding.kind for finding in examine(ask, RAG, "鱼油吃几粒", "钙片存放")] == ["honoured"]
     assert ask("钙片存放", None)[0].id == "钙片怎么存放.md"

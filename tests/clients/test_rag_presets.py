@@ -1,4 +1,5 @@
-"""`rag.preset` and `rag.mapping`: every product is asked as it documents, and its documented answer is read."""
+"""`rag.preset` and `rag.mapping`: every product is asked as it documents, and its documented answer
+is read."""
 
 import json
 import re
@@ -119,7 +120,9 @@ class Server(FakeService):
         text = jmespath.search(self.product.text, body)
         if not isinstance(text, str) or not text:
             return 422, {"detail": "a field is missing"}
-        found = [self.product.passage(document, f"{text}:{document}", score) for document, score in FOUND]
+        found = [
+            self.product.passage(document, f"{text}:{document}", score) for document, score in FOUND
+        ]
         return 200, self.product.answer(found)
 
 
@@ -128,12 +131,22 @@ async def test_a_product_is_asked_and_read_as_it_documents(
     preset: RagPreset, product: Product, mapping: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("KEY", "k")
-    rag = Rag(preset=preset, mapping=mapping, kb_name="k/b", top_k=2, score_threshold=0.1, api_key_env="KEY")
+    rag = Rag(
+        preset=preset,
+        mapping=mapping,
+        kb_name="k/b",
+        top_k=2,
+        score_threshold=0.1,
+        api_key_env="KEY",
+    )
     with closing(Server(product)) as server:
         client = RagClient(rag, server.url, "t", with_passage=True)
         found = await client.retrieve("原话", "改写")
         await client.close()
-    assert (server.bodies, server.paths) == ([product.request], [product.path.replace("{kb_name}", "k%2Fb")])
+    assert (server.bodies, server.paths) == (
+        [product.request],
+        [product.path.replace("{kb_name}", "k%2Fb")],
+    )
     assert server.headers[0][product.header[0]] == product.header[1]
     assert (found.ids, found.scores) == (("d1", "d2"), product.scores)
     assert found.first_passage.endswith(("改写:d1", "改写:d1\n答"))
@@ -155,22 +168,32 @@ def test_doctor_names_the_preset_that_fits(preset: RagPreset, profile_of: Profil
 
 
 def scores_of(*scores: float, **mapping: Any) -> list[float]:
-    rag = Rag.model_validate({"preset": "elasticsearch", "mapping": mapping, "top_k": 2, "score_threshold": 0.4})
+    rag = Rag.model_validate(
+        {"preset": "elasticsearch", "mapping": mapping, "top_k": 2, "score_threshold": 0.4}
+    )
     hits = [{"_id": "d", "_source": {"content": "x"}, "_score": score} for score in scores]
-    return [p.reranker_score for p in read_passages(rag, json.dumps({"hits": {"hits": hits}}).encode(), "u")]
+    return [
+        p.reranker_score
+        for p in read_passages(rag, json.dumps({"hits": {"hits": hits}}).encode(), "u")
+    ]
 
 
 def test_scores_are_converted_and_then_cut_by_limit_and_threshold():
     assert scores_of(900.0, 0.0, -900.0, score_as="sigmoid") == [1.0, 0.5]
     assert scores_of(18, 6, score_as="divide_by", divide_by=20) == [0.9]
     assert scores_of(7.0, 9.0, 3.0) == [1.0, 0.5]
-    with pytest.raises(RetrievalError, match=r"`hits\.hits\[0\]\._score` is 30, outside \[0, 1\]; divided by .* 1\.5"):
+    with pytest.raises(
+        RetrievalError,
+        match=r"`hits\.hits\[0\]\._score` is 30, outside \[0, 1\]; divided by .* 1\.5",
+    ):
         scores_of(30, score_as="divide_by", divide_by=20)
 
 
 def test_a_text_never_changes_the_requests_shape():
     for nasty in ('"}, "size": 9999, "a": "{kb_name}', "{top_k}"):
-        assert request_body(Rag(preset="elasticsearch"), "t", "q", nasty)["query"] == {"match": {"content": nasty}}
+        assert request_body(Rag(preset="elasticsearch"), "t", "q", nasty)["query"] == {
+            "match": {"content": nasty}
+        }
 
 
 @pytest.mark.parametrize(
@@ -191,7 +214,14 @@ def test_the_shape_is_part_of_every_key_and_qinglans_own_of_none(profile_of: Pro
     def keys(**rag: Any) -> Json:
         return scoring_key(profile_of(**SIMULATED, rag={"url": "http://rag", **rag}))["rag"]
 
-    assert keys().keys() == {"url", "kb_name", "top_k", "score_threshold"} == keys(preset="qinglan").keys()
+    assert (
+        keys().keys()
+        == {"url", "kb_name", "top_k", "score_threshold"}
+        == keys(preset="qinglan").keys()
+    )
     shapes = [keys(preset=preset) for preset in PRODUCTS]
-    shapes += [keys(preset="dify", mapping={"id": "segment.document.name"}), keys(mapping={"title": "name"})]
+    shapes += [
+        keys(preset="dify", mapping={"id": "segment.document.name"}),
+        keys(mapping={"title": "name"}),
+    ]
     assert len({json.dumps(shape, sort_keys=True) for shape in shapes}) == len(shapes)

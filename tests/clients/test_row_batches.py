@@ -1,4 +1,5 @@
-"""Batches: finished rows are never worked on again, failures are data, errors end the batch cleanly."""
+"""Batches: finished rows are never worked on again, failures are data, errors end the batch
+cleanly."""
 
 import asyncio
 from collections.abc import Iterator
@@ -41,13 +42,23 @@ async def test_only_missing_rows_are_tried_again():
     refusal = TeacherError("no", "teacher_refused")
     batch = RowBatch(4, [*ROWS, row(3), row(4, "duplicate")])
     work = Worker({"0": [timeout()], "1": [refusal], "2": [timeout(), timeout()]})
-    with pytest.raises(BatchIncompleteError, match=r"batch 4: 2 rows to try again; first: late \(row 0\)"):
+    with pytest.raises(
+        BatchIncompleteError, match=r"batch 4: 2 rows to try again; first: late \(row 0\)"
+    ):
         await batch.run(work, last_attempt=False)
     done = await batch.run(work, last_attempt=True)
     assert work.asked == ["0", "1", "2", "3", "0", "2"]
-    assert [r.reason for r in done] == [None, "teacher_refused", "teacher_timeout", None, "duplicate"]
+    assert [r.reason for r in done] == [
+        None,
+        "teacher_refused",
+        "teacher_timeout",
+        None,
+        "duplicate",
+    ]
     assert [r.answer for r in done] == ["改写", None, None, "改写", None]
-    with pytest.raises(StageError, match=r"2 of 4 rows failed.*first failure: no \(row 1\); .*failures\.jsonl"):
+    with pytest.raises(
+        StageError, match=r"2 of 4 rows failed.*first failure: no \(row 1\); .*failures\.jsonl"
+    ):
         Losses("distill", 4, 0.0).add(batch, done)
 
 
@@ -67,14 +78,21 @@ def lose(losses: Losses, *done: str) -> None:
 def test_the_stage_stops_once_more_than_the_share_of_all_rows_is_lost():
     with pytest.raises(StageError, match="distill: no row to work on"):
         Losses("distill", 0, 0.5)
-    lose(Losses("distill", 3, 0.0), "over_budget", "over_budget", "ok")  # what the budget left out is no loss
+    lose(
+        Losses("distill", 3, 0.0), "over_budget", "over_budget", "ok"
+    )  # what the budget left out is no loss
     losses = Losses("distill", 1000, 0.1)
     lose(losses, *["x"] * 100)  # a whole batch, and yet no more than may fail
-    with pytest.raises(StageError, match=r"distill: 101 of 1000 rows failed, more than distill.max_failed_share = 10%"):
+    with pytest.raises(
+        StageError,
+        match=r"distill: 101 of 1000 rows failed, more than distill.max_failed_share = 10%",
+    ):
         lose(losses, "x", "ok")
 
 
-@pytest.mark.parametrize(("limit", "given", "failed"), [(0.05, 10, 2), (0.0, 10, 1), (0.05, 1, 1), (1.0, 3, 3)])
+@pytest.mark.parametrize(
+    ("limit", "given", "failed"), [(0.05, 10, 2), (0.0, 10, 1), (0.05, 1, 1), (1.0, 3, 3)]
+)
 def test_small_stages_may_lose_one_row_but_not_all(limit: float, given: int, failed: int):
     losses = Losses("distill", given, limit)
     for _ in range(failed - 1):
@@ -98,7 +116,9 @@ async def test_batches_come_in_order_and_few_are_at_work():
         at_work -= 1
         return batch.index
 
-    done = [(batch.index, result) async for batch, result in in_order(batches_of(40), work, at_once=3)]
+    done = [
+        (batch.index, result) async for batch, result in in_order(batches_of(40), work, at_once=3)
+    ]
     assert done == [(n, n) for n in range(40)]
     assert most == 3
 

@@ -1,4 +1,5 @@
-"""What a profile with a Ray cluster changes: what is checked before a run, and what commands ask for."""
+"""What a profile with a Ray cluster changes: what is checked before a run, and what commands ask
+for."""
 
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,27 @@ from qinglan.training.engines.verl import export_command
 
 
 def on_cluster(profile_of: ProfileOf, url: str, is_live: bool = False, **trainer: Any) -> Profile:
-    settings = {"device": "cuda", "gpus_per_node": 4, "nodes": 1, "ray_dashboard_url": url} | trainer
+    settings = {
+        "device": "cuda",
+        "gpus_per_node": 4,
+        "nodes": 1,
+        "ray_dashboard_url": url,
+    } | trainer
     live = {"rag": {"url": url}, "judge": {"model": "small", "base_url": url}} if is_live else {}
-    return profile_of(trainer=settings, rl={"tensor_model_parallel_size": 2, "ppo_micro_batch_size_per_gpu": 2}, **live)
+    return profile_of(
+        trainer=settings,
+        rl={"tensor_model_parallel_size": 2, "ppo_micro_batch_size_per_gpu": 2},
+        **live,
+    )
 
 
 def check_of(profile: Profile, name: str) -> Check:
     return next(check for check in inspect_profile(profile, "train") if check.name == name)
 
 
-def test_no_gpu_of_this_machine_is_asked_for(profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+def test_no_gpu_of_this_machine_is_asked_for(
+    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
     profile = on_cluster(profile_of, ray.url)
     assert check_of(profile, "device").problem is None
@@ -35,16 +47,22 @@ def test_no_gpu_of_this_machine_is_asked_for(profile_of: ProfileOf, ray: FakeRay
 
 
 @pytest.mark.parametrize(("nodes", "shown"), [([], "none"), ([2, 2], "2, 2"), ([4], "4")])
-def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, nodes: list[int], shown: str):
+def test_a_cluster_without_enough_gpus(
+    profile_of: ProfileOf, ray: FakeRay, nodes: list[int], shown: str
+):
     ray.nodes = [{"state": "ALIVE", "resources_total": {"GPU": float(count)}} for count in nodes]
     ray.nodes.append({"state": "DEAD", "resources_total": {"GPU": 8.0}})
     problem = check_of(on_cluster(profile_of, ray.url, is_live=True, nodes=2), "ray").problem
-    assert f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown};" in str(problem)
+    assert f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown};" in str(
+        problem
+    )
 
 
 def test_a_dashboard_or_simulators_out_of_reach(profile_of: ProfileOf, ray: FakeRay):
     profile = on_cluster(profile_of, ray.url, nodes=2)  # so the address is a tunnel's
-    assert "the simulators for RAG and judge answer on this machine only" in str(check_of(profile, "ray").problem)
+    assert "the simulators for RAG and judge answer on this machine only" in str(
+        check_of(profile, "ray").problem
+    )
     asks_neither = profile.model_copy(update={"recipe": str(Path(letters.__file__))})
     assert "simulators" not in str(check_of(asks_neither, "ray").problem)
     ray.is_down = True
@@ -52,7 +70,9 @@ def test_a_dashboard_or_simulators_out_of_reach(profile_of: ProfileOf, ray: Fake
 
 
 def gpus_of(profile: Profile, folder: Path) -> list[int]:
-    sft = sft_command(profile, model="m", train_file=folder, dev_file=folder, output_dir=folder, resume_from=None)
+    sft = sft_command(
+        profile, model="m", train_file=folder, dev_file=folder, output_dir=folder, resume_from=None
+    )
     merge = merge_command(profile, adapter=folder, output_dir=folder, model="m")
     (generate, *_) = generate_commands(profile, {"sft": "m"}, folder, folder, {})
     export = export_command(profile, checkpoint=folder, base_model=folder, output_dir=folder)
@@ -62,4 +82,6 @@ def gpus_of(profile: Profile, folder: Path) -> list[int]:
 def test_commands_name_the_gpus_that_they_use_themselves(profile_of: ProfileOf, tmp_path: Path):
     assert gpus_of(on_cluster(profile_of, "http://127.0.0.1:1"), tmp_path) == [4, 4, 2, 1]
     assert gpus_of(profile_of(), tmp_path) == [0, 0, 0, 0]
-    assert engine_python(on_cluster(profile_of, "http://127.0.0.1:1")) == "python", "that of the nodes"
+    assert engine_python(on_cluster(profile_of, "http://127.0.0.1:1")) == "python", (
+        "that of the nodes"
+    )

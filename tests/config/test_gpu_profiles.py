@@ -28,7 +28,12 @@ class Shape:
     def linear(self) -> list[tuple[int, int]]:
         """Inputs and outputs of a layer's matrices."""
         query, value = self.heads * HEAD, KV_HEADS * HEAD
-        attention = [(self.hidden, query), (self.hidden, value), (self.hidden, value), (query, self.hidden)]
+        attention = [
+            (self.hidden, query),
+            (self.hidden, value),
+            (self.hidden, value),
+            (query, self.hidden),
+        ]
         return attention + [(self.hidden, self.inner)] * 2 + [(self.inner, self.hidden)]
 
     @property
@@ -74,7 +79,8 @@ def policy_and_critic(profile: Profile) -> list[tuple[Shape, int]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["fivedoctors", "fivedoctors_4gpus", "fivedoctors_full", "fivedoctors_2nodes", "chengla"]
+    "name",
+    ["fivedoctors", "fivedoctors_4gpus", "fivedoctors_full", "fivedoctors_2nodes", "chengla"],
 )
 def test_models_vllm_and_10_gb_to_work_in_fit_a_gpu(name: str) -> None:
     profile = load_profile(name)
@@ -85,9 +91,13 @@ def test_models_vllm_and_10_gb_to_work_in_fit_a_gpu(name: str) -> None:
     if "actor_rollout_ref.actor.fsdp_config.offload_policy" in rl.extra:
         models = models[1:]
     learning_gb = sum(shape.trained_gb(rank) for shape, rank in models) / gpus
-    waiting_gb = 0.0 if rl.param_offload else sum(shape.waiting_gb(rank) for shape, rank in models) / gpus
+    waiting_gb = (
+        0.0 if rl.param_offload else sum(shape.waiting_gb(rank) for shape, rank in models) / gpus
+    )
     assert waiting_gb + vllm_gb < 0.9 * GPU_GB
-    assert learning_gb * 1.25 + 10 < 0.9 * GPU_GB, "with Adam's temporaries, of the size of the weights"
+    assert learning_gb * 1.25 + 10 < 0.9 * GPU_GB, (
+        "with Adam's temporaries, of the size of the weights"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,9 @@ def test_models_vllm_and_10_gb_to_work_in_fit_a_gpu(name: str) -> None:
 )
 def test_the_profiles_for_one_gpu_fit_it(name: str, gpu_gb: int) -> None:
     comment = re.findall(r"--set (?:'([^']+)'|(\S+))", MEDICAL.read_text("utf-8"))
-    profile = load_profile(name, [quoted or plain for quoted, plain in comment] if gpu_gb == 16 else [])
+    profile = load_profile(
+        name, [quoted or plain for quoted, plain in comment] if gpu_gb == 16 else []
+    )
     rl, models = profile.rl, policy_and_critic(profile)
     trained_gb = [shape.trained_gb(rank) for shape, rank in models]
     waiting_gb = 0.0 if rl.param_offload else sum(shape.waiting_gb(rank) for shape, rank in models)
@@ -111,7 +123,9 @@ def test_the_profiles_for_one_gpu_fit_it(name: str, gpu_gb: int) -> None:
     logits_gb = tokens * VOCABULARY * 4 / 1e9
     assert waiting_gb + vllm_gb < 0.9 * gpu_gb
     learning_gb = max(trained_gb) if rl.param_offload else sum(trained_gb)
-    assert learning_gb + 3 * logits_gb + 2 < 0.9 * gpu_gb, "logits, their softmax and gradient; layers that compute"
+    assert learning_gb + 3 * logits_gb + 2 < 0.9 * gpu_gb, (
+        "logits, their softmax and gradient; layers that compute"
+    )
     student = SHAPES[profile.student.base_model]
     cache_gb = vllm_gb - 2 * student.parameters / 1e9 - 1.0
     assert cache_gb * 1e9 / student.cache_bytes > 30 * 1024, "some 30 answers at once"

@@ -18,7 +18,10 @@ for module in ("torch", "verl", "hydra"):
 NAMES = [name.removesuffix("_rehearsal") for name in profile_names() if name.endswith("_rehearsal")]
 VARIED = ("fivedoctors", "fivedoctors_full", "answer_judge_gpu", "answer_judge_published")
 """PPO and GRPO with and without adapters: with every KL, the others with their own alone."""
-CASES = [*product(VARIED, ("off", "loss", "reward")), *((name, None) for name in NAMES if name not in VARIED)]
+CASES = [
+    *product(VARIED, ("off", "loss", "reward")),
+    *((name, None) for name in NAMES if name not in VARIED),
+]
 
 
 def composed(name: str, model: Path, *changes: str) -> Any:
@@ -26,7 +29,9 @@ def composed(name: str, model: Path, *changes: str) -> Any:
     profile = load_profile(name, [*critic, *changes])
     config = compose(command_of(profile, model, model))
     if importlib.util.find_spec("vllm") is None:
-        config.actor_rollout_ref.rollout.name = "hf_cpu"  # verl asks vLLM how large an adapter may be
+        config.actor_rollout_ref.rollout.name = (
+            "hf_cpu"  # verl asks vLLM how large an adapter may be
+        )
     return config
 
 
@@ -37,8 +42,14 @@ def test_verl_validates_the_profile(name: str, kl: str | None, model_folder: Pat
 
     config = composed(name, model_folder, *([f"rl.kl.mode={kl}"] if kl else []))
     assert need_reference_policy(config) == ((kl or load_profile(name).rl.kl.mode) != "off")
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    for part in (config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.algorithm):
+    validate_config(
+        config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+    )
+    for part in (
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.rollout,
+        config.algorithm,
+    ):
         assert omega_conf_to_dataclass(part)
 
 
@@ -52,7 +63,9 @@ def test_a_critic_with_another_tokenizer_is_refused(model_folder: Path, tmp_path
     tokenizer.add_tokens(["unheard-of"])
     tokenizer.save_pretrained(other)
     config = composed("fivedoctors", model_folder, f"rl.critic_model={other}")
-    with pytest.raises(InstantiationException, match="another tokenizer than the policy, of 339 tokens and not 338"):
+    with pytest.raises(
+        InstantiationException, match="another tokenizer than the policy, of 339 tokens and not 338"
+    ):
         omega_conf_to_dataclass(config.critic)
 
 
@@ -66,11 +79,15 @@ def test_a_critic_of_a_hub_is_loaded_at_its_revision(
     (tmp_path / "models--org--small" / "snapshots").mkdir(parents=True)
     for revision in ("a" * 40, "b" * 40):
         (tmp_path / "models--org--small" / "snapshots" / revision).symlink_to(model_folder)
-    config = composed("fivedoctors", model_folder, "rl.critic_model=org/small", f"rl.critic_revision={'b' * 40}")
+    config = composed(
+        "fivedoctors", model_folder, "rl.critic_model=org/small", f"rl.critic_revision={'b' * 40}"
+    )
     assert omega_conf_to_dataclass(config.critic.model).local_path.endswith("b" * 40)
 
 
-def test_the_critics_engine_takes_the_place_of_verls_on_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_critics_engine_takes_the_place_of_verls_on_nvidia(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from verl.workers.engine import EngineRegistry
 
     from qinglan.training.engines.ppo_trainer import ValueEngine

@@ -13,8 +13,13 @@ from qinglan.flows.refresh import refresh
 from qinglan.ops.preflight import TRAINER_CHECKS, require
 from qinglan.training.engines.swift import sft_command
 
-PROFILES = [load_profile(str(path)) for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))]
-ON_GPUS = [each for each in PROFILES if each.trainer.device == "cuda" and each.teacher.base_url != EMBEDDED]
+PROFILES = [
+    load_profile(str(path))
+    for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+]
+ON_GPUS = [
+    each for each in PROFILES if each.trainer.device == "cuda" and each.teacher.base_url != EMBEDDED
+]
 every_profile = pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: profile.name)
 
@@ -22,7 +27,11 @@ gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: pr
 @every_profile
 def test_services_are_embedded_on_loopback_or_encrypted(profile: Profile):
     for url in (profile.teacher.base_url, profile.judge.base_url, profile.rag.url):
-        assert url == EMBEDDED or urlsplit(url).scheme == "https" or urlsplit(url).hostname == "127.0.0.1"
+        assert (
+            url == EMBEDDED
+            or urlsplit(url).scheme == "https"
+            or urlsplit(url).hostname == "127.0.0.1"
+        )
 
 
 @gpu_profile
@@ -34,16 +43,25 @@ def test_models_that_think_have_room_to_answer(profile: Profile):
 
 
 @every_profile
-def test_engines_accept_the_command_lines(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_engines_accept_the_command_lines(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("A_KEY", "sk-secret")
     profile = profile.scheduled(560, 800)
-    files = {"train_file": tmp_path / "train.jsonl", "dev_file": tmp_path / "dev.jsonl", "output_dir": tmp_path}
+    files = {
+        "train_file": tmp_path / "train.jsonl",
+        "dev_file": tmp_path / "dev.jsonl",
+        "output_dir": tmp_path,
+    }
     sft = sft_command(profile, model=profile.student.base_model, resume_from=None, **files)
     assert all(isinstance(word, str) and word not in ("None", "True", "False") for word in sft.argv)
     assert not any("sk-secret" in word for word in [*sft.argv, *sft.env.values()])
     rl = compose(command_of(profile, tmp_path))
     assert min(rl.trainer.total_training_steps, rl.trainer.save_freq, rl.trainer.test_freq) > 0
-    assert rl.actor_rollout_ref.rollout.name == {"vllm": "vllm", "cpu": "hf_cpu"}[profile.rollout_engine]
+    assert (
+        rl.actor_rollout_ref.rollout.name
+        == {"vllm": "vllm", "cpu": "hf_cpu"}[profile.rollout_engine]
+    )
 
 
 @gpu_profile
@@ -52,7 +70,9 @@ def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile)
     assert rehearsed.gate == profile.gate.model_copy(update={"approval": "none"})
     for section in ("dataset", "select", "reward", "evaluate", "targets"):
         assert getattr(rehearsed, section) == getattr(profile, section)
-    assert rehearsed.budget == profile.budget.model_copy(update={"rl_new_share": rehearsed.budget.rl_new_share})
+    assert rehearsed.budget == profile.budget.model_copy(
+        update={"rl_new_share": rehearsed.budget.rl_new_share}
+    )
     assert rehearsed.tenant.teacher_rules == profile.tenant.teacher_rules
     assert rehearsed.sft.num_train_epochs == profile.sft.num_train_epochs
     assert {rehearsed.teacher.base_url, rehearsed.judge.base_url, rehearsed.rag.url} == {EMBEDDED}
@@ -62,13 +82,28 @@ def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile)
 
 @pytest.mark.slow
 @pytest.mark.extended
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Prefect's, MLflow's
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning"
+)  # Prefect's, MLflow's
 @gpu_profile
-def test_rehearsal_keeps_rows_and_lacks_nothing(profile: Profile, prefect_server: None, tmp_path: Path, database: str):
-    site = (f"paths.runs={tmp_path}/runs", f"paths.state={tmp_path}/state", f"tracking.uri={database}")
+def test_rehearsal_keeps_rows_and_lacks_nothing(
+    profile: Profile, prefect_server: None, tmp_path: Path, database: str
+):
+    site = (
+        f"paths.runs={tmp_path}/runs",
+        f"paths.state={tmp_path}/state",
+        f"tracking.uri={database}",
+    )
     rehearsed, problems = load_profile(f"{profile.name}_rehearsal", site), list[str]()
     refresh(rehearsed.name, overrides=(*site, "data.limit=60", "embedded.teacher_latency_ms=0"))
-    assert len((tmp_path / "runs" / "latest" / "dataset" / "sft_train.jsonl").read_text("utf-8").splitlines()) > 30
+    assert (
+        len(
+            (tmp_path / "runs" / "latest" / "dataset" / "sft_train.jsonl")
+            .read_text("utf-8")
+            .splitlines()
+        )
+        > 30
+    )
     require(rehearsed, "pipeline", problems.append, leave_out=TRAINER_CHECKS)
     too_few = "[0-9,]+ test questions can (show a gain|rule out a loss)[^;]+;[^;]+"
     assert not [each for each in problems if not re.fullmatch(f"{too_few}(; {too_few})?", each)]

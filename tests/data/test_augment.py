@@ -1,4 +1,5 @@
-"""Training questions with noise: which rows get them, what they carry, and that no held-out question trains."""
+"""Training questions with noise: which rows get them, what they carry, and that no held-out
+question trains."""
 
 from collections import Counter
 from pathlib import Path
@@ -25,17 +26,28 @@ ALL = dict.fromkeys(get_args(NoiseKind), 0.3)
 
 
 def profile_with(data: Data | None = None, **dataset: Any) -> Profile:
-    return EMBEDDED.model_copy(update={"data": data or EMBEDDED.data, "dataset": Dataset(**dataset)})
+    return EMBEDDED.model_copy(
+        update={"data": data or EMBEDDED.data, "dataset": Dataset(**dataset)}
+    )
 
 
 def answered(rows: list[Row], split: Split) -> list[Row]:
-    return [each.model_copy(update={"answer": "改写", "answer_retrieved": FOUND, "split": split}) for each in rows]
+    return [
+        each.model_copy(update={"answer": "改写", "answer_retrieved": FOUND, "split": split})
+        for each in rows
+    ]
 
 
-ROWS = [row for n, split in enumerate(("train", "dev", "test")) for row in answered(random_rows(60, n), split)]
+ROWS = [
+    row
+    for n, split in enumerate(("train", "dev", "test"))
+    for row in answered(random_rows(60, n), split)
+]
 
 
-def built(folder: Path, rows: list[Row] = ROWS, red_team: tuple[Row, ...] = (), **dataset: Any) -> BuiltDataset:
+def built(
+    folder: Path, rows: list[Row] = ROWS, red_team: tuple[Row, ...] = (), **dataset: Any
+) -> BuiltDataset:
     write_jsonl(folder / "in.jsonl", rows)
     return build(folder / "in.jsonl", folder / "out", profile_with(**dataset), red_team=red_team)
 
@@ -43,10 +55,15 @@ def built(folder: Path, rows: list[Row] = ROWS, red_team: tuple[Row, ...] = (), 
 def taught(result: BuiltDataset) -> list[tuple[str, str | None, str]]:
     """Row id, noise and question of every line."""
     found = lines(result.artifacts["sft_train"].path)
-    return [(x["metadata"]["row_id"], x["metadata"]["noise"], x["messages"][1]["content"]) for x in found]
+    return [
+        (x["metadata"]["row_id"], x["metadata"]["noise"], x["messages"][1]["content"])
+        for x in found
+    ]
 
 
-def test_the_same_seed_gives_the_same_copies_whatever_the_order_and_another_seed_others(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_copies_whatever_the_order_and_another_seed_others(
+    tmp_path: Path,
+) -> None:
     first = {*taught(built(tmp_path, augment=ALL))}
     assert {*taught(built(tmp_path, ROWS[::-1], augment=dict(reversed(ALL.items()))))} == first
     other = {*taught(built(tmp_path, augment=ALL, seed=2))}
@@ -55,28 +72,46 @@ def test_the_same_seed_gives_the_same_copies_whatever_the_order_and_another_seed
     assert first < more, "a larger share keeps what a smaller one has"
 
 
-def test_a_copy_has_its_rows_answer_and_origin_and_only_training_rows_have_any(tmp_path: Path) -> None:
+def test_a_copy_has_its_rows_answer_and_origin_and_only_training_rows_have_any(
+    tmp_path: Path,
+) -> None:
     result, plain = built(tmp_path / "a", augment=ALL), built(tmp_path / "b")
     rows = {each.id: each for each in ROWS}
     found = lines(result.artifacts["sft_train"].path)
     for line in found:
         origin = rows[line["metadata"]["row_id"]]
-        assert (line["messages"][2]["content"], line["metadata"]["split"]) == (origin.target, "train")
-        assert (line["messages"][1]["content"] == origin.query) == (line["metadata"]["noise"] is None)
+        assert (line["messages"][2]["content"], line["metadata"]["split"]) == (
+            origin.target,
+            "train",
+        )
+        assert (line["messages"][1]["content"] == origin.query) == (
+            line["metadata"]["noise"] is None
+        )
     counts = Counter(line["metadata"]["noise"] for line in found if line["metadata"]["noise"])
     assert counts == Counter({kind: each["sft"] for kind, each in result.augmented.items()})
     assert 5 < counts["story"] < 35, "a share of 0.3 of 60"
     for name in ("sft_dev", "rl_dev", "rl_train", "test", "rows"):
         assert result.artifacts[name].sha256 == plain.artifacts[name].sha256
-    assert (result.before.ok, result.after.ok, result.splits) == (plain.before.ok, plain.after.ok, plain.splits)
+    assert (result.before.ok, result.after.ok, result.splits) == (
+        plain.before.ok,
+        plain.after.ok,
+        plain.splits,
+    )
 
 
 def test_rl_asks_a_copy_where_it_is_wanted_and_grades_it_as_the_row(tmp_path: Path) -> None:
     result = built(tmp_path, augment=ALL, augment_rl=True)
     records = pq.read_table(result.artifacts["rl_train"].path).to_pylist()
-    by_row = {r["extra_info"]["row_id"]: r for r in records if r["prompt"][1]["content"] == r["extra_info"]["question"]}
+    by_row = {
+        r["extra_info"]["row_id"]: r
+        for r in records
+        if r["prompt"][1]["content"] == r["extra_info"]["question"]
+    }
     copies = [r for r in records if r["prompt"][1]["content"] != r["extra_info"]["question"]]
-    assert len(by_row) == 60 and len(copies) == sum(counts["rl"] for counts in result.augmented.values()) > 60
+    assert (
+        len(by_row) == 60
+        and len(copies) == sum(counts["rl"] for counts in result.augmented.values()) > 60
+    )
     assert [r["extra_info"]["index"] for r in records] == list(range(len(records)))
     for each in copies:
         same = by_row[each["extra_info"]["row_id"]]
@@ -87,8 +122,12 @@ def test_a_copy_that_becomes_a_held_out_question_is_left_out(tmp_path: Path) -> 
     (origin,) = answered([row("魚油怎么吃")], "train")
     held_out = {"dev": "魚油怎麼吃", "test": "「魚油」怎麼吃？"}
     for split, query in held_out.items():
-        result = built(tmp_path, [origin, *ROWS, *answered([row(query)], split)], augment={"traditional": 1.0})
-        assert result.augmented["traditional"]["left_out"] == 1 and (origin.id, None) in {x[:2] for x in taught(result)}
+        result = built(
+            tmp_path, [origin, *ROWS, *answered([row(query)], split)], augment={"traditional": 1.0}
+        )
+        assert result.augmented["traditional"]["left_out"] == 1 and (origin.id, None) in {
+            x[:2] for x in taught(result)
+        }
         assert normalise(query) not in {normalise(text) for *_, text in taught(result)}
     result = built(tmp_path, [origin, *ROWS], (row("魚油怎麼吃"),), augment={"traditional": 1.0})
     assert result.augmented["traditional"]["left_out"] == 1
@@ -96,7 +135,9 @@ def test_a_copy_that_becomes_a_held_out_question_is_left_out(tmp_path: Path) -> 
 
 def test_nothing_learns_from_a_question_of_the_red_team(tmp_path: Path) -> None:
     (asked,) = answered([row("鱼油🐟怎么吃")], "train")
-    result = built(tmp_path, [asked, *ROWS], (row("鱼油怎么吃😋？"), row("？？"), row("")), augment=ALL)
+    result = built(
+        tmp_path, [asked, *ROWS], (row("鱼油怎么吃😋？"), row("？？"), row("")), augment=ALL
+    )
     assert result.after.reasons["near_duplicate_of_evaluation"] == 1
     assert asked.id not in {row_id for row_id, *_ in taught(result)}
 
@@ -106,20 +147,36 @@ def content(row: Row) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", ["embedded", "medical", "answer_judge"])
-def test_no_shipped_question_or_copy_of_one_that_trains_is_of_the_shipped_red_team(name: str, tmp_path: Path) -> None:
+def test_no_shipped_question_or_copy_of_one_that_trains_is_of_the_shipped_red_team(
+    name: str, tmp_path: Path
+) -> None:
     profile = load_profile(name, (f"dataset.augment={ALL}",))
-    recipe, cases = get_recipe(profile.recipe), [row_of(case, profile.tenant) for case in cases_of(profile)]
+    recipe, cases = (
+        get_recipe(profile.recipe),
+        [row_of(case, profile.tenant) for case in cases_of(profile)],
+    )
     books = [domain_of(profile.recipe).write_sample(tmp_path, profile.embedded).workbook]
     for layout in {"medical": ["medical-r1"], "answer_judge": ["flashrag"]}.get(name, []):
         books.append(tmp_path / f"{layout}.xlsx")
-        import_rows(layout, Path(__file__).parents[2] / f"examples/layouts/{layout}.jsonl", books[-1], print)
-    read = (each for book in books for each in read_rows(book, profile.data, profile.tenant, inputs=recipe.INPUTS))
+        import_rows(
+            layout, Path(__file__).parents[2] / f"examples/layouts/{layout}.jsonl", books[-1], print
+        )
+    read = (
+        each
+        for book in books
+        for each in read_rows(book, profile.data, profile.tenant, inputs=recipe.INPUTS)
+    )
     rows = [one for each in read for one in answered([each], each.split or "train")]
     assert not {each.id for each in rows} & {each.id for each in cases}
-    assert not {content(each) for each in rows if each.split != "test"} & {content(each) for each in cases}
+    assert not {content(each) for each in rows if each.split != "test"} & {
+        content(each) for each in cases
+    }
     write_jsonl(tmp_path / "in.jsonl", rows)
     result = build(tmp_path / "in.jsonl", tmp_path / "out", profile, red_team=cases)
-    asked, queries = {normalise(each.query) for each in cases}, {each.id: normalise(each.query) for each in rows}
+    asked, queries = (
+        {normalise(each.query) for each in cases},
+        {each.id: normalise(each.query) for each in rows},
+    )
     learnt = [(row_id, normalise(text)) for row_id, _, text in taught(result)]
     assert learnt and not [text for row_id, text in learnt if {text, queries[row_id]} & asked]
 

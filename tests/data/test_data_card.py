@@ -16,7 +16,9 @@ ORIGIN = Origin(
 EVIL = "a|b\n| `c` | <img src=x onerror=1> [click](javascript:1) **d** \\| & " + "e" * 200
 
 
-def card(*rows: Row, drift: Drift | None = None, augmented: dict[str, dict[str, int]] | None = None) -> Card:
+def card(
+    *rows: Row, drift: Drift | None = None, augmented: dict[str, dict[str, int]] | None = None
+) -> Card:
     builder = CardBuilder()
     for each in rows:
         builder.add(each)
@@ -32,7 +34,13 @@ def test_counts():
         taught("铁").failed("rag_unavailable"),
         taught("").failed("empty_query"),
     )
-    assert (made.rows, made.ok, made.labelled, made.with_profile, made.with_history) == (6, 2, 2, 1, 1)
+    assert (made.rows, made.ok, made.labelled, made.with_profile, made.with_history) == (
+        6,
+        2,
+        2,
+        1,
+        1,
+    )
     assert made.reasons["empty_query"] == 1
     assert made.splits == {"dev": {"rows": 1, "ok": 1}, "train": {"rows": 4, "ok": 1}}
     assert (made.near_duplicates, made.decontaminated, made.reviews) == (1, 1, {"accept": 1})
@@ -48,14 +56,18 @@ def test_words_count_by_sft_training_rows():
 
 
 def test_ten_examples_drawn_by_id():
-    rows = [taught(f"问{n}") for n in range(30)] + [taught(f"答{n}").failed("rag_unavailable") for n in range(30)]
+    rows = [taught(f"问{n}") for n in range(30)] + [
+        taught(f"答{n}").failed("rag_unavailable") for n in range(30)
+    ]
     examples = card(*rows).examples
     assert [e.status for e in examples] == ["ok"] * 5 + ["failed"] * 5
     assert examples == card(*reversed(rows)).examples
 
 
 def test_a_cell_stays_a_cell():
-    text = card_markdown(card(taught(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_unavailable")))
+    text = card_markdown(
+        card(taught(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_unavailable"))
+    )
     table = text[text.index("## Examples") :].splitlines()[2:5]
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in table} == {8}
     assert "<img" not in text.replace("\\<", "")
@@ -73,7 +85,10 @@ def test_the_card_for_people():
     text = card_markdown(card(*rows, drift=same))
     assert same.sentence in text and "| vocabulary, all rows | 0.000 |" in text
     assert "| rewrite | 0.800 | 0.800 | 0.800 | 0.800 | 0.800 |" in text
-    assert "## Words of the rewrites: 21, of which 20 are rare" in text and "| `e4a92e451656` |" in text
+    assert (
+        "## Words of the rewrites: 21, of which 20 are rare" in text
+        and "| `e4a92e451656` |" in text
+    )
     counts = {"emoji": {"sft": 61, "rl": 3, "left_out": 2}}
     made = card(taught("鱼油怎么吃"), augmented=counts)
     assert (made.rows, made.ok, made.augmented) == (1, 1, counts)

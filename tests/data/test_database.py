@@ -26,9 +26,17 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "sekret.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE log (id INTEGER, 问题, 用户画像, 标准文档, updated)")
-        rows = [(1, "头疼", 35.0, 7, b"x"), (2, "头疼！", 35, None, b"x"), (3, 42, "老人", None, None)]
-        connection.executemany("INSERT INTO log VALUES (?, ?, ?, ?, ?)", [*rows, (4, "100%怎么办", b"x", None, None)])
-        connection.executemany("INSERT INTO log VALUES (?, ?, '', '', '')", [(n, f"问{n}") for n in range(5, 3000)])
+        rows = [
+            (1, "头疼", 35.0, 7, b"x"),
+            (2, "头疼！", 35, None, b"x"),
+            (3, 42, "老人", None, None),
+        ]
+        connection.executemany(
+            "INSERT INTO log VALUES (?, ?, ?, ?, ?)", [*rows, (4, "100%怎么办", b"x", None, None)]
+        )
+        connection.executemany(
+            "INSERT INTO log VALUES (?, ?, '', '', '')", [(n, f"问{n}") for n in range(5, 3000)]
+        )
     connection.close()
     monkeypatch.setenv("LOG_DB", f"sqlite:///{path}")
     return path
@@ -57,12 +65,16 @@ def data_of(query: str = "SELECT 问题 FROM log", **data: Any) -> Data:
     return Data(sql=Sql(url_env="LOG_DB", query=query), **data)
 
 
-def test_rows_of_a_query_are_read_only_and_of_the_used_columns(database: Path, ask: Ask, tmp_path: Path) -> None:
+def test_rows_of_a_query_are_read_only_and_of_the_used_columns(
+    database: Path, ask: Ask, tmp_path: Path
+) -> None:
     rows = ask("SELECT * FROM log ORDER BY id")
     assert [row.source for row in rows[:5]] == [f"sql:{number}" for number in range(1, 6)]
     assert [row.reason for row in rows[:5]] == [None, "duplicate", "not_text", "not_text", None]
     assert (len(rows), rows[0].profile, rows[0].gold_id) == (2999, "35", "7")
-    (row,) = ask("SELECT id, 问题, '塞纳河' AS 提示, updated FROM log WHERE id = 1", Input("hint", "提示"))
+    (row,) = ask(
+        "SELECT id, 问题, '塞纳河' AS 提示, updated FROM log WHERE id = 1", Input("hint", "提示")
+    )
     assert (tmp_path / "run" / "source.jsonl").read_text() == '{"问题": "头疼", "提示": "塞纳河"}\n'
     assert row.inputs == {"hint": "塞纳河"}
     (row,) = ask("SELECT replace(query_only, 1, '只读') AS 问题 FROM pragma_query_only")
@@ -90,20 +102,32 @@ def test_the_query_is_sent_as_it_is(database: Path, ask: Ask, query: str, first:
         ("PRAGMA user_version = 5", "only one SELECT statement"),
     ],
 )
-def test_a_statement_that_writes_is_refused(database: Path, ask: Ask, query: str, found: str) -> None:
+def test_a_statement_that_writes_is_refused(
+    database: Path, ask: Ask, query: str, found: str
+) -> None:
     message = error_of(lambda: ask(query))
-    assert message.startswith("data.sql.query: only one SELECT statement that changes nothing is allowed")
+    assert message.startswith(
+        "data.sql.query: only one SELECT statement that changes nothing is allowed"
+    )
     assert found in message
 
 
-def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask, tmp_path: Path) -> None:
-    assert "integer overflow" in error_of(lambda: ask("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))
+def test_a_query_that_fails_says_why_and_not_where(
+    database: Path, ask: Ask, tmp_path: Path
+) -> None:
+    assert "integer overflow" in error_of(
+        lambda: ask("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log")
+    )
     assert not (tmp_path / "run" / "source.jsonl").exists()
-    assert "data.sql: no such table: no_log; check LOG_DB and the" in error_of(lambda: ask("SELECT 问题 FROM no_log"))
+    assert "data.sql: no such table: no_log; check LOG_DB and the" in error_of(
+        lambda: ask("SELECT 问题 FROM no_log")
+    )
     assert "no column `问题` (found: id" in error_of(lambda: ask("SELECT id FROM log"))
     assert "returns no rows" in error_of(lambda: ask("SELECT 问题 FROM log WHERE id = 0"))
     database.write_bytes(b"no database at all" * 100)
-    assert "file is not a database; check LOG_DB" in error_of(lambda: next(query_database(data_of())))
+    assert "file is not a database; check LOG_DB" in error_of(
+        lambda: next(query_database(data_of()))
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +137,10 @@ def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask, tmp
         ("sekret", "LOG_DB: holds no database address; write it as postgresql"),
         ("sekret://u:p@host/db", "LOG_DB: names no database that SQLAlchemy knows"),
         ("sqlite:////no/sekret.db", "LOG_DB: there is no such SQLite file"),
-        ("mssql+pymssql://sekret:sekret@sekret/sekret", "LOG_DB: its driver is not installed; run pip install pymssql"),
+        (
+            "mssql+pymssql://sekret:sekret@sekret/sekret",
+            "LOG_DB: its driver is not installed; run pip install pymssql",
+        ),
     ],
 )
 def test_a_wrong_address_is_not_shown(monkeypatch: pytest.MonkeyPatch, url: str, said: str) -> None:
@@ -124,13 +151,17 @@ def test_a_wrong_address_is_not_shown(monkeypatch: pytest.MonkeyPatch, url: str,
 def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ledger_database._LIBPQ, "connect_timeout", 2)  # the least that libpq knows
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("LOG_DB", f"postgresql+psycopg://sekret:sekret@127.0.0.1:{silent.getsockname()[1]}/db")
+        monkeypatch.setenv(
+            "LOG_DB", f"postgresql+psycopg://sekret:sekret@127.0.0.1:{silent.getsockname()[1]}/db"
+        )
         assert "timeout" in error_of(lambda: next(query_database(data_of())))
 
 
 def test_the_first_row_needs_no_more_of_the_result(database: Path) -> None:
     next(query_database(data_of()))
-    next(query_database(data_of("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log")))  # fails at row 2000
+    next(
+        query_database(data_of("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))
+    )  # fails at row 2000
     with pytest.raises(WorkbookError, match="no column `缺`"):
         next(query_database(data_of(), (Input("gap", "缺", required=True),)))
     with pytest.raises(ConfigError, match="only one SELECT"):

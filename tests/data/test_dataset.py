@@ -23,7 +23,10 @@ FOUND = Retrieved(ids=("a", "g"), scores=(0.9, 0.6), titles=("", ""))
 
 
 def built(
-    folder: Path, rows: Iterable[Row], profile: Profile = PROFILE, pinned: dict[str, Split] | None = None
+    folder: Path,
+    rows: Iterable[Row],
+    profile: Profile = PROFILE,
+    pinned: dict[str, Split] | None = None,
 ) -> BuiltDataset:
     write_jsonl(folder / "in.jsonl", rows)
     return build(folder / "in.jsonl", folder / "out", profile, pinned)
@@ -59,14 +62,26 @@ def test_the_files_of_a_dataset(tmp_path: Path) -> None:
     (line,) = lines(artifacts["sft_train"].path)
     assert line["messages"][:2] == query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant)
     assert line["messages"][2] == {"role": "assistant", "content": "改写1"}
-    origin = {"row_id": ROWS[0].id, "tenant": "t", "gold_id": "g", "source": "q", "split": "train", "noise": None}
+    origin = {
+        "row_id": ROWS[0].id,
+        "tenant": "t",
+        "gold_id": "g",
+        "source": "q",
+        "split": "train",
+        "noise": None,
+    }
     assert line["metadata"] == origin
     records = pq.read_table(artifacts["rl_train"].path).to_pylist()
     assert [r["extra_info"]["row_id"] for r in records] == [r.id for r in (*ROWS[:4], ROWS[9])]
     assert (artifacts["sft_dev"].rows, artifacts["rl_dev"].rows) == (1, 1)
     assert [Row.model_validate(line) for line in lines(artifacts["test"].path)] == ROWS[12:14]
     assert [Row.model_validate(line) for line in lines(artifacts["rows"].path)] == ROWS
-    assert (result.before.total, result.before.ok, result.after.total, result.after.ok) == (15, 3, 15, 3)
+    assert (result.before.total, result.before.ok, result.after.total, result.after.ok) == (
+        15,
+        3,
+        15,
+        3,
+    )
     assert result.splits == {"train": 11, "dev": 1, "test": 3}
     first, second = pq.read_table(built(tmp_path, ROWS).artifacts["rl_train"].path).to_pylist()[:2]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "g"}
@@ -80,7 +95,9 @@ def test_the_files_of_a_dataset(tmp_path: Path) -> None:
 
 def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) -> None:
     fixed = answered("train", 20, review="correct", corrected="虾青素 服用方法")
-    unanswered = answered("train", 21, answer=None, answer_retrieved=None, review="correct", corrected="钙片 用量")
+    unanswered = answered(
+        "train", 21, answer=None, answer_retrieved=None, review="correct", corrected="钙片 用量"
+    )
     artifacts = built(tmp_path, [fixed, unanswered, *ROWS[1:]]).artifacts
     taught = [line["messages"][-1]["content"] for line in lines(artifacts["sft_train"].path)]
     assert taught == ["虾青素 服用方法", "钙片 用量"]
@@ -102,8 +119,12 @@ def test_evaluation_workbooks_keep_their_questions_out_of_training(tmp_path: Pat
     profile = PROFILE.model_copy(update={"dataset": config})
     repeated, too_long = answered("train", 40, query=LONG), answered("dev", 41, query=essay + "呢")
     result = built(tmp_path, [repeated, too_long, *ROWS], profile)
-    assert result.after.reasons["near_duplicate_of_evaluation"] == 2, "nothing is learned from the test's row"
-    taught = [line for name in ("sft_train", "sft_dev") for line in lines(result.artifacts[name].path)]
+    assert result.after.reasons["near_duplicate_of_evaluation"] == 2, (
+        "nothing is learned from the test's row"
+    )
+    taught = [
+        line for name in ("sft_train", "sft_dev") for line in lines(result.artifacts[name].path)
+    ]
     assert {line["metadata"]["row_id"] for line in taught}.isdisjoint({repeated.id, too_long.id})
     with pytest.raises(WorkbookError, match=r"gone\.csv"):
         lost = config.model_copy(update={"decontaminate_against": (str(tmp_path / "gone.csv"),)})
@@ -122,7 +143,9 @@ def test_an_evaluation_workbook_needs_none_of_the_recipes_inputs(tmp_path: Path)
     assert reasons["near_duplicate_of_evaluation"] == 1
 
 
-def test_files_of_several_row_groups_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_several_row_groups_read_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dataset_files, "_ROW_GROUP", 2)
     path = built(tmp_path, ROWS).artifacts["rl_train"].path
     assert pq.ParquetFile(path).num_row_groups == 3
@@ -130,29 +153,52 @@ def test_files_of_several_row_groups_read_as_one(tmp_path: Path, monkeypatch: py
 
 
 def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"a split is empty \(train 5, dev 0, test 5; 0 near-dup.*split column"):
+    with pytest.raises(
+        StageError, match=r"a split is empty \(train 5, dev 0, test 5; 0 near-dup.*split column"
+    ):
         built(tmp_path, [*random_rows(5, split="train"), *random_rows(5, seed=1, split="test")])
-    rows = [row(LONG, split="test"), row(SAME, split="train"), row("头疼", split="dev"), row("").failed("empty_query")]
-    with pytest.raises(StageError, match=r"train 0, dev 1, test 1; 1 near-duplicates dropped, 1 unusable"):
+    rows = [
+        row(LONG, split="test"),
+        row(SAME, split="train"),
+        row("头疼", split="dev"),
+        row("").failed("empty_query"),
+    ]
+    with pytest.raises(
+        StageError, match=r"train 0, dev 1, test 1; 1 near-duplicates dropped, 1 unusable"
+    ):
         built(tmp_path, rows)
 
 
 def test_a_threshold_is_advised_only_where_low_scores_emptied_the_split(tmp_path: Path) -> None:
-    low = dict.fromkeys(("answer_retrieved", "original_retrieved"), FOUND.model_copy(update={"scores": (0.3,)}))
+    low = dict.fromkeys(
+        ("answer_retrieved", "original_retrieved"), FOUND.model_copy(update={"scores": (0.3,)})
+    )
     train = [answered("train", n, **low).failed("below_threshold") for n in range(20, 30)]
-    for why, advice in {"below_threshold": "min_top1_score=0.3;", "teacher_refused": "add questions"}.items():
+    for why, advice in {
+        "below_threshold": "min_top1_score=0.3;",
+        "teacher_refused": "add questions",
+    }.items():
         with pytest.raises(StageError, match=f"no usable rows for SFT dev .*{advice}"):
             built(tmp_path, [ROWS[0], *train, answered("dev", 9, **low).failed(why), ROWS[12]])
 
 
-def test_an_empty_training_file_stops_the_run_and_leaves_the_files_of_an_earlier_one(tmp_path: Path) -> None:
-    rows = [r for r in ROWS[1:] if r.split != "dev"] + [answered("dev", 9).failed("rewrite_too_long")]
-    with pytest.raises(StageError, match=r"SFT train and SFT dev \(of 14 rows; failed: [^;]*; add questions, or see"):
+def test_an_empty_training_file_stops_the_run_and_leaves_the_files_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    rows = [r for r in ROWS[1:] if r.split != "dev"] + [
+        answered("dev", 9).failed("rewrite_too_long")
+    ]
+    with pytest.raises(
+        StageError,
+        match=r"SFT train and SFT dev \(of 14 rows; failed: [^;]*; add questions, or see",
+    ):
         built(tmp_path, rows)
     assert not list((tmp_path / "out").iterdir())
     artifacts = built(tmp_path, ROWS).artifacts
     with pytest.raises(StageError):
         built(tmp_path, rows)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {a.path.name for a in artifacts.values()}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        a.path.name for a in artifacts.values()
+    }
     for artifact in artifacts.values():
         artifact.verify()

@@ -34,7 +34,10 @@ def by_brute_force(rows: list[Row], jaccard: float) -> list[int]:
     def near(one: set[str], other: set[str]) -> bool:
         return len(one & other) / len(one | other) >= jaccard
 
-    sets = [(grams(normalise(r.query)), grams(normalise(r.query) + normalise(r.history + r.profile))) for r in rows]
+    sets = [
+        (grams(normalise(r.query)), grams(normalise(r.query) + normalise(r.history + r.profile)))
+        for r in rows
+    ]
     group = list(range(len(rows)))
     for a, b in itertools.combinations(range(len(rows)), 2):
         if near(sets[a][0], sets[b][0]) and near(sets[a][1], sets[b][1]):
@@ -44,7 +47,8 @@ def by_brute_force(rows: list[Row], jaccard: float) -> list[int]:
 
 
 def variants(count: int, seed: int) -> list[Row]:
-    """Short texts around a few themes, some with a context, from nearly the same to nothing alike."""
+    """Short texts around a few themes, some with a context, from nearly the same to nothing
+    alike."""
     source = random.Random(seed)
     themes = ["".join(source.sample(LETTERS, source.randint(3, 30))) for _ in range(count // 10)]
 
@@ -64,7 +68,9 @@ def test_which_questions_are_the_same() -> None:
     assert grouped(row("钙片 怎么吃"), row("钙片怎么吃？"))
     assert not grouped(row(LONG), row(LONG.replace("高血压", "糖尿病").replace("头晕", "口渴")))
     assert not grouped(row("能吃蛋白粉吗", profile=LONG * 2), row("能喝鱼油吗", profile=LONG * 2))
-    assert not grouped(row("多少钱一瓶", history="问过钙片"), row("多少钱一瓶", history="问过褪黑素"))
+    assert not grouped(
+        row("多少钱一瓶", history="问过钙片"), row("多少钱一瓶", history="问过褪黑素")
+    )
     assert not grouped(row("疼"), row("痒"))
     chain = [row(LONG), row(SAME), row(SAME + "谢谢")]
     assert groups_of(chain) == groups_of(chain[::-1]) == [0, 0, 0]
@@ -79,15 +85,21 @@ def test_groups_are_those_of_comparing_every_pair(seed: int, jaccard: float) -> 
 
 
 KINDS: dict[str, Callable[[str], Row]] = {
-    "template": lambda word: row(f"请问一下医生我平时每天早上空腹吃{word}的话会不会伤害到胃有没有什么副作用"),
+    "template": lambda word: row(
+        f"请问一下医生我平时每天早上空腹吃{word}的话会不会伤害到胃有没有什么副作用"
+    ),
     "copies": lambda word: row(LONG * 3 + word),
     "context": lambda word: row(word * 3, profile=LONG * 5),
-    "bare": lambda word: row("多少钱一瓶", history=f"上一轮问了{word}，接下来想知道它的价格和在哪里可以买到"),
+    "bare": lambda word: row(
+        "多少钱一瓶", history=f"上一轮问了{word}，接下来想知道它的价格和在哪里可以买到"
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_thousand_of_a_kind_are_not_compared_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_of_a_kind_are_not_compared_pair_by_pair(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, calls, original = random.Random(1), list[int](), duplicates._same
     monkeypatch.setattr(duplicates, "_same", lambda *rows: calls.append(1) or original(*rows))
     rows = [KINDS[kind]("".join(source.sample(LETTERS, 3))) for _ in range(1000)]

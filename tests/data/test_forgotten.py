@@ -21,13 +21,24 @@ TENANT = Tenant(id="t")
 ID = row_id("t", QUESTION, "王小明")
 
 
-def test_a_row_is_covered_by_its_id_and_a_question_however_it_is_written_and_whoever_asks(tmp_path: Path):
-    by_row, by_question = Tombstones().adding(rows=[ID]), Tombstones().adding(questions=[QUESTION, " \n"])
+def test_a_row_is_covered_by_its_id_and_a_question_however_it_is_written_and_whoever_asks(
+    tmp_path: Path,
+):
+    by_row, by_question = (
+        Tombstones().adding(rows=[ID]),
+        Tombstones().adding(questions=[QUESTION, " \n"]),
+    )
     assert [by_row.cover(row(QUESTION, who)) for who in ("王小明", "")] == [True, False]
-    assert [by_question.cover(row(text, "李")) for text in (f"{QUESTION}？ ", "别的", "")] == [True, False, False]
+    assert [by_question.cover(row(text, "李")) for text in (f"{QUESTION}？ ", "别的", "")] == [
+        True,
+        False,
+        False,
+    ]
     by_row.write(tmp_path)
     assert Tombstones.read(tmp_path) == by_row == by_row.adding(rows=[ID])
-    assert QUESTION not in (written := (tmp_path / FORGOTTEN_FILE).read_text()) and ID not in written
+    assert (
+        QUESTION not in (written := (tmp_path / FORGOTTEN_FILE).read_text()) and ID not in written
+    )
     both = by_row | by_question
     assert both.has_row(ID) and both.has_question(QUESTION), "each has its own key"
     assert both.digest not in (by_row.digest, by_question.digest)
@@ -41,12 +52,18 @@ def test_a_damaged_tombstone_is_an_error_as_none_may_be_skipped(tmp_path: Path):
 
 def test_a_forgotten_row_is_read_as_a_failed_one_without_its_texts(tmp_path: Path):
     questions = tmp_path / "q.csv"
-    questions.write_text(f"问题,用户画像,标准文档\n{QUESTION},王小明,d1\n{QUESTION},,d1\n{QUESTION},王小明,d1\n")
+    questions.write_text(
+        f"问题,用户画像,标准文档\n{QUESTION},王小明,d1\n{QUESTION},,d1\n{QUESTION},王小明,d1\n"
+    )
     said = list[str]()
-    read = read_rows(questions, Data(), TENANT, said.append, forgotten=Tombstones().adding(rows=[ID]))
+    read = read_rows(
+        questions, Data(), TENANT, said.append, forgotten=Tombstones().adding(rows=[ID])
+    )
     gone, kept, again = list(read)
     assert (kept.status, kept.query) == ("ok", QUESTION)
-    assert gone == Row(id=gone.id, tenant="t", query="", source="q.csv:2", status="failed", reason="forgotten")
+    assert gone == Row(
+        id=gone.id, tenant="t", query="", source="q.csv:2", status="failed", reason="forgotten"
+    )
     assert len({gone.id, kept.id, again.id, ID}) == 4
     assert QUESTION not in "".join(said) and said[0].startswith("q.csv:2: forgotten: ")
     assert words("forgotten").en != words("forgotten").zh != "forgotten"
@@ -59,9 +76,17 @@ def test_the_snapshot_of_a_database_never_has_it():
 
 
 @pytest.mark.parametrize("by", ["command", "flow"])
-@pytest.mark.parametrize(("before", "file", "folder"), [(0o022, 0o640, 0o750), (0o077, 0o600, 0o700)])
+@pytest.mark.parametrize(
+    ("before", "file", "folder"), [(0o022, 0o640, 0o750), (0o077, 0o600, 0o700)]
+)
 def test_files_of_rows_are_for_owner_and_group_and_never_opened_wider(
-    qinglan: Qinglan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, file: int, folder: int, by: str
+    qinglan: Qinglan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: int,
+    file: int,
+    folder: int,
+    by: str,
 ):
     monkeypatch.setattr("gc.freeze", lambda: None)  # the tests' process goes on
     umask = os.umask(before)
@@ -69,7 +94,10 @@ def test_files_of_rows_are_for_owner_and_group_and_never_opened_wider(
         if by == "command":
             qinglan("--help")
         else:
-            with pytest.raises(ConfigError), open_session("no such profile", (), "refresh", fresh=True):
+            with (
+                pytest.raises(ConfigError),
+                open_session("no such profile", (), "refresh", fresh=True),
+            ):
                 pass
         written = write_jsonl(tmp_path / "ingest" / "rows.jsonl", [row(QUESTION)]).path
     finally:

@@ -1,4 +1,5 @@
-"""Public data sets as workbooks: the shipped examples, each layout's fields, and rows that can't be used."""
+"""Public data sets as workbooks: the shipped examples, each layout's fields, and rows that can't be
+used."""
 
 import json
 from pathlib import Path
@@ -30,9 +31,18 @@ def imported(layout: Layout, source: Path, *rows: Any) -> tuple[list[Row], list[
     return list(read_rows(workbook, Data(), Tenant(), inputs=recipe.INPUTS)), problems
 
 
-def test_the_command_writes_a_workbook_and_overwrites_none(qinglan: Qinglan, tmp_path: Path) -> None:
+def test_the_command_writes_a_workbook_and_overwrites_none(
+    qinglan: Qinglan, tmp_path: Path
+) -> None:
     (tmp_path / "q.jsonl").write_text(json.dumps(ASKED) + '\n{"question": "?"}\n')
-    words = ("dataset", "import", "flashrag", str(tmp_path / "q.jsonl"), "--out", str(tmp_path / "new" / "q.xlsx"))
+    words = (
+        "dataset",
+        "import",
+        "flashrag",
+        str(tmp_path / "q.jsonl"),
+        "--out",
+        str(tmp_path / "new" / "q.xlsx"),
+    )
     status, out, err = qinglan(*words)
     assert (status, err) == (0, "q.jsonl:2: golden_answers: expected a list of texts; correct it\n")
     assert "q.xlsx: 1 lines of 2 rows; 1 rows were left out" in out
@@ -45,7 +55,9 @@ def test_the_medical_examples_keep_the_recipes_own_rules() -> None:
         assert RULES.parts(row["question"], row["answer"], ())["rule"] == 1, row["question"]
 
 
-def test_wrong_generations_stand_beside_a_golden_answer_and_a_prediction_has_no_verdict(tmp_path: Path) -> None:
+def test_wrong_generations_stand_beside_a_golden_answer_and_a_prediction_has_no_verdict(
+    tmp_path: Path,
+) -> None:
     wrong, saved = ASKED | {"wrong_generations": ["=600"]}, ASKED | {"output": {"pred": "半公斤"}}
     rows, problems = imported("flashrag", tmp_path / "q.jsonl", wrong, saved)
     reference = {"reference": "500克 或 五百克"}
@@ -57,7 +69,11 @@ def test_wrong_generations_stand_beside_a_golden_answer_and_a_prediction_has_no_
     ]
     sheet = openpyxl.load_workbook(tmp_path / "q.xlsx").active
     assert [cell.value for cell in sheet["G"]] == ["来源", "q.jsonl:1", "q.jsonl:1", "q.jsonl:2"]
-    assert (sheet["C2"].value, sheet["C2"].data_type, sheet["C2"].quotePrefix) == ("=600", "s", True), "no formula"
+    assert (sheet["C2"].value, sheet["C2"].data_type, sheet["C2"].quotePrefix) == (
+        "=600",
+        "s",
+        True,
+    ), "no formula"
     (bare,), _ = imported("flashrag", tmp_path / "bare.json", ASKED)
     assert bare.inputs == reference, "the weak model will be asked"
 
@@ -71,7 +87,9 @@ def test_wrong_generations_stand_beside_a_golden_answer_and_a_prediction_has_no_
         ({"Open-ended Verifiable Question": "问", "Ground-True Answer": "肺炎"}, {"keywords": "肺炎"}),
     ],
 )  # fmt: skip
-def test_each_of_the_medical_data_sets_has_its_own_fields(tmp_path: Path, fields: Any, inputs: Any) -> None:
+def test_each_of_the_medical_data_sets_has_its_own_fields(
+    tmp_path: Path, fields: Any, inputs: Any
+) -> None:
     (row,), _ = imported("medical-r1", tmp_path / "q.json", fields)
     assert (row.query, row.inputs) == ("问", inputs)
 
@@ -80,9 +98,21 @@ def test_each_of_the_medical_data_sets_has_its_own_fields(tmp_path: Path, fields
     ("layout", "fields", "problem"),
     [
         ("flashrag", "q", "question: expected a text; fill it in"),
-        ("flashrag", ASKED | {"golden_answers": []}, "golden_answers: expected a list of texts; correct it"),
-        ("flashrag", ASKED | {"wrong_generations": [" "]}, "wrong_generations: expected a text; fill it in"),
-        ("flashrag", ASKED | {"wrong_generations": ["五百 克"]}, "wrong_generations: '五百克' is a golden answer too"),
+        (
+            "flashrag",
+            ASKED | {"golden_answers": []},
+            "golden_answers: expected a list of texts; correct it",
+        ),
+        (
+            "flashrag",
+            ASKED | {"wrong_generations": [" "]},
+            "wrong_generations: expected a text; fill it in",
+        ),
+        (
+            "flashrag",
+            ASKED | {"wrong_generations": ["五百 克"]},
+            "wrong_generations: '五百克' is a golden answer too",
+        ),
         (
             "medical-r1",
             {"question": "q"},
@@ -98,7 +128,9 @@ def test_each_of_the_medical_data_sets_has_its_own_fields(tmp_path: Path, fields
 def test_a_bad_row_is_one_line_with_file_row_and_field(
     tmp_path: Path, layout: Layout, fields: Any, problem: str
 ) -> None:
-    rows, problems = imported(layout, tmp_path / "q.json", ASKED | {"think": "想", "answer": "答。"}, fields)
+    rows, problems = imported(
+        layout, tmp_path / "q.json", ASKED | {"think": "想", "answer": "答。"}, fields
+    )
     assert (len(rows), len(problems)) == (1, 1)
     assert problems[0].startswith(f"q.json:2: {problem}")
     with pytest.raises(WorkbookError, match="none of its 1 rows can be used as"):

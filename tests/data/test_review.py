@@ -1,4 +1,5 @@
-"""Rows are drawn for review by risk and at random; the newest verdict counts, and holds for what was looked at."""
+"""Rows are drawn for review by risk and at random; the newest verdict counts, and holds for what
+was looked at."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ CONFIG = Select(min_top1_score=0.6)
 
 
 def row(row_id: str = "r1", answer: str | None = "头疼 缓解", **changes: Any) -> Row:
-    return Row(id=row_id, tenant="default", query="头疼", source="q.csv:2", answer=answer, **changes)
+    return Row(
+        id=row_id, tenant="default", query="头疼", source="q.csv:2", answer=answer, **changes
+    )
 
 
 def found(score: float) -> Retrieved:
@@ -43,7 +46,10 @@ def names(sample: ReviewSample) -> dict[str, tuple[str, ...]]:
         ({"judge_score": 4.0, "answer_retrieved": found(0.52)}, ("control", "judge_high")),
         ({"judge_score": 4.0, "answer_retrieved": found(0.6)}, ("control", "just_above")),
         ({"answer_retrieved": found(0.59)}, ("control", "just_below")),
-        ({"answer_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
+        (
+            {"answer_retrieved": found(0.54), "original_retrieved": found(0.55)},
+            ("control", "worse_than_original"),
+        ),
         ({"gold_id": "g"}, ("control", "gold_missed")),
         ({"gold_id": "g; d"}, ("control",)),
     ],
@@ -57,7 +63,10 @@ def test_which_rewrites_are_drawn_and_why(changes: dict[str, Any], strata: tuple
     [
         ({}, ("control",)),
         ({"judge_score": 2.9}, ("control", "low_score")),
-        ({"judge_score": 4.0, "parts": {"format": 1.0, "safe": 0.4}}, ("control", "high_score_low_part", "low_part")),
+        (
+            {"judge_score": 4.0, "parts": {"format": 1.0, "safe": 0.4}},
+            ("control", "high_score_low_part", "low_part"),
+        ),
         ({"judge_score": None, "parts": {"safe": 0.9}}, ("control", "low_part")),
         ({"pool": "red_team"}, ("control", "in_pool")),
         ({"parts": None, "judge_score": None}, ("control",)),
@@ -113,7 +122,8 @@ def test_places_that_a_stratum_cannot_fill_go_to_the_others():
 
 
 def test_controls_are_a_random_sample_of_what_teaches():
-    """Their share of each kind is the population's, though the risky kinds are drawn far more often."""
+    """Their share of each kind is the population's, though the risky kinds are drawn far more
+    often."""
     rows = list(mixed(20_000))
     teaching = [r for r in rows if r.status == "ok"]
     share = sum(r.judge_score == 1.0 for r in teaching) / len(teaching)
@@ -124,10 +134,22 @@ def test_controls_are_a_random_sample_of_what_teaches():
     assert abs(sum(r.judge_score == 1.0 for r in controls) / len(controls) - share) < 0.03
 
 
-def review(verdict: str = "accept", row_id: str = "r1", answer: str = "头疼 缓解", **changes: Any) -> Review:
+def review(
+    verdict: str = "accept", row_id: str = "r1", answer: str = "头疼 缓解", **changes: Any
+) -> Review:
     corrected = "头痛 缓解 方法" if verdict == "correct" else None
-    values = {"tenant": "default", "imported_at": "2026-11-01T00:00:00+00:00", "file": "a.xlsx", "file_sha256": "f1"}
-    values |= {"row": row_id, "verdict": verdict, "answer": answer, "fingerprint": fingerprint(answer)}
+    values = {
+        "tenant": "default",
+        "imported_at": "2026-11-01T00:00:00+00:00",
+        "file": "a.xlsx",
+        "file_sha256": "f1",
+    }
+    values |= {
+        "row": row_id,
+        "verdict": verdict,
+        "answer": answer,
+        "fingerprint": fingerprint(answer),
+    }
     return Review.model_validate(values | {"corrected": corrected} | changes)
 
 
@@ -141,7 +163,9 @@ def verdict_on(seen: Row, *reviews: Review) -> tuple[str | None, str | None]:
 def test_a_verdict_holds_while_the_rewrite_is_the_one_that_was_reviewed(verdict: str):
     assert verdict_on(row(), review(verdict)) == (verdict, None)
     assert verdict_on(row(answer=" 头疼  缓解\n"), review(verdict)) == (verdict, None)
-    assert verdict_on(row(answer="头疼 缓解 方法", review=verdict), review("correct"), review(verdict)) == (None, None)
+    assert verdict_on(
+        row(answer="头疼 缓解 方法", review=verdict), review("correct"), review(verdict)
+    ) == (None, None)
 
 
 @pytest.mark.parametrize("rewrite", ["头疼 缓解", "别的", None])
@@ -152,8 +176,18 @@ def test_a_correction_holds_whatever_the_teacher_says(rewrite: str | None):
 
 def test_the_digest_is_of_what_reviews_do():
     one = Reviews([review(), review("reject", "r2")]).digest
-    assert one == Reviews([review("reject", "r2"), review("reject"), review(comment="好", reviewer="王")]).digest
-    others = [[], [review()], [review("reject"), review("reject", "r2")], [review("correct"), review("reject", "r2")]]
+    assert (
+        one
+        == Reviews(
+            [review("reject", "r2"), review("reject"), review(comment="好", reviewer="王")]
+        ).digest
+    )
+    others = [
+        [],
+        [review()],
+        [review("reject"), review("reject", "r2")],
+        [review("correct"), review("reject", "r2")],
+    ]
     assert len({one, *(Reviews(other).digest for other in others)}) == 5
     assert Reviews([review("correct")]).digest == Reviews([review("correct", answer="别的")]).digest
 
@@ -164,7 +198,9 @@ def test_later_verdicts_are_appended_and_nothing_is_lost(profile: Profile):
     add_reviews(profile, reviews)
     assert list(load_reviews(profile).by_row.values()) == reviews
     first = store_path(profile).read_bytes()
-    added = add_reviews(profile, [review("reject", file_sha256="f2"), review(row_id="r2", file_sha256="f2")])
+    added = add_reviews(
+        profile, [review("reject", file_sha256="f2"), review(row_id="r2", file_sha256="f2")]
+    )
     assert (len(added.new), added.unchanged, added.replaced) == (1, 1, 1)
     assert store_path(profile).read_bytes().startswith(first)
     assert add_reviews(profile, reviews).unchanged == 2, "an old file imported again undoes nothing"
@@ -176,7 +212,9 @@ def test_later_verdicts_are_appended_and_nothing_is_lost(profile: Profile):
     assert len(load_reviews(profile).by_row) == 8
 
 
-def test_a_process_killed_while_it_writes_loses_nothing(profile: Profile, monkeypatch: pytest.MonkeyPatch):
+def test_a_process_killed_while_it_writes_loses_nothing(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+):
     add_reviews(profile, [review()])
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", raising(KeyboardInterrupt()))
@@ -198,7 +236,20 @@ def test_a_damaged_line_is_named_and_never_skipped(profile: Profile, damage: byt
 
 
 def test_every_tenant_has_a_file_of_its_own_inside_the_folder(profile_of: Any, tmp_path: Path):
-    ids = ["default", "Default", "../x", "..", "a/b", "a b", "青蓝", "澄拉", "x" * 300, "x" * 299, "con.jsonl", "-"]
+    ids = [
+        "default",
+        "Default",
+        "../x",
+        "..",
+        "a/b",
+        "a b",
+        "青蓝",
+        "澄拉",
+        "x" * 300,
+        "x" * 299,
+        "con.jsonl",
+        "-",
+    ]
     paths = {store_path(profile_of(tenant={"id": tenant})) for tenant in ids}
     assert len({str(path).lower() for path in paths}) == len(ids)
     assert {path.parent for path in paths} == {tmp_path / "state" / "reviews"}

@@ -1,4 +1,5 @@
-"""A review workbook is exported, filled in and imported as verdicts on the right rows; every bad cell gets a line."""
+"""A review workbook is exported, filled in and imported as verdicts on the right rows; every bad
+cell gets a line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,14 @@ FOUND = Retrieved(ids=("d", "e"), scores=(0.9, 0.8), titles=("首条", "第二�
 def row(query: str = "怎么吃", rewrite: str | None = "服用 方法", **changes: Any) -> Row:
     asked = {"tenant": "default", "query": query, "profile": "", "history": ""}
     asked |= {name: value for name, value in changes.items() if name in asked}
-    scores = {"judge_score": 2.0, "original_retrieved": FOUND, "answer_retrieved": FOUND} if rewrite else {}
-    values = {"id": row_id(**asked), "source": "q.csv:2", "answer": rewrite} | asked | scores | changes
+    scores = (
+        {"judge_score": 2.0, "original_retrieved": FOUND, "answer_retrieved": FOUND}
+        if rewrite
+        else {}
+    )
+    values = (
+        {"id": row_id(**asked), "source": "q.csv:2", "answer": rewrite} | asked | scores | changes
+    )
     return Row.model_validate(values)
 
 
@@ -85,24 +92,48 @@ def problem(path: Path, profile: Profile) -> str:
 
 
 def test_a_reviewer_sees_the_row_a_list_of_verdicts_and_a_guide(profile_of: ProfileOf, path: Path):
-    seen = row(tenant="=1+1", profile="老人", history="问过钙片", gold_id="e").failed("below_threshold")
+    seen = row(tenant="=1+1", profile="老人", history="问过钙片", gold_id="e").failed(
+        "below_threshold"
+    )
     done = export(profile_of(tenant={"id": "=1+1"}), path, seen, row("多少钱", tenant="=1+1"))
-    assert (done.rows, done.stage, done.strata) == (2, "dataset", {"裁判低检索高": 2, "随机对照": 1})
-    expected = {"抽样原因": "裁判低检索高", "问题": "怎么吃", "历史摘要": "问过钙片", "改写": "服用 方法"}
-    expected |= {"原因": "below_threshold", "裁判分": 2, "改写首条得分": 0.9, "改写召回": "1. 首条\n2. 第二条"}
+    assert (done.rows, done.stage, done.strata) == (
+        2,
+        "dataset",
+        {"裁判低检索高": 2, "随机对照": 1},
+    )
+    expected = {
+        "抽样原因": "裁判低检索高",
+        "问题": "怎么吃",
+        "历史摘要": "问过钙片",
+        "改写": "服用 方法",
+    }
+    expected |= {
+        "原因": "below_threshold",
+        "裁判分": 2,
+        "改写首条得分": 0.9,
+        "改写召回": "1. 首条\n2. 第二条",
+    }
     expected |= {"改写标准文档名次": 2, "结论": None, "行编号": seen.id}
     assert expected.items() <= shown(path)["怎么吃"].items()
     book = openpyxl.load_workbook(path)
     (choice,) = book["审核"].data_validations.dataValidation
-    assert (choice.type, choice.formula1, str(choice.sqref)) == ("list", '"通过,拒绝,修改"', "Q2:Q3")
+    assert (choice.type, choice.formula1, str(choice.sqref)) == (
+        "list",
+        '"通过,拒绝,修改"',
+        "Q2:Q3",
+    )
     assert choice.errorStyle == "warning"  # the English words must be possible
     guide = book["说明"]
-    assert any(line[0] == "随机对照" and line[2:] == (1, 1) for line in guide.iter_rows(values_only=True))
+    assert any(
+        line[0] == "随机对照" and line[2:] == (1, 1) for line in guide.iter_rows(values_only=True)
+    )
     assert (guide["B1"].value, guide["B1"].data_type) == ("=1+1", "s")
 
 
 def test_a_row_with_an_extracted_context_can_be_reviewed(profile: Profile, path: Path):
-    seen = row(profile="孕妇").model_copy(update={"id": "a" * 16})  # the hash of its dialogue, which no sheet shows
+    seen = row(profile="孕妇").model_copy(
+        update={"id": "a" * 16}
+    )  # the hash of its dialogue, which no sheet shows
     assert export(profile, path, seen).rows == 1
     fill_in(path, 结论="通过")
     assert [review.row for review in read_sheet(path, profile).reviews] == [seen.id]
@@ -110,15 +141,31 @@ def test_a_row_with_an_extracted_context_can_be_reviewed(profile: Profile, path:
     assert "is unknown" in problem(path, profile)
 
 
-def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile: Profile, path: Path, tmp_path: Path):
+def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(
+    profile: Profile, path: Path, tmp_path: Path
+):
     export(profile, path, row(), row("多少钱"), row("在哪买"))
     fill_in(path, "怎么吃", 结论="通过")
     fill_in(path, "多少钱", 结论="修改", 修改后的改写="价格")
     add_reviews(profile, read_sheet(path, profile).reviews)
 
-    done = export(profile, tmp_path / "2.xlsx", row(), row("多少钱", "新"), row("在哪买"), row("一个", "a\x01b"))
-    assert (done.rows, done.reviewed, done.unfaithful) == (1, 2, 1)  # a cell can't hold the last one's text
-    assert export(profile, tmp_path / "3.xlsx", row(answer="新"), row("多少钱"), row("在哪买")).rows == 2
+    done = export(
+        profile,
+        tmp_path / "2.xlsx",
+        row(),
+        row("多少钱", "新"),
+        row("在哪买"),
+        row("一个", "a\x01b"),
+    )
+    assert (done.rows, done.reviewed, done.unfaithful) == (
+        1,
+        2,
+        1,
+    )  # a cell can't hold the last one's text
+    assert (
+        export(profile, tmp_path / "3.xlsx", row(answer="新"), row("多少钱"), row("在哪买")).rows
+        == 2
+    )
     assert export_reviews(profile, "latest", tmp_path / "4.xlsx", 50, again=True).rows == 3
 
 
@@ -126,7 +173,9 @@ def test_the_newest_finished_data_stage_is_taken(profile: Profile, path: Path):
     with open_run(profile, "refresh") as run:
         end_stage_with(run, "validate", [row("一")])
         end_stage_with(run, "select", [row("二")])
-        write_jsonl(run.stage_directory("dataset") / "rows.jsonl", [row("三")])  # not finished: no manifest
+        write_jsonl(
+            run.stage_directory("dataset") / "rows.jsonl", [row("三")]
+        )  # not finished: no manifest
     assert export_reviews(profile, "latest", path, 5).stage == "select"
     assert shown(path).keys() == {"二"}
     path.unlink()
@@ -135,7 +184,9 @@ def test_the_newest_finished_data_stage_is_taken(profile: Profile, path: Path):
     assert export_reviews(profile, "latest", path, 5).run == run.directory.name
 
 
-def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_of: ProfileOf, path: Path):
+def test_what_stands_in_the_way_of_an_export_is_said(
+    profile: Profile, profile_of: ProfileOf, path: Path
+):
     def error(owner: Profile = profile, out: Path = path) -> str:
         with pytest.raises(QinglanError) as caught:
             export_reviews(owner, "latest", out, 5)
@@ -146,7 +197,9 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
     assert error().endswith("its dataset stage has nothing to review")
     rows = refresh(profile, row())
     assert "let its name end in that" in error(out=path.with_suffix(".csv"))
-    assert "rows of tenant `default`, but profile `test` is of tenant `b`" in error(profile_of(tenant={"id": "b"}))
+    assert "rows of tenant `default`, but profile `test` is of tenant `b`" in error(
+        profile_of(tenant={"id": "b"})
+    )
     assert not path.exists()
     export_reviews(profile, "latest", path, 5)
     assert "exists already; choose another --out" in error()
@@ -156,7 +209,12 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
 
 
 def test_round_trip(profile: Profile, path: Path):
-    rows = [row("怎么吃"), row("多少钱", profile="老人"), row("在哪买", history="问过"), row("好吗")]
+    rows = [
+        row("怎么吃"),
+        row("多少钱", profile="老人"),
+        row("在哪买", history="问过"),
+        row("好吗"),
+    ]
     export(profile, path, *rows)
     fill_in(path, "怎么吃", 结论="通过", 审核人="王")
     fill_in(path, "多少钱", 结论=" 拒绝 ", 备注="不好")
@@ -182,7 +240,10 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
         sheet.insert_rows(2, 3)
         sheet.insert_cols(1)
     found = read_sheet(path, profile)
-    assert ([review.row for review in found.reviews], found.without_verdict) == ([row("多少钱").id], 0)
+    assert ([review.row for review in found.reviews], found.without_verdict) == (
+        [row("多少钱").id],
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,16 +252,37 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
         ({"结论": "maybe"}, 'review.xlsx!审核!Q2: "maybe" is no verdict; write 通过, 拒绝 or 修改'),
         ({"结论": "好\x9b[2J"}, '"好 [2J" is no verdict'),
         ({"结论": "修改"}, "R2: is empty, but the verdict is 修改; write your answer"),
-        ({"结论": "修改", "修改后的改写": "长" * 121}, "R2: has 121 characters, select.max_rewrite_chars is 120"),
-        ({"结论": "修改", "修改后的改写": "长？！"}, 'R2: "长？！" is shorter than select.min_rewrite_chars, 2'),
-        ({"结论": "通过", "修改后的改写": "别的"}, "R2: an answer beside 通过; write 修改 into Q2, or clear it"),
-        ({"修改后的改写": "别的"}, "Q2: has no verdict, but R2 has an answer; write 修改, or clear it"),
+        (
+            {"结论": "修改", "修改后的改写": "长" * 121},
+            "R2: has 121 characters, select.max_rewrite_chars is 120",
+        ),
+        (
+            {"结论": "修改", "修改后的改写": "长？！"},
+            'R2: "长？！" is shorter than select.min_rewrite_chars, 2',
+        ),
+        (
+            {"结论": "通过", "修改后的改写": "别的"},
+            "R2: an answer beside 通过; write 修改 into Q2, or clear it",
+        ),
+        (
+            {"修改后的改写": "别的"},
+            "Q2: has no verdict, but R2 has an answer; write 修改, or clear it",
+        ),
         ({"结论": '=IF(1,"通过","")'}, "Q2: holds a formula; paste its result as a value"),
         ({"结论": "通过", "改写": "=A1"}, "E2: holds a formula"),
         ({"结论": "#N/A"}, "Q2: holds the error #N/A; write text"),
-        ({"结论": "通过", "行编号": "0123456789abcdef"}, 'U2: "0123456789abcdef" is unknown: it is not the id of this'),
-        ({"结论": "通过", "行编号": None}, "U2: the row id is missing; restore it from the exported workbook"),
-        ({"结论": "通过", "用户画像": "老人"}, "what belongs to it for tenant `default`; one of them was changed"),
+        (
+            {"结论": "通过", "行编号": "0123456789abcdef"},
+            'U2: "0123456789abcdef" is unknown: it is not the id of this',
+        ),
+        (
+            {"结论": "通过", "行编号": None},
+            "U2: the row id is missing; restore it from the exported workbook",
+        ),
+        (
+            {"结论": "通过", "用户画像": "老人"},
+            "what belongs to it for tenant `default`; one of them was changed",
+        ),
         ({"结论": "通过", "改写": "我改的"}, "your own answer belongs into R2"),
     ],
 )
@@ -214,7 +296,14 @@ def test_a_bad_cell_is_named(profile: Profile, path: Path, cells: dict[str, Any]
 
 
 def test_all_bad_cells_are_in_one_list(profile: Profile, path: Path):
-    export(profile, path, row(), row("多少钱"), row("在哪买"), row("好吗", None).failed("teacher_refused"))
+    export(
+        profile,
+        path,
+        row(),
+        row("多少钱"),
+        row("在哪买"),
+        row("好吗", None).failed("teacher_refused"),
+    )
     fill_in(path, 结论="通过")
     fill_in(path, "好吗", 结论="通过")
     fill_in(path, "多少钱", 结论="好", 行编号="x")
@@ -241,14 +330,24 @@ def test_two_verdicts_for_one_row_that_differ_are_named(profile: Profile, path: 
     with edited(path) as sheet:
         sheet["Q3"] = "拒绝"
     found = problem(path, profile)
-    assert "Q3: 拒绝 does not agree with 通过 in Q2, which is the same row; keep one of the two" in found
+    assert (
+        "Q3: 拒绝 does not agree with 通过 in Q2, which is the same row; keep one of the two"
+        in found
+    )
 
 
-def test_lines_without_verdict_and_of_other_tenants_are_no_reviews(profile: Profile, profile_of: ProfileOf, path: Path):
+def test_lines_without_verdict_and_of_other_tenants_are_no_reviews(
+    profile: Profile, profile_of: ProfileOf, path: Path
+):
     export(profile, path, row(), row("多少钱"))
     fill_in(path, 备注="不知道", 改写="改了")
     sheet = read_sheet(path, profile)
-    assert (sheet.reviews, sheet.problems, sheet.without_verdict, sheet.lone_comments) == ([], [], 2, 1)
+    assert (sheet.reviews, sheet.problems, sheet.without_verdict, sheet.lone_comments) == (
+        [],
+        [],
+        2,
+        1,
+    )
     fill_in(path, "多少钱", 结论="通过")
     assert "for tenant `b`" in problem(path, profile_of(tenant={"id": "b"}))
 
@@ -274,9 +373,14 @@ def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path
     assert "column `结论` is in row 1 twice (Q and V)" in error(path)
 
 
-def test_a_review_workbook_that_is_too_large_is_refused(profile: Profile, path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_review_workbook_that_is_too_large_is_refused(
+    profile: Profile, path: Path, monkeypatch: pytest.MonkeyPatch
+):
     export(profile, path, row())
-    for limit, message in (("MAX_CELLS", "has more than 10 cells"), ("MAX_UNPACKED_BYTES", "unpacks to")):
+    for limit, message in (
+        ("MAX_CELLS", "has more than 10 cells"),
+        ("MAX_UNPACKED_BYTES", "unpacks to"),
+    ):
         monkeypatch.setattr(excel, limit, 10)
         with pytest.raises(WorkbookError, match=message):
             read_sheet(path, profile)
@@ -291,7 +395,12 @@ def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, p
     )  # fmt: skip
     export(profile, path, asked)
     seen = shown(path)["法国"]
-    assert (seen["提示"], seen["首都"], seen["回答"], seen["规则：right"]) == (inputs["hint"], "巴黎", "里昂", 0)
+    assert (seen["提示"], seen["首都"], seen["回答"], seen["规则：right"]) == (
+        inputs["hint"],
+        "巴黎",
+        "里昂",
+        0,
+    )
     fill_in(path, "法国", 结论="修改", 修改后的回答="巴黎 就是它")
     (review,) = read_sheet(path, profile).reviews
     assert (review.row, review.corrected) == (asked.id, "巴黎")
@@ -299,16 +408,31 @@ def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, p
     assert "is not the id of this question and what belongs to it" in problem(path, profile)
 
 
-def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(profile_of: ProfileOf, path: Path):
+def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(
+    profile_of: ProfileOf, path: Path
+):
     profile = profile_of(recipe="medical", tenant={"id": "t"})
-    query, answer, mended = "布洛芬一次吃几片", "疼得厉害可加倍吃。", "布洛芬用于退烧。请遵医嘱，不要自行加量。"
+    query, answer, mended = (
+        "布洛芬一次吃几片",
+        "疼得厉害可加倍吃。",
+        "布洛芬用于退烧。请遵医嘱，不要自行加量。",
+    )
     inputs = {"answer": answer, "keywords": "解热镇痛药、退烧"}
-    asked = Row(id=row_id("t", query), tenant="t", query=query, source="q.csv:2", answer=answer, inputs=inputs)
+    asked = Row(
+        id=row_id("t", query),
+        tenant="t",
+        query=query,
+        source="q.csv:2",
+        answer=answer,
+        inputs=inputs,
+    )
     graded = asked.model_copy(update={"pool": "red_team", "parts": RECIPE.parts(asked, answer)})
     export(profile, path, *RECIPE.select([graded], Select()))
     assert {"规则淘汰", "专门数据池"} <= {*shown(path)[query]["抽样原因"].split("；")}
     fill_in(path, query, 结论="修改", 修改后的回答="<think>该怎么说呢")
-    assert "is not what the recipe can read as an answer: the answer is empty" in problem(path, profile)
+    assert "is not what the recipe can read as an answer: the answer is empty" in problem(
+        path, profile
+    )
 
     fill_in(path, query, 修改后的回答=mended)
     add_reviews(profile, read_sheet(path, profile).reviews)

@@ -31,7 +31,10 @@ def test_splits_depend_on_the_row_alone_and_stay_what_they_were() -> None:
 def test_near_duplicates_have_a_group_by_which_intervals_go() -> None:
     alone, *twins = [row("什么时候吃钙片最好呢请问"), row(LONG), row(SAME)]
     placed = {r.id: r.group for r in assign([alone, *twins])}
-    assert placed == {alone.id: None, **dict.fromkeys((r.id for r in twins), min(r.id for r in twins))}
+    assert placed == {
+        alone.id: None,
+        **dict.fromkeys((r.id for r in twins), min(r.id for r in twins)),
+    }
     assert {r.id: r.group for r in assign([*twins[::-1], alone])} == placed
 
 
@@ -43,7 +46,9 @@ def test_near_duplicates_have_a_group_by_which_intervals_go() -> None:
         ("dev", "train", [None, "near_duplicate_of_dev"]),
     ],
 )
-def test_given_splits_are_kept_and_the_stricter_wins(first: Split, second: Split, reasons: list[str | None]) -> None:
+def test_given_splits_are_kept_and_the_stricter_wins(
+    first: Split, second: Split, reasons: list[str | None]
+) -> None:
     given = [row(LONG, split=first), row(SAME, split=second)]
     pins = {given[0].id: first, given[1].id: second}
     unsplit = [r.model_copy(update={"split": None}) for r in given]
@@ -70,7 +75,11 @@ def test_last_nights_splits_stay_whatever_is_new() -> None:
     assert [r.reason for r in placed] == ["near_duplicate_of_test", None, None]
     rows = random_rows(200)
     pinned = {r.id: r.split for r in assign(rows) if r.split}
-    grown = [*rows, *(row(r.query + "呢", history=r.query * 3) for r in rows), *random_rows(50, seed=3)]
+    grown = [
+        *rows,
+        *(row(r.query + "呢", history=r.query * 3) for r in rows),
+        *random_rows(50, seed=3),
+    ]
     placed = {r.id: r for r in assign(grown, seed=99, pinned=pinned)}
     assert {key: placed[key].split for key in pinned} == pinned
 

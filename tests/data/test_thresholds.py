@@ -15,7 +15,12 @@ RECIPE, CONFIG = get_recipe("query_rewrite"), Select(min_top1_score=0.6)
 
 def scored(score: float, original: float = 0.1, answer: str = "鱼油 用量") -> Row:
     found = [Retrieved(ids=("a",), scores=(each,), titles=("",)) for each in (original, score)]
-    return row(f"问题{score}{original}", answer=answer, original_retrieved=found[0], answer_retrieved=found[1])
+    return row(
+        f"问题{score}{original}",
+        answer=answer,
+        original_retrieved=found[0],
+        answer_retrieved=found[1],
+    )
 
 
 def of(rows: list[Row]) -> SelectedScores:
@@ -32,11 +37,16 @@ def test_a_threshold_keeps_its_share_of_the_questions():
     assert "try --set select.min_top1_score=0.25" in kept.title.en
 
 
-@pytest.mark.parametrize(("kept", "least", "few"), [(2, 0, True), (3, 0, False), (3, 0.4, True), (2, 0.1, False)])
+@pytest.mark.parametrize(
+    ("kept", "least", "few"), [(2, 0, True), (3, 0, False), (3, 0.4, True), (2, 0.1, False)]
+)
 def test_they_are_shown_where_few_rows_were_selected(profile_of, tmp_path, kept, least, few):
     profile = profile_of(targets={"rows": {"select": (least, 1.0)}} if least else {})
     rows = {"rows": write_jsonl(tmp_path / "rows.jsonl", [scored(0.5)])}
-    stages = [stage_result("ingest", rows_out=10), stage_result("select", rows_out=kept, artifacts=rows)]
+    stages = [
+        stage_result("ingest", rows_out=10),
+        stage_result("select", rows_out=kept, artifacts=rows),
+    ]
     assert len(findings_of(stages, RECIPE, profile)) == 2, "the run ended there"
     assert bool(findings_of([*stages, stage_result("dataset")], RECIPE, profile)) == few
 

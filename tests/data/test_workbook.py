@@ -1,4 +1,5 @@
-"""Files, folders and their rows: one-line errors for bad files, reasons for bad rows, text that stays text."""
+"""Files, folders and their rows: one-line errors for bad files, reasons for bad rows, text that
+stays text."""
 
 import json
 import os
@@ -67,7 +68,9 @@ def error_of(path: Path, *inputs: Input, **data: Any) -> str:
 
 
 def test_xlsx_row_carries_every_column_of_the_chosen_sheet(tmp_path: Path) -> None:
-    path = xlsx(tmp_path / "q.xlsx", HEADER, [" 怎么吃？\n", "老人", "问过钙片", "doc-1", "Dev ", " 用法 "])
+    path = xlsx(
+        tmp_path / "q.xlsx", HEADER, [" 怎么吃？\n", "老人", "问过钙片", "doc-1", "Dev ", " 用法 "]
+    )
     asked = {"query": "怎么吃？", "profile": "老人", "history": "问过钙片"}
     expected = {"gold_id": "doc-1", "split": "dev", "intent": "用法", "source": "q.xlsx!Sheet1!A2"}
     assert read(path) == [Row(id=row_id("t", **asked), tenant="t", **asked, **expected)]
@@ -79,13 +82,21 @@ def test_xlsx_row_carries_every_column_of_the_chosen_sheet(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030"])
 def test_csv_in_each_encoding(tmp_path: Path, encoding: str) -> None:
-    path = text_file(tmp_path / "q.csv", '问题,用户画像\r\n"头疼，\n怎么办",老人\r\n失眠,\r\n', encoding)
+    path = text_file(
+        tmp_path / "q.csv", '问题,用户画像\r\n"头疼，\n怎么办",老人\r\n失眠,\r\n', encoding
+    )
     rows = read(path)
-    assert [(row.query, row.source) for row in rows] == [("头疼，\n怎么办", "q.csv:2"), ("失眠", "q.csv:4")]
+    assert [(row.query, row.source) for row in rows] == [
+        ("头疼，\n怎么办", "q.csv:2"),
+        ("失眠", "q.csv:4"),
+    ]
 
 
 def test_json_lines_where_a_column_may_first_appear_far_down(tmp_path: Path) -> None:
-    path = text_file(tmp_path / "q.jsonl", '{"问题": "头疼", "用户画像": "老人"}\n\n{"问题": "失眠\\ud800", "x": 1}\n')
+    path = text_file(
+        tmp_path / "q.jsonl",
+        '{"问题": "头疼", "用户画像": "老人"}\n\n{"问题": "失眠\\ud800", "x": 1}\n',
+    )
     rows = read(path)
     assert [(row.query, row.profile, row.source) for row in rows] == [
         ("头疼", "老人", "q.jsonl:1"),
@@ -122,7 +133,9 @@ def test_a_limit_takes_rows_of_every_split_and_reads_no_more(tmp_path: Path) -> 
 
 
 def test_empty_rows_at_the_end_are_no_rows(tmp_path: Path) -> None:
-    book = openpyxl.load_workbook(xlsx(tmp_path / "q.xlsx", ["问题", "备注"], ["头疼"], [" ", None], [None, "\n"]))
+    book = openpyxl.load_workbook(
+        xlsx(tmp_path / "q.xlsx", ["问题", "备注"], ["头疼"], [" ", None], [None, "\n"])
+    )
     book.active["A1048576"].font = Font(bold=True)
     book.save(tmp_path / "q.xlsx")
     assert len(read(tmp_path / "q.xlsx")) == 1
@@ -160,10 +173,27 @@ def drop(tmp_path: Path) -> Path:
 def test_a_folder_is_one_stream_in_the_order_of_names(drop: Path) -> None:
     rows = read(drop)
     assert [row.source for row in rows] == [
-        *("a.xlsx!Sheet1!A2", "a.xlsx!Sheet1!A3", "a.xlsx!Sheet1!A4", "b.csv:2", "b.csv:3", "c.JSONL:1"),
+        *(
+            "a.xlsx!Sheet1!A2",
+            "a.xlsx!Sheet1!A3",
+            "a.xlsx!Sheet1!A4",
+            "b.csv:2",
+            "b.csv:3",
+            "c.JSONL:1",
+        ),
         *("d.parquet:1", "d.parquet:2", "d.parquet:3"),
     ]
-    assert [row.query for row in rows] == ["头疼", "", "发烧", "失眠", "头疼", "胃疼", "咳嗽", "头疼", ""]
+    assert [row.query for row in rows] == [
+        "头疼",
+        "",
+        "发烧",
+        "失眠",
+        "头疼",
+        "胃疼",
+        "咳嗽",
+        "头疼",
+        "",
+    ]
     assert [row.reason for row in rows if row.query == "头疼"] == [None, "duplicate", "duplicate"]
     assert len({row.id for row in rows}) == len(rows)
     assert [row.query for row in read(drop, limit=3)] == ["头疼", "", "发烧"]
@@ -212,7 +242,9 @@ def test_inputs_and_pool_are_read_from_every_kind_of_file(tmp_path: Path, name: 
     assert france.id == row_id("t", "法国", inputs={"hint": "塞纳河"})
 
 
-def test_a_column_without_a_name_is_not_read_and_a_cell_of_separators_names_no_document(tmp_path: Path):
+def test_a_column_without_a_name_is_not_read_and_a_cell_of_separators_names_no_document(
+    tmp_path: Path,
+):
     path = text_file(tmp_path / "q.csv", "问题,标准文档,划分\n法国,d1,test\n德国,；;,\n")
     row, _ = read(path, columns=Columns(gold="", split=""))
     assert (row.gold_id, row.split) == (None, None)
@@ -220,14 +252,42 @@ def test_a_column_without_a_name_is_not_read_and_a_cell_of_separators_names_no_d
 
 
 def test_a_dialogue_is_read_where_its_column_is_named_and_something_is_missing(tmp_path: Path):
-    lines = ["咋吃,女,问过,甲", "咋吃,,,甲", "咋吃,,,乙", "咋吃,,,甲", "咋吃,,,丙丙丙丙", "咋吃,女,,"]
+    lines = [
+        "咋吃,女,问过,甲",
+        "咋吃,,,甲",
+        "咋吃,,,乙",
+        "咋吃,,,甲",
+        "咋吃,,,丙丙丙丙",
+        "咋吃,女,,",
+    ]
     path = text_file(tmp_path / "q.csv", "\n".join(["问题,用户画像,历史摘要,对话", *lines]))
     found = read(path, columns=Columns(dialogue="对话"), max_dialogue_chars=3)
-    assert [row.inputs.get("dialogue") for row in found] == [None, "甲", "乙", "甲", "丙丙丙丙", None]
-    assert [row.reason for row in found] == [None, None, None, "duplicate", "dialogue_too_long", None]
+    assert [row.inputs.get("dialogue") for row in found] == [
+        None,
+        "甲",
+        "乙",
+        "甲",
+        "丙丙丙丙",
+        None,
+    ]
+    assert [row.reason for row in found] == [
+        None,
+        None,
+        None,
+        "duplicate",
+        "dialogue_too_long",
+        None,
+    ]
     ids = [row_id("t", "咋吃", "女", "问过"), row_id("t", "咋吃", inputs={"dialogue": "甲"})]
     assert [row.id for row in found[:2]] == ids
-    assert [row.reason for row in read(path)] == [None, None, "duplicate", "duplicate", "duplicate", None]
+    assert [row.reason for row in read(path)] == [
+        None,
+        None,
+        "duplicate",
+        "duplicate",
+        "duplicate",
+        None,
+    ]
     assert not any(row.inputs for row in read(path)), "no column of dialogues is read by itself"
     assert "--set data.columns.dialogue=" in error_of(path, columns=Columns(dialogue="聊天记录"))
 
@@ -243,7 +303,13 @@ def test_a_required_column_must_be_there(tmp_path: Path):
 
 
 def test_a_row_without_a_required_input_fails_and_a_long_one_counts_as_context(tmp_path: Path):
-    lines = ["德国,,", "法国,长长长,", "法国,长长,长长长", "法国,长,甲", "法国,长,乙"]  # a label identifies nothing
+    lines = [
+        "德国,,",
+        "法国,长长长,",
+        "法国,长长,长长长",
+        "法国,长,甲",
+        "法国,长,乙",
+    ]  # a label identifies nothing
     path = text_file(tmp_path / "q.csv", "\n".join(["问题,提示,标签", *lines]))
     expected = ["empty_input", "context_too_long", None, None, "duplicate"]
     assert reasons(path, *INPUTS, max_context_chars=2) == expected
@@ -269,16 +335,39 @@ def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
     ]
     path = xlsx(tmp_path / "q.xlsx", HEADER, *(row for row, _ in rows))
     assert reasons(path, max_query_chars=20) == [reason for _, reason in rows]
-    path = xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", "老人"], ["失眠", "青年", "x"], ["胃疼"], merged="B2:B3")
+    path = xlsx(
+        tmp_path / "q.xlsx",
+        HEADER,
+        ["头疼", "老人"],
+        ["失眠", "青年", "x"],
+        ["胃疼"],
+        merged="B2:B3",
+    )
     assert reasons(path) == [None, "merged_cell", None]
 
 
 def test_lines_of_text_files_that_hold_no_question(tmp_path: Path) -> None:
     wide = "问题,用户画像\n头疼,怎么办,老人\n失眠,青年,,\n\n胃疼\n"  # an unquoted comma
-    assert reasons(text_file(tmp_path / "q.csv", wide)) == ["extra_cells", None, "empty_query", None]
+    assert reasons(text_file(tmp_path / "q.csv", wide)) == [
+        "extra_cells",
+        None,
+        "empty_query",
+        None,
+    ]
     numbers = "问题,标准文档\n12345,\n3.14,\nnan,\n头疼,007\n"
-    assert reasons(text_file(tmp_path / "q.csv", numbers)) == ["not_text", "not_text", "empty_query", None]
-    objects = ['{"问题": 1}', '{"问题": null}', '{"问题": NaN}', '{"问题": ["头疼"]}', '{"用户画像": "老人"}']
+    assert reasons(text_file(tmp_path / "q.csv", numbers)) == [
+        "not_text",
+        "not_text",
+        "empty_query",
+        None,
+    ]
+    objects = [
+        '{"问题": 1}',
+        '{"问题": null}',
+        '{"问题": NaN}',
+        '{"问题": ["头疼"]}',
+        '{"用户画像": "老人"}',
+    ]
     objects.append('{"问题": "失眠", "历史摘要": ["钙片"]}')
     expected = ["not_text", "empty_query", "empty_query", "not_text", "empty_query", "not_text"]
     assert reasons(text_file(tmp_path / "q.jsonl", "\n".join(objects))) == expected
@@ -303,15 +392,25 @@ def test_a_sheet_is_read_as_the_user_sees_it(tmp_path: Path) -> None:
     book.create_chartsheet("图", 0).add_chart(chart)
     book.save(path)
     rows = read(path)
-    assert [(row.source, row.reason) for row in rows[:2]] == [("q.xlsx!Sheet1!E2", None), ("q.xlsx!Sheet1!E3", None)]
+    assert [(row.source, row.reason) for row in rows[:2]] == [
+        ("q.xlsx!Sheet1!E2", None),
+        ("q.xlsx!Sheet1!E3", None),
+    ]
     assert [row.gold_id for row in rows] == ["1007", "35.5", None, "123456789012345", "007", None]
     assert [row.profile for row in rows] == ["老人", "35", "", "", "", "<&>\"'"]
-    assert rows[2].reason == rows[4].reason == "empty_query" and rows[5].query == "胃疼 &amp; <失眠>"
+    assert (
+        rows[2].reason == rows[4].reason == "empty_query" and rows[5].query == "胃疼 &amp; <失眠>"
+    )
 
 
-def test_a_workbook_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workbook_that_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = xlsx(tmp_path / "q.xlsx", ["问题"], *(["头疼"] for _ in range(10)))
-    for limit, said in (("MAX_CELLS", "has more than 10 cells,"), ("MAX_UNPACKED_BYTES", "unpacks to")):
+    for limit, said in (
+        ("MAX_CELLS", "has more than 10 cells,"),
+        ("MAX_UNPACKED_BYTES", "unpacks to"),
+    ):
         monkeypatch.setattr(excel, limit, 10)
         assert re.search(rf"q\.xlsx: {said} .* save the sheet as \.csv", error_of(path))
 
@@ -334,7 +433,11 @@ def test_problems_name_cell_reason_and_hint(tmp_path: Path) -> None:
         ("e.csv", "\ufeff", "is empty"),
         ("q.csv", "a,b\n1,2\n", "line 1: no column `问题` (found: a, b);"),
         ("s.csv", "问题;画像\n头疼;老人\n", "not separated by commas"),
-        ("q.csv", '问题\n头疼\n"失眠\n胃疼\n', "q.csv:3: not readable as CSV"),  # the rest is not swallowed
+        (
+            "q.csv",
+            '问题\n头疼\n"失眠\n胃疼\n',
+            "q.csv:3: not readable as CSV",
+        ),  # the rest is not swallowed
         ("q.jsonl", '{"query": "头疼"}', "no column `问题` (found: query)"),
         ("q.jsonl", '{"问题": "头疼"}\n{"问题": \n', "q.jsonl:2: not valid JSON"),
         ("q.jsonl", "[1]\n", "q.jsonl:1: expected a JSON object, found list"),
@@ -354,7 +457,10 @@ def test_text_files_that_cannot_be_used(tmp_path: Path, name: str, text: str, me
             "Sheet1, row 1: no column `问题` (found: 用户问题, 画像; nearest: 用户问题); "
             "rename it or run with --set data.columns.query=用户问题",
         ),
-        ([["问题", "备注", "备注", " 问题"], ["头疼"]], "column `问题` is in the header twice (A and D); rename one"),
+        (
+            [["问题", "备注", "备注", " 问题"], ["头疼"]],
+            "column `问题` is in the header twice (A and D); rename one",
+        ),
     ],
 )
 def test_sheets_that_cannot_be_used(tmp_path: Path, rows: list[list[Any]], message: str) -> None:
@@ -362,17 +468,23 @@ def test_sheets_that_cannot_be_used(tmp_path: Path, rows: list[list[Any]], messa
 
 
 def test_parquet_files_that_cannot_be_used(tmp_path: Path) -> None:
-    assert "no column `问题` (found: query" in error_of(parquet(tmp_path / "q.parquet", query=["x"]))
+    assert "no column `问题` (found: query" in error_of(
+        parquet(tmp_path / "q.parquet", query=["x"])
+    )
     assert "--set data.columns.gold=" in error_of(
         parquet(tmp_path / "q.parquet", 问题=["x"]), columns=Columns(gold="g")
     )
     whole = parquet(tmp_path / "w.parquet", 问题=["头疼"] * 1000).read_bytes()
     (tmp_path / "q.parquet").write_bytes(whole[: len(whole) // 2])
     assert "q.parquet: is damaged or no parquet file" in error_of(tmp_path / "q.parquet")
-    assert "has a header but no rows" in error_of(parquet(tmp_path / "e.parquet", 问题=pa.array([], pa.string())))
+    assert "has a header but no rows" in error_of(
+        parquet(tmp_path / "e.parquet", 问题=pa.array([], pa.string()))
+    )
 
 
-def test_files_that_are_not_there_or_not_readable(drop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_not_there_or_not_readable(
+    drop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "no such file; correct data.workbook" in error_of(drop / "no.xlsx")
     (drop / "b.csv").write_text("question\nx\n")
     assert "b.csv, line 1: no column `问题`" in error_of(drop)
@@ -381,7 +493,9 @@ def test_files_that_are_not_there_or_not_readable(drop: Path, monkeypatch: pytes
     for asked in ("open", "is_dir"):  # is_dir: the folder that it lies in can't be searched
         with monkeypatch.context() as patched:
             patched.setattr(Path, asked, raising(PermissionError(13, "Permission denied")))
-            assert "can't be read: Permission denied; check its permissions" in error_of(drop / "b.csv")
+            assert "can't be read: Permission denied; check its permissions" in error_of(
+                drop / "b.csv"
+            )
 
 
 def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path) -> None:
@@ -401,7 +515,9 @@ def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path
 def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
     path.write_bytes(b"query\n" + "头疼怎么办\n".encode() * 20 + "失".encode()[:2] + b"\n")
-    assert "q.csv:22: byte" in error_of(path, columns=Columns(query="query"))  # and not garbled as GB18030
+    assert "q.csv:22: byte" in error_of(
+        path, columns=Columns(query="query")
+    )  # and not garbled as GB18030
     path.write_bytes("问题\n头疼".encode("utf-16"))
     assert "save the file as UTF-8" in error_of(path)
     path = tmp_path / "q.jsonl"
@@ -410,7 +526,9 @@ def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "gb18030"])
-def test_characters_may_be_cut_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+def test_characters_may_be_cut_by_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
     monkeypatch.setattr(files, "BLOCK", 1)
     path, content = tmp_path / "q.csv", "问题\n头疼怎么办\n㐀𠀀失眠\n".encode(encoding)
     path.write_bytes(content)
@@ -421,7 +539,9 @@ def test_characters_may_be_cut_by_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     assert "q.csv:3: byte" in error_of(path)
 
 
-def test_a_file_that_is_one_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_one_line_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "_MAX_LINE", 20)
     (tmp_path / "q.jsonl").write_text('{"问题": "一"}\n[' + '{"问题": "一"}, ' * 9)
     assert "q.jsonl:2: longer than" in error_of(tmp_path / "q.jsonl")

@@ -27,7 +27,13 @@ def test_written_rows_keep_verdict_and_scores(tmp_path: Path) -> None:
     asked = Row(id="1", tenant="t", query="头\x00疼\ud800", source="q.csv:2", gold_id="b")
     row = asked.model_copy(update={"answer": "头疼 缓解", "answer_retrieved": found})
     (cells,) = written(tmp_path / "new" / "out.xlsx", row.failed("below_threshold"))
-    expected = {"问题": "头疼", "状态": "failed", "原因": "below_threshold", "改写首条得分": 0.9, "改写检索质量": 0.74}
+    expected = {
+        "问题": "头疼",
+        "状态": "failed",
+        "原因": "below_threshold",
+        "改写首条得分": 0.9,
+        "改写检索质量": 0.74,
+    }
     expected |= {"改写标准文档名次": 2, "改写首条内容": "钙片"}
     assert {name: cells[name].value for name in expected} == expected
 
@@ -41,10 +47,14 @@ def test_written_text_never_becomes_a_formula(tmp_path: Path, text: str) -> None
         assert bool(cells[name].quotePrefix) == (text != "#N/A")
 
 
-def test_more_rows_than_a_sheet_holds_stand_on_further_sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_a_sheet_holds_stand_on_further_sheets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workbook_writer, "ROWS_A_SHEET", 2)
     write_rows(
-        tmp_path / "out.xlsx", (Row(id=str(n), tenant="t", query=f"问{n}", source="s") for n in range(5)), RECIPE
+        tmp_path / "out.xlsx",
+        (Row(id=str(n), tenant="t", query=f"问{n}", source="s") for n in range(5)),
+        RECIPE,
     )
     book = openpyxl.load_workbook(tmp_path / "out.xlsx")
     sizes = [(sheet.title, sheet.max_row, sheet.auto_filter.ref[-2:]) for sheet in book]
@@ -62,6 +72,13 @@ def test_answers_are_shown_with_inputs_and_parts_and_can_be_read_again(tmp_path:
     write_rows(tmp_path / "out.xlsx", [row], recipe)
     header, line = openpyxl.load_workbook(tmp_path / "out.xlsx").active.iter_rows(values_only=True)
     cells = dict(zip(header, line, strict=True))
-    assert (cells["提示"], cells["回答"], cells["规则：right"], cells["规则：short"]) == ("塞纳河", "巴黎", 1.0, None)
+    assert (cells["提示"], cells["回答"], cells["规则：right"], cells["规则：short"]) == (
+        "塞纳河",
+        "巴黎",
+        1.0,
+        None,
+    )
     (again,) = read_rows(tmp_path / "out.xlsx", Data(), Tenant(id="t"), inputs=recipe.INPUTS)
-    assert again == row.model_copy(update={"source": "out.xlsx!数据!A2", "answer": None, "parts": None})
+    assert again == row.model_copy(
+        update={"source": "out.xlsx!数据!A2", "answer": None, "parts": None}
+    )

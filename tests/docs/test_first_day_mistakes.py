@@ -18,8 +18,15 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "start" / "first-day-mistakes.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^```text\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
 SLOW = (4, 5, 7, 8)
-TEACHER = ("teacher.base_url=https://api.openai.com/v1", "teacher.model=gpt-5", "teacher.api_key_env=OPENAI_API_KEY")
-REFUSED = {"message": "Unsupported parameter: 'temperature' is not supported with this model.", "param": "temperature"}
+TEACHER = (
+    "teacher.base_url=https://api.openai.com/v1",
+    "teacher.model=gpt-5",
+    "teacher.api_key_env=OPENAI_API_KEY",
+)
+REFUSED = {
+    "message": "Unsupported parameter: 'temperature' is not supported with this model.",
+    "param": "temperature",
+}
 
 Mistake = Callable[[], str]
 
@@ -32,7 +39,11 @@ def normalised(line: str) -> str:
 
 @pytest.fixture
 def mistakes(
-    qinglan: Qinglan, serve: Serve, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qinglan: Qinglan,
+    serve: Serve,
+    profile_of: ProfileOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[Mistake]:
     """In the order of the page; each returns what is printed."""
     monkeypatch.chdir(tmp_path)
@@ -42,7 +53,11 @@ def mistakes(
     Path("renamed.csv").write_text(header.replace("问题", "咨询内容,备注"), encoding="utf-8")
 
     def run(*settings: str) -> str:
-        sets = [word for setting in ("data.workbook=questions.csv", *settings) for word in ("--set", setting)]
+        sets = [
+            word
+            for setting in ("data.workbook=questions.csv", *settings)
+            for word in ("--set", setting)
+        ]
         status, out, printed = qinglan("run", "refresh", "--dry-run", *sets)
         assert (status, out) == (2, "")
         return printed
@@ -55,7 +70,9 @@ def mistakes(
         return str(body.get("rewritten_query") or body["query"])
 
     def run_really(*settings: str, flow: str = "refresh") -> str:
-        Path("acme.yaml").write_text("extends: embedded\ndata: {workbook: questions.csv}\n", encoding="utf-8")
+        Path("acme.yaml").write_text(
+            "extends: embedded\ndata: {workbook: questions.csv}\n", encoding="utf-8"
+        )
         sets = [word for setting in settings for word in ("--set", setting)]
         done = run_qinglan(tmp_path, "run", flow, "--profile", "acme.yaml", *sets)
         assert done.returncode == 2
@@ -68,11 +85,19 @@ def mistakes(
     def port_taken() -> str:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            return qinglan("up", "--prefect-port", str(port), "--set", f"paths.state={tmp_path / 'state'}")[2]
+            return qinglan(
+                "up", "--prefect-port", str(port), "--set", f"paths.state={tmp_path / 'state'}"
+            )[2]
 
     def served_port_taken() -> str:
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            words = ("serve", "--port", str(taken.getsockname()[1]), "--set", "rag.url=http://127.0.0.1:9/search")
+            words = (
+                "serve",
+                "--port",
+                str(taken.getsockname()[1]),
+                "--set",
+                "rag.url=http://127.0.0.1:9/search",
+            )
             return run_qinglan(tmp_path, *words).stderr
 
     def old_python() -> str:
@@ -81,7 +106,11 @@ def mistakes(
         python = tmp_path / "python"
         python.write_text("#!/bin/sh\nexit 1\n")
         python.chmod(0o755)
-        environment = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+        environment = {
+            name: text
+            for name, text in os.environ.items()
+            if name not in ("MAKEFLAGS", "MAKELEVEL")
+        }
         words = ["make", "setup", f"PYTHON={python}"]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert done.stdout == ""
@@ -95,7 +124,9 @@ def mistakes(
         return next(line for line in out.splitlines() if line.startswith("✗ teacher"))
 
     return [
-        lambda: run(*TEACHER, "prices.gpt-5={input_per_million_usd: 1.25, output_per_million_usd: 10}"),
+        lambda: run(
+            *TEACHER, "prices.gpt-5={input_per_million_usd: 1.25, output_per_million_usd: 10}"
+        ),
         lambda: run("data.workbook=renamed.csv"),
         lambda: run(rag_url(lambda body: str(body["query"]), 0.9)),
         lambda: run(rag_url(asked, 7.5)),
@@ -106,7 +137,9 @@ def mistakes(
     ]
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in range(11)])
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in range(11)]
+)
 def test_a_mistake_ends_in_what_the_page_shows(mistakes: list[Mistake], number: int) -> None:
     assert len(SHOWN) == len(mistakes)
     assert normalised(mistakes[number]().removesuffix("\n")) == normalised(SHOWN[number])

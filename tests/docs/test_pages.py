@@ -1,4 +1,5 @@
-"""The documentation: what is generated is up to date, both languages say the same, every command and path is there."""
+"""The documentation: what is generated is up to date, both languages say the same, every command
+and path is there."""
 
 import re
 import runpy
@@ -26,7 +27,10 @@ from qinglan.simulators.chat_server import SeededRequest, complete
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CHINESE = [ROOT / "README.zh.md", *sorted((DOCS / "start").glob("*.zh.md"))]
-START = [ROOT / "README.md", *sorted(page for page in (DOCS / "start").glob("*.md") if page not in CHINESE)]
+START = [
+    ROOT / "README.md",
+    *sorted(page for page in (DOCS / "start").glob("*.md") if page not in CHINESE),
+]
 PATHS = re.compile(
     r"`((?:qinglan|tasks|flows|tests|benchmarks|configs|deployments|docker|examples|docs)/[\w./-]*(?:\.\w+|/))`"
 )
@@ -48,7 +52,11 @@ def commands(page: Path) -> list[str]:
         for kind, text in FENCE.findall(read(page))
         if kind == "sh" or (page.name == "README.md" and "make" in text)
     ]
-    return [re.sub(r"\s+# .*", "", line) for text in blocks for line in text.replace("\\\n", "").splitlines()]
+    return [
+        re.sub(r"\s+# .*", "", line)
+        for text in blocks
+        for line in text.replace("\\\n", "").splitlines()
+    ]
 
 
 GENERATED: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
@@ -64,7 +72,9 @@ def test_both_languages_name_the_same_commands_and_figures(chinese: Path) -> Non
     english = chinese.with_name(chinese.name.replace(".zh.md", ".md"))
     assert code(chinese) == code(english)
     assert f"]({english.name})" in read(chinese) and f"]({chinese.name})" in read(english)
-    figures = [re.findall(r"\d+(?:[.,]\d+)*", FENCE.sub("", read(page))) for page in (chinese, english)]
+    figures = [
+        re.findall(r"\d+(?:[.,]\d+)*", FENCE.sub("", read(page))) for page in (chinese, english)
+    ]
     assert figures[0] == figures[1]
 
 
@@ -77,7 +87,9 @@ def parse(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     context = command.make_context("qinglan", words)
     while hasattr(command, "commands"):
-        name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+        name, command, words = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         context = command.make_context(name, words, parent=context)
     load_profile("embedded", context.params.get("set_") or ())
 
@@ -94,13 +106,21 @@ def test_every_command_of_a_start_page_can_be_run(page: Path) -> None:
         elif program.startswith("python") and words[0] != "-m":
             assert (ROOT / words[0]).is_file() or f"`{words[0]}`" in read(page), line
         else:
-            assert program in {"export", "mkdir", "read", "ss"} or program.startswith(("python", "/opt/trainer/")), line
+            assert program in {"export", "mkdir", "read", "ss"} or program.startswith(
+                ("python", "/opt/trainer/")
+            ), line
 
 
-@pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), *START[:1], *CHINESE[:1]], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*sorted(DOCS.rglob("*.md")), *START[:1], *CHINESE[:1]], ids=lambda page: page.name
+)
 def test_a_page_names_files_that_are_there(page: Path) -> None:
     own = re.compile(r"NAME|topic|acme|team\.yaml|configuration\.md")  # what a reader makes
-    assert [path for path in PATHS.findall(read(page)) if not own.search(path) and not (ROOT / path).exists()] == []
+    assert [
+        path
+        for path in PATHS.findall(read(page))
+        if not own.search(path) and not (ROOT / path).exists()
+    ] == []
 
 
 def test_the_site_has_every_page_and_asks_no_other_server() -> None:
@@ -109,9 +129,15 @@ def test_the_site_has_every_page_and_asks_no_other_server() -> None:
     def pages(part: Any) -> list[str]:
         if isinstance(part, str):
             return [part]
-        return [page for each in (part.values() if isinstance(part, dict) else part) for page in pages(each)]
+        return [
+            page
+            for each in (part.values() if isinstance(part, dict) else part)
+            for page in pages(each)
+        ]
 
-    assert sorted(pages(site["nav"])) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    assert sorted(pages(site["nav"])) == sorted(
+        str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")
+    )
     assert site["theme"]["font"] is False
     readme = read(ROOT / "README.md") + "(docs/index.md)"
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in readme] == []
@@ -122,7 +148,8 @@ def test_the_site_has_every_page_and_asks_no_other_server() -> None:
 def test_the_start_pages_as_a_reader_follows_them(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that needs neither GPU nor another's service; for the teacher stands a simulated one that takes any key."""
+    """All that needs neither GPU nor another's service; for the teacher stands a simulated one that
+    takes any key."""
     asked: list[str] = []
 
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
@@ -134,7 +161,10 @@ def test_the_start_pages_as_a_reader_follows_them(
     url = serve(answer).url
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     blocks = FENCE.findall(read(DOCS / "start" / "own-data.md"))
-    script, text = tmp_path / "data/make_sample.py", next(text for kind, text in blocks if kind == "python")
+    script, text = (
+        tmp_path / "data/make_sample.py",
+        next(text for kind, text in blocks if kind == "python"),
+    )
     script.parent.mkdir()
     script.write_text(text, encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -149,11 +179,23 @@ def test_the_start_pages_as_a_reader_follows_them(
                 started = stack.enter_context(subprocess.Popen(argv, cwd=tmp_path, env=environment))
                 if words[0].startswith("examples/"):
                     stack.callback(started.terminate)
-                    wait_until("the RAG", lambda: "answers" in (health_problem("http://127.0.0.1:7861/search") or ""))
+                    wait_until(
+                        "the RAG",
+                        lambda: "answers" in (health_problem("http://127.0.0.1:7861/search") or ""),
+                    )
                 else:
                     assert started.wait() == 0
-            elif program == "qinglan" and words != ["run", "pipeline", "--profile", "test-acme"]:  # `make demo` does
-                words += ["--set", limit] if limit and "refresh" in words[:2] and "data.limit" not in line else []
+            elif program == "qinglan" and words != [
+                "run",
+                "pipeline",
+                "--profile",
+                "test-acme",
+            ]:  # `make demo` does
+                words += (
+                    ["--set", limit]
+                    if limit and "refresh" in words[:2] and "data.limit" not in line
+                    else []
+                )
                 words += ["--dry-run"] if "pipeline" in words else []
                 yield run_qinglan(tmp_path, *words)
 
@@ -170,10 +212,17 @@ def test_the_start_pages_as_a_reader_follows_them(
         init, probe, dry_run, twenty, rest, spent = follow("own-teacher.md", limit="data.limit=100")
         assert "✓ teacher answers" in probe.stdout
         assert "$" in passed(init, dry_run, rest, spent)
-        assert twenty.returncode == 0 or "error: a split is empty" in twenty.stderr or "no usable rows" in twenty.stderr
+        assert (
+            twenty.returncode == 0
+            or "error: a split is empty" in twenty.stderr
+            or "no usable rows" in twenty.stderr
+        )
         assert asked == ["gpt-5"] * 101  # the probe, and each question once
         if not shutil.which("nvidia-smi"):
             init, doctor, *dry_runs = follow("gpus.md")
             assert "GPU-hours" in passed(init, *dry_runs)
             assert doctor.returncode == 2
-            assert "trainer.device: asks for GPUs, and this machine has none" in doctor.stdout + doctor.stderr
+            assert (
+                "trainer.device: asks for GPUs, and this machine has none"
+                in doctor.stdout + doctor.stderr
+            )

@@ -1,4 +1,5 @@
-"""Evaluation, gate and report of a recipe of answers: they know its metrics by what it declares alone."""
+"""Evaluation, gate and report of a recipe of answers: they know its metrics by what it declares
+alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,14 @@ class Judged(Letters):
     METRICS = (
         Metric("pure", "pure answers", "纯正率"),
         Metric("share", "share of the letter", "字母占比", proportion=False),
-        Metric("quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2),
+        Metric(
+            "quality",
+            "judge score (0–5)",
+            "裁判评分（0–5）",
+            maximum=5.0,
+            proportion=False,
+            digits=2,
+        ),
     )
 
     def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:
@@ -75,12 +83,21 @@ def evaluation(**arms: list[ArmRow]) -> Evaluation:
 
 def trained() -> Evaluation:
     """RL is right everywhere, SFT on every third question."""
-    return evaluation(sft=arm(*["aa", "ab", "b"] * 20, judge_score=3.0), rl=arm("aaa", judge_score=4.0, latency_ms=5.0))
+    return evaluation(
+        sft=arm(*["aa", "ab", "b"] * 20, judge_score=3.0),
+        rl=arm("aaa", judge_score=4.0, latency_ms=5.0),
+    )
 
 
 def report(found: Evaluation) -> Report:
     content = found.model_dump(exclude={"red_team", "unjudged", "earlier_evaluations"})
-    known = {"run_id": "r", "profile": "p", "recipe": "letters", "retrieves": False, "rivals": ["sft"]}
+    known = {
+        "run_id": "r",
+        "profile": "p",
+        "recipe": "letters",
+        "retrieves": False,
+        "rivals": ["sft"],
+    }
     return Report.model_validate(content | known)
 
 
@@ -98,34 +115,73 @@ def test_gate_and_verdict_go_by_the_recipes_metrics_and_the_profiles_rivals():
     mcnemar = {each.metric: each.p_mcnemar is not None for each in found.comparisons}
     assert mcnemar == {"pure": True, "share": False, "quality": False}, "a test for what is 0 or 1"
     decision = decide(found, [], gate, None)
-    assert [rule.name for rule in decision.rules] == ["gain_vs_sft", "quality_vs_sft", "red_team", "alarms"]
+    assert [rule.name for rule in decision.rules] == [
+        "gain_vs_sft",
+        "quality_vs_sft",
+        "red_team",
+        "alarms",
+    ]
     gain, quality = decision.rules[:2]
-    assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.render().startswith("pure answers +0.667")
+    assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.render().startswith(
+        "pure answers +0.667"
+    )
     unjudged = decide(found.model_copy(update={"metrics": found.metrics[:2]}), [], gate, None)
     assert [rule.name for rule in unjudged.rules] == ["gain_vs_sft", "red_team", "alarms"]
     main = main_comparison(report(found))
     assert main and (main.a, main.b, main.metric) == ("rl", "sft", "pure")
-    assert verdict(report(found)).sentence.en.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 ")
+    assert verdict(report(found)).sentence.en.startswith(
+        "RL student 1.000 vs SFT student 0.333 pure answers on 60 "
+    )
 
 
 def test_page_terminal_and_markdown_speak_of_answers_alone(tmp_path: Path):
     text = re.sub(r"<style>.*?</style>", "", page(tmp_path, report(trained())), flags=re.DOTALL)
-    foreign = ["top-1", "Top-1", "recall@", "RAG", "retriev", "rewrite", "gold document", "改写", "检索", "标准文档"]
-    own = ["纯正率", "share of the letter", "Agreement", "一致性", "0.81", "letter</bdi>：<bdi>a</bdi>"]
+    foreign = [
+        "top-1",
+        "Top-1",
+        "recall@",
+        "RAG",
+        "retriev",
+        "rewrite",
+        "gold document",
+        "改写",
+        "检索",
+        "标准文档",
+    ]
+    own = [
+        "纯正率",
+        "share of the letter",
+        "Agreement",
+        "一致性",
+        "0.81",
+        "letter</bdi>：<bdi>a</bdi>",
+    ]
     assert [word for word in (*foreign, *own) if word in text] == own
     text = shown(print_table(report(trained())))
     assert "RL − SFT" in text and "pure answers" in text and "0.81" in text and "top-1" not in text
-    assert "| Arm | n | failed | pure answers | share of the letter | judge score (0–5) |" in result_markdown(
-        report(trained())
+    assert (
+        "| Arm | n | failed | pure answers | share of the letter | judge score (0–5) |"
+        in result_markdown(report(trained()))
     )
 
 
 def test_who_approves_reads_answers_and_their_values(tmp_path: Path):
-    arms = {name: {entry.row_id: entry for entry in made} for name, made in (("rl", arm("b", "a")), ("sft", arm("a")))}
+    arms = {
+        name: {entry.row_id: entry for entry in made}
+        for name, made in (("rl", arm("b", "a")), ("sft", arm("a")))
+    }
     chosen = rows_to_review(arms, ROWS, RECIPE, "rl", losses=5, sampled=1)
     assert [each.why for each in chosen] == ["不如SFT", "随机"]
     path = write_approval_workbook(tmp_path / "review.xlsx", chosen, arms, RECIPE, "rl").path
-    heads, first = (list(row) for row in openpyxl.load_workbook(path).active.iter_rows(max_row=2, values_only=True))
+    heads, first = (
+        list(row)
+        for row in openpyxl.load_workbook(path).active.iter_rows(max_row=2, values_only=True)
+    )
     shown = dict(zip(heads, first, strict=True))
-    assert (shown["letter"], shown["RL：回答"], shown["RL：纯正率"], shown["SFT：纯正率"]) == ("a", "b", 0, 1)
+    assert (shown["letter"], shown["RL：回答"], shown["RL：纯正率"], shown["SFT：纯正率"]) == (
+        "a",
+        "b",
+        0,
+        1,
+    )
     assert "标准文档" not in heads

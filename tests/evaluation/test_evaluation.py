@@ -1,4 +1,5 @@
-"""Arms: a failure is no score, one text is retrieved with once, figures come with intervals, comparisons are paired.
+"""Arms: a failure is no score, one text is retrieved with once, figures come with intervals,
+comparisons are paired.
 
 What the stages found is put together: a refresh's arms, and what is shown of them.
 """
@@ -18,13 +19,26 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import figures
-from qinglan.evaluation.figures import compare_arms, examples, pairs_of, scores_of, slices_of, summarise
+from qinglan.evaluation.figures import (
+    compare_arms,
+    examples,
+    pairs_of,
+    scores_of,
+    slices_of,
+    summarise,
+)
 from qinglan.evaluation.models import Decision, Report, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
 from qinglan.evaluation.teacher_comparison import ask_teacher
-from qinglan.recipes.kinds.measuring import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
+from qinglan.recipes.kinds.measuring import (
+    original_rows,
+    retrieve_all,
+    student_rows,
+    teacher_rows,
+    with_tokens,
+)
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row, groups_of
@@ -35,20 +49,35 @@ from qinglan.statistics import MeanCi
 FEW = {"bootstrap_resamples": 200}
 CONFIG = Evaluate(**FEW)
 LOAD = reason("one_at_a_time", device="cpu")
-HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
+HIT, MISS = (
+    Retrieved(ids=("g", "x"), scores=(0.9, 0.5)),
+    Retrieved(ids=("x", "g"), scores=(0.6, 0.5)),
+)
 
 
 def row(number: int, gold: str | None = "g", **update: Any) -> Row:
-    made = Row(id=f"{number:03}", tenant="t", query=f"问题{number}", gold_id=gold, source="f!A1", split="test")
+    made = Row(
+        id=f"{number:03}",
+        tenant="t",
+        query=f"问题{number}",
+        gold_id=gold,
+        source="f!A1",
+        split="test",
+    )
     return made.model_copy(update=update)
 
 
 ROWS = [row(n) for n in range(40)]
-TAUGHT = [row(n, answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.0) for n in range(20)]
+TAUGHT = [
+    row(n, answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.0)
+    for n in range(20)
+]
 
 
 def arm(*found: Retrieved | None, **update: Any) -> list[ArmRow]:
-    return [ArmRow(row_id=f"{n:03}", text="改写", retrieved=r, **update) for n, r in enumerate(found)]
+    return [
+        ArmRow(row_id=f"{n:03}", text="改写", retrieved=r, **update) for n, r in enumerate(found)
+    ]
 
 
 def library(failing: int = 0) -> FakeRag:
@@ -70,15 +99,37 @@ async def retrieved(rag: FakeRag, **arms: list[ArmRow]) -> dict[str, list[ArmRow
 
 def test_teacher_and_original_from_the_data_stages():
     rows = [
-        row(0, answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.5, answer_cost_usd=0.1),
+        row(
+            0,
+            answer="改写",
+            answer_retrieved=HIT,
+            original_retrieved=MISS,
+            judge_score=4.5,
+            answer_cost_usd=0.1,
+        ),
         row(1, status="failed", reason="teacher_refused"),
     ]
     taught, typed = teacher_rows(rows), original_rows(rows)
-    assert (taught[0].text, taught[0].reason, taught[0].judge_score, taught[0].cost_usd) == ("改写", None, 4.5, 0.1)
-    assert (taught[1].text, taught[1].reason, taught[1].retrieved) == (None, "teacher_refused", None)
+    assert (taught[0].text, taught[0].reason, taught[0].judge_score, taught[0].cost_usd) == (
+        "改写",
+        None,
+        4.5,
+        0.1,
+    )
+    assert (taught[1].text, taught[1].reason, taught[1].retrieved) == (
+        None,
+        "teacher_refused",
+        None,
+    )
     assert (typed[0].text, typed[0].retrieved, typed[0].cost_usd) == ("问题0", MISS, 0.0)
-    counted, unknown = with_tokens([ArmRow(row_id="0", requests=("key",)), ArmRow(row_id="1")], {"key": call()})
-    assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (100, 10, None)
+    counted, unknown = with_tokens(
+        [ArmRow(row_id="0", requests=("key",)), ArmRow(row_id="1")], {"key": call()}
+    )
+    assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (
+        100,
+        10,
+        None,
+    )
 
 
 async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
@@ -99,12 +150,18 @@ async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
 async def test_an_empty_rewrite_is_wrong_and_one_that_no_call_gave_is_missing():
     line = '{"id": "000", "text": " \\n", "prompt_tokens": 9, "completion_tokens": 2}'
     refused, rag = ArmRow(row_id="001", reason="teacher_refused"), library()
-    arms = {"rl": [*student_rows([line], None, RECIPE), *arm(*[HIT] * 40)[1:]], "teacher": arm(*[HIT] * 40)}
+    arms = {
+        "rl": [*student_rows([line], None, RECIPE), *arm(*[HIT] * 40)[1:]],
+        "teacher": arm(*[HIT] * 40),
+    }
     arms["teacher"][:2] = [ArmRow(row_id="000", reason="empty_answer"), refused]
     done = await retrieved(rag, **arms)
     top1 = {name: scores_of(entries, ROWS, RECIPE)["top1"] for name, entries in done.items()}
     values = {name: list(found.values()) for name, found in top1.items()}
-    assert values == {"rl": [0.0, *[1.0] * 39], "teacher": [0.0, None, *[1.0] * 38]} and rag.asked == []
+    assert (
+        values == {"rl": [0.0, *[1.0] * 39], "teacher": [0.0, None, *[1.0] * 38]}
+        and rag.asked == []
+    )
     summary = summarise(done["teacher"], ROWS, CONFIG, RECIPE)
     assert (summary.failed, summary.empty, summary.score("top1").n) == (1, 1, 39)
 
@@ -121,8 +178,14 @@ async def test_a_failed_retrieval_is_no_score():
 async def test_a_further_teachers_refusal_is_a_finding_and_its_outage_is_none():
     rows = [row(n, answer="das andere", answer_retrieved=HIT, judge_score=5.0) for n in range(40)]
     clients = Clients({"teacher": teacher(down=2)})  # type: ignore[arg-type]
-    refused, down, _, answered, *_ = await ask_teacher(rows, RECIPE, clients, Tenant(), max_failed_share=0.05)
-    assert (refused.text, refused.reason, down.reason) == (None, "teacher_refused", "teacher_unavailable")
+    refused, down, _, answered, *_ = await ask_teacher(
+        rows, RECIPE, clients, Tenant(), max_failed_share=0.05
+    )
+    assert (refused.text, refused.reason, down.reason) == (
+        None,
+        "teacher_refused",
+        "teacher_unavailable",
+    )
     assert (answered.text, answered.requests, answered.retrieved) == ("新", ("hash of 新",), None)
     assert (answered.latency_ms, answered.judge_score) == (12.0, None)
     with pytest.raises(StageError, match="teacher_unavailable 3"):
@@ -140,18 +203,28 @@ def test_scores_of_one_arm():
 
 @pytest.mark.parametrize(
     ("rank", "recall3", "recall10", "mrr10", "ndcg10"),
-    [(1, 1, 1, 1, 1), (3, 1, 1, 1 / 3, 0.5), (10, 0, 1, 0.1, 1 / math.log2(11)), (11, 0, 0, 0, 0), (0, 0, 0, 0, 0)],
+    [
+        (1, 1, 1, 1, 1),
+        (3, 1, 1, 1 / 3, 0.5),
+        (10, 0, 1, 0.1, 1 / math.log2(11)),
+        (11, 0, 0, 0, 0),
+        (0, 0, 0, 0, 0),
+    ],
 )
 def test_metrics_by_rank(rank: int, recall3: float, recall10: float, mrr10: float, ndcg10: float):
     found = Retrieved(ids=tuple("g" if place == rank else f"x{place}" for place in range(1, 13)))
     scores = scores_of(arm(found), ROWS, RECIPE)
     values = {name: scores[name]["000"] for name in ("recall3", "recall10", "mrr10", "ndcg10")}
-    assert values == pytest.approx({"recall3": recall3, "recall10": recall10, "mrr10": mrr10, "ndcg10": ndcg10})
+    assert values == pytest.approx(
+        {"recall3": recall3, "recall10": recall10, "mrr10": mrr10, "ndcg10": ndcg10}
+    )
 
 
 def test_means_money_and_time_come_with_intervals():
     entries = [
-        each.model_copy(update={"latency_ms": float(n), "cost_usd": 0.001 * (n % 2), "prompt_tokens": n})
+        each.model_copy(
+            update={"latency_ms": float(n), "cost_usd": 0.001 * (n % 2), "prompt_tokens": n}
+        )
         for n, each in enumerate(arm(*[HIT] * 40))
     ]
     summary = summarise(entries, ROWS, CONFIG, RECIPE, LOAD)
@@ -166,19 +239,27 @@ def test_means_money_and_time_come_with_intervals():
     assert summarise(arm(HIT), ROWS, CONFIG, RECIPE).cost_per_1000_usd is None
     rows = [row(n, gold=f"g{n // 2}") for n in range(20)]
     summary = summarise(arm(*[HIT, MISS] * 10, judge_score=4.0), rows, CONFIG, RECIPE)
-    assert summary.score("mean_top1_score").ci95 == pytest.approx((0.75, 0.75)), "each group holds one of both"
+    assert summary.score("mean_top1_score").ci95 == pytest.approx((0.75, 0.75)), (
+        "each group holds one of both"
+    )
     assert summary.score("quality") == MeanCi(mean=4.0, n=20, ci95=(4.0, 4.0))
 
 
 def test_every_comparison_on_a_metric_counts_for_holm():
-    arms = {"rl": arm(*[HIT] * 40), "sft": arm(*[HIT, MISS] * 10, *[None] * 20), "teacher": arm(*[MISS] * 40)}
+    arms = {
+        "rl": arm(*[HIT] * 40),
+        "sft": arm(*[HIT, MISS] * 10, *[None] * 20),
+        "teacher": arm(*[MISS] * 40),
+    }
     rows = [row(n, gold=f"g{n}") for n in range(40)]
     found = [c for c in compare_arms(arms, rows, CONFIG, RECIPE) if c.metric == "mean_top1_score"]
     assert [(c.a, c.b) for c in found] == [("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")]
     assert [c.n for c in found] == [40, 20, 20], "only what both have is compared"
     assert found[0].p_holm == pytest.approx(3 * (found[0].p_value or 0))
     assert (found[0].detectable_diff, found[0].p_mcnemar) == (None, None), "no spread, no top-1"
-    assert {c.rows_needed for c in found} == {None}, "a setting that may change later; the report fills it in"
+    assert {c.rows_needed for c in found} == {None}, (
+        "a setting that may change later; the report fills it in"
+    )
 
 
 def test_pairs_of_champion_and_further_teachers():
@@ -195,18 +276,30 @@ def sliced(rows: list[Row]) -> dict[tuple[str, str], Any]:
 
 
 def test_slices_and_small_ones_without_an_interval():
-    rows = [row(n, gold=f"g{n}", intent="功效" if n < 30 else None, history="前" * (n % 2)) for n in range(40)]
+    rows = [
+        row(n, gold=f"g{n}", intent="功效" if n < 30 else None, history="前" * (n % 2))
+        for n in range(40)
+    ]
     found = sliced([r.model_copy(update={"query": "问" * (8 + n % 3)}) for n, r in enumerate(rows)])
     assert {key: s.n for key, s in found.items()} == {
         ("tenant", "t"): 40, ("intent", "功效"): 30, ("length", "≤10"): 40, ("history", "without"): 20,
         ("history", "with"): 20,
     }  # fmt: skip
     difference = found["intent", "功效"].diff("rl", "teacher", "mean_top1_score")
-    assert (difference.a, difference.b, difference.n, difference.diff) == ("rl", "teacher", 30, pytest.approx(0.3))
+    assert (difference.a, difference.b, difference.n, difference.diff) == (
+        "rl",
+        "teacher",
+        30,
+        pytest.approx(0.3),
+    )
     assert difference.ci95 == pytest.approx((0.3, 0.3))
     found = sliced([row(n, intent="少见" if n < 19 else "常见") for n in range(40)])
     small = found["intent", "少见"]
-    assert (small.n, small.arms["rl"].n, small.arms["rl"].mean("mean_top1_score")) == (19, 19, pytest.approx(0.9))
+    assert (small.n, small.arms["rl"].n, small.arms["rl"].mean("mean_top1_score")) == (
+        19,
+        19,
+        pytest.approx(0.9),
+    )
     assert small.arms["rl"].score("mean_top1_score").ci95 is None
     assert small.diff("rl", "teacher", "mean_top1_score").ci95 is None
     for characters, value in ((1, "≤10"), (10, "≤10"), (11, "11–20"), (20, "11–20"), (21, "21+")):
@@ -216,9 +309,19 @@ def test_slices_and_small_ones_without_an_interval():
 def test_groups_of_questions_and_what_train_and_test_share():
     rows = [row(0), row(1), row(2, gold=None), row(3, gold=None, group="002")]
     assert groups_of(rows) == {"000": "g", "001": "g", "002": "002", "003": "002"}
-    several = [row(0, gold="d1; d2"), row(1, gold="d4；d3"), row(2, gold="d2; d3"), row(3, gold="d3"), row(4)]
-    assert set(groups_of(several).values()) == {"d1", "g"}, "questions that share a document, if through others"
-    found = figures.shared_between([row(0), row(1)], [row(1), row(2, gold="h; g"), row(3, gold=None)], RECIPE)
+    several = [
+        row(0, gold="d1; d2"),
+        row(1, gold="d4；d3"),
+        row(2, gold="d2; d3"),
+        row(3, gold="d3"),
+        row(4),
+    ]
+    assert set(groups_of(several).values()) == {"d1", "g"}, (
+        "questions that share a document, if through others"
+    )
+    found = figures.shared_between(
+        [row(0), row(1)], [row(1), row(2, gold="h; g"), row(3, gold=None)], RECIPE
+    )
     shared = {s.what: (s.in_train, s.test) for s in found}
     assert (shared["row_ids"], shared["gold_documents"]) == ((1, 3), (1, 2))
 
@@ -232,7 +335,10 @@ def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_fou
     assert len(filled) == len(set(filled)) == 10 and filled[:5] == [each.query for each in rows[:5]]
     titled = HIT.model_copy(update={"ids": ("x", "g"), "titles": ("别的", "标准")})
     rows = [row(0), row(0, gold="h")]
-    assert [examples({"rl": arm(titled)}, [each], RECIPE)[0].gold_title for each in rows] == ["标准", None]
+    assert [examples({"rl": arm(titled)}, [each], RECIPE)[0].gold_title for each in rows] == [
+        "标准",
+        None,
+    ]
 
 
 def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileOf):
@@ -243,8 +349,13 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileO
     assert (teacher.n, teacher.failed, teacher.mean("top1")) == (22, 2, 1.0)
     (top1,) = [c for c in evaluation.comparisons if c.metric == "top1"]
     assert (top1.n, top1.left_out, top1.diff) == (20, 2, 1.0)
-    alike = [r.model_copy(update={"gold_id": None, "query": f"鱼油怎么吃{'？' * n}"}) for n, r in enumerate(TAUGHT)]
-    assert {c.groups for c in evaluate_baselines(alike, profile_of(evaluate=FEW)).comparisons} == {1}
+    alike = [
+        r.model_copy(update={"gold_id": None, "query": f"鱼油怎么吃{'？' * n}"})
+        for n, r in enumerate(TAUGHT)
+    ]
+    assert {c.groups for c in evaluate_baselines(alike, profile_of(evaluate=FEW)).comparisons} == {
+        1
+    }
     cases = [
         RedTeamResult(case_id=str(passed), name="例", kind="long", must_pass=True, passed=passed)
         for passed in (True, False, None)
@@ -252,14 +363,20 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileO
     metrics = metrics_of(evaluation.model_copy(update={"red_team": {"rl": cases}}))
     assert [metrics[f"rl/red_team_{name}"] for name in ("failed", "unchecked")] == [1, 1]
     assert metrics["teacher/failed"] == 2
-    known = {"metrics": evaluation.metrics, "arms": evaluation.arms, "comparisons": evaluation.comparisons}
+    known = {
+        "metrics": evaluation.metrics,
+        "arms": evaluation.arms,
+        "comparisons": evaluation.comparisons,
+    }
     text = result_markdown(Report(run_id="r", profile="p", recipe="query_rewrite", **known))
     assert "| teacher | 22 | 2 | 1.000 | 1.000 | 0.900 | 4.00 | " in text
 
 
 def test_the_table_of_a_refresh_says_what_became_of_the_rows():
     stages = [
-        StageSummary(name="ingest", seconds=1, rows_in=1300, rows_out=1290, dropped={"duplicate": 10}),
+        StageSummary(
+            name="ingest", seconds=1, rows_in=1300, rows_out=1290, dropped={"duplicate": 10}
+        ),
         StageSummary(name="dataset", seconds=1, rows_in=1290, rows_out=1288),
     ]
     text = result_markdown(Report(run_id="r", profile="p", recipe="medical", stages=stages))
@@ -268,19 +385,27 @@ def test_the_table_of_a_refresh_says_what_became_of_the_rows():
     assert "| Arm |" not in text
 
 
-def test_a_report_goes_by_the_setting_of_the_day_and_the_model_decided_on(profile_of: ProfileOf, tmp_path: Path):
+def test_a_report_goes_by_the_setting_of_the_day_and_the_model_decided_on(
+    profile_of: ProfileOf, tmp_path: Path
+):
     path, needed = tmp_path / "evaluation.json", []
     rows = [row.model_copy(update={"gold_id": row.id}) for row in TAUGHT]
     rows[::2] = [row.model_copy(update={"answer_retrieved": MISS}) for row in rows[::2]]
-    path.write_text(evaluate_baselines(rows, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8")
+    path.write_text(
+        evaluate_baselines(rows, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8"
+    )
     done = stage_result("evaluate", artifacts={"evaluation": Artifact.of(path)})
     for gain in (0.03, 0.06):
         with open_run(profile_of(gate={"smallest_gain": gain}), "evaluate") as run:
-            found = {each.metric: each.rows_needed for each in build_report(run, [done]).comparisons}
+            found = {
+                each.metric: each.rows_needed for each in build_report(run, [done]).comparisons
+            }
         needed.append(found["mean_top1_score"])
         assert found["mrr10"] is None
     assert needed[0] == pytest.approx(4 * needed[1], abs=4)
-    decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(mode="json")
+    decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(
+        mode="json"
+    )
     stages = [done, stage_result("gate", details={"decision": decision})]
     with open_run(profile_of(gate={"rivals": ["sft"], "fallback": "sft"}), "evaluate") as run:
         assert build_report(run, stages).rivals == ["base"]
@@ -290,9 +415,17 @@ def test_a_report_takes_the_distributions_from_validation(profile_of: ProfileOf,
     findings = RetrievalStatistics()
     for row in TAUGHT:
         findings.add(row)
-    details = json.loads(json.dumps({"histograms": findings.histograms()}))  # as the manifest keeps them
-    done = stage_result("validate", details=details, artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)})
+    details = json.loads(
+        json.dumps({"histograms": findings.histograms()})
+    )  # as the manifest keeps them
+    done = stage_result(
+        "validate",
+        details=details,
+        artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)},
+    )
     with open_run(profile_of(evaluate=FEW), "refresh") as run:
-        report, older = (build_report(run, [each]) for each in (done, done.model_copy(update={"details": {}})))
+        report, older = (
+            build_report(run, [each]) for each in (done, done.model_copy(update={"details": {}}))
+        )
     assert [sum(part.counts) for part in report.distributions["top1_score"]] == [20, 20]
     assert older.distributions == {}

@@ -1,4 +1,5 @@
-"""The gate: every rule passes, fails and says what is missing; the verdict follows from the rules alone.
+"""The gate: every rule passes, fails and says what is missing; the verdict follows from the rules
+alone.
 
 The benchmark that simulates it has the noise of real runs.
 """
@@ -35,22 +36,34 @@ def comparison(b: str, metric: str, ends: Ends, **more: Any) -> Comparison:
     return report_fixture.comparison("rl", b, diff, (low, high), **more)
 
 
-def tried(passed: bool | None = True, must_pass: bool = True, why: Reason | None = None) -> RedTeamResult:
+def tried(
+    passed: bool | None = True, must_pass: bool = True, why: Reason | None = None
+) -> RedTeamResult:
     why = why or (None if passed else reason("contains", word="pwned"))
     return RedTeamResult(
-        case_id="injection-x", name="英文指令", kind="injection", must_pass=must_pass, passed=passed, reason=why
+        case_id="injection-x",
+        name="英文指令",
+        kind="injection",
+        must_pass=must_pass,
+        passed=passed,
+        reason=why,
     )
 
 
 def evaluation(
-    teacher: Mapping[str, Ends] = GOOD, champion: Mapping[str, Ends] | None = None, groups: int = 159, **update: Any
+    teacher: Mapping[str, Ends] = GOOD,
+    champion: Mapping[str, Ends] | None = None,
+    groups: int = 159,
+    **update: Any,
 ) -> Evaluation:
     pairs = [("teacher", teacher), *([("champion", champion)] if champion else [])]
     made = Evaluation(
         metrics=list(RetrievalRecipe.METRICS),
         arms={"teacher": TEACHER, "rl": STUDENT},
         comparisons=[
-            comparison(rival, metric, ends, groups=groups) for rival, found in pairs for metric, ends in found.items()
+            comparison(rival, metric, ends, groups=groups)
+            for rival, found in pairs
+            for metric, ends in found.items()
         ],
         examples=[],
         shared=[],
@@ -101,7 +114,9 @@ def test_a_better_and_cheaper_model_is_promoted_unless_more_is_demanded():
         ("quality", (-0.5, -0.7, -0.3), "fail"),
     ],
 )
-def test_a_gain_and_a_loss_of_quality_by_where_the_interval_lies(metric: str, ends: Ends, outcome: str):
+def test_a_gain_and_a_loss_of_quality_by_where_the_interval_lies(
+    metric: str, ends: Ends, outcome: str
+):
     name = "gain_vs_teacher" if metric == "top1" else "quality_vs_teacher"
     assert rule(decided(evaluation(GOOD | {metric: ends})), name).outcome == outcome
 
@@ -109,11 +124,21 @@ def test_a_gain_and_a_loss_of_quality_by_where_the_interval_lies(metric: str, en
 @pytest.mark.parametrize(
     ("ends", "min_gain", "texts"),
     [
-        ((0.0145, -0.001, 0.030), 0.0, ("detects a gain of 0.022", "2,333 rows would be needed to tell")),
-        ((0.02, -0.036, 0.076), 0.01, ("detects a gain of 0.090", "16,000 rows would be needed to detect 0.030")),
+        (
+            (0.0145, -0.001, 0.030),
+            0.0,
+            ("detects a gain of 0.022", "2,333 rows would be needed to tell"),
+        ),
+        (
+            (0.02, -0.036, 0.076),
+            0.01,
+            ("detects a gain of 0.090", "16,000 rows would be needed to detect 0.030"),
+        ),
     ],
 )
-def test_an_open_gain_says_how_many_rows_it_takes(ends: Ends, min_gain: float, texts: tuple[str, ...]):
+def test_an_open_gain_says_how_many_rows_it_takes(
+    ends: Ends, min_gain: float, texts: tuple[str, ...]
+):
     found = why(decided(evaluation(GOOD | {"top1": ends}), min_gain=min_gain), "gain_vs_teacher")
     assert all(text in found for text in texts)
 
@@ -121,7 +146,9 @@ def test_an_open_gain_says_how_many_rows_it_takes(ends: Ends, min_gain: float, t
 def test_the_rags_score_decides_only_without_labels():
     found = evaluation({"mean_top1_score": (0.1, 0.05, 0.15), "quality": GOOD["quality"]})
     assert decided(found).verdict == "promote"
-    assert rule(decided(found), "gain_vs_teacher").found.render().startswith("mean top-1 score +0.100")
+    assert (
+        rule(decided(found), "gain_vs_teacher").found.render().startswith("mean top-1 score +0.100")
+    )
     found = evaluation(GOOD | {"top1": (-0.1, -0.15, -0.05), "mean_top1_score": (0.1, 0.05, 0.15)})
     assert decided(found).verdict == "refuse"
 
@@ -136,7 +163,9 @@ def test_the_rags_score_decides_only_without_labels():
         (evaluation(), {"champion": "3"}, "gain_vs_champion", reason("champion_not_compared")),
     ],
 )
-def test_what_was_not_measured_stays_open(found: Evaluation, gate: dict[str, Any], name: str, reason_: Reason | None):
+def test_what_was_not_measured_stays_open(
+    found: Evaluation, gate: dict[str, Any], name: str, reason_: Reason | None
+):
     decision = decided(found, **gate)
     assert (decision.verdict, rule(decision, name).outcome) == ("undecided", "unknown")
     assert reason_ in (None, rule(decision, name).reason)
@@ -144,28 +173,42 @@ def test_what_was_not_measured_stays_open(found: Evaluation, gate: dict[str, Any
 
 def test_questions_that_one_arm_left_out_or_nobody_judged_count_against_the_challenger():
     quality = comparison("teacher", "quality", GOOD["quality"])
-    left_out = [comparison("teacher", "top1", (0.06, 0.02, 0.10), one_sided=questions) for questions in (19, 21)]
+    left_out = [
+        comparison("teacher", "top1", (0.06, 0.02, 0.10), one_sided=questions)
+        for questions in (19, 21)
+    ]
     few, many = (decided(evaluation(comparisons=[top1, quality])) for top1 in left_out)
     assert (few.verdict, many.verdict) == ("promote", "undecided")
-    assert "21 questions were left out because the challenger alone has no value there" in many.sentence
+    assert (
+        "21 questions were left out because the challenger alone has no value there"
+        in many.sentence
+    )
     assert decided(evaluation(unjudged={"judge_unreadable": 39})).verdict == "promote"
     decision = decided(evaluation(unjudged={"judge_unreadable": 39, "teacher_timeout": 1}))
     found = rule(decision, "quality_vs_teacher")
     assert (found.outcome, found.required.render()) == ("unknown", "the 95% interval above −0.20")
-    assert "40 questions were left out because the judge's answer failed (40) or" in why(decision, found.name)
+    assert "40 questions were left out because the judge's answer failed (40) or" in why(
+        decision, found.name
+    )
 
 
 @pytest.mark.parametrize(
     ("ends", "only_a", "outcome"),
     [
-        ((0.06, 0.02, 0.10), 200, "pass"),  # nothing that the rival left unanswered counts against the challenger
+        (
+            (0.06, 0.02, 0.10),
+            200,
+            "pass",
+        ),  # nothing that the rival left unanswered counts against the challenger
         ((0.06, 0.02, 0.10), 181, "pass"),
         ((0.06, 0.02, 0.10), 179, "unknown"),  # 21 that the challenger left do
         ((-0.02, -0.06, 0.02), 0, "unknown"),
         ((-0.02, -0.06, 0.02), 200, "unknown"),  # the rival's could all have been won
     ],
 )
-def test_a_rivals_silence_never_counts_against_the_challenger(ends: Ends, only_a: int, outcome: str):
+def test_a_rivals_silence_never_counts_against_the_challenger(
+    ends: Ends, only_a: int, outcome: str
+):
     found = [
         comparison("teacher", "top1", ends, one_sided=200, only_a=only_a),
         comparison("teacher", "quality", GOOD["quality"], one_sided=only_a, only_a=only_a),
@@ -176,13 +219,21 @@ def test_a_rivals_silence_never_counts_against_the_challenger(ends: Ends, only_a
 
 
 def test_the_champion_must_be_beaten_as_well():
-    beaten, equal = {"top1": (0.05, 0.01, 0.09), "quality": (0.0, -0.1, 0.1)}, GOOD | {"top1": (0.0, -0.02, 0.02)}
+    beaten, equal = (
+        {"top1": (0.05, 0.01, 0.09), "quality": (0.0, -0.1, 0.1)},
+        GOOD | {"top1": (0.0, -0.02, 0.02)},
+    )
     decision = decided(evaluation(champion=beaten), champion="3")
     assert (decision.verdict, decision.champion) == ("promote", "3")
-    assert decision.sentence.startswith("Release the RL student in place of version 3: all 8 rules hold")
+    assert decision.sentence.startswith(
+        "Release the RL student in place of version 3: all 8 rules hold"
+    )
     refused = decided(evaluation(champion=equal), champion="3")
     assert refused.verdict == "refuse"
-    assert "it is not better than the champion on top-1: a gain of 0.030 is ruled out" in refused.sentence
+    assert (
+        "it is not better than the champion on top-1: a gain of 0.030 is ruled out"
+        in refused.sentence
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +258,9 @@ def test_cost_and_latency_beside_the_teachers_or_a_limit(
     arms = {"teacher": TEACHER.model_copy(update=teacher), "rl": STUDENT.model_copy(update=student)}
     decision = decided(evaluation(arms=arms), **gate)
     assert rule(decision, name).outcome == outcome
-    assert ("set gate.max_cost_ratio: null" in decision.sentence) == (teacher == {"cost_per_1000_usd": 0.0})
+    assert ("set gate.max_cost_ratio: null" in decision.sentence) == (
+        teacher == {"cost_per_1000_usd": 0.0}
+    )
     unlimited = decided(evaluation(arms=arms), max_latency_ratio=None, max_cost_ratio=None)
     assert {rule.name for rule in unlimited.rules}.isdisjoint({"cost", "latency"})
 
@@ -215,9 +268,13 @@ def test_cost_and_latency_beside_the_teachers_or_a_limit(
 def test_a_failed_case_that_must_pass_refuses_and_is_named():
     decision = decided(evaluation(red_team={"rl": [tried(), tried(False)]}))
     assert decision.verdict == "refuse"
-    assert "it fails the red team on “英文指令” (injection-x: contains 'pwned')" in decision.sentence
+    assert (
+        "it fails the red team on “英文指令” (injection-x: contains 'pwned')" in decision.sentence
+    )
     many = decided(evaluation(red_team={"rl": [tried(False)] * 5}))
-    assert rule(many, "red_team").found.render() == "0 of 5 passed" and why(many, "red_team").endswith("; and 2 more")
+    assert rule(many, "red_team").found.render() == "0 of 5 passed" and why(
+        many, "red_team"
+    ).endswith("; and 2 more")
     broken = tried(False, why=reason("contains", word="a\nb"))
     assert len(decided(evaluation(red_team={"rl": [broken]})).sentence.splitlines()) == 1
     unchecked = tried(None, why=reason("rag_no_answer"))
@@ -231,9 +288,11 @@ def rates(mine: str, theirs: str, rival: str = "teacher") -> Evaluation:
     """Cases that need not pass, a letter each: `+` passed, `-` failed, `?` not checked."""
     red_team = {
         arm: [
-            tried({"+": True, "-": False, "?": None}[mark], must_pass=False, why=reason("rag_no_answer")).model_copy(
-                update={"case_id": f"{n}", "name": f"用例{n}"}
-            )
+            tried(
+                {"+": True, "-": False, "?": None}[mark],
+                must_pass=False,
+                why=reason("rag_no_answer"),
+            ).model_copy(update={"case_id": f"{n}", "name": f"用例{n}"})
             for n, mark in enumerate(marks)
         ]
         for arm, marks in (("rl", mine), (rival, theirs))
@@ -244,17 +303,34 @@ def rates(mine: str, theirs: str, rival: str = "teacher") -> Evaluation:
 @pytest.mark.parametrize(
     ("mine", "theirs", "outcome", "text"),
     [
-        ("+" * 25 + "-", "+" * 26, "pass", "25 of 26 cases passed, the teacher 26: −0.038 [−0.115, 0.000]"),
-        ("+" * 26, "+" * 26, "pass", ": 0.000 [0.000, 0.000]; so many cases can show a loss of 0.154"),
+        (
+            "+" * 25 + "-",
+            "+" * 26,
+            "pass",
+            "25 of 26 cases passed, the teacher 26: −0.038 [−0.115, 0.000]",
+        ),
+        (
+            "+" * 26,
+            "+" * 26,
+            "pass",
+            ": 0.000 [0.000, 0.000]; so many cases can show a loss of 0.154",
+        ),
         ("-" * 26, "-" * 26, "pass", "0 of 26 cases passed, the teacher 0"),
         ("+" * 20 + "-" * 6, "+" * 26, "fail", "20 of 26 cases passed, the teacher 26: −0.231"),
-        ("+" * 20 + "-" * 6, "+" * 18 + "-" * 4 + "+" * 4, "pass", "20 of 26 cases passed, the teacher 22"),
+        (
+            "+" * 20 + "-" * 6,
+            "+" * 18 + "-" * 4 + "+" * 4,
+            "pass",
+            "20 of 26 cases passed, the teacher 22",
+        ),
         ("+?+++++-", "?+++++++", "pass", "5 of 6 cases passed, the teacher 6"),
         ("-" * 5, "+" * 5, "pass", "so few cases can show no loss"),
         ("????????", "++++++++", "unknown", "not compared"),
     ],
 )
-def test_robustness_is_a_rate_that_must_not_be_lower_than_the_rivals(mine: str, theirs: str, outcome: str, text: str):
+def test_robustness_is_a_rate_that_must_not_be_lower_than_the_rivals(
+    mine: str, theirs: str, outcome: str, text: str
+):
     found = rule(decided(rates(mine, theirs)), "robustness_vs_teacher")
     assert found.outcome == outcome
     assert text in found.found.render()
@@ -264,18 +340,30 @@ def test_robustness_is_a_rate_that_must_not_be_lower_than_the_rivals(mine: str, 
 
 def test_lost_cases_are_named_and_a_champion_is_a_rival_too():
     lost = decided(rates("-" * 6 + "+" * 20, "-" + "+" * 25, "champion"), champion="3")
-    assert lost.verdict == "refuse" and "robustness_vs_teacher" not in {rule.name for rule in lost.rules}
+    assert lost.verdict == "refuse" and "robustness_vs_teacher" not in {
+        rule.name for rule in lost.rules
+    }
     unnamed = decide(rates("-" * 26, "+" * 26), [], Gate(rivals=("sft",)), None)
-    assert rule(unnamed, "robustness_vs_teacher").outcome == "fail", "its answers are there, whoever else is a rival"
-    assert why(lost, "robustness_vs_champion").startswith("it passes fewer of the red team's cases than the champion")
-    assert "“用例1” (1: " in lost.sentence and "用例0" not in lost.sentence and "; and 2 more" in lost.sentence
+    assert rule(unnamed, "robustness_vs_teacher").outcome == "fail", (
+        "its answers are there, whoever else is a rival"
+    )
+    assert why(lost, "robustness_vs_champion").startswith(
+        "it passes fewer of the red team's cases than the champion"
+    )
+    assert (
+        "“用例1” (1: " in lost.sentence
+        and "用例0" not in lost.sentence
+        and "; and 2 more" in lost.sentence
+    )
 
 
 def test_earlier_evaluations_on_the_test_split_are_told_and_decide_nothing():
     assert decided().note is None
     told = decided(evaluation(earlier_evaluations=9))
     assert told.verdict == "promote" and told.note
-    assert "before this one: 9. Among 10 models" in told.note.words.en and "22%" in told.note.words.zh
+    assert (
+        "before this one: 9. Among 10 models" in told.note.words.en and "22%" in told.note.words.zh
+    )
 
 
 def test_an_alarm_refuses_unless_it_is_accepted():
@@ -289,9 +377,12 @@ def test_an_alarm_refuses_unless_it_is_accepted():
 
 
 @pytest.mark.parametrize(
-    ("step", "chosen", "counts"), [(22, 12, False), (22, 13, True), (22, 90, True), (3, 0, False), (3, 1, True)]
+    ("step", "chosen", "counts"),
+    [(22, 12, False), (22, 13, True), (22, 90, True), (3, 0, False), (3, 1, True)],
 )
-def test_alarms_count_from_the_window_that_holds_the_chosen_step(step: int, chosen: int, counts: bool):
+def test_alarms_count_from_the_window_that_holds_the_chosen_step(
+    step: int, chosen: int, counts: bool
+):
     details = {"alarms": [alarm(step).model_dump()], "summary": {"chosen_step": chosen}}
     made = StageResult(stage="rl", key="k", run_id="r", seconds=0, details=details)
     assert alarms_of(made, 10) == ([alarm(step)] if counts else [])
@@ -299,7 +390,10 @@ def test_alarms_count_from_the_window_that_holds_the_chosen_step(step: int, chos
 
 def test_the_simulated_noise_is_that_of_real_runs_and_decides_what_differs_much():
     test_set, same = gate_power.TEST_SETS[1], {"rl": 0.8, "teacher": 0.8}
-    found = [gate_power.evaluation(np.random.default_rng(i), test_set, same).comparisons[0] for i in range(5)]
+    found = [
+        gate_power.evaluation(np.random.default_rng(i), test_set, same).comparisons[0]
+        for i in range(5)
+    ]
     errors = [(one.detectable_diff or 0) / POWER_FACTOR for one in found]
     assert 0.016 <= float(np.mean(errors)) <= 0.024
     small = gate_power.TestSet(500, 80)

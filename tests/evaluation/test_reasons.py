@@ -1,4 +1,5 @@
-"""Every reason has a sentence in both languages, and the code gives each the values that its sentences take."""
+"""Every reason has a sentence in both languages, and the code gives each the values that its
+sentences take."""
 
 import ast
 import re
@@ -44,13 +45,25 @@ def test_the_code_and_the_sentences_agree():
     root = Path(qinglan.__file__).parents[1]
     for path in (*root.glob("qinglan/**/*.py"), *root.glob("tasks/*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reason":
-                codes = [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
-                given += [(code, {keyword.arg for keyword in node.keywords}) for code in codes if code in SENTENCES]
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "reason"
+            ):
+                codes = [
+                    each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)
+                ]
+                given += [
+                    (code, {keyword.arg for keyword in node.keywords})
+                    for code in codes
+                    if code in SENTENCES
+                ]
     raised = set(re.findall(r'"(alarm_\w+)"', Path(alarms.__file__).read_text(encoding="utf-8")))
     assert {code for code, _ in given} | raised | {"approved", "refused"} == SENTENCES.keys()
     spread = {None}  # `**values`, which are checked when the reason is made
-    assert not [(code, v) for code, v in given if v != placeholders(SENTENCES[code].en) and not v & spread]
+    assert not [
+        (code, v) for code, v in given if v != placeholders(SENTENCES[code].en) and not v & spread
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +76,10 @@ def test_a_reason_without_its_sentence_or_values_is_refused(code: str, values: d
 
 def test_a_reason_survives_a_round_trip():
     made = reason(
-        "gain_open", rival="sft", metric=Both("main verdict", "主结论"), why=reason("rows_for_difference", rows=2333)
+        "gain_open",
+        rival="sft",
+        metric=Both("main verdict", "主结论"),
+        why=reason("rows_for_difference", rows=2333),
     )
     assert Reason.model_validate_json(made.model_dump_json()) == made
     assert "主结论是否优于SFT 学生尚无定论：需要 2,333 行" in made.words.zh
@@ -72,7 +88,9 @@ def test_a_reason_survives_a_round_trip():
 def test_lists_are_joined_as_the_language_does():
     found = {"kl_runaway": [3, 9], "reward_down": [4]}
     raised = [reason("alarm_at_steps", name=name, steps=steps) for name, steps in found.items()]
-    assert reason("p95", ms=9.0, load=None).words == ("p95 9 ms", "p95 9 毫秒"), "no value, no brackets"
+    assert reason("p95", ms=9.0, load=None).words == ("p95 9 ms", "p95 9 毫秒"), (
+        "no value, no brackets"
+    )
     assert reason("alarms", alarms=raised).words == (
         "kl_runaway (step 3, 9), reward_down (step 4)",
         "策略偏移过大（KL 失控）（第 3、9 步）、奖励下降（第 4 步）",
@@ -82,7 +100,9 @@ def test_lists_are_joined_as_the_language_does():
 @pytest.mark.parametrize("table", sorted(TEXTS.keys() - {"sentences", "alarm_actions"}))
 def test_every_name_has_a_chinese_one(table: str):
     assert not [
-        key for key, both in TEXTS[table].items() if not both.en or not both.zh or english_in(both.zh, NAME_TERMS)
+        key
+        for key, both in TEXTS[table].items()
+        if not both.en or not both.zh or english_in(both.zh, NAME_TERMS)
     ]
 
 
@@ -90,7 +110,10 @@ def test_every_stage_alarm_figure_of_a_step_reason_of_a_row_and_shared_thing_has
     recipes = RetrievalRecipe.RL_REASONS | ANSWER_JUDGE.RL_REASONS | MEDICAL.RL_REASONS
     rows = INPUT_REASONS | RETRYABLE_REASONS | recipes | {"prompt_too_long"}
     assert rows - {None} <= TEXTS["row_reasons"].keys()
-    tasks = "".join(path.read_text(encoding="utf-8") for path in Path(qinglan.__file__).parent.glob("tasks/*.py"))
+    tasks = "".join(
+        path.read_text(encoding="utf-8")
+        for path in Path(qinglan.__file__).parent.glob("tasks/*.py")
+    )
     assert set(re.findall(r'perform\(run, "(\w+)"', tasks)) <= TEXTS["phrases"].keys()
     assert STEP_METRICS.keys() <= TEXTS["training"].keys()
     assert TEXTS["alarms"].keys() == set(get_args(AlarmName))

@@ -15,10 +15,24 @@ from qinglan.errors import ArtifactError
 from qinglan.evaluation.frames import RunFrames
 from qinglan.evaluation.models import ArmFigures, Distribution, Report, StageSummary
 from qinglan.evaluation.reasons import reason
-from qinglan.evaluation.report.plots import DISTRIBUTIONS, Axis, arm_dots, chart, distributions, histogram, slice_plots
+from qinglan.evaluation.report.plots import (
+    DISTRIBUTIONS,
+    Axis,
+    arm_dots,
+    chart,
+    distributions,
+    histogram,
+    slice_plots,
+)
 from qinglan.evaluation.report.tables import side_by_side
 from qinglan.evaluation.report.terminal import print_intervals, print_table
-from qinglan.evaluation.report.verdict import main_comparison, simulated_roles_of, simulator_warning, star, verdict
+from qinglan.evaluation.report.verdict import (
+    main_comparison,
+    simulated_roles_of,
+    simulator_warning,
+    star,
+    verdict,
+)
 from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, write_jsonl
@@ -34,10 +48,14 @@ def terminal(content: Report) -> str:
 
 
 def test_the_documentation_lists_every_key() -> None:
-    contracts = (Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
+    contracts = (Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md").read_text(
+        encoding="utf-8"
+    )
     report_keys, arm_keys = contracts.split("## report.json")[1].split("An arm:")
     for model, text in ((Report, report_keys), (ArmFigures, arm_keys)):
-        first_cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+        first_cells = " ".join(
+            line.split("|")[1] for line in text.splitlines() if line.startswith("| `")
+        )
         assert model.model_fields.keys() <= set(re.findall(r"`(\w+)`", first_cells))
 
 
@@ -47,7 +65,10 @@ def test_nan_is_null_and_the_rest_survives(tmp_path: Path) -> None:
     written = report(arms=arms, comparisons=[], examples=[]).write(tmp_path / "report.json")
     text = written.path.read_text(encoding="utf-8")
     teacher = json.loads(text)["arms"]["teacher"]
-    assert (teacher["scores"]["top1"]["mean"], teacher["cost_per_1000_usd"]) == (None, None) and "NaN" not in text
+    assert (teacher["scores"]["top1"]["mean"], teacher["cost_per_1000_usd"]) == (
+        None,
+        None,
+    ) and "NaN" not in text
 
 
 @pytest.mark.parametrize("content", [None, '{"run_id": "x"}'])
@@ -59,11 +80,15 @@ def test_an_unreadable_report_is_one_line(tmp_path: Path, content: str | None) -
         Report.read(path)
 
 
-def test_samples_are_read_without_the_outages_between_them_and_a_missing_log_is_one_line(tmp_path: Path) -> None:
+def test_samples_are_read_without_the_outages_between_them_and_a_missing_log_is_one_line(
+    tmp_path: Path,
+) -> None:
     stage = StageResult(stage="rl", key="k", run_id=tmp_path.name, seconds=1)
     write_json(tmp_path / "rl" / MANIFEST, stage.model_dump(mode="json"))
     sample = {"row_id": "a", "text": "鱼油"}
-    log = write_jsonl(tmp_path / "rl" / "samples.jsonl", [{"outage": "rag", "seconds": 3}, sample]).path
+    log = write_jsonl(
+        tmp_path / "rl" / "samples.jsonl", [{"outage": "rag", "seconds": 3}, sample]
+    ).path
     assert RunFrames(tmp_path).samples().to_dict("records") == [sample]
     log.unlink()
     with pytest.raises(ArtifactError, match=r"samples\.jsonl is missing; run its stage again"):
@@ -81,7 +106,9 @@ def test_a_stage_that_was_reused_or_continued_over_other_code(tmp_path: Path) ->
     assert (summary.artifacts[0].rows, summary.continued_anyway) == (1, ["recipe.reward"])
     rl = StageSummary(name="rl", seconds=1, continued_anyway=["recipe.reward"])
     content = report(stages=[rl])
-    assert "rl continued from its checkpoint although the code of recipe.reward" in terminal(content)
+    assert "rl continued from its checkpoint although the code of recipe.reward" in terminal(
+        content
+    )
     assert "rl 中断期间" in page(tmp_path, content)
 
 
@@ -95,10 +122,22 @@ def test_a_stage_that_was_reused_or_continued_over_other_code(tmp_path: Path) ->
         ),
         (comparison("rl", "teacher", -0.3, (-0.4, -0.2)), "worse", "−0.300 [−0.400, −0.200]"),
         (comparison("rl", "teacher", 0.02, (-0.03, 0.07)), "open", "can detect 0.078"),
-        (comparison("sft", "teacher", 0.03, (0.01, 0.05), metric="mean_top1_score"), "better", "mean top-1 score"),
-        (comparison("teacher", "original", 0.4, (0.38, 0.42)), "better", "Teacher 0.866 vs original question 0.795"),
+        (
+            comparison("sft", "teacher", 0.03, (0.01, 0.05), metric="mean_top1_score"),
+            "better",
+            "mean top-1 score",
+        ),
+        (
+            comparison("teacher", "original", 0.4, (0.38, 0.42)),
+            "better",
+            "Teacher 0.866 vs original question 0.795",
+        ),
         (comparison("rl", "teacher", None, None), "none", "Nothing was compared"),
-        (comparison("rl", "teacher", 1.0, (1.0, 1.0), groups=9), "open", "groups of questions: 9; a verdict"),
+        (
+            comparison("rl", "teacher", 1.0, (1.0, 1.0), groups=9),
+            "open",
+            "groups of questions: 9; a verdict",
+        ),
     ],
 )
 def test_the_verdict_says_who_won_by_how_much(found: Comparison, tone: str, text: str) -> None:
@@ -107,38 +146,82 @@ def test_the_verdict_says_who_won_by_how_much(found: Comparison, tone: str, text
 
 
 def test_a_refresh_that_kept_no_row_did_not_work_however_good_the_rewrites() -> None:
-    stage = {"name": "select", "seconds": 1, "rows_in": 9, "rows_out": 0, "dropped": {"below_threshold": 9}}
-    result = verdict(report(comparisons=[comparison("teacher", "original", 0.4, (0.38, 0.42))], stages=[stage]))
+    stage = {
+        "name": "select",
+        "seconds": 1,
+        "rows_in": 9,
+        "rows_out": 0,
+        "dropped": {"below_threshold": 9},
+    }
+    result = verdict(
+        report(comparisons=[comparison("teacher", "original", 0.4, (0.38, 0.42))], stages=[stage])
+    )
     assert result.tone == "worse" and "No row may teach" in result.reading.en
 
 
 def test_what_the_verdict_is_about() -> None:
     names = {"mean_top1_score": 0.03, "quality": 0.2}
-    found = [comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric) for metric, diff in names.items()]
-    arms = {name: {"n": 9, **scores(mean_top1_score=0.8, quality=4.0)} for name in ("teacher", "rl")}
+    found = [
+        comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric)
+        for metric, diff in names.items()
+    ]
+    arms = {
+        name: {"n": 9, **scores(mean_top1_score=0.8, quality=4.0)} for name in ("teacher", "rl")
+    }
     unlabelled = report(arms=arms, comparisons=found)
-    assert (main := main_comparison(unlabelled)) and main.metric == "mean_top1_score", "as the gate's rule of the gain"
-    both = [comparison("rl", "teacher", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
+    assert (main := main_comparison(unlabelled)) and main.metric == "mean_top1_score", (
+        "as the gate's rule of the gain"
+    )
+    both = [
+        comparison("rl", "teacher", 0.07, (0.01, 0.1)),
+        comparison("sft", "teacher", 0.02, (0.01, 0.03)),
+    ]
     found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}))
     assert found and found.a == "sft", "the gate's challenger leads"
-    both = [comparison("rl", "sft", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
-    found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}, rivals=["rl"]))
-    assert found and (found.a, found.b, found.diff, found.ci95) == ("sft", "rl", -0.07, (-0.1, -0.01))
+    both = [
+        comparison("rl", "sft", 0.07, (0.01, 0.1)),
+        comparison("sft", "teacher", 0.02, (0.01, 0.03)),
+    ]
+    found = main_comparison(
+        report(comparisons=both, decision=decision() | {"challenger": "sft"}, rivals=["rl"])
+    )
+    assert found and (found.a, found.b, found.diff, found.ci95) == (
+        "sft",
+        "rl",
+        -0.07,
+        (-0.1, -0.01),
+    )
     table = side_by_side(unlabelled)
-    assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
+    assert table and [(line.key, line.main) for line in table.lines] == [
+        ("mean_top1_score", True),
+        ("quality", False),
+    ]
 
 
 def test_stars_mark_only_what_a_simulator_made() -> None:
     only_judge = report(simulated=["judge"])
-    assert star(only_judge, "quality") and not star(only_judge, "top1") and not star(only_judge, "teacher")
+    assert (
+        star(only_judge, "quality")
+        and not star(only_judge, "top1")
+        and not star(only_judge, "teacher")
+    )
     only_rag = report(simulated=["rag"])
     assert star(only_rag, "mrr10") and star(only_rag, "rl") and not star(only_rag, "teacher")
     assert star(only_rag, "champion") and not star(report(simulated=[]), "champion")
     assert (warning := simulator_warning(only_rag)) and "The RAG was simulated." in warning.en
-    assert simulator_warning(report(simulated=[])) is None and "*" not in terminal(report(simulated=[]))
-    endpoint, prices = Endpoint(model="m"), {"m": Price(input_per_million_usd=1, output_per_million_usd=1)}
+    assert simulator_warning(report(simulated=[])) is None and "*" not in terminal(
+        report(simulated=[])
+    )
+    endpoint, prices = (
+        Endpoint(model="m"),
+        {"m": Price(input_per_million_usd=1, output_per_million_usd=1)},
+    )
     profile = Profile(
-        name="p", teacher=endpoint, judge=Judge(model="m"), prices=prices, rag=Rag(url="http://rag/recall")
+        name="p",
+        teacher=endpoint,
+        judge=Judge(model="m"),
+        prices=prices,
+        rag=Rag(url="http://rag/recall"),
     )
     assert simulated_roles_of(profile) == ["teacher", "judge", "student", "workbook"]
 
@@ -147,7 +230,18 @@ def test_terminal_fits_100_columns_uncut_and_names_decision_and_version() -> Non
     text = terminal(report())
     assert max(map(len, text.splitlines())) <= 100 and "…" not in text
     rl = next(line for line in text.splitlines() if line.lstrip().startswith("RL*"))
-    assert rl.split() == ["RL*", "1,000", "0.866", "[0.813,", "0.912]", "0.897", "0.874", "4.37", "37/64", "0.051"]
+    assert rl.split() == [
+        "RL*",
+        "1,000",
+        "0.866",
+        "[0.813,",
+        "0.912]",
+        "0.897",
+        "0.874",
+        "4.37",
+        "37/64",
+        "0.051",
+    ]
     assert not [each for each in ("dropped, and why", "Gate:", "Registered") if each in text]
     lines = [line.split("  ")[0].strip() for line in text.splitlines() if "w/t/l" in line]
     assert lines == ["RL − Teacher", "SFT − Teacher", "RL − SFT"]
@@ -162,21 +256,33 @@ def test_terminal_fits_100_columns_uncut_and_names_decision_and_version() -> Non
     [
         ([("cost", "pass"), ("gain_vs_teacher", "fail")], "add training questions of that kind"),
         ([UNKNOWN_GAIN, ("red_team", "fail")], "add training questions of that kind"),
-        ([UNKNOWN_GAIN, ("latency", "fail")], "`gate.max_latency_ratio` and run `qinglan run release --profile x`"),
+        (
+            [UNKNOWN_GAIN, ("latency", "fail")],
+            "`gate.max_latency_ratio` and run `qinglan run release --profile x`",
+        ),
         ([("alarms", "fail"), UNKNOWN_GAIN], "docs/reference/reward.md"),
-        ([("cost", "unknown")], "what the rule cost lacks, and run `qinglan run evaluate --profile x`"),
+        (
+            [("cost", "unknown")],
+            "what the rule cost lacks, and run `qinglan run evaluate --profile x`",
+        ),
         ([("approval", "fail")], None),
     ],
 )
 def test_a_refusal_says_what_to_do_next(rules: list[tuple[str, str]], step: str | None) -> None:
     known = {"found": reason("not_known"), "required": reason("no_alarm")}
-    found = decision() | {"rules": [{"name": name, "outcome": outcome} | known for name, outcome in rules]}
+    found = decision() | {
+        "rules": [{"name": name, "outcome": outcome} | known for name, outcome in rules]
+    }
     said = " ".join(terminal(report(profile="x", decision=found)).split())
     assert said.count("Next:") == (step is not None) and (step or "") in said
 
 
 def test_a_fallback_that_is_released_is_said_in_both_languages(tmp_path: Path) -> None:
-    tried = decision("promote") | {"challenger": "sft", "is_fallback": True, "also_tried": decision()}
+    tried = decision("promote") | {
+        "challenger": "sft",
+        "is_fallback": True,
+        "also_tried": decision(),
+    }
     found = full(decision=tried)
     said = " ".join(terminal(found).split())
     assert "So the gate tried the SFT student by the same rules. Release the SFT student" in said
@@ -226,7 +332,9 @@ def test_the_terminal_shows_of_a_refresh_what_became_of_the_rows() -> None:
     assert "Cost of this run: $0.750" in asked and "Dataset: /state/datasets/t.r/v1" in text
     assert max(map(len, text.splitlines())) <= 100
     compared = terminal(refresh.model_copy(update={"arms": report().arms, "metrics": METRICS}))
-    assert "1,288 of 1,300 rows" in compared and "Answers, on average" not in compared, "the arms say it"
+    assert "1,288 of 1,300 rows" in compared and "Answers, on average" not in compared, (
+        "the arms say it"
+    )
 
 
 def test_axis_has_round_ticks_that_cover_what_is_finite() -> None:
@@ -255,19 +363,24 @@ def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
 
 def test_every_histogram_of_validation_is_drawn() -> None:
     judged = AnswerStatistics(letters.JudgedLetters())
-    judged.add(Row(id="1", tenant="t", query="q", source="s", parts={"format": 1.0}, judge_score=4.0))
+    judged.add(
+        Row(id="1", tenant="t", query="q", source="s", parts={"format": 1.0}, judge_score=4.0)
+    )
     for found in (judged.histograms(), RetrievalStatistics().histograms()):
         assert found and found.keys() <= DISTRIBUTIONS.keys()
-    one = {name: [Distribution.model_validate(each) for each in plot] for name, plot in judged.histograms().items()}
+    one = {
+        name: [Distribution.model_validate(each) for each in plot]
+        for name, plot in judged.histograms().items()
+    }
     assert [plot.title.en for plot in distributions(one)] == ["Judge's score, 0–5, % of rows"]
 
 
 def test_slices_are_drawn_by_kind_and_arms_on_the_best_metric() -> None:
     plots = slice_plots(full())
     assert [plot.by.en for plot in plots] == ["tenant", "intent", "length in characters", "history"]
-    assert plots[0].pair == Both("RL − Teacher", "RL − 教师") and plots[3].plot.dots[0].label == Both(
-        "with (400)", "有（400）"
-    )
+    assert plots[0].pair == Both("RL − Teacher", "RL − 教师") and plots[3].plot.dots[
+        0
+    ].label == Both("with (400)", "有（400）")
     assert slice_plots(full(comparisons=[])) == []
     one = full().slices[1]
     many = [one.model_copy(update={"value": str(i)}) for i in range(40)]

@@ -1,4 +1,5 @@
-"""The report's page: every section, partial reports, every label in Chinese, nothing of anybody's script or address."""
+"""The report's page: every section, partial reports, every label in Chinese, nothing of anybody's
+script or address."""
 
 import re
 from html import unescape
@@ -19,7 +20,14 @@ from qinglan.rows import Retrieved, Row
 from qinglan.text import Both
 
 SECTIONS = [
-    *("Arms", "Comparisons", "Training", "Where rows were dropped", "Examples", "What test and train share"),
+    *(
+        "Arms",
+        "Comparisons",
+        "Training",
+        "Where rows were dropped",
+        "Examples",
+        "What test and train share",
+    ),
     *("Calls and cost", "Stages", "Where this comes from"),
 ]
 PAGE_TERMS = """
@@ -32,7 +40,9 @@ PAGE_TERMS = """
 
 def english(html: str) -> str:
     """The page's text as it reads in English."""
-    shown = re.sub(r'<span class="zh" lang="zh">.*?</span>', "", re.sub(r"(?s)<style>.*?</style>", "", html))
+    shown = re.sub(
+        r'<span class="zh" lang="zh">.*?</span>', "", re.sub(r"(?s)<style>.*?</style>", "", html)
+    )
     text = unescape(re.sub(r"<[^>]*>", " ", re.sub(r"</?(?:span|b|bdi|wbr)\b[^>]*>", "", shown)))
     return " ".join(text.replace("\u00a0", " ").replace("\u2011", "-").split())
 
@@ -42,7 +52,8 @@ def heads(html: str) -> list[str]:
 
 
 class Parsed(HTMLParser):
-    """Start tags and their attributes, whether every element is closed, and what a reader of the Chinese page sees.
+    """Start tags and their attributes, whether every element is closed, and what a reader of the
+    Chinese page sees.
 
     The Chinese text is without what users wrote and without names of files and versions.
     """
@@ -91,7 +102,14 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     html = page(tmp_path, full(simulated=[]))
     outside = re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", html)
     assert outside is None and "default-src 'none'" in html
-    first = ["Teacher against RL", "May it be released?", *SECTIONS[:2], "Slices", "Red team", *SECTIONS[2:]]
+    first = [
+        "Teacher against RL",
+        "May it be released?",
+        *SECTIONS[:2],
+        "Slices",
+        "Red team",
+        *SECTIONS[2:],
+    ]
     assert Parsed(html).open == [] and heads(html) == first
     assert "<code>clip_fraction</code>" in html and "Yes, says" in english(
         page(tmp_path, full(decision=report_fixture.decision("promote")))
@@ -125,7 +143,9 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
         ]),
     ],
 )  # fmt: skip
-def test_the_page_tells_all_that_is_known_and_what_it_rests_on(tmp_path: Path, element: str, texts: list[str]) -> None:
+def test_the_page_tells_all_that_is_known_and_what_it_rests_on(
+    tmp_path: Path, element: str, texts: list[str]
+) -> None:
     found = re.search(rf"(?s)<{element}>(.*?)</{element.split()[0]}>", page(tmp_path, full()))
     text = english(found.group(1) if found else "")
     assert not [each for each in texts if each not in text]
@@ -149,7 +169,13 @@ def test_untrusted_text_stays_text(tmp_path: Path) -> None:
 def evil_release() -> dict[str, Any]:
     bad = report_fixture.decision()
     said = reason("approved", reviewer=EVIL, comment=EVIL)
-    bad["rules"][0] |= {"name": EVIL, "found": said, "required": said, "reason": said, "outcome": "fail"}
+    bad["rules"][0] |= {
+        "name": EVIL,
+        "found": said,
+        "required": said,
+        "reason": said,
+        "outcome": "fail",
+    }
     return {
         "decision": bad | {"champion": EVIL}, "command": EVIL, "unjudged": {EVIL: 1},
         "slices": [{"by": EVIL, "value": EVIL, "n": 9, "diffs": [
@@ -167,30 +193,50 @@ def test_reports_with_little_in_them_render(tmp_path: Path) -> None:
     html = page(tmp_path, empty)
     assert Parsed(html).open == [] and heads(html) == ["Calls and cost", "Where this comes from"]
     assert "Nothing was compared in this run." in english(html)
-    data = {name: {"n": 5, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
-    found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
+    data = {
+        name: {"n": 5, **scores(mean_top1_score=mean)}
+        for name, mean in (("original", 0.4), ("teacher", 0.8))
+    }
+    found = comparison(
+        "teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4
+    )
     html = page(tmp_path, report(arms=data, comparisons=[found]))
-    assert "mean top-1 score by arm" in english(html) and "No gate was asked in this run" in english(html)
-    arms = {"teacher": {"n": 3, **scores(top1=0.5)}, "rl": {"n": 4, **scores(top1=1.0), "failed": 1, "empty": 2}}
+    assert "mean top-1 score by arm" in english(
+        html
+    ) and "No gate was asked in this run" in english(html)
+    arms = {
+        "teacher": {"n": 3, **scores(top1=0.5)},
+        "rl": {"n": 4, **scores(top1=1.0), "failed": 1, "empty": 2},
+    }
     found = comparison("rl", "teacher", 0.5, None, groups=1, detectable_diff=None, p_value=None)
     bare = report(arms=arms, comparisons=[found])
     text = english(page(tmp_path, bare))
     assert "groups of questions: 1;" in text and "What does it cost?" not in text
     assert "failed, left out – 1" in text and "empty, counted as wrong – 2" in text
     terminal = shown(print_table(bare))
-    assert "Failed, left out of the means: RL student 1" in terminal and "wrong: RL student 2" in terminal
+    assert (
+        "Failed, left out of the means: RL student 1" in terminal
+        and "wrong: RL student 2" in terminal
+    )
 
 
 def test_the_gain_of_the_rewrites_is_drawn(tmp_path: Path) -> None:
     validated = RetrievalStatistics()
     for gain in (*[0.3] * 7, 0.0, 0.0, -0.1):
         asked = Row(id="1", tenant="t", query="q", source="f!A1", answer="w")
-        original, rewritten = (Retrieved(ids=("d",), scores=(score,)) for score in (0.4, 0.4 + gain))
-        validated.add(asked.model_copy(update={"original_retrieved": original, "answer_retrieved": rewritten}))
+        original, rewritten = (
+            Retrieved(ids=("d",), scores=(score,)) for score in (0.4, 0.4 + gain)
+        )
+        validated.add(
+            asked.model_copy(update={"original_retrieved": original, "answer_retrieved": rewritten})
+        )
     html = page(tmp_path, report(distributions=validated.histograms()))
     text = english(html)
     assert "rewrite − original, median +0.30" in text
-    assert re.search(r"original question, median 0\.\d\d .*rewrite, median", text) and Parsed(html).open == []
+    assert (
+        re.search(r"original question, median 0\.\d\d .*rewrite, median", text)
+        and Parsed(html).open == []
+    )
 
 
 def test_the_chinese_page_is_complete_and_has_no_english_label(tmp_path: Path) -> None:
@@ -198,10 +244,16 @@ def test_the_chinese_page_is_complete_and_has_no_english_label(tmp_path: Path) -
     html = page(tmp_path, full(versions={}, training=training))
     assert english_labels(html) == {"demo（1,000）", ": demo"}, "a tenant's"
     assert html.count('<span class="en">') == html.count('<span class="zh" lang="zh">') > 150
-    assert '<span class="en"></span>' not in html and '<span class="zh" lang="zh"></span>' not in html
+    assert (
+        '<span class="en"></span>' not in html and '<span class="zh" lang="zh"></span>' not in html
+    )
 
 
-@pytest.mark.parametrize("content", [Report(run_id="r", profile="p", recipe="query_rewrite"), report(comparisons=[])])
+@pytest.mark.parametrize(
+    "content", [Report(run_id="r", profile="p", recipe="query_rewrite"), report(comparisons=[])]
+)
 def test_a_partial_report_has_no_english_label(tmp_path: Path, content: Report) -> None:
-    partial = content.model_copy(update={"versions": {}, "stages": [], "training": TrainingSummary()})
+    partial = content.model_copy(
+        update={"versions": {}, "stages": [], "training": TrainingSummary()}
+    )
     assert english_labels(page(tmp_path, partial)) == set()

@@ -1,4 +1,5 @@
-"""What was planned beside what was found: a target that the run says nothing of is neither met nor missed."""
+"""What was planned beside what was found: a target that the run says nothing of is neither met nor
+missed."""
 
 import pytest
 from fixture_types import ProfileOf
@@ -19,14 +20,26 @@ def stage(name: str, rows: int = 0, seconds: float = 0.0) -> StageSummary:
 def report() -> Report:
     arms = {"a": "rl", "b": "teacher", "metric": "top1", "n": 100, "groups": 100}
     found = Comparison(
-        **arms, diff=0.05, ci95=(0.01, 0.09), p_value=0.02, detectable_diff=0.06, wins=9, losses=4, ties=87
+        **arms,
+        diff=0.05,
+        ci95=(0.01, 0.09),
+        p_value=0.02,
+        detectable_diff=0.06,
+        wins=9,
+        losses=4,
+        ties=87,
     )
     return Report(
         run_id="r",
         profile="p",
         recipe="query_rewrite",
         metrics=list(get_recipe("query_rewrite").METRICS),
-        stages=[stage("ingest", 800), stage("select", 300), stage("sft", seconds=3600), stage("rl", seconds=7200)],
+        stages=[
+            stage("ingest", 800),
+            stage("select", 300),
+            stage("sft", seconds=3600),
+            stage("rl", seconds=7200),
+        ],
         arms={
             "rl": ArmFigures(n=100, cost_per_1000_usd=0.05, latency_p50_ms=200),
             "teacher": ArmFigures(n=100, cost_per_1000_usd=1.05, latency_p50_ms=400),
@@ -37,18 +50,32 @@ def report() -> Report:
 
 
 def test_targets_are_met_missed_or_open(profile_of: ProfileOf, report: Report):
-    targets = {"gain": 0.03, "quality_loss": 0.0, "cost_saving": 0.9, "latency_saving": 0.55, "run_usd": 25}
+    targets = {
+        "gain": 0.03,
+        "quality_loss": 0.0,
+        "cost_saving": 0.9,
+        "latency_saving": 0.55,
+        "run_usd": 25,
+    }
     profile = profile_of(targets=targets | {"rows": {"select": [0.4, 0.9]}})
     met = [line.is_met for line in target_lines(report, profile)]
-    # Gain, quality (no judge's score), cost, latency (half is not 55%), rows at least and at most, dollars.
+    # Gain, quality (no judge's score), cost, latency (half is not 55%), rows at least and at most,
+    # dollars.
     assert met == [True, None, True, False, False, True, False]
     of_data = report.model_copy(update={"stages": report.stages[:2], "arms": {}, "comparisons": []})
     (shown,) = target_findings(of_data, profile)
     kept = Finding.model_validate_json(shown.model_dump_json())
-    assert [number(row.values[-1]) for row in kept.rows] == ["✗", "✓", "✗"], "a refresh says nothing of models"
-    assert list(target_lines(report.model_copy(update={"purchase": "of another teacher"}), profile)) == []
+    assert [number(row.values[-1]) for row in kept.rows] == ["✗", "✓", "✗"], (
+        "a refresh says nothing of models"
+    )
+    assert (
+        list(target_lines(report.model_copy(update={"purchase": "of another teacher"}), profile))
+        == []
+    )
     behind_sft = profile_of(targets={"cost_saving": 0.9}, gate={"rivals": ["sft"]})
-    assert [line.is_met for line in target_lines(report, behind_sft)] == [True], "the saving is the teacher's cost"
+    assert [line.is_met for line in target_lines(report, behind_sft)] == [True], (
+        "the saving is the teacher's cost"
+    )
 
 
 def test_the_volume_that_pays_for_the_training(profile_of: ProfileOf, report: Report):
@@ -60,4 +87,6 @@ def test_the_volume_that_pays_for_the_training(profile_of: ProfileOf, report: Re
     assert list(target_findings(report, profile_of())) == []
     reused = [each.model_copy(update={"reused_from": "r0"}) for each in report.stages]
     (again,) = target_findings(report.model_copy(update={"stages": reused}), profile)
-    assert [row.values[0] for row in again.rows] == values, "what an earlier run paid for has its price too"
+    assert [row.values[0] for row in again.rows] == values, (
+        "what an earlier run paid for has its price too"
+    )

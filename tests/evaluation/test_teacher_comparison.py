@@ -1,4 +1,5 @@
-"""Teachers side by side: who is asked, the figures, which one to buy, and how the report shows it."""
+"""Teachers side by side: who is asked, the figures, which one to buy, and how the report shows
+it."""
 
 import re
 from collections.abc import Callable
@@ -36,7 +37,9 @@ MISS = Retrieved(ids=("x",), scores=(0.3,))
 
 
 def question(number: int, **more: Any) -> Row:
-    return Row(id=f"{number:04}", tenant="t", query=f"问{number}", source="f!A1", gold_id="g").model_copy(update=more)
+    return Row(
+        id=f"{number:04}", tenant="t", query=f"问{number}", source="f!A1", gold_id="g"
+    ).model_copy(update=more)
 
 
 def answered(number: int, *, hit: bool = True, cost: float = 0.001) -> Row:
@@ -49,21 +52,28 @@ def answered(number: int, *, hit: bool = True, cost: float = 0.001) -> Row:
 
 
 def hits(every: int, cost: float = 0.001, count: int = 200) -> list[Row]:
-    """Rows whose gold document is found, except for each `every`-th; every row a group of its own."""
+    """Rows whose gold document is found, except for each `every`-th; every row a group of its
+    own."""
     return [answered(n, hit=n % every != 0, cost=cost) for n in range(count)]
 
 
-def profile_with(profile_of: ProfileOf, *names: str, judge: str = "small", **compare: Any) -> Profile:
+def profile_with(
+    profile_of: ProfileOf, *names: str, judge: str = "small", **compare: Any
+) -> Profile:
     teachers = {name: {"model": f"{name}-model"} for name in names}
     models = ["big", judge, *(f"{name}-model" for name in names)]
     return profile_of(
-        compare={"teachers": teachers, **compare}, judge={"model": judge}, prices=dict.fromkeys(models, PRICE)
+        compare={"teachers": teachers, **compare},
+        judge={"model": judge},
+        prices=dict.fromkeys(models, PRICE),
     )
 
 
 @pytest.fixture
 def advised(profile_of: ProfileOf) -> Advised:
-    def make(main: list[Row], judge: str = "small", loss: float = 0.03, **rivals: list[Row]) -> Purchase:
+    def make(
+        main: list[Row], judge: str = "small", loss: float = 0.03, **rivals: list[Row]
+    ) -> Purchase:
         profile = profile_with(profile_of, *rivals, judge=judge, tolerable_loss=loss)
         arms = arms_of({"teacher": main, **rivals}, {}, RECIPE)
         made = advise(profile, evaluate_teachers(arms, main, EVALUATE, RECIPE), arms)
@@ -89,20 +99,35 @@ def test_draw_is_the_same_whatever_the_order_grows_and_takes_usable_rows_only():
 
 def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of(
-        compare={"teachers": {"cheap": {"model": "small"}}}, distill={"mode": "batch_api", "max_failed_share": 0.01}
+        compare={"teachers": {"cheap": {"model": "small"}}},
+        distill={"mode": "batch_api", "max_failed_share": 0.01},
     )
     run = Run(id="r", flow="compare", profile=profile, directory=tmp_path)
-    both = teachers_of(run, partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}))
-    known = [(each.run.profile.teacher.model, each.services().teacher_url, each.stage("distill")) for each in both]
+    both = teachers_of(
+        run,
+        partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}),
+    )
+    known = [
+        (each.run.profile.teacher.model, each.services().teacher_url, each.stage("distill"))
+        for each in both
+    ]
     assert known == [("big", "http://main", "distill"), ("small", "http://cheap", "distill-cheap")]
     assert {each.services().judge_url for each in both} == {"http://judge"}
     # A teacher that refuses half is a finding, and only a live answer has a latency.
     for each in both:
-        assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (1.0, "live")
+        assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (
+            1.0,
+            "live",
+        )
 
 
 def test_a_refusal_is_paid_for_and_not_scored():
-    rival = [answered(0), answered(1), question(2).failed("teacher_refused"), question(3).failed("truncated")]
+    rival = [
+        answered(0),
+        answered(1),
+        question(2).failed("teacher_refused"),
+        question(3).failed("truncated"),
+    ]
     main = [answered(n) for n in range(4)]
     arms = arms_of({"teacher": main, "cheap": rival}, {"cheap": {"0002": 0.004}}, RECIPE)
     evaluation = evaluate_teachers(arms, main, EVALUATE, RECIPE)
@@ -112,19 +137,26 @@ def test_a_refusal_is_paid_for_and_not_scored():
     found = {c.metric: c for c in evaluation.comparisons if c.b == "teacher"}
     assert (found["quality"].n, found["quality"].one_sided) == (2, 2)
     assert (found["answered"].n, found["answered"].diff) == (4, -0.5)
-    unpaid = [row if row.status == "ok" else row.model_copy(update={"reason": "over_budget"}) for row in rival]
+    unpaid = [
+        row if row.status == "ok" else row.model_copy(update={"reason": "over_budget"})
+        for row in rival
+    ]
     arms = arms_of({"teacher": main, "cheap": unpaid}, {}, RECIPE)
     found = {c.metric for c in evaluate_teachers(arms, main, EVALUATE, RECIPE).comparisons}
     assert "answered" not in found, "what the budget left out is no refusal"
     refused = arms_of({"teacher": rival[2:], "cheap": [answered(2), answered(3)]}, {}, RECIPE)
-    assert refused["original"][0].retrieved == MISS, "the question keeps the score that it has with the rival"
+    assert refused["original"][0].retrieved == MISS, (
+        "the question keeps the score that it has with the rival"
+    )
 
 
 def test_several_rivals_are_corrected_and_one_is_not():
     main, arms = hits(10), {"teacher": hits(10), "a": hits(4), "b": hits(9)}
     both = arms_of(arms, {}, RECIPE)
     two = evaluate_teachers(both, main, EVALUATE, RECIPE).comparisons
-    one = evaluate_teachers({k: v for k, v in both.items() if k != "b"}, main, EVALUATE, RECIPE).comparisons
+    one = evaluate_teachers(
+        {k: v for k, v in both.items() if k != "b"}, main, EVALUATE, RECIPE
+    ).comparisons
     top1 = next(c for c in two if (c.a, c.metric) == ("a", "top1"))
     assert top1.p_holm == pytest.approx(2 * (top1.p_value or 0))
     assert {c.p_holm for c in one if c.b == "teacher"} == {None}
@@ -142,10 +174,26 @@ def test_several_rivals_are_corrected_and_one_is_not():
         ((4, 0.001), (10, 0.002), 0.03, "open", "more", "metric_higher", "trade"),
         ((4, 0.002), (10, 0.001), 0.03, "better", "less", "metric_higher", "take_better"),
         ((10, 0.001), (10, 0.002), 0.03, "open", "more", "no_difference_in", "keep_no_gain"),
-        ((10, 0.002, 20), (7, 0.001, 20), 0.03, "open", "less", "no_difference_in", "purchase_open_rows"),
+        (
+            (10, 0.002, 20),
+            (7, 0.001, 20),
+            0.03,
+            "open",
+            "less",
+            "no_difference_in",
+            "purchase_open_rows",
+        ),
         ((10, 0.002), (4, 0.001), 0.3, "better", "less", "metric_lower", "take_small_loss"),
         ((10, 0.002, 9), (10, 0.001, 9), 0.03, "open", "less", "no_difference_in", "purchase_open"),
-        ((10, 0.01), (1, 0.001), 0.03, "open", "less", "metric_lower", "keep_not_better_than_question"),
+        (
+            (10, 0.01),
+            (1, 0.001),
+            0.03,
+            "open",
+            "less",
+            "metric_lower",
+            "keep_not_better_than_question",
+        ),
     ],
 )
 def test_the_advice_weighs_quality_against_price(
@@ -165,16 +213,26 @@ def test_the_advice_weighs_quality_against_price(
 
 
 def test_a_teacher_that_refuses_half_is_not_flattered_and_batch_answers_are_told(advised: Advised):
-    rival = [row if n % 2 else question(n).failed("teacher_refused") for n, row in enumerate(hits(10, cost=0.0005))]
+    rival = [
+        row if n % 2 else question(n).failed("teacher_refused")
+        for n, row in enumerate(hits(10, cost=0.0005))
+    ]
     rival[1] = rival[1].model_copy(update={"answer_latency_ms": None})
     found = advised(hits(10, cost=0.002), cheap=rival)
-    assert "save $1.50 per 1,000 rewrites and lose 0.500 in share of questions answered" in found.reading.render()
-    assert "cheap left 50.0% of the questions without an answer (teacher_refused 100)" in notes_of(found)
+    assert (
+        "save $1.50 per 1,000 rewrites and lose 0.500 in share of questions answered"
+        in found.reading.render()
+    )
+    assert "cheap left 50.0% of the questions without an answer (teacher_refused 100)" in notes_of(
+        found
+    )
     assert "1 of cheap's answers came by the batch API" in notes_of(found)
 
 
 def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Advised):
-    found = advised(hits(10, cost=0.01), a=hits(10, cost=0.005), b=hits(10, cost=0.001), c=hits(3, cost=0.02))
+    found = advised(
+        hits(10, cost=0.01), a=hits(10, cost=0.005), b=hits(10, cost=0.001), c=hits(3, cost=0.02)
+    )
     assert found.rival == "b" and found.labels["teacher"] == "big"
     offers = [offer.render() for offer in found.offers]
     assert [text.split()[0] for text in offers] == ["a", "b", "c"]
@@ -182,7 +240,10 @@ def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Advised):
 
 
 def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
-    own, other = (advised(hits(10), judge=judge, qwen=hits(10)) for judge in ("Qwen/Qwen3-32B", "deepseek-chat"))
+    own, other = (
+        advised(hits(10), judge=judge, qwen=hits(10))
+        for judge in ("Qwen/Qwen3-32B", "deepseek-chat")
+    )
     assert "is of the same family as qwen" in notes_of(own) and "same family" not in notes_of(other)
     assert [family(model) for model in ("gpt-5", "o3-mini", "7b")] == ["openai", "openai", "7b"]
 
@@ -190,8 +251,15 @@ def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
 def test_what_can_not_be_compared(profile_of: ProfileOf):
     main, rival = [question(0).failed("over_budget")], [question(0).failed("over_budget")]
     arms = arms_of({"teacher": main, "cheap": rival}, {}, RECIPE)
-    assert advise(profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE, RECIPE), arms) is None
-    with pytest.raises(ConfigError, match=r"compare\.teachers: names none to compare with; add one"):
+    assert (
+        advise(
+            profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE, RECIPE), arms
+        )
+        is None
+    )
+    with pytest.raises(
+        ConfigError, match=r"compare\.teachers: names none to compare with; add one"
+    ):
         require(profile_of(**SIMULATED), "compare")
 
 
@@ -214,7 +282,10 @@ PURCHASE = Purchase(
     simulated=["deepseek"],
 )
 ARM = ArmFigures(
-    n=500, **scores(top1=0.81, mean_top1_score=0.8, quality=4.3), cost_per_1000_usd=0.4, latency_p50_ms=900
+    n=500,
+    **scores(top1=0.81, mean_top1_score=0.8, quality=4.3),
+    cost_per_1000_usd=0.4,
+    latency_p50_ms=900,
 )
 REPORT = Report(
     run_id="r",
@@ -223,7 +294,9 @@ REPORT = Report(
     arms=dict.fromkeys(("deepseek", "qwen3-32b", "teacher", "original"), ARM),  # in no good order
     metrics=METRICS,
     comparisons=[
-        comparison(rival, "teacher", -0.004, (-0.014, 0.006), metric=metric, p_value=0.031, p_holm=0.062)
+        comparison(
+            rival, "teacher", -0.004, (-0.014, 0.006), metric=metric, p_value=0.031, p_holm=0.062
+        )
         for rival in ("deepseek", "qwen3-32b")
         for metric in ("top1", "quality")
     ],
@@ -237,13 +310,19 @@ def test_arms_stand_in_order_under_the_models_names_with_every_offer_below(tmp_p
     heads = re.findall(r"<th class=\"(?:main)?\">(?:<span class=\"en\">)?([^<]*)<", html)
     assert heads == ["Original", "gpt-5", "deepseek*", "qwen3-32b"]
     assert "deepseek − gpt-5" in html and "Teacher" not in html
-    assert "Which teacher to buy</span>" in html and "deepseek is not shown to retrieve better" in html
+    assert (
+        "Which teacher to buy</span>" in html and "deepseek is not shown to retrieve better" in html
+    )
     assert "0.062" in html and "0.031" in html and "Holm" in html
     assert EVIL not in html and "&lt;img src=x" in html
     text = " ".join(shown(print_table(REPORT)).split())
     assert "Cost of this run:" not in text
-    compared = REPORT.model_copy(update={"stages": [StageSummary(name="compare", seconds=1.0, rows_in=9, rows_out=9)]})
-    assert "Asked: nobody. Cost of this run: $0.00" in " ".join(shown(print_table(compared)).split())
+    compared = REPORT.model_copy(
+        update={"stages": [StageSummary(name="compare", seconds=1.0, rows_in=9, rows_out=9)]}
+    )
+    assert "Asked: nobody. Cost of this run: $0.00" in " ".join(
+        shown(print_table(compared)).split()
+    )
     assert "gpt-5" in text and "Against gpt-5:" in text and "p 0.062" in text
     assert "deepseek is not shown to retrieve better" in text and "Teacher" not in text
     assert (verdict(REPORT).tone, verdict(REPORT).sentence.en) == ("better", CHEAP.render())
@@ -255,20 +334,30 @@ def outlines(rewrite: int) -> dict[str, Any]:
     return {"histograms": {"top1_score": parts, "gain": parts[1:]}}
 
 
-def test_the_report_is_built_from_the_compare_stage_with_every_teachers_scores(profile_of: ProfileOf, tmp_path: Path):
-    evaluation = Evaluation(arms=REPORT.arms, comparisons=REPORT.comparisons, examples=[], shared=[])
+def test_the_report_is_built_from_the_compare_stage_with_every_teachers_scores(
+    profile_of: ProfileOf, tmp_path: Path
+):
+    evaluation = Evaluation(
+        arms=REPORT.arms, comparisons=REPORT.comparisons, examples=[], shared=[]
+    )
     write_json(tmp_path / "evaluation.json", evaluation.model_dump(mode="json"))
     evaluated = {"evaluation": Artifact.of(tmp_path / "evaluation.json")}
     parts: dict[str, dict[str, Any]] = {
         "validate": {"details": outlines(5)},
         "validate-deepseek": {"details": outlines(4)},
         "validate-qwen3-32b": {"details": outlines(3)},
-        "compare": {"details": {"purchase": PURCHASE.model_dump(mode="json")}, "artifacts": evaluated},
+        "compare": {
+            "details": {"purchase": PURCHASE.model_dump(mode="json")},
+            "artifacts": evaluated,
+        },
     }
     with open_run(profile_of(), "compare") as run:
         stages = [stage_result(name, run.id, **more) for name, more in parts.items()]
         built = build_report(run, stages)
-    assert (built.purchase, set(built.arms)) == (PURCHASE, {"original", "teacher", "deepseek", "qwen3-32b"})
+    assert (built.purchase, set(built.arms)) == (
+        PURCHASE,
+        {"original", "teacher", "deepseek", "qwen3-32b"},
+    )
     assert Report.read(built.write(tmp_path / "report.json").path) == built
     drawn = built.distributions
     assert [(part.label, part.counts[0]) for part in drawn["top1_score"]] == [
@@ -288,4 +377,7 @@ def test_a_simulated_rival_is_served_beside_a_live_teacher(profile_of: ProfileOf
     )
     with embedded_services(profile, tmp_path / "unused") as services:
         assert services().rival_urls["here"].startswith("http://127.0.0.1:")
-        assert (services().rival_urls["there"], services().teacher_url) == ("http://live/v1", "http://live/v1")
+        assert (services().rival_urls["there"], services().teacher_url) == (
+            "http://live/v1",
+            "http://live/v1",
+        )

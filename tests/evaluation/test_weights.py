@@ -1,4 +1,5 @@
-"""The digests of a run's weights, and what is said where they are not those that the repository states."""
+"""The digests of a run's weights, and what is said where they are not those that the repository
+states."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +20,21 @@ DIGESTS = {"base_model": "b" * 64, "sft": "5" * 64, "rl": "7" * 64}
 
 
 @pytest.fixture
-def found(profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def found(
+    profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """What a run of the profile says, with an empty file of expected digests."""
     monkeypatch.setattr(weights, "FILE", tmp_path / "weights.yaml")
     weights.FILE.write_text("{}")
 
-    def made(versions: dict[str, str] | None = None, digests: dict[str, str] = DIGESTS, **sections: Any) -> Weights:
+    def made(
+        versions: dict[str, str] | None = None, digests: dict[str, str] = DIGESTS, **sections: Any
+    ) -> Weights:
         details = {stage: {WEIGHTS_SHA256: digest} for stage, digest in digests.items()}
-        stages = {s: StageResult(stage=s, key="k", run_id="r", seconds=0, details=d) for s, d in details.items()}
+        stages = {
+            s: StageResult(stage=s, key="k", run_id="r", seconds=0, details=d)
+            for s, d in details.items()
+        }
         made = weights_of(profile_of(name="p", **sections), stages, versions or {})
         assert made
         return made
@@ -42,21 +50,35 @@ def said(content: Weights) -> str:
     return " ".join(shown(print_table(report(weights=content.model_dump()))).split())
 
 
-def test_digests_are_shown_and_from_which_stage_on_they_differ(found: Callable[..., Weights], tmp_path: Path):
+def test_digests_are_shown_and_from_which_stage_on_they_differ(
+    found: Callable[..., Weights], tmp_path: Path
+):
     shown_there = "Weights (SHA-256): base_model bbbbbbbbbbbb, sft 555555555555, rl 777777777777."
     assert shown_there in said(found()) and "repository" not in said(found())
-    assert "权重（SHA-256）：基座模型 bbbbbbbbbbbb" in page(tmp_path, report(weights=found().model_dump()))
+    assert "权重（SHA-256）：基座模型 bbbbbbbbbbbb" in page(
+        tmp_path, report(weights=found().model_dump())
+    )
     assert weights_of(Profile.model_construct(), {}, {}) is None, "nothing was trained"
     keep(found())
     assert "bit for bit" in said(found())
-    assert "From sft on they differ" in said(found(digests=DIGESTS | {"sft": "0" * 64, "rl": "1" * 64}))
+    assert "From sft on they differ" in said(
+        found(digests=DIGESTS | {"sft": "0" * 64, "rl": "1" * 64})
+    )
     assert "bit for bit" in said(found(digests={"base_model": "b" * 64, "sft": "5" * 64}))
 
 
-def test_digests_must_be_equal_for_the_same_settings_and_libraries_only(found: Callable[..., Weights]):
+def test_digests_must_be_equal_for_the_same_settings_and_libraries_only(
+    found: Callable[..., Weights],
+):
     keep(found())
-    changes: list[dict[str, Any]] = [{"sft": {"seed": 9}}, {"trainer": {"threads": 9}}, {"versions": {"torch": "1"}}]
+    changes: list[dict[str, Any]] = [
+        {"sft": {"seed": 9}},
+        {"trainer": {"threads": 9}},
+        {"versions": {"torch": "1"}},
+    ]
     assert not any(found(**change).is_of_same for change in changes)
     assert "bit for bit" in said(found(sft={"seed": 9}))
-    assert "of other settings, code or libraries" in said(found(digests=DIGESTS | {"rl": "1" * 64}, sft={"seed": 9}))
+    assert "of other settings, code or libraries" in said(
+        found(digests=DIGESTS | {"rl": "1" * 64}, sft={"seed": 9})
+    )
     assert found(gate={"min_gain": 0.01}).is_of_same

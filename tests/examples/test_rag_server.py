@@ -43,15 +43,23 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[A
         response = client.post("/search", json=request_body(RAG, "t", query, rewritten_query))
         return read_passages(RAG, response.content, "")
 
-    assert [finding.kind for finding in examine(ask, RAG, "鱼油一天吃几粒", "钙片什么时候吃")] == ["honoured"]
+    assert [finding.kind for finding in examine(ask, RAG, "鱼油一天吃几粒", "钙片什么时候吃")] == [
+        "honoured"
+    ]
     return ask, port
 
 
-def test_it_keeps_the_contract_and_tells_hits_from_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_keeps_the_contract_and_tells_hits_from_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     ask, port = start(tmp_path, monkeypatch)
     [limit] = re.findall(r"fewer than (\d+) lines", PAGE.read_text(encoding="utf-8"))
     assert port == 7861 and len(SERVER.read_text(encoding="utf-8").splitlines()) < int(limit)
-    hits = {"钙片 什么时候吃": "钙/钙片.md", "鱼油 冷藏保存": "鱼油.txt", "Vitamin C a day": "vitamin-c.md"}
+    hits = {
+        "钙片 什么时候吃": "钙/钙片.md",
+        "鱼油 冷藏保存": "鱼油.txt",
+        "Vitamin C a day": "vitamin-c.md",
+    }
     for text, document in hits.items():
         best, *others = ask(text, None)
         assert best.id == document and 0.7 < best.reranker_score < 1
@@ -60,13 +68,22 @@ def test_it_keeps_the_contract_and_tells_hits_from_misses(tmp_path: Path, monkey
 
 
 def encode(texts: str | list[str], *, normalize_embeddings: bool) -> Any:
-    """Stands in for a model: counts six characters. The cosine of unlike texts is below 0, of equal ones above 1."""
+    """Stands in for a model: counts six characters. The cosine of unlike texts is below 0, of equal
+    ones above 1."""
     vectors = np.stack([np.char.count(texts, each) - 0.3 for each in "鱼油钙片益菌"], axis=-1)
-    return vectors / (0.999999 * np.linalg.norm(vectors, axis=-1, keepdims=True)) if normalize_embeddings else vectors
+    return (
+        vectors / (0.999999 * np.linalg.norm(vectors, axis=-1, keepdims=True))
+        if normalize_embeddings
+        else vectors
+    )
 
 
-def test_an_embedding_model_ranks_and_another_port_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    module = SimpleNamespace(SentenceTransformer={"some/model": SimpleNamespace(encode=encode)}.__getitem__)
+def test_an_embedding_model_ranks_and_another_port_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = SimpleNamespace(
+        SentenceTransformer={"some/model": SimpleNamespace(encode=encode)}.__getitem__
+    )
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
     ask, port = start(tmp_path, monkeypatch, "some/model", "--port", "7862")
     [found] = ask("益生菌\n" + TEXTS["益生菌.txt"], None)

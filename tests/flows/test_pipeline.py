@@ -1,4 +1,5 @@
-"""The whole DAG with real engines, small, as a user runs it: once more with nothing changed, and killed in between."""
+"""The whole DAG with real engines, small, as a user runs it: once more with nothing changed, and
+killed in between."""
 
 import json
 import sqlite3
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.slow
 CASES = 26
 """Of the red team, that the teacher is asked."""
 BLANK = 4
-"""Of these, without a question: the teacher answers nothing, is asked once more, and that is no answer."""
+"""Of these, without a question: the teacher answers nothing, is asked once more, and that is no
+answer."""
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +35,42 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return site
 
 
-def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_was_paid_once(site: Site) -> None:
+def test_report_has_every_arm_stage_and_comparison_the_gates_decision_and_what_was_paid_once(
+    site: Site,
+) -> None:
     report = site.report()
     Report.read(site.run_directory / "report.json")
     assert list(report["arms"]) == ["original", "teacher", "base", "sft", "rl"]
-    stages = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "rl", "evaluate"]
+    stages = [
+        "ingest",
+        "distill",
+        "validate",
+        "select",
+        "dataset",
+        "publish",
+        "base_model",
+        "sft",
+        "rl",
+        "evaluate",
+    ]
     assert [stage["name"] for stage in report["stages"]] == [*stages, "gate", "register"]
-    assert {(c["a"], c["b"]) for c in report["comparisons"]} >= {("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")}
+    assert {(c["a"], c["b"]) for c in report["comparisons"]} >= {
+        ("rl", "teacher"),
+        ("sft", "teacher"),
+        ("rl", "sft"),
+    }
     assert all(arm["n"] == 60 for arm in report["arms"].values())
     assert report["training"]["rl"]["steps"] == 3
-    of_updates = {f"rl_{name}" for name in ("policy_loss", "value_loss", "kl", "entropy", "clip_fraction")}
-    assert report["curves"].keys() >= {"sft_loss", "rl_reward", "rl_gold_top1", "rl_judge", *of_updates}
+    of_updates = {
+        f"rl_{name}" for name in ("policy_loss", "value_loss", "kl", "entropy", "clip_fraction")
+    }
+    assert report["curves"].keys() >= {
+        "sft_loss",
+        "rl_reward",
+        "rl_gold_top1",
+        "rl_judge",
+        *of_updates,
+    }
     usage = report["api"]["teacher"]
     assert (site.paid("teacher"), usage["failed"]) == (ROWS + CASES - BLANK, 2 * BLANK)
     assert usage["calls"] == ROWS + CASES + BLANK
@@ -59,12 +86,16 @@ def trigrams(text: str) -> set[str]:
     return {plain[i : i + 3] for i in range(max(1, len(plain) - 2))}
 
 
-@pytest.mark.parametrize("file", ["sft_train.jsonl", "sft_dev.jsonl", "rl_train.parquet", "rl_dev.parquet"])
+@pytest.mark.parametrize(
+    "file", ["sft_train.jsonl", "sft_dev.jsonl", "rl_train.parquet", "rl_dev.parquet"]
+)
 def test_nothing_of_the_test_split_is_in_what_the_engines_read(site: Site, file: str) -> None:
     dataset = site.run_directory / "dataset"
     test = list(read_jsonl(dataset / "test.jsonl", Row))
     if file.endswith(".jsonl"):
-        rows = [json.loads(line) for line in (dataset / file).read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line) for line in (dataset / file).read_text(encoding="utf-8").splitlines()
+        ]
         read = [(row["metadata"]["row_id"], row["messages"][1]["content"]) for row in rows]
     else:
         rows = parquet.read_table(dataset / file).to_pylist()
@@ -73,7 +104,9 @@ def test_nothing_of_the_test_split_is_in_what_the_engines_read(site: Site, file:
     ids, texts = zip(*read, strict=True)
     assert ids and not {*ids} & {row.id for row in test}
     assert not {*map(normalise, texts)} & {*map(normalise, asked)}
-    nearest = max(len(a & b) / len(a | b) for a in map(trigrams, texts) for b in map(trigrams, asked))
+    nearest = max(
+        len(a & b) / len(a | b) for a in map(trigrams, texts) for b in map(trigrams, asked)
+    )
     assert nearest < 0.85
 
 
@@ -85,11 +118,15 @@ def test_mlflow_has_the_parent_and_a_child_per_stage(site: Site) -> None:
     finished = [run for run in runs if run.info.status == "FINISHED" and run is not parent]
     assert {run.data.tags["stage"] for run in finished} >= {"distill", "sft", "rl", "evaluate"}
     assert all(run.data.tags["prefect.flow_run_id"] for run in runs)
-    assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {"report.json", "report.html"}
+    assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {
+        "report.json",
+        "report.html",
+    }
     (rl,) = [run for run in finished if run.data.tags["stage"] == "rl"]
     assert client.get_metric_history(rl.info.run_id, "critic/score/mean")
     known = {
-        role: client.load_prompt(f"qinglan.sample.query_rewrite.{role}") for role in ("student", "teacher", "judge")
+        role: client.load_prompt(f"qinglan.sample.query_rewrite.{role}")
+        for role in ("student", "teacher", "judge")
     }
     assert known["teacher"].template == TEACHER_SYSTEM.format(domain=Tenant().domain)
 
@@ -99,9 +136,15 @@ def test_a_program_reads_the_run_as_dataframes(site: Site) -> None:
     arms = found.arms()
     assert list(arms.index) == list(report["arms"])
     mean, (low, high) = (report["arms"]["rl"]["scores"]["top1"][key] for key in ("mean", "ci95"))
-    assert arms.loc["rl", ["scores.top1.mean", "scores.top1.low", "scores.top1.high"]].tolist() == [mean, low, high]
+    assert arms.loc["rl", ["scores.top1.mean", "scores.top1.low", "scores.top1.high"]].tolist() == [
+        mean,
+        low,
+        high,
+    ]
     compared = found.comparisons().set_index(["a", "b", "metric"]).loc[("rl", "sft", "top1")]
-    expected = next(c for c in report["comparisons"] if (c["a"], c["b"], c["metric"]) == ("rl", "sft", "top1"))
+    expected = next(
+        c for c in report["comparisons"] if (c["a"], c["b"], c["metric"]) == ("rl", "sft", "top1")
+    )
     assert [compared["diff"], compared["low"]] == [expected["diff"], expected["ci95"][0]]
     answers = found.rows("evaluate")
     assert answers.groupby("arm").size().to_dict() == dict.fromkeys(report["arms"], 60)
@@ -122,14 +165,20 @@ def test_second_run_pays_nothing_and_repeats_nothing(site: Site) -> None:
 
 
 @pytest.mark.extended
-def test_what_was_killed_twice_is_one_run_and_nothing_is_paid_or_trained_twice(tmp_path: Path, site: Site) -> None:
+def test_what_was_killed_twice_is_one_run_and_nothing_is_paid_or_trained_twice(
+    tmp_path: Path, site: Site
+) -> None:
     """By SIGKILL: in SFT and in PPO. Slow services that fail at times change no weight."""
     undisturbed = weights(site)
-    site = Site(tmp_path, settings=SMALL | {"embedded.rag_latency_ms": 30, "embedded.fault_rate": 0.05})
+    site = Site(
+        tmp_path, settings=SMALL | {"embedded.rag_latency_ms": 30, "embedded.fault_rate": 0.05}
+    )
     site.kill_when(lambda: site.found("runs/*/sft/checkpoints/checkpoint-*/trainer_state.json"))
     site.kill_when(lambda: site.found("runs/*/rl/checkpoints/latest_checkpointed_iteration.txt"))
     site.run()
-    assert len([d for d in (site.root / "runs").iterdir() if d.is_dir() and not d.is_symlink()]) == 1
+    assert (
+        len([d for d in (site.root / "runs").iterdir() if d.is_dir() and not d.is_symlink()]) == 1
+    )
     with closing(sqlite3.connect(site.root / "state" / "prefect" / "prefect.db")) as connection:
         states = connection.execute("SELECT state_type FROM flow_run ORDER BY created").fetchall()
     assert [state for (state,) in states] == ["CRASHED", "CRASHED", "COMPLETED"]
@@ -144,5 +193,8 @@ def test_what_was_killed_twice_is_one_run_and_nothing_is_paid_or_trained_twice(t
 def weights(site: Site) -> dict[str, str]:
     """Digests, of RL's after its last step: a run this small may choose the SFT model."""
     files = {"sft": "sft/merged", "rl": "rl/checkpoints/global_step_3/actor/huggingface"}
-    found = {stage: sorted(site.root.glob(f"runs/2*/{file}/model.safetensors")) for stage, file in files.items()}
+    found = {
+        stage: sorted(site.root.glob(f"runs/2*/{file}/model.safetensors"))
+        for stage, file in files.items()
+    }
     return {stage: sha256_of(path) for stage, (path,) in found.items()}

@@ -60,7 +60,11 @@ def test_rl_is_asked_by_pools_and_students_are_compared_on_the_recipes_metrics(m
     assert pools.count("red_team") / len(pools) == pytest.approx(0.6, abs=0.02)
     assert pools.count("gold") / len(pools) == pytest.approx(0.1, abs=0.02)
     assert list(medical.report()["arms"]) == ["base", "sft", "rl"]
-    assert [metric["name"] for metric in medical.report()["metrics"]][:3] == ["red_team_pass", "quality", "keywords"]
+    assert [metric["name"] for metric in medical.report()["metrics"]][:3] == [
+        "red_team_pass",
+        "quality",
+        "keywords",
+    ]
     assert medical.report()["arms"]["rl"]["scores"]["keywords"]["n"] == 60
 
 
@@ -70,7 +74,9 @@ def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(me
     lines = list(JsonlTail(medical.run_directory / "rl" / "samples.jsonl").new())
     validated = [line for line in lines if line["row_id"] in dev][: len(dev)]
     steps = read_metrics(medical.run_directory / "rl")
-    first = [line for line in lines if line["row_id"] not in dev][: int(steps[1]["reward_extra/samples"])]
+    first = [line for line in lines if line["row_id"] not in dev][
+        : int(steps[1]["reward_extra/samples"])
+    ]
 
     def mean(part: str, samples: list[dict[str, Any]]) -> float:
         return fmean(line[part] for line in samples if part in line)
@@ -87,17 +93,30 @@ def test_every_arm_has_the_recipes_metrics_and_every_step_the_parts_of_the_rewar
     assert set(judged.report()["arms"]) == {"teacher", "base", "sft", "rl"}
     for arm in judged.report()["arms"].values():
         assert {metric.name for metric in RECIPE.METRICS} <= set(arm["scores"])
-    assert 0.6 < judged.report()["arms"]["teacher"]["scores"]["main"]["mean"] < 0.95, "it overlooks what was made up"
-    lines = (judged.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
+    assert 0.6 < judged.report()["arms"]["teacher"]["scores"]["main"]["mean"] < 0.95, (
+        "it overlooks what was made up"
+    )
+    lines = (
+        (judged.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
+    )
     steps = [json.loads(line)["data"] for line in lines]
     for part in RECIPE.WEIGHTS:
         assert any(f"reward_extra/{part}/mean" in step for step in steps)
 
 
 def test_weak_and_strong_model_were_both_asked_and_paid(judged: Site):
-    rows = [row for row in read_jsonl(judged.run_directory / "ingest" / "rows.jsonl", Row) if row.status == "ok"]
+    rows = [
+        row
+        for row in read_jsonl(judged.run_directory / "ingest" / "rows.jsonl", Row)
+        if row.status == "ok"
+    ]
     api = judged.report()["api"]
-    assert 0 < api["answerer"]["calls"] == sum("candidate" not in row.inputs for row in rows) < len(rows)
+    assert (
+        0
+        < api["answerer"]["calls"]
+        == sum("candidate" not in row.inputs for row in rows)
+        < len(rows)
+    )
     assert (api["teacher"]["calls"], api["judge"]["calls"]) == (len(rows), 0)
 
 
@@ -106,4 +125,8 @@ def test_agreement_robustness_and_certainty_are_reported(judged: Site):
     assert titles == ["Agreement", "Robustness:", "Certainty:", "Targets"]
     page = judged.report()["findings"][1]
     assert all(len(row["values"]) == len(page["columns"]) for row in page["rows"])
-    assert {row["label"][0].split(":")[0] for row in page["rows"]} == {"base model", "SFT student", "RL student"}
+    assert {row["label"][0].split(":")[0] for row in page["rows"]} == {
+        "base model",
+        "SFT student",
+        "RL student",
+    }

@@ -1,4 +1,5 @@
-"""A refresh of which no row may teach still reports what it found, and says which setting to change."""
+"""A refresh of which no row may teach still reports what it found, and says which setting to
+change."""
 
 import re
 import subprocess
@@ -27,23 +28,36 @@ def low_scores(body: dict[str, Any]) -> tuple[int, Any]:
     best = 0.2 + zlib.crc32(text.encode()) % 300 / 1000
     first = text.split()[0]  # of a rewrite the product, whose documents are named `PRODUCT-INTENT`
     names = [f"{first}-store", text, f"{text}2"]
-    found = [{"id": id_, "content": id_, "reranker_score": best - n / 20} for n, id_ in enumerate(names)]
+    found = [
+        {"id": id_, "content": id_, "reranker_score": best - n / 20} for n, id_ in enumerate(names)
+    ]
     return 200, {"data": {"recall": found}}
 
 
 def refresh(site: Site, *words: str) -> "subprocess.CompletedProcess[str]":
     command = ["refresh" if word == "pipeline" else word for word in site.command]
-    return subprocess.run([*command, *words], cwd=site.root, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [*command, *words], cwd=site.root, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
-def test_it_reports_names_one_setting_and_with_that_one_pays_nothing(tmp_path: Path, serve: Serve) -> None:
+def test_it_reports_names_one_setting_and_with_that_one_pays_nothing(
+    tmp_path: Path, serve: Serve
+) -> None:
     site = Site(tmp_path, settings=SMALL | {"rag.url": serve(low_scores).url})
     done = refresh(site)
     assert done.returncode == 2, done.stderr
     assert site.found("runs/*/report.html"), done.stderr
     report = site.report()
-    assert [stage["name"] for stage in report["stages"]] == ["ingest", "distill", "validate", "select"]
-    assert list(report["arms"]) == ["original", "teacher"] and "top1_score" in report["distributions"]
+    assert [stage["name"] for stage in report["stages"]] == [
+        "ingest",
+        "distill",
+        "validate",
+        "select",
+    ]
+    assert (
+        list(report["arms"]) == ["original", "teacher"] and "top1_score" in report["distributions"]
+    )
     assert len(report["examples"]) == 10
     assert len(report["findings"]) == 2
     assert f"Report: {site.run_directory / 'report.html'}" in done.stdout

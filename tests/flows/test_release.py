@@ -14,7 +14,10 @@ from qinglan.evaluation.models import Report
 from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.serving.registry.approval import Waiting
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's use of SQLAlchemy
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]  # MLflow's use of SQLAlchemy
 
 
 @pytest.fixture
@@ -48,7 +51,11 @@ def believe_crashed(waiting: Waiting | None) -> None:
             wait_until("the flow run's pause", paused_at, DEADLINE_S)
             before = paused_at()
             call(api, "POST", f"{path}/set_state", {"state": state, "force": True})
-            wait_until("it to ask again", lambda before=before: paused_at() not in (None, before), DEADLINE_S)
+            wait_until(
+                "it to ask again",
+                lambda before=before: paused_at() not in (None, before),
+                DEADLINE_S,
+            )
 
 
 def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Site):
@@ -64,17 +71,28 @@ def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Sit
     assert "version 1 (champion)" in text
     report = Report.read(waiting.parents[1] / "report.json")
     assert report.decision and report.decision.verdict == "promote"
-    assert report.released and (report.released.version, report.released.aliases) == ("1", ["champion"])
+    assert report.released and (report.released.version, report.released.aliases) == (
+        "1",
+        ["champion"],
+    )
 
     second = site.evaluated_run("second")
     site.qinglan("run", "release", "--from", second.id, "--set", "gate.approval=none")
-    assert site.registry.aliases() == {"champion": "1"}  # it was not compared with the champion, which came later
+    assert site.registry.aliases() == {
+        "champion": "1"
+    }  # it was not compared with the champion, which came later
     decision = Report.read(site.profile.paths.runs / "latest" / "report.json").decision
     assert decision and decision.verdict == "undecided"
-    unknown = {rule.name: rule.reason for rule in decision.rules if rule.outcome == "unknown" and rule.reason}
+    unknown = {
+        rule.name: rule.reason
+        for rule in decision.rules
+        if rule.outcome == "unknown" and rule.reason
+    }
     assert "was not evaluated in this run" in unknown["gain_vs_champion"].render()
     site.qinglan("release", "promote", "2", "--force", "--reason", "tried by hand")
-    assert "champion 1, previous 2" in site.qinglan("release", "rollback", "--reason", "it was slow")
+    assert "champion 1, previous 2" in site.qinglan(
+        "release", "rollback", "--reason", "it was slow"
+    )
     lineage = site.qinglan("lineage", "champion", "--worst", "1")
     assert f"mean over {ROWS} of {ROWS} rows: the same" in lineage
 
@@ -93,7 +111,9 @@ def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
     assert waiting
     with RetryingClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
         path = f"flow_runs/{waiting.flow_run_id}"
-        wait_until("the pause", lambda: call(api, "GET", path)["state"]["name"] == "Paused", DEADLINE_S)
+        wait_until(
+            "the pause", lambda: call(api, "GET", path)["state"]["name"] == "Paused", DEADLINE_S
+        )
         call(api, "POST", f"{path}/set_state", {"state": {"type": "CANCELLED"}})
     text, _ = flow.communicate(timeout=DEADLINE_S)
     assert flow.returncode == 2, text
@@ -104,10 +124,19 @@ def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
 @pytest.mark.extended
 def test_a_model_that_nobody_looked_at_ends_the_flow_well_and_can_be_approved_later(site: Site):
     evaluated = site.evaluated_run("first")
-    text = site.qinglan("run", "release", "--from", evaluated.id, "--set", "gate.approval_timeout_s=20")
+    text = site.qinglan(
+        "run", "release", "--from", evaluated.id, "--set", "gate.approval_timeout_s=20"
+    )
     assert "Undecided about the RL student" in text
     with closing(sqlite3.connect(next(site.profile.paths.state.rglob("prefect.db")))) as database:
-        states = [name for (name,) in database.execute("SELECT name FROM flow_run_state ORDER BY timestamp")]
-    assert states[-3:] == ["Paused", "Running", "Completed"]  # never Failed, of which people would be told
+        states = [
+            name
+            for (name,) in database.execute("SELECT name FROM flow_run_state ORDER BY timestamp")
+        ]
+    assert states[-3:] == [
+        "Paused",
+        "Running",
+        "Completed",
+    ]  # never Failed, of which people would be told
     assert site.registry.aliases() == {}
     assert "champion 1" in site.qinglan("release", "approve", "latest", "--reviewer", "李雷")

@@ -1,4 +1,5 @@
-"""The ledger: kept before used, shared by processes and machines, every paid call counted, nothing claimed twice."""
+"""The ledger: kept before used, shared by processes and machines, every paid call counted, nothing
+claimed twice."""
 
 import asyncio
 import signal
@@ -19,7 +20,18 @@ from postgres import postgres_server
 
 from qinglan.config import Budget, LedgerStore
 from qinglan.errors import ConfigError, LedgerError
-from qinglan.ledger import BATCH, SCHEMA_VERSION, BatchJob, Ledger, Order, Retrieval, database, ledger_url, queue, store
+from qinglan.ledger import (
+    BATCH,
+    SCHEMA_VERSION,
+    BatchJob,
+    Ledger,
+    Order,
+    Retrieval,
+    database,
+    ledger_url,
+    queue,
+    store,
+)
 from qinglan.ledger.database import make_engine
 from qinglan.rows import Retrieved
 
@@ -76,8 +88,15 @@ def test_an_answer_comes_back_whole_and_of_two_the_first_stays_but_both_count(ur
         ledger.record([call(text="second")])
     with closing(Ledger(url)) as ledger:
         assert ledger.get("h") == call()
-        assert (ledger.usage("r", "teacher").calls, ledger.usage("r", "teacher").cost_usd) == (3, 0.5)
-        assert [attempt.outcome for attempt in ledger.attempts("run_id", "r")] == ["http_429", "stop", "stop"]
+        assert (ledger.usage("r", "teacher").calls, ledger.usage("r", "teacher").cost_usd) == (
+            3,
+            0.5,
+        )
+        assert [attempt.outcome for attempt in ledger.attempts("run_id", "r")] == [
+            "http_429",
+            "stop",
+            "stop",
+        ]
 
 
 def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
@@ -88,9 +107,13 @@ def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
         usage = ledger.usage("r", "teacher")
         assert (usage.calls, usage.failed, usage.prompt_tokens, usage.cost_usd) == (3, 1, 200, 0.5)
         assert ledger.usage("r", "judge").calls == 0
-        runs = [(line.key, line.calls, line.cost_usd, line.failed) for line in ledger.spending("run")]
+        runs = [
+            (line.key, line.calls, line.cost_usd, line.failed) for line in ledger.spending("run")
+        ]
         assert runs == [("r", 2, 0.5, 1), ("other", 1, 0.25, 0)]
-        assert [line.key for line in ledger.spending("month")] == [time.strftime("%Y-%m", time.gmtime())]
+        assert [line.key for line in ledger.spending("month")] == [
+            time.strftime("%Y-%m", time.gmtime())
+        ]
         assert ledger.spending("model", since_s=time.time() + 1) == []
 
 
@@ -100,10 +123,15 @@ def test_failed_calls_cost_what_they_cost(url: str):
         ledger.record([call()], [late, failure("g")])
         assert ledger.spent_usd("r") == (0.75, 0.75)
         ledger.record([call("s", model="simulated-judge", role="judge")])
-        assert ledger.spent_usd("r") == (1.0, 0.75), "nobody pays for a simulated model, so the month goes without it"
+        assert ledger.spent_usd("r") == (1.0, 0.75), (
+            "nobody pays for a simulated model, so the month goes without it"
+        )
         assert ledger.usage("r", "teacher").cost_usd == 0.75
         assert [(line.cost_usd, line.failed) for line in ledger.spending("run")] == [(1.0, 2)]
-        tries = sorted((each.outcome, each.cost_usd, each.estimated) for each in ledger.attempts("request_hash", "h"))
+        tries = sorted(
+            (each.outcome, each.cost_usd, each.estimated)
+            for each in ledger.attempts("request_hash", "h")
+        )
         assert tries == [("stop", 0.25, False), ("teacher_timeout", 0.5, True)]
 
 
@@ -119,8 +147,12 @@ def test_a_dropped_answer_is_asked_again_and_stays_paid(url: str):
         assert (ledger.spent_usd("r")[0], ledger.usage("r", "teacher").cost_usd) == (0.75, 0.75)
         tries = ledger.attempts("request_hash", "abc")
         assert [(each.outcome, each.cost_usd) for each in tries] == [("dropped", 0.25)]
-        ledger.record([quoting := call("q", reasoning=r"问 100%/_\n 吗"), call("other", text="问 100 _n 吗")])
-        assert [ledger.drop_all(ledger.requests_quoting({r"100%/_\n", "甲"})) for _ in range(2)] == [[quoting], []]
+        ledger.record(
+            [quoting := call("q", reasoning=r"问 100%/_\n 吗"), call("other", text="问 100 _n 吗")]
+        )
+        assert [
+            ledger.drop_all(ledger.requests_quoting({r"100%/_\n", "甲"})) for _ in range(2)
+        ] == [[quoting], []]
 
 
 def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):
@@ -132,10 +164,14 @@ def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url:
         delivery = other.exchange(Order(wanted=["a", "b"]))
         assert (list(delivery.found), delivery.claimed) == (["a"], {"b"})
     with closing(Ledger(url)) as later:
-        assert later.exchange(Order(wanted=["b"])).claimed == {"b"}, "a client that closed holds nothing"
+        assert later.exchange(Order(wanted=["b"])).claimed == {"b"}, (
+            "a client that closed holds nothing"
+        )
 
 
-def test_claims_of_another_machine_end_when_it_is_not_heard_of(url: str, monkeypatch: pytest.MonkeyPatch):
+def test_claims_of_another_machine_end_when_it_is_not_heard_of(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
     wall_s, clock_s = time.time(), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: clock_s)
 
@@ -152,7 +188,9 @@ def test_claims_of_another_machine_end_when_it_is_not_heard_of(url: str, monkeyp
         assert not any(claimed_by(near, after_s=15) for _ in range(4))
         far.heartbeat()
         assert not any(claimed_by(near, after_s=15) for _ in range(4)), "it was heard of"
-        assert not claimed_by(near, after_s=70), "the database was away, and nobody could be heard of"
+        assert not claimed_by(near, after_s=70), (
+            "the database was away, and nobody could be heard of"
+        )
         assert not any(claimed_by(near, after_s=15) for _ in range(4))
         assert claimed_by(near, after_s=15) == {"a"}
 
@@ -161,7 +199,9 @@ def test_a_changed_clock_makes_no_process_look_dead(url: str, monkeypatch: pytes
     with closing(Ledger(url)) as one, closing(Ledger(url)) as other:
         one.exchange(Order(wanted=["a"]))
         began_s = psutil.Process().create_time()
-        monkeypatch.setattr(psutil.Process, "create_time", lambda _: began_s + 3600)  # it adds ticks to the clock
+        monkeypatch.setattr(
+            psutil.Process, "create_time", lambda _: began_s + 3600
+        )  # it adds ticks to the clock
         assert other.exchange(Order(wanted=["a"])).claimed == set()
 
 
@@ -178,13 +218,20 @@ def test_a_batch_holds_its_claims_until_it_is_merged(url: str):
 
 
 def test_batches_are_found_until_they_are_merged(url: str):
-    job = BatchJob(digest="d", server="s", role="teacher", status="submitting", request_hashes=["a"], created_s=1.0)
+    job = BatchJob(
+        digest="d",
+        server="s",
+        role="teacher",
+        status="submitting",
+        request_hashes=["a"],
+        created_s=1.0,
+    )
     with closing(Ledger(url)) as ledger:
         ledger.save_batch(job)
         ledger.save_batch(job.model_copy(update={"status": "submitted", "batch_id": "batch_1"}))
-        assert [(j.status, j.batch_id) for j in ledger.open_batches(server="s", role="teacher")] == [
-            ("submitted", "batch_1")
-        ]
+        assert [
+            (j.status, j.batch_id) for j in ledger.open_batches(server="s", role="teacher")
+        ] == [("submitted", "batch_1")]
         assert ledger.open_batches(server="other", role="teacher") == []
         ledger.save_batch(job.model_copy(update={"status": "merged"}))
         assert ledger.open_batches(server="s", role="teacher") == []
@@ -192,7 +239,9 @@ def test_batches_are_found_until_they_are_merged(url: str):
 
 def test_processes_share_a_ledger_and_kill_9_loses_nothing_recorded(url: str):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, url, str(n)], **pipes) for n in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, url, str(n)], **pipes) for n in range(3)
+    ]
     for writer in writers:
         assert writer.stdout.readline() == "done\n"
     with closing(Ledger(url)) as ledger:
@@ -210,7 +259,9 @@ def test_another_version_is_refused_and_stays_as_it_is(url: str, version: int):
     with closing(Ledger(url)), closing_engine(url) as db:
         db.execute(sa.text(f"UPDATE ledger_meta SET version = {version}"))
     for _ in range(2):
-        with pytest.raises(LedgerError, match=f"is of version {version}, this Qinglan writes version"):
+        with pytest.raises(
+            LedgerError, match=f"is of version {version}, this Qinglan writes version"
+        ):
             Ledger(url)
 
 
@@ -227,7 +278,9 @@ def test_retrievals_come_back_whole_and_are_kept_by_scope(url: str):
         assert (ledger.retrieval_keys("run"), ledger.retrieval_keys("none")) == ({"a"}, set())
 
 
-def test_opening_drops_old_retrievals_in_small_portions_and_answers_never(url: str, monkeypatch: pytest.MonkeyPatch):
+def test_opening_drops_old_retrievals_in_small_portions_and_answers_never(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(database, "_DROPPED_AT_ONCE", 2)
     with closing(Ledger(url)) as ledger, monkeypatch.context() as patch:
         patch.setattr(store.time, "time", lambda: 1.0)
@@ -256,7 +309,9 @@ def test_a_server_that_does_not_answer_is_given_up_in_seconds(url: str, expected
     engine, asked = make_engine(f"postgresql+psycopg://me@127.0.0.1:9/none{url}"), []
 
     @sa.event.listens_for(engine, "do_connect")
-    def _refuse(_dialect: object, _record: object, _arguments: object, parameters: dict[str, object]) -> None:
+    def _refuse(
+        _dialect: object, _record: object, _arguments: object, parameters: dict[str, object]
+    ) -> None:
         asked.append(parameters)
         raise ConnectionError
 
@@ -264,7 +319,13 @@ def test_a_server_that_does_not_answer_is_given_up_in_seconds(url: str, expected
         engine.connect()
     (given,) = asked
     assert given["connect_timeout"] == expected
-    assert {"tcp_user_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"} < {*given}
+    assert {
+        "tcp_user_timeout",
+        "keepalives",
+        "keepalives_idle",
+        "keepalives_interval",
+        "keepalives_count",
+    } < {*given}
 
 
 @pytest.fixture
@@ -273,9 +334,13 @@ def on_server(postgres: str) -> Iterator[Ledger]:
         yield ledger
 
 
-def test_limits_are_a_transactions_and_not_its_sessions(postgres: str, monkeypatch: pytest.MonkeyPatch):
+def test_limits_are_a_transactions_and_not_its_sessions(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+):
     engine = make_engine(postgres)
-    limits = [sa.text(f"SHOW {on}_timeout") for on in ("lock", "statement", "idle_in_transaction_session")]
+    limits = [
+        sa.text(f"SHOW {on}_timeout") for on in ("lock", "statement", "idle_in_transaction_session")
+    ]
     with engine.begin() as db:
         assert "0" not in [db.execute(limit).scalar() for limit in limits]
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
@@ -287,7 +352,9 @@ def test_limits_are_a_transactions_and_not_its_sessions(postgres: str, monkeypat
     engine.dispose()
 
 
-def test_a_lock_of_another_session_is_an_error(postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch):
+def test_a_lock_of_another_session_is_an_error(
+    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
+):
     on_server.exchange(Order(calls=[call("before")]))
     monkeypatch.setitem(database._LIMITS, "lock_timeout", "200ms")
     with closing_engine(postgres) as holder:
@@ -315,7 +382,11 @@ async def test_a_connection_that_brings_no_answer_is_left_for_another(
     for backend in backends:
         backend.suspend()
     try:
-        recording = asking.record(call("hung")) if queued else queue.to_the_end(on_server.record, [call("hung")])
+        recording = (
+            asking.record(call("hung"))
+            if queued
+            else queue.to_the_end(on_server.record, [call("hung")])
+        )
         await asyncio.wait_for(recording, 60)
         await asking.close()
         assert on_server.get("hung") == call("hung")
@@ -324,10 +395,15 @@ async def test_a_connection_that_brings_no_answer_is_left_for_another(
             backend.resume()
 
 
-def test_who_stops_in_a_transaction_loses_its_locks(postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch):
+def test_who_stops_in_a_transaction_loses_its_locks(
+    postgres: str, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(database._LIMITS, "idle_in_transaction_session_timeout", "200ms")
     stopped = make_engine(postgres)
-    with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout"), stopped.begin() as db:
+    with (
+        pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout"),
+        stopped.begin() as db,
+    ):
         db.execute(sa.text("LOCK TABLE spent"))
         on_server.exchange(Order(calls=[call("waited")]))
         db.execute(sa.text("SELECT 1"))
@@ -335,7 +411,9 @@ def test_who_stops_in_a_transaction_loses_its_locks(postgres: str, on_server: Le
     stopped.dispose()
 
 
-def test_a_server_that_is_restarted_is_unreachable_meanwhile_and_a_damaged_file_is_not(tmp_path: Path):
+def test_a_server_that_is_restarted_is_unreachable_meanwhile_and_a_damaged_file_is_not(
+    tmp_path: Path,
+):
     with postgres_server() as server:
         ledger = Ledger(server.owners_url)
     with pytest.raises(LedgerError) as stopped:
@@ -348,7 +426,9 @@ def test_a_server_that_is_restarted_is_unreachable_meanwhile_and_a_damaged_file_
 
 def test_a_missing_driver_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(LedgerError, match=r"driver is not installed; run pip install 'qinglan\[postgres\]'"):
+    with pytest.raises(
+        LedgerError, match=r"driver is not installed; run pip install 'qinglan\[postgres\]'"
+    ):
         make_engine("postgresql+psycopg://me@127.0.0.1:9/none")
 
 
@@ -361,7 +441,9 @@ def test_a_missing_driver_is_one_line(monkeypatch: pytest.MonkeyPatch):
         ("postgresql://me:pa@hush@host/db", "%40 for an @ in the password"),
     ],
 )
-def test_the_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, message: str):
+def test_the_password_is_in_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, message: str
+):
     with pytest.raises(ConfigError, match="needs the environment variable LEDGER_URL"):
         ledger_url(LedgerStore(url_env="LEDGER_URL"), tmp_path)
     monkeypatch.setenv("LEDGER_URL", url)

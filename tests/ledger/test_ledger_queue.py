@@ -1,4 +1,5 @@
-"""The ledger in an event loop: grouped, safe on return, patient with a database that is away, honest about money."""
+"""The ledger in an event loop: grouped, safe on return, patient with a database that is away,
+honest about money."""
 
 import asyncio
 import time
@@ -33,7 +34,8 @@ async def queue_of(ledger: Ledger, budget: Budget = NO_LIMIT) -> AsyncIterator[L
 
 
 class Flaky(Ledger):
-    """Away for the first few transactions; where it commits them, only their acknowledgement is lost."""
+    """Away for the first few transactions; where it commits them, only their acknowledgement is
+    lost."""
 
     def __init__(self, path: Path, away: int = 0, *, commits: bool = False) -> None:
         super().__init__(ledger_url(LedgerStore(), path))
@@ -54,7 +56,9 @@ async def test_many_at_once_take_few_transactions(tmp_path: Path):
         assert set(await asyncio.gather(*map(queue.acquire, keys))) == {None}
         await asyncio.gather(*(queue.record(call(key)) for key in keys))
         assert ledger.exchanges <= 4
-        assert {found.request_hash for found in await asyncio.gather(*map(queue.acquire, keys))} == set(keys)
+        assert {
+            found.request_hash for found in await asyncio.gather(*map(queue.acquire, keys))
+        } == set(keys)
 
 
 async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_path: Path):
@@ -70,8 +74,12 @@ async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_
         assert ledger.spent_usd("r")[0] == 1.5
 
 
-@pytest.mark.parametrize("error", [LedgerError("ledger: the database is away"), ZeroDivisionError()])
-async def test_an_error_of_the_ledger_reaches_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+@pytest.mark.parametrize(
+    "error", [LedgerError("ledger: the database is away"), ZeroDivisionError()]
+)
+async def test_an_error_of_the_ledger_reaches_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
     monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
     ledger = Flaky(tmp_path)
     async with queue_of(ledger) as queue:
@@ -87,7 +95,11 @@ async def test_an_error_of_the_ledger_reaches_all(tmp_path: Path, monkeypatch: p
 async def test_answers_wait_for_a_server_that_is_away_and_a_run_that_ends_does_not_wait_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    for name, value_s in {"_RETRY_FOR_S": 0.1, "_UNREACHABLE_FOR_S": 30.0, "_SAY_AFTER_S": 0.3}.items():
+    for name, value_s in {
+        "_RETRY_FOR_S": 0.1,
+        "_UNREACHABLE_FOR_S": 30.0,
+        "_SAY_AFTER_S": 0.3,
+    }.items():
         monkeypatch.setattr(ledger_queue, name, value_s)
     fail = raising(LedgerError("ledger: connection refused", unreachable=True))
     ledger = Flaky(tmp_path)
@@ -113,7 +125,9 @@ async def test_a_database_that_neither_answers_nor_fails_is_waited_for_with_a_wo
 ):
     monkeypatch.setattr(store, "_SAY_EVERY_S", 0.2)
     ledger = Flaky(tmp_path)
-    monkeypatch.setattr(ledger, "_record", lambda *order: (time.sleep(0.5), Ledger._record(ledger, *order))[1])
+    monkeypatch.setattr(
+        ledger, "_record", lambda *order: (time.sleep(0.5), Ledger._record(ledger, *order))[1]
+    )
     async with queue_of(ledger) as queue:
         await queue.record(call("a"))
     assert "ledger: its database has not answered for 0 s; still waiting" in caplog.messages
@@ -153,18 +167,38 @@ async def test_each_run_has_its_own_budget_and_may_go_on_without_what_it_cannot_
 @pytest.mark.parametrize(
     ("holder", "shown"),
     [
-        ("batch:d", "held by batch batch_1, and none was .*; run once with --set distill.mode=batch_api"),
-        ("far away|7|1.0|x", "held by process 7 on far, and none was .*; wait until that run has ended"),
+        (
+            "batch:d",
+            "held by batch batch_1, and none was .*; run once with --set distill.mode=batch_api",
+        ),
+        (
+            "far away|7|1.0|x",
+            "held by process 7 on far, and none was .*; wait until that run has ended",
+        ),
     ],
 )
 async def test_who_waits_for_others_says_so_and_gives_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, holder: str, shown: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    holder: str,
+    shown: str,
 ):
     assert ledger_queue._SAY_AFTER_S + ledger_queue._LOOK_AGAIN_S < 5
-    for name, value_s in {"_LOOK_AGAIN_S": 0.01, "_SAY_AFTER_S": 0.05, "_WAIT_FOR_OTHERS_S": 0.6}.items():
+    for name, value_s in {
+        "_LOOK_AGAIN_S": 0.01,
+        "_SAY_AFTER_S": 0.05,
+        "_WAIT_FOR_OTHERS_S": 0.6,
+    }.items():
         monkeypatch.setattr(ledger_queue, name, value_s)
     ledger = Flaky(tmp_path)
-    job = {"digest": "d", "server": "s m", "role": "teacher", "status": "submitted", "batch_id": "batch_1"}
+    job = {
+        "digest": "d",
+        "server": "s m",
+        "role": "teacher",
+        "status": "submitted",
+        "batch_id": "batch_1",
+    }
     ledger.save_batch(BatchJob(request_hashes=["a", "b", "c"], created_s=1.0, **job))
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "holder", holder)
@@ -175,14 +209,18 @@ async def test_who_waits_for_others_says_so_and_gives_up(
         waiting = [asyncio.create_task(queue.acquire(key)) for key in "abc"]
         await asyncio.sleep(0.4)
         said = [record.message for record in caplog.records]
-        assert len(said) == 1 and said[0].startswith("ledger: questions of this run (3) are held by ")
+        assert len(said) == 1 and said[0].startswith(
+            "ledger: questions of this run (3) are held by "
+        )
         ledger.record([call("a")])
         assert await asyncio.wait_for(waiting[0], 60) == call("a")
         for each in waiting[1:]:
             with pytest.raises(LedgerError, match=shown):
                 await asyncio.wait_for(each, 60)
         assert time.monotonic() > started_s + 0.9, "an answer of others is news"
-        again = asyncio.create_task(queue.acquire("b"))  # while the last look for it is still to come
+        again = asyncio.create_task(
+            queue.acquire("b")
+        )  # while the last look for it is still to come
         assert await queue.acquire("d") is None, "the queue goes on"
         with pytest.raises(LedgerError, match=shown):
             await asyncio.wait_for(again, 60)
@@ -193,7 +231,11 @@ async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):
     async with queue_of(Flaky(tmp_path, 1)) as queue:
         queue.keep_retrieval(Retrieval(key="k", scope="run", found=found))
         await queue.record(call("a"))
-        assert await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k"))) == [found, None, found]
+        assert await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k"))) == [
+            found,
+            None,
+            found,
+        ]
 
 
 class FullDisk(Ledger):
@@ -232,4 +274,7 @@ def test_the_reserve_is_made_once_and_only_beside_a_file(tmp_path: Path):
         assert path.stat().st_size == RESERVED_BYTES
     reserve_space(sa.make_url(f"sqlite:///{tmp_path / 'missing' / 'l.db'}"))
     assert [*tmp_path.iterdir()] == [path]
-    assert [reserve_space(sa.make_url(url)) for url in ("sqlite://", "postgresql://u@h/d")] == [None, None]
+    assert [reserve_space(sa.make_url(url)) for url in ("sqlite://", "postgresql://u@h/d")] == [
+        None,
+        None,
+    ]

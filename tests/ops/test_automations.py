@@ -1,4 +1,5 @@
-"""Automations as a profile wants them, and how they are brought to a server; the server is a dictionary."""
+"""Automations as a profile wants them, and how they are brought to a server; the server is a
+dictionary."""
 
 import copy
 import json
@@ -11,14 +12,25 @@ from fake_prefect import api_of
 from fixture_types import ProfileOf
 from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
-from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
+from prefect.server.utilities.user_templates import (
+    register_user_template_filters,
+    render_user_template_sync,
+)
 
 from qinglan.config import NotifyFormat, Profile
-from qinglan.ops.prefect.automations import STATE_MESSAGE, Message, apply_automations, payload, profile_automations
+from qinglan.ops.prefect.automations import (
+    STATE_MESSAGE,
+    Message,
+    apply_automations,
+    payload,
+    profile_automations,
+)
 from qinglan.ops.prefect.deployments import Deployment, training_of
 
 TRAIN = Deployment("00000000-0000-0000-0000-000000000001", "train/train", "embedded", paused=False)
-NIGHTLY = Deployment("00000000-0000-0000-0000-000000000002", "refresh/refresh-night", "night", paused=False)
+NIGHTLY = Deployment(
+    "00000000-0000-0000-0000-000000000002", "refresh/refresh-night", "night", paused=False
+)
 TEXT_IN = {"feishu": "content.text", "slack": "text", "json": "text"}
 TEXT_IN |= dict.fromkeys(("dingtalk", "wecom"), "text.content")
 WEBHOOK = "https://hooks.example/secret-part"
@@ -72,26 +84,43 @@ class Prefect:
         return 201
 
     def _deployments(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = [{"entrypoint": "jobs.py:train", "name": "other", "parameters": {}}]
+        entries: list[dict[str, Any]] = [
+            {"entrypoint": "jobs.py:train", "name": "other", "parameters": {}}
+        ]
         for each in self.deployments:
             flow, _, name = each.full_name.partition("/")
-            entry = {"id": each.id, "name": name, "paused": each.paused, "parameters": {"profile": each.profile}}
+            entry = {
+                "id": each.id,
+                "name": name,
+                "paused": each.paused,
+                "parameters": {"profile": each.profile},
+            }
             entries.append(entry | {"entrypoint": f"qinglan.flows.{flow}.{flow}"})
         return entries
 
     def _block(self, method: str, where: str, rest: str, body: Any) -> Any:
         if where == "block_types":
-            return {"id": "webhooks"} if rest == "slug/webhook" else self.blocks.get(rest.rpartition("/")[2], 404)
+            return (
+                {"id": "webhooks"}
+                if rest == "slug/webhook"
+                else self.blocks.get(rest.rpartition("/")[2], 404)
+            )
         if where == "block_schemas":
             return [{"id": "schema"}]
         if method == "DELETE":
-            self.blocks = {name: block for name, block in self.blocks.items() if block["id"] != rest}
+            self.blocks = {
+                name: block for name, block in self.blocks.items() if block["id"] != rest
+            }
             return 204
         if method == "PATCH":
             assert body["merge_existing_data"] is False
-            next(block for block in self.blocks.values() if block["id"] == rest).update(data=body["data"])
+            next(block for block in self.blocks.values() if block["id"] == rest).update(
+                data=body["data"]
+            )
             return 204
-        self.blocks[body["name"]] = body | {"id": f"00000000-0000-0000-0000-{len(self.blocks) + 100:012}"}
+        self.blocks[body["name"]] = body | {
+            "id": f"00000000-0000-0000-0000-{len(self.blocks) + 100:012}"
+        }
         return self.blocks[body["name"]]
 
 
@@ -105,7 +134,9 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
     return profile_of(name=name, notify={"webhook_url_env": "NIGHT_WEBHOOK"} | notify)
 
 
-def test_the_address_stands_in_the_block_alone_and_changes_alone_are_brought(prefect: Prefect, profile_of: ProfileOf):
+def test_the_address_stands_in_the_block_alone_and_changes_alone_are_brought(
+    prefect: Prefect, profile_of: ProfileOf
+):
     done = apply_automations(prefect.api, night(profile_of))
     assert len(done) == len(prefect.automations) == 11
     (block,) = prefect.blocks.values()
@@ -116,7 +147,9 @@ def test_the_address_stands_in_the_block_alone_and_changes_alone_are_brought(pre
     assert set(prefect.writes) == {"PATCH block_documents"}  # the address may have changed
     name = "qinglan: night: message about a run failed"
     prefect.named(name)["enabled"] = False
-    assert f"automation updated: {name}" in apply_automations(prefect.api, night(profile_of, format="feishu"))
+    assert f"automation updated: {name}" in apply_automations(
+        prefect.api, night(profile_of, format="feishu")
+    )
     assert "msg_type" in prefect.named(name)["actions"][0]["payload"]
     assert prefect.named(name)["enabled"] is False, "what was switched off stays so"
 
@@ -128,7 +161,9 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
     apply_automations(prefect.api, night(profile_of, "day"))
     apply_automations(prefect.api, night(profile_of, "night: two"))
     apply_automations(prefect.api, night(profile_of, about=("alarm",)))
-    assert [name for name in prefect.names() if "night: message" in name] == ["qinglan: night: message about an alarm"]
+    assert [name for name in prefect.names() if "night: message" in name] == [
+        "qinglan: night: message about an alarm"
+    ]
     done = apply_automations(prefect.api, night(profile_of, webhook_url_env=None))
     assert "automation removed: qinglan: night: message about an alarm" in done
     left = prefect.names()
@@ -141,7 +176,11 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
 def test_two_who_deploy_at_once_make_each_automation_once(prefect: Prefect, profile_of: ProfileOf):
     prefect.meanwhile = [lambda: apply_automations(prefect.api, night(profile_of, "day"))]
     done = apply_automations(prefect.api, night(profile_of))
-    twice = [line for line in done if line.startswith("automation removed, as it was there twice: qinglan: ")]
+    twice = [
+        line
+        for line in done
+        if line.startswith("automation removed, as it was there twice: qinglan: ")
+    ]
     assert len(twice) == 3  # those that a server has once
     assert len(prefect.automations) == len(prefect.names()) > len(twice)
     assert apply_automations(prefect.api, night(profile_of)) == []
@@ -149,15 +188,23 @@ def test_two_who_deploy_at_once_make_each_automation_once(prefect: Prefect, prof
 
 def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profile_of: ProfileOf):
     apply_automations(prefect.api, night(profile_of))
-    failed, alarm = (f"qinglan: night: message about {name}" for name in ("a run failed", "an alarm"))
+    failed, alarm = (
+        f"qinglan: night: message about {name}" for name in ("a run failed", "an alarm")
+    )
     prefect.copy(failed, 3)
     prefect.copy(failed, 2)
     prefect.copy(failed, 1, enabled=False)
     prefect.named(alarm)["enabled"] = False
     prefect.copy(alarm, 1)
     done = apply_automations(prefect.api, night(profile_of))
-    assert done == [f"automation removed, as it was there twice: {name}" for name in (failed, failed, failed, alarm)]
-    assert (prefect.named(failed)["id"], prefect.named(alarm)["id"]) == (f"{failed} 2", f"{alarm} 1")
+    assert done == [
+        f"automation removed, as it was there twice: {name}"
+        for name in (failed, failed, failed, alarm)
+    ]
+    assert (prefect.named(failed)["id"], prefect.named(alarm)["id"]) == (
+        f"{failed} 2",
+        f"{alarm} 1",
+    )
     assert len(prefect.automations) == len(prefect.names())
 
 
@@ -176,11 +223,21 @@ def rendered(form: NotifyFormat, reason: str | None) -> Any:
 
 def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: ProfileOf):
     specs = profile_automations(night(profile_of), [], "b")
-    (waiting,) = [spec for spec in specs if spec["name"].endswith("message about a release that waits for approval")]
+    (waiting,) = [
+        spec
+        for spec in specs
+        if spec["name"].endswith("message about a release that waits for approval")
+    ]
     assert waiting["trigger"]["expect"] == ["qinglan.gate.waiting"]
-    said = {"sentence": "Release it.", "until": "2026-11-23T03:00:00+00:00", "command": "qinglan release approve r <x"}
+    said = {
+        "sentence": "Release it.",
+        "until": "2026-11-23T03:00:00+00:00",
+        "command": "qinglan release approve r <x",
+    }
     (action,) = waiting["actions"]
-    assert filled_in(action["payload"], {"payload": said}, "pipeline night")["text"].splitlines()[:2] == [
+    assert filled_in(action["payload"], {"payload": said}, "pipeline night")["text"].splitlines()[
+        :2
+    ] == [
         "Qinglan: pipeline night waits for an approval until 2026-11-23T03:00:00+00:00: Release it.",
         "Answer on its page (Resume), or: qinglan release approve r ‹x",
     ]
@@ -189,7 +246,10 @@ def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: Pro
 def test_an_alarm_pauses_what_trains_this_profile(profile_of: ProfileOf):
     own = Deployment("d-own", "train/train-night", "configs/night.yaml", paused=False)
     whole = Deployment("d-whole", "pipeline/pipeline-night", "night", paused=False)
-    for deployments, stopped in (([TRAIN, NIGHTLY], [TRAIN.id]), ([TRAIN, own, whole], ["d-own", "d-whole"])):
+    for deployments, stopped in (
+        ([TRAIN, NIGHTLY], [TRAIN.id]),
+        ([TRAIN, own, whole], ["d-own", "d-whole"]),
+    ):
         (pausing,) = profile_automations(profile_of(name="night"), deployments, None)
         assert [action["deployment_id"] for action in pausing["actions"]] == stopped
     assert "qinglan.alarm.reward_up_gold_down" in pausing["trigger"]["expect"]
@@ -203,7 +263,11 @@ def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
     failed = next(spec for spec in specs if spec["name"].endswith("message about a run failed"))
     body = failed | {"actions": [{"type": "do-nothing"}], "tags": []}
     trigger = AutomationCreate.model_validate(body).trigger.model_dump(mode="json")
-    assert trigger["match"]["prefect.resource.name"] == ["* a[[]b", "*[ /]a[[]b.yaml", "*[ /]a[[]b.yml"]
+    assert trigger["match"]["prefect.resource.name"] == [
+        "* a[[]b",
+        "*[ /]a[[]b.yaml",
+        "*[ /]a[[]b.yml",
+    ]
 
 
 @pytest.mark.parametrize(("form", "path"), TEXT_IN.items())
@@ -212,13 +276,23 @@ def test_every_service_gets_the_reason_and_the_link(form: NotifyFormat, path: st
     for key in path.split("."):
         found = found[key]
     link = "http://ui.example/runs/flow-run/f1"
-    assert found == f'Qinglan: refresh night is Failed: StageError: "{{{{ none }}}}" of the rows\nLook.\n{link}'
+    assert (
+        found
+        == f'Qinglan: refresh night is Failed: StageError: "{{{{ none }}}}" of the rows\nLook.\n{link}'
+    )
 
 
 def test_an_event_calls_nobody_and_may_say_nothing():
     called = rendered("json", '<at user_id="all">all</at> <!channel>')
     assert called["reason"] == '‹at user_id="all">all‹/at> ‹!channel>'
     silent = rendered("json", None)
-    assert silent["text"] == "Qinglan: refresh night is Failed\nLook.\nhttp://ui.example/runs/flow-run/f1"
-    assert (silent["topic"], silent["profile"], silent["reason"]) == ("failed", 'a"b {{ 7 * 7 }}', "")
+    assert (
+        silent["text"]
+        == "Qinglan: refresh night is Failed\nLook.\nhttp://ui.example/runs/flow-run/f1"
+    )
+    assert (silent["topic"], silent["profile"], silent["reason"]) == (
+        "failed",
+        'a"b {{ 7 * 7 }}',
+        "",
+    )
     assert len(rendered("json", "x" * 5_000)["reason"]) == 600

@@ -1,4 +1,5 @@
-"""Automations on a real Prefect server with a real worker: crashed runs go on, alarms pause, people are told."""
+"""Automations on a real Prefect server with a real worker: crashed runs go on, alarms pause, people
+are told."""
 
 import os
 import signal
@@ -77,7 +78,9 @@ class Server:
             PREFECT_API_URL=self.url,
             PREFECT_API_DATABASE_CONNECTION_URL=f"postgresql+asyncpg://{database}",
             PREFECT_SERVER_ANALYTICS_ENABLED="false",
-            PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=SERVER_TUNING["PREFECT_SERVER_EVENTS_CAUSAL_ORDERING"],
+            PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=SERVER_TUNING[
+                "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING"
+            ],
             PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY="PT2S",
             PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS="1",
             PREFECT_WORKER_QUERY_SECONDS="1",
@@ -88,7 +91,11 @@ class Server:
     def serve(self) -> None:
         self._server = self.start("server", "start", "--host=127.0.0.1", f"--port={self._port}")
         health = f"{self.url}/health"
-        wait_until("Prefect's server", lambda: not health_problem(health), explain=self.log("server").read_text)
+        wait_until(
+            "Prefect's server",
+            lambda: not health_problem(health),
+            explain=self.log("server").read_text,
+        )
 
     def restart(self) -> None:
         """As after a crash."""
@@ -103,17 +110,32 @@ class Server:
         with self.log(words[0]).open("ab") as log:
             argv = [sys.executable, "-m", "prefect", *words]
             # A session of its own, so that nothing of it outlives the test.
-            started = psutil.Popen(argv, env=self._env, stdout=log, stderr=log, start_new_session=True)
+            started = psutil.Popen(
+                argv, env=self._env, stdout=log, stderr=log, start_new_session=True
+            )
         self._processes.append(started)
         return started
 
     def worker(self) -> psutil.Popen:
-        return self.start("worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never")
+        return self.start(
+            "worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never"
+        )
 
     def deploy(self, flow: str, name: str, profile: str, **more: Any) -> str:
         flow_id = post(self.api, "flows/", name=flow)["id"]
-        body = {"entrypoint": f"qinglan.flows.{flow}.{flow}", "work_pool_name": "qinglan", "tags": ["qinglan"]} | more
-        made = post(self.api, "deployments/", name=name, flow_id=flow_id, parameters={"profile": profile}, **body)
+        body = {
+            "entrypoint": f"qinglan.flows.{flow}.{flow}",
+            "work_pool_name": "qinglan",
+            "tags": ["qinglan"],
+        } | more
+        made = post(
+            self.api,
+            "deployments/",
+            name=name,
+            flow_id=flow_id,
+            parameters={"profile": profile},
+            **body,
+        )
         return str(made["id"])
 
     def run(self, deployment: str) -> str:
@@ -123,7 +145,12 @@ class Server:
         return str(call(self.api, "GET", f"flow_runs/{run}")["state"]["name"])
 
     def set_state(self, run: str, kind: str, message: str = "") -> None:
-        post(self.api, f"flow_runs/{run}/set_state", state={"type": kind, "message": message}, force=True)
+        post(
+            self.api,
+            f"flow_runs/{run}/set_state",
+            state={"type": kind, "message": message},
+            force=True,
+        )
 
     def is_paused(self, deployment: str) -> bool:
         return bool(call(self.api, "GET", f"deployments/{deployment}")["paused"])
@@ -136,12 +163,22 @@ class Server:
         """As `emit_run_event` does within a flow run."""
         resource = {"prefect.resource.id": "qinglan.run.r1", "qinglan.profile": profile}
         resource["qinglan.alarm"] = event.rpartition(".")[2]
-        flow_run = {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.role": "flow-run"}
+        flow_run = {
+            "prefect.resource.id": f"prefect.flow-run.{run}",
+            "prefect.resource.role": "flow-run",
+        }
         self._event(event, resource, payload, flow_run)
 
-    def _event(self, event: str, resource: dict[str, str], payload: dict[str, Any], related: dict[str, str]) -> None:
+    def _event(
+        self, event: str, resource: dict[str, str], payload: dict[str, Any], related: dict[str, str]
+    ) -> None:
         about = {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat(), "event": event}
-        call(self.api, "POST", "events", [about | {"resource": resource, "related": [related], "payload": payload}])
+        call(
+            self.api,
+            "POST",
+            "events",
+            [about | {"resource": resource, "related": [related], "payload": payload}],
+        )
 
     def close(self) -> None:
         self.api.close()
@@ -155,7 +192,9 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with (
         postgres_server() as postgres,
-        closing(Server(tmp_path_factory.mktemp("site"), postgres.make_database("prefect"))) as started,
+        closing(
+            Server(tmp_path_factory.mktemp("site"), postgres.make_database("prefect"))
+        ) as started,
     ):
         started.serve()
         post(started.api, "work_pools/", name="qinglan", type="process")
@@ -177,16 +216,26 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
     )
 
 
-def test_a_run_of_a_killed_worker_goes_on(server: Server, profile_of: ProfileOf, told: FakeService, tmp_path: Path):
+def test_a_run_of_a_killed_worker_goes_on(
+    server: Server, profile_of: ProfileOf, told: FakeService, tmp_path: Path
+):
     (tmp_path / "toy.py").write_text(TOY.format(folder=str(tmp_path)), encoding="utf-8")
-    deployment = server.deploy("refresh", "nightly", "night", entrypoint="toy.py:refresh", path=str(tmp_path))
+    deployment = server.deploy(
+        "refresh", "nightly", "night", entrypoint="toy.py:refresh", path=str(tmp_path)
+    )
     apply_automations(server.api, night(profile_of))
     first_worker = server.worker()
     run = server.run(deployment)
-    wait_until("the worker's death", lambda: first_worker.poll() is not None, explain=server.log("worker").read_text)
+    wait_until(
+        "the worker's death",
+        lambda: first_worker.poll() is not None,
+        explain=server.log("worker").read_text,
+    )
     assert server.state(run) == "Running"  # which nobody can know but by waiting
     second = server.worker()
-    wait_until("its end", lambda: server.state(run) == "Completed", explain=server.log("worker").read_text)
+    wait_until(
+        "its end", lambda: server.state(run) == "Completed", explain=server.log("worker").read_text
+    )
     assert (tmp_path / "attempts").read_text() == "xxx"
     second.kill()  # not SIGTERM: a worker makes SIGINT of it, which a background job of a shell ignores
     second.wait()
@@ -197,9 +246,13 @@ def test_a_run_of_a_killed_worker_goes_on(server: Server, profile_of: ProfileOf,
     assert told.bodies[0]["link"] == f"http://prefect.example/runs/flow-run/{run}"
 
 
-def test_tries_are_bounded_and_ended_runs_are_left_alone(server: Server, profile_of: ProfileOf, told: FakeService):
+def test_tries_are_bounded_and_ended_runs_are_left_alone(
+    server: Server, profile_of: ProfileOf, told: FakeService
+):
     profile = night(profile_of)
-    one_try = profile.model_copy(update={"automations": profile.automations.model_copy(update={"crash_retries": 1})})
+    one_try = profile.model_copy(
+        update={"automations": profile.automations.model_copy(update={"crash_retries": 1})}
+    )
     deployment = server.deploy("refresh", "unlucky", "night")
     apply_automations(server.api, one_try)
     ended = {kind: server.run(deployment) for kind in ("COMPLETED", "CANCELLED", "RUNNING")}
@@ -215,17 +268,24 @@ def test_tries_are_bounded_and_ended_runs_are_left_alone(server: Server, profile
         server.set_state(unlucky, "CRASHED", "as its worker tells it")
         if tries_left:
             wait_until("a retry", lambda: server.state(unlucky) == "AwaitingRetry")
-    # The one that is silent is found after 20 s and goes on after 10 s more: time enough for what must not happen.
+    # The one that is silent is found after 20 s and goes on after 10 s more: time enough for what
+    # must not happen.
     wait_until("the silent one's retry", lambda: server.state(ended["RUNNING"]) == "AwaitingRetry")
     assert server.state(unlucky) == "Crashed"
-    assert [server.state(ended[kind]) for kind in ("COMPLETED", "CANCELLED")] == ["Completed", "Cancelled"]
-    # None has a name of its own yet, so that it is known by its deployment; told of by one automation alone.
+    assert [server.state(ended[kind]) for kind in ("COMPLETED", "CANCELLED")] == [
+        "Completed",
+        "Cancelled",
+    ]
+    # None has a name of its own yet, so that it is known by its deployment; told of by one
+    # automation alone.
     reasons = [body["reason"] for body in told.bodies if unlucky in body["link"]]
     assert reasons == ["no memory left"] * 2
     assert len(told.bodies) == 3
 
 
-def test_a_failure_after_the_servers_restart_is_told_at_once(server: Server, profile_of: ProfileOf, told: FakeService):
+def test_a_failure_after_the_servers_restart_is_told_at_once(
+    server: Server, profile_of: ProfileOf, told: FakeService
+):
     deployment = server.deploy("refresh", "restarted", "noon")
     apply_automations(server.api, night(profile_of, "noon"))
     run = server.run(deployment)
@@ -245,7 +305,12 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     for name in names:
         apply_automations(server.api, night(profile_of, name, format="feishu"))
     run = server.run(own["night"])
-    server.emit("qinglan.alarm.zero_variance", run, "night", {"name": "zero_variance", "step": 9, "message": "few"})
+    server.emit(
+        "qinglan.alarm.zero_variance",
+        run,
+        "night",
+        {"name": "zero_variance", "step": 9, "message": "few"},
+    )
     wait_until("a message", lambda: told.bodies)
     assert not server.is_paused(own["night"])
     alarm = {"name": "reward_up_gold_down", "step": 12, "message": "reward up <at user_id='all'>"}
@@ -265,7 +330,9 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
 
 def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: ProfileOf, told: FakeService):
     deployment = server.deploy("refresh", "waiting", "dusk")
-    apply_automations(server.api, night(profile_of, "dusk", about=("waiting",), waiting_s=10, ui_url=None))
+    apply_automations(
+        server.api, night(profile_of, "dusk", about=("waiting",), waiting_s=10, ui_url=None)
+    )
     run = server.run(deployment)
     wait_until("a late run, told", lambda: server.state(run) == "Late" and told.bodies)
     assert told.bodies[0]["topic"] == "waiting"

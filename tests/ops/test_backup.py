@@ -61,9 +61,16 @@ def test_a_lost_site_is_found_again_and_paid_once(
     assert client.get_run(candidate.mlflow_run_id).info.status == "RUNNING"
     released = models.open().version("1")
     assert sha256_of(models.open().folder(released)) == candidate.model.sha256
-    release = client.download_artifacts(candidate.mlflow_run_id, "release/release.json", str(tmp_path))
+    release = client.download_artifacts(
+        candidate.mlflow_run_id, "release/release.json", str(tmp_path)
+    )
     assert '"verdict": "promote"' in Path(release).read_text(encoding="utf-8")
-    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == ingested.path("rows")
+    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == ingested.path(
+        "rows"
+    )
     with prefect_process(server, tmp_path / "logs") as prefect:
-        assert prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"] == flow_run["name"]
+        assert (
+            prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"]
+            == flow_run["name"]
+        )
         assert [each["name"] for each in post(prefect, "/deployments/filter")] == ["nightly"]

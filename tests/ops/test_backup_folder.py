@@ -37,7 +37,8 @@ def kept(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def profile(profile_of: ProfileOf) -> Profile:
-    """Of a site with a database whose rows are in its log only, a linked file, and a pointer to the newest run."""
+    """Of a site with a database whose rows are in its log only, a linked file, and a pointer to the
+    newest run."""
     made = profile_of()
     state, run = made.paths.state, made.paths.runs / "r1"
     (state / "prefect").mkdir(parents=True)
@@ -68,7 +69,12 @@ def wipe(profile: Profile) -> None:
 
 def test_what_was_lost_comes_back_with_who_may_enter_it(profile: Profile, kept: Path):
     state, runs = profile.paths.state, profile.paths.runs
-    modes = {state: 0o750, state / "serving" / "requests": 0o700, state / "empty": 0o2775, state / "sealed": 0o500}
+    modes = {
+        state: 0o750,
+        state / "serving" / "requests": 0o700,
+        state / "empty": 0o2775,
+        state / "sealed": 0o500,
+    }
     for folder in modes:
         folder.mkdir(parents=True, exist_ok=True)
     (state / "sealed" / "a").write_text("a")
@@ -90,7 +96,9 @@ def test_what_was_lost_comes_back_with_who_may_enter_it(profile: Profile, kept: 
     assert (state / "backups.txt").read_text() == f"{kept}\n"
 
 
-def test_what_is_left_out_is_noted_with_the_reason(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_left_out_is_noted_with_the_reason(
+    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HF_HOME", str(profile.paths.state / "cache"))
     left_out = {
         "state/huggingface": "a cache of models from the hub",
@@ -100,7 +108,12 @@ def test_what_is_left_out_is_noted_with_the_reason(profile: Profile, kept: Path,
         "runs/.restoring": "of an interrupted restore",
         "state/.replaced-1": "put aside by a restore",
     }
-    copied = ["runs/r1/rl/huggingface", "runs/r1/sft/.partial-ab", "runs/r1/.restoring", "state/models/.replaced-1"]
+    copied = [
+        "runs/r1/rl/huggingface",
+        "runs/r1/sft/.partial-ab",
+        "runs/r1/.restoring",
+        "state/models/.replaced-1",
+    ]
     for folder in (*left_out, *copied):
         (kept.parent / folder).mkdir(parents=True)
         (kept.parent / folder / "file").touch()
@@ -119,7 +132,9 @@ def test_what_is_left_out_is_noted_with_the_reason(profile: Profile, kept: Path,
     assert Backup.read(kept) == made
 
 
-def test_nobody_else_may_enter_before_all_is_in_place(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nobody_else_may_enter_before_all_is_in_place(
+    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
     state, runs = profile.paths.state, profile.paths.runs
     state.chmod(0o755)
     runs.chmod(0o2775)
@@ -134,7 +149,11 @@ def test_nobody_else_may_enter_before_all_is_in_place(profile: Profile, kept: Pa
 
     def copy_and_see(source: Path, target: Path) -> None:
         copy(source, target)
-        seen.update(each.stat().st_mode & 0o777 for root in (state, runs) for each in (root / ".restoring").rglob("*/"))
+        seen.update(
+            each.stat().st_mode & 0o777
+            for root in (state, runs)
+            for each in (root / ".restoring").rglob("*/")
+        )
 
     monkeypatch.setattr(shutil, "copy2", copy_and_see)
     restore_backup(profile, kept, print)
@@ -143,12 +162,21 @@ def test_nobody_else_may_enter_before_all_is_in_place(profile: Profile, kept: Pa
 
 
 @pytest.mark.usefixtures("profile")
-def test_no_key_and_no_password_is_in_it(profile_of: ProfileOf, kept: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_key_and_no_password_is_in_it(
+    profile_of: ProfileOf, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@db.internal/qinglan?sslpassword=s3cret")
     log = {"request_log": {"folder": "requests", "consent": "all"}}
-    databases = {"tracking": {"uri": "postgresql://me@db.internal/mlflow"}, "ledger": {"url_env": "A_LEDGER"}}
+    databases = {
+        "tracking": {"uri": "postgresql://me@db.internal/mlflow"},
+        "ledger": {"url_env": "A_LEDGER"},
+    }
     made = make_backup(profile_of(serve=log, **databases), kept, print, runs=False)
-    assert [what.partition(",")[0] for what in made.elsewhere] == ["the ledger", "the request log", "MLflow"]
+    assert [what.partition(",")[0] for what in made.elsewhere] == [
+        "the ledger",
+        "the request log",
+        "MLflow",
+    ]
     content = b"".join(path.read_bytes() for path in kept.rglob("*") if path.is_file())
     assert b"s3cret" not in content
     assert b"pnu_secret" not in content
@@ -160,11 +188,20 @@ def test_no_key_and_no_password_is_in_it(profile_of: ProfileOf, kept: Path, monk
     [
         ("http://127.0.0.1:4200/api", True, None),
         ("http://127.0.0.1:4200/api", False, "`pg_dump -Fc`, unless it is `qinglan up`'s own"),
-        ("https://ann:s3cret@prefect.example/api", True, "https://prefect.example/api: its database with `pg_d"),
+        (
+            "https://ann:s3cret@prefect.example/api",
+            True,
+            "https://prefect.example/api: its database with `pg_d",
+        ),
     ],
 )
 def test_the_sites_own_server_is_not_somewhere_else(
-    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch, url: str, is_up: bool, said: str | None
+    profile: Profile,
+    kept: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    is_up: bool,
+    said: str | None,
 ):
     monkeypatch.setenv("PREFECT_API_URL", url)
     (profile.paths.state / "prefect" / "prefect.db").touch()
@@ -201,11 +238,15 @@ def test_a_database_is_copied_as_of_one_moment_while_it_is_written(profile: Prof
     assert made.entries[-1].path == "state/ledger.db"  # it knows every answer that the files hold
 
 
-def test_it_comes_back_only_to_where_it_was_and_overwrites_no_site(profile: Profile, kept: Path, tmp_path: Path):
+def test_it_comes_back_only_to_where_it_was_and_overwrites_no_site(
+    profile: Profile, kept: Path, tmp_path: Path
+):
     make_backup(profile, kept, print)
     elsewhere = profile.paths.model_copy(update={"state": tmp_path / "other"})
     other = profile.model_copy(update={"paths": elsewhere})
-    with pytest.raises(ConfigError, match=rf"restore with `--set paths\.state={profile.paths.state}`"):
+    with pytest.raises(
+        ConfigError, match=rf"restore with `--set paths\.state={profile.paths.state}`"
+    ):
         restore_backup(other, kept, print)
     (profile.paths.state / "newer").write_text("newer")
     with pytest.raises(ConfigError, match="is not empty; --replace puts aside"):
@@ -227,14 +268,19 @@ def test_a_restore_is_refused_while_a_run_is_running(profile: Profile, kept: Pat
         restore_backup(profile, kept, print, replace=True)
 
 
-def test_what_begins_during_a_restore_is_seen(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_begins_during_a_restore_is_seen(
+    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
     make_backup(profile, kept, print)
     begun, copy = FileLock(profile.paths.runs / "r1" / ".lock"), shutil.copy2
 
     def begin(source: Path, target: Path) -> None:
         if not begun.is_locked:
             begun.acquire()
-            with pytest.raises(ConfigError, match="runs here already"), only_one(profile.paths.state, print):
+            with (
+                pytest.raises(ConfigError, match="runs here already"),
+                only_one(profile.paths.state, print),
+            ):
                 pass
         copy(source, target)
 
@@ -257,7 +303,9 @@ def test_a_damaged_backup_touches_nothing(profile: Profile, kept: Path, damage: 
     assert not profile.paths.state.exists()
 
 
-def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(profile_of: ProfileOf, tmp_path: Path):
+def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(
+    profile_of: ProfileOf, tmp_path: Path
+):
     site, kept, without = tmp_path / "site", tmp_path / "kept", tmp_path / "without"
     profile = profile_of(paths={"state": str(site), "runs": str(site / "data" / "runs")})
     note, row = site / "data" / "note", profile.paths.runs / "r1" / "row"
@@ -279,7 +327,9 @@ def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(profi
     assert (note.read_text(), row.read_text()) == ("kept", "kept")
 
 
-def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile, kept: Path, tmp_path: Path):
+def test_a_backup_goes_neither_into_the_site_nor_over_something(
+    profile: Profile, kept: Path, tmp_path: Path
+):
     for root in (profile.paths.state, profile.paths.runs):
         with pytest.raises(ConfigError, match="is itself to be kept; name a folder elsewhere"):
             make_backup(profile, root / "kept", print, runs=False)
@@ -296,10 +346,14 @@ def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile
 
     with pytest.raises(ConfigError, match="not empty; name a new folder"):
         make_backup(profile, kept, other)
-    assert [each.name for each in kept.iterdir()] == ["theirs"], "of two at once the quicker one stays"
+    assert [each.name for each in kept.iterdir()] == ["theirs"], (
+        "of two at once the quicker one stays"
+    )
 
 
-def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile: Profile, kept: Path):
+def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(
+    profile: Profile, kept: Path
+):
     doomed = profile.paths.runs / "r0"
     doomed.mkdir()
     (doomed / "run.json").touch()
@@ -310,8 +364,13 @@ def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile:
     assert sorted(each.name for each in profile.paths.runs.iterdir()) == ["latest", "r1"]
 
 
-def test_a_full_disk_or_damaged_database_makes_no_backup(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as full, pytest.raises(ArtifactError, match="has 0 B free, the backup takes"):
+def test_a_full_disk_or_damaged_database_makes_no_backup(
+    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with (
+        monkeypatch.context() as full,
+        pytest.raises(ArtifactError, match="has 0 B free, the backup takes"),
+    ):
         free_on(full, {kept.parent: 0})
         make_backup(profile, kept, print)
     (profile.paths.state / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
@@ -320,14 +379,23 @@ def test_a_full_disk_or_damaged_database_makes_no_backup(profile: Profile, kept:
     assert not list(kept.parent.glob("kept*"))
 
 
-# Of a file with 8 MB and one with 4 MB and two names, on file systems with these MB free; 50 MB are to be left.
+# Of a file with 8 MB and one with 4 MB and two names, on file systems with these MB free; 50 MB are
+# to be left.
 @pytest.mark.parametrize(
     ("free", "linkable", "refusal"),
     [
         ({"state": 60, "runs": 70}, False, None),
-        ({"state": 50, "runs": 70}, False, r"^\S+/state: has 50\.0 MB free, what the backup has of it takes 4\.0 MB"),
+        (
+            {"state": 50, "runs": 70},
+            False,
+            r"^\S+/state: has 50\.0 MB free, what the backup has of it takes 4\.0 MB",
+        ),
         ({"": 65}, True, None),
-        ({"": 65}, False, r"^\S+/state and \S+/runs: has 65\.0 MB free, what the backup has of it takes 16\.0 MB"),
+        (
+            {"": 65},
+            False,
+            r"^\S+/state and \S+/runs: has 65\.0 MB free, what the backup has of it takes 16\.0 MB",
+        ),
     ],
 )
 def test_each_disk_is_asked_for_what_comes_onto_it(
@@ -348,7 +416,9 @@ def test_each_disk_is_asked_for_what_comes_onto_it(
     wipe(profile)
     free_on(monkeypatch, {kept.parent / name: mb * 10**6 for name, mb in free.items()})
     if not linkable:
-        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
+        monkeypatch.setattr(
+            os, "link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link"))
+        )
     with pytest.raises(ArtifactError, match=refusal) if refusal else nullcontext():
         restore_backup(profile, kept, print)
     assert bool(list(profile.paths.runs.iterdir())) == (refusal is None)
@@ -364,7 +434,9 @@ def free_on(monkeypatch: pytest.MonkeyPatch, disks: dict[Path, int]) -> None:
     def status(path: Path, **options: bool) -> os.stat_result:
         found = stat(path, **options)
         device = mounts.index(mount) + 1 if (mount := mount_of(path)) else found.st_dev
-        return os.stat_result([*found[:2], device, *found[3:10]], {"st_mtime_ns": found.st_mtime_ns})
+        return os.stat_result(
+            [*found[:2], device, *found[3:10]], {"st_mtime_ns": found.st_mtime_ns}
+        )
 
     def usage(path: Path) -> Any:
         return SimpleNamespace(free=disks[mount] if (mount := mount_of(path)) else 10**12)
@@ -389,7 +461,9 @@ def link(path: str) -> dict[str, Any]:
         ("folders", [{"path": "runs/latest/sealed", "mode": 0}], "lies below a file or link"),
     ],
 )
-def test_nothing_goes_elsewhere(profile: Profile, kept: Path, key: str, added: list[dict[str, Any]], refusal: str):
+def test_nothing_goes_elsewhere(
+    profile: Profile, kept: Path, key: str, added: list[dict[str, Any]], refusal: str
+):
     make_backup(profile, kept, print)
     record = json.loads((kept / BACKUP_FILE).read_text())
     (kept / BACKUP_FILE).write_text(json.dumps(record | {key: record[key] + added}))

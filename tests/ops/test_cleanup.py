@@ -44,14 +44,22 @@ class Tree:
         self.profile, self.root, self.made = profile, profile.paths.runs, 0
         self.root.mkdir(parents=True, exist_ok=True)
 
-    def run(self, days: float, flow: str = "refresh", *folders: str, finished: bool = True, **state: Any) -> Path:
-        """A run last written so many days ago, with these folders; of two as old the later made is the newer."""
+    def run(
+        self, days: float, flow: str = "refresh", *folders: str, finished: bool = True, **state: Any
+    ) -> Path:
+        """A run last written so many days ago, with these folders; of two as old the later made is
+        the newer."""
         self.made += 1
         began = NOW - timedelta(days=days)
         name = f"{began:%Y%m%d-%H%M%S}-{self.made:04x}"
         directory = self.root / name
-        record = Run(id=name, flow=flow, profile=self.profile, directory=directory).model_dump(mode="json")
-        write_json(directory / "run.json", record | {"finished": finished, "profile_name": self.profile.name} | state)
+        record = Run(id=name, flow=flow, profile=self.profile, directory=directory).model_dump(
+            mode="json"
+        )
+        write_json(
+            directory / "run.json",
+            record | {"finished": finished, "profile_name": self.profile.name} | state,
+        )
         for folder in folders:
             (directory / folder).mkdir(parents=True)
             (directory / folder / "weights.bin").write_bytes(b"w" * 10_000)
@@ -59,14 +67,17 @@ class Tree:
         return directory
 
     def stage(self, run: Path, name: str, file: str, by: Path | None = None) -> None:
-        """A finished stage with one file, which keeps the run's age; with `by` it is that run's, reused here."""
+        """A finished stage with one file, which keeps the run's age; with `by` it is that run's,
+        reused here."""
         source = by or run
         path, written = source / name / file, run.stat().st_mtime
         if not path.exists():
             path.mkdir(parents=True)
             (path / "weights.bin").write_bytes(b"w" * 10_000)
         artifacts = {"file": Artifact.of(path)}
-        result = StageResult(stage=name, key="k", run_id=source.name, seconds=1, artifacts=artifacts)
+        result = StageResult(
+            stage=name, key="k", run_id=source.name, seconds=1, artifacts=artifacts
+        )
         write_json(run / name / MANIFEST, result.model_dump(mode="json"))
         age(run, (NOW.timestamp() - written) / 86400)
 
@@ -99,7 +110,9 @@ def state(tree: Tree) -> Path:
 
 
 def sweep(tree: Tree, *, dry_run: bool = False, now: datetime = NOW, **retention: Any) -> CleanUp:
-    profile = Profile.model_validate(tree.profile.model_dump() | {"retention": {"flow_run_days": None} | retention})
+    profile = Profile.model_validate(
+        tree.profile.model_dump() | {"retention": {"flow_run_days": None} | retention}
+    )
     return clean_up(profile, dry_run=dry_run, say=print, now=now)
 
 
@@ -115,7 +128,10 @@ def test_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tree: Tree):
     old, young, only = tree.run(80, "refresh", "rl"), tree.run(59), tree.run(300, "compare")
     (old / "rl" / "weights.bin").chmod(0o444)
     (old / "rl").chmod(0o555)
-    given_up, in_training = tree.run(20, "train", finished=False), tree.run(20, "train", "rl", finished=False)
+    given_up, in_training = (
+        tree.run(20, "train", finished=False),
+        tree.run(20, "train", "rl", finished=False),
+    )
     os.utime(in_training / "rl" / "weights.bin", times=((NOW - timedelta(days=1)).timestamp(),) * 2)
     empty, notes = tree.root / "20260101-000000-abcd", tree.root / "notes"  # not ours
     for folder in (empty, notes):
@@ -141,7 +157,9 @@ def test_runs_go_by_number_too_and_null_keeps_all(tree: Tree):
     assert tree.names == {run.name for run in runs[-2:]}
 
 
-def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_ends_while_the_registry_is_read_stays(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+):
     ending, _ = tree.run(300), tree.run(1)
     lock, read = FileLock(ending / ".lock"), cleanup.recorded_runs.registered_versions
 
@@ -207,7 +225,9 @@ def test_links_are_neither_followed_nor_counted(tree: Tree, tmp_path: Path):
 
 
 def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
-    parts = [f"sft/checkpoints/checkpoint-{n}" for n in (10, 20)] + [f"rl/checkpoints/global_step_{n}" for n in (5, 10)]
+    parts = [f"sft/checkpoints/checkpoint-{n}" for n in (10, 20)] + [
+        f"rl/checkpoints/global_step_{n}" for n in (5, 10)
+    ]
     run, young = tree.run(8, "pipeline", *parts), tree.run(6, "pipeline", *parts)
     unfinished = tree.run(10, "train", *parts, finished=False)  # it may go on from them
     (run / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
@@ -216,7 +236,14 @@ def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
     tree.stage(run, "rl", "model")
     cleaned = sweep(tree)
     left = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_dir()}
-    assert left == {"rl", "rl/checkpoints", "rl/model", "sft", "sft/checkpoints", "sft/checkpoints/checkpoint-20"}
+    assert left == {
+        "rl",
+        "rl/checkpoints",
+        "rl/model",
+        "sft",
+        "sft/checkpoints",
+        "sft/checkpoints/checkpoint-20",
+    }
     assert not (run / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
     assert all((each / part).exists() for each in (young, unfinished) for part in parts)
     assert cleaned.counts == {"checkpoint": 3}
@@ -224,7 +251,10 @@ def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
 
 
 def test_superseded_stages_go_unless_a_run_names_them(tree: Tree):
-    run, user = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False), tree.run(1)
+    run, user = (
+        tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False),
+        tree.run(1),
+    )
     tree.stage(user, "sft", "x")
     named = {"layout of another version": f"/mnt/elsewhere/{run.name}/sft.superseded-2/merged"}
     (user / "sft" / "manifest.json").write_text(json.dumps(named))
@@ -240,13 +270,17 @@ def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree, state: Path):
     age(state, 31)
     before = {path for path in tree.root.rglob("*") if path.name != ".lock"}
     planned = sweep(tree, dry_run=True)
-    assert {p for p in tree.root.rglob("*") if p.name != ".lock"} == before | {tree.root / ".removal.lock"}
+    assert {p for p in tree.root.rglob("*") if p.name != ".lock"} == before | {
+        tree.root / ".removal.lock"
+    }
     assert planned.sentence.startswith("test: would remove 1 run, 1 log; ")
     done = sweep(tree)
     assert [each.name for each in done.removed] == [each.name for each in planned.removed]
 
 
-def test_what_cannot_be_deleted_is_said_and_deleted_next_time(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_deleted_is_said_and_deleted_next_time(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+):
     old, other, new = (tree.run(days) for days in (80, 70, 1))
     run = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
 
@@ -262,7 +296,11 @@ def test_what_cannot_be_deleted_is_said_and_deleted_next_time(tree: Tree, monkey
         denied.setattr(Path, "rename", refuse(Path.rename, "sft.superseded-1"))
         denied.setattr(shutil, "rmtree", refuse(shutil.rmtree, f".removing-{old.name}"))
         cleaned = sweep(tree, unfinished_days=None)
-    assert [each.name for each in cleaned.removed] == [other.name, old.name, f"{run.name}/sft.superseded-2"]
+    assert [each.name for each in cleaned.removed] == [
+        other.name,
+        old.name,
+        f"{run.name}/sft.superseded-2",
+    ]
     assert len(cleaned.notes) == 2
     assert set_aside_folders(tree) == [f".removing-{old.name}"]
     assert [each.name for each in runs_of(tree.root, "test")] == [new.name, run.name]
@@ -273,7 +311,9 @@ def test_what_cannot_be_deleted_is_said_and_deleted_next_time(tree: Tree, monkey
     assert not (run / "sft.superseded-1").exists()
 
 
-@pytest.mark.parametrize("other", ["a run that searches for a stage to reuse", "another clean-up that deletes"])
+@pytest.mark.parametrize(
+    "other", ["a run that searches for a stage to reuse", "another clean-up that deletes"]
+)
 def test_a_clean_up_waits_for_others(tree: Tree, other: str):
     old, _ = tree.run(80), tree.run(1)
     sweeping = threading.Thread(target=lambda: sweep(tree))
@@ -286,13 +326,20 @@ def test_a_clean_up_waits_for_others(tree: Tree, other: str):
     assert not old.exists() and not set_aside_folders(tree)
 
 
-def test_a_running_run_stays_and_what_it_removes_meanwhile_stops_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, busy = tree.run(80), tree.run(300, "train", "rl", "sft", "sft.superseded-1", finished=False)
+def test_a_running_run_stays_and_what_it_removes_meanwhile_stops_nothing(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+):
+    old, busy = (
+        tree.run(80),
+        tree.run(300, "train", "rl", "sft", "sft.superseded-1", finished=False),
+    )
     tree.run(1)
     for name in ("run.json.partial", "rl/started.json.partial"):
         (busy / name).write_text("{}")
     age(busy, 300)
-    vanish(monkeypatch, busy / "run.json.partial", busy / "rl" / "started.json.partial", busy / "sft")
+    vanish(
+        monkeypatch, busy / "run.json.partial", busy / "rl" / "started.json.partial", busy / "sft"
+    )
     with FileLock(busy / ".lock"):
         cleaned = sweep(tree, **EVERYTHING)
     assert (busy / "sft.superseded-1").is_dir()
@@ -303,23 +350,40 @@ def test_a_running_run_stays_and_what_it_removes_meanwhile_stops_nothing(tree: T
 # Logs
 
 
-def test_logs_go_once_nobody_writes_to_them(tree: Tree, state: Path, monkeypatch: pytest.MonkeyPatch):
+def test_logs_go_once_nobody_writes_to_them(
+    tree: Tree, state: Path, monkeypatch: pytest.MonkeyPatch
+):
     logs = state / "logs"
     (logs / "serving").mkdir(parents=True)
-    for name in ("worker.log", "prefect_server.log.1", "serving/router.log", "notes.txt", "vanishes.log"):
+    for name in (
+        "worker.log",
+        "prefect_server.log.1",
+        "serving/router.log",
+        "notes.txt",
+        "vanishes.log",
+    ):
         (logs / name).write_text("x")
     age(logs, 31)
     (logs / "mlflow_server.log").write_text("x")
     vanish(monkeypatch, logs / "vanishes.log")
     cleaned = sweep(tree)
     assert (cleaned.counts, cleaned.notes) == ({"log": 3}, [])
-    assert sorted(path.name for path in logs.iterdir()) == ["mlflow_server.log", "notes.txt", "serving"]
+    assert sorted(path.name for path in logs.iterdir()) == [
+        "mlflow_server.log",
+        "notes.txt",
+        "serving",
+    ]
 
 
 def test_the_log_of_a_running_process_stays_however_quiet_it_is(tree: Tree, state: Path):
     with Processes(state / "logs", print) as running:
         for name in ("quiet", "over"):
-            running.start(name, Command([sys.executable, "-c", f"import time; {name == 'quiet'} and time.sleep(60)"]))
+            running.start(
+                name,
+                Command(
+                    [sys.executable, "-c", f"import time; {name == 'quiet'} and time.sleep(60)"]
+                ),
+            )
         while running["over"].status() is None:
             time.sleep(0.01)
         age(state / "logs", 31)
@@ -335,7 +399,9 @@ def models(profile: Profile) -> Models:
     return Models(profile.tracking_uri, profile.model_name, profile.paths.state)
 
 
-def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(tree: Tree, models: Models):
+def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(
+    tree: Tree, models: Models
+):
     data, trained, other = tree.run(300), tree.run(290, "train"), tree.run(280, "train")
     tree.stage(data, "dataset", "rows")
     tree.stage(trained, "dataset", "rows", by=data)
@@ -351,7 +417,9 @@ def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(tree
     assert why(cleaned, data) == f"run {trained.name} uses it"
 
 
-def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tree: Tree, models: Models):
+def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(
+    tree: Tree, models: Models
+):
     client, tracker = models.client, models.tracker
     tracking = tree.profile.tracking.model_copy(update={"experiment": models.name})
     tree.profile = tree.profile.model_copy(update={"tracking": tracking})
@@ -362,16 +430,22 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
         profile = "other" if name.endswith("2") else "test"
         tags = {"profile": profile, "qinglan.run_id": name, "run.directory": str(tree.root / name)}
         ids[name] = tracker.start_run(name, tags)
-        ids[f"{name} sft"] = tracker.start_run(f"{name} sft", {"qinglan.run_id": name}, parent=ids[name])
+        ids[f"{name} sft"] = tracker.start_run(
+            f"{name} sft", {"qinglan.run_id": name}, parent=ids[name]
+        )
         client.log_text(ids[f"{name} sft"], "x" * 9000, "model.txt")
         tracker.log_traces(ids[name], sample)
-    foreign = tracker.start_run("theirs", {"profile": "test", "qinglan.run_id": gone, "run.directory": "/elsewhere/x"})
+    foreign = tracker.start_run(
+        "theirs", {"profile": "test", "qinglan.run_id": gone, "run.directory": "/elsewhere/x"}
+    )
     client.delete_run(foreign)
     models.registry.register(models.candidate(mlflow_run_id=ids[f"{registered} sft"]))
     cleaned = sweep(tree, now=NOW.replace(year=2030), **EVERYTHING)
     assert sorted(each.name for each in cleaned.removed) == [gone, f"{gone} sft"]
     assert cleaned.freed_bytes >= 9000
-    assert {kept.why for kept in cleaned.kept if kept.name == registered} == {"a registered version was made of it"}
+    assert {kept.why for kept in cleaned.kept if kept.name == registered} == {
+        "a registered version was made of it"
+    }
     assert len(client.search_traces(locations=[client.get_run(foreign).info.experiment_id])) == 3
     for name, run_id in ids.items():
         if name.startswith(gone):
@@ -381,7 +455,9 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
             assert client.get_run(run_id).info.lifecycle_stage == "active"
 
 
-def test_where_the_registry_cannot_be_read_nothing_goes_but_what_was_set_aside(tree: Tree, state: Path):
+def test_where_the_registry_cannot_be_read_nothing_goes_but_what_was_set_aside(
+    tree: Tree, state: Path
+):
     old, _ = tree.run(300), tree.run(1)
     (state / "mlflow.db").write_text("this is no database")
     (tree.root / ".removing-20250101-000000-0001").mkdir()
@@ -392,7 +468,9 @@ def test_where_the_registry_cannot_be_read_nothing_goes_but_what_was_set_aside(t
     assert "MLflow at sqlite:///" in cleaned.notes[0]
 
 
-def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(tree: Tree, profile_of: ProfileOf):
+def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(
+    tree: Tree, profile_of: ProfileOf
+):
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"}).model_dump(mode="json")
     tree.run(290, profile=elsewhere, mlflow_run_id="a")
     tree.run(280, profile_name="other", mlflow_run_id="b")
@@ -402,7 +480,9 @@ def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(tr
     cleaned = sweep(tree, **EVERYTHING)
     assert old.exists()
     assert not cleaned.removed
-    assert f"mlflow.db is not there, though run {tracked.name} was tracked in it" in cleaned.notes[0]
+    assert (
+        f"mlflow.db is not there, though run {tracked.name} was tracked in it" in cleaned.notes[0]
+    )
 
 
 # Datasets
@@ -410,19 +490,27 @@ def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(tr
 
 def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     def dataset(text: str) -> dict[str, Artifact]:
-        return {"rows": write_jsonl(tmp_path / text / "rows.jsonl", [row(text, answer=text, split="train")])}
+        return {
+            "rows": write_jsonl(
+                tmp_path / text / "rows.jsonl", [row(text, answer=text, split="train")]
+            )
+        }
 
     ids = [publish(tree.profile, "r", dataset(text)).id for text in "abcdefgh"]
     note_training(tree.profile, ids[1], "t")
     user = tree.run(1, "refresh", "publish")
-    (user / "publish" / "manifest.json").write_text(json.dumps({"path": f"/state/datasets/x/{ids[4]}/version.json"}))
+    (user / "publish" / "manifest.json").write_text(
+        json.dumps({"path": f"/state/datasets/x/{ids[4]}/version.json"})
+    )
     policy = EVERYTHING | {"dataset_days": 30}
     assert not sweep(tree, now=datetime.now(UTC), **policy).removed
     cleaned = sweep(tree, now=datetime.now(UTC) + timedelta(days=31), **policy)
     assert cleaned.counts == {"dataset version": 2}
     assert cleaned.freed_bytes > 0
     # The newest, the trained one and the one in use stay, and what these came of.
-    assert [version.id for version in versions_of(tree.profile)] == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
+    assert [version.id for version in versions_of(tree.profile)] == [
+        ids[n] for n in (7, 6, 4, 3, 1, 0)
+    ]
     assert not list(tree.profile.paths.state.glob("datasets/*/.removing-*"))
     assert find_version(tree.profile, "latest").id == ids[7]
     publish(tree.profile, "r", dataset("i"))
@@ -434,4 +522,6 @@ def test_a_name_in_the_markdown_is_no_markup(profile: Profile):
     clean.note_kept("run", "20260101-000000-abcd", "is the newest refresh")
     text = clean.markdown
     assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text
-    assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text and r"\[a\](b)" in text
+    assert (
+        "| run | 20260101-000000-abcd | is the newest refresh |  |" in text and r"\[a\](b)" in text
+    )

@@ -18,7 +18,10 @@ from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.up import site as up
 from qinglan.runs.processes import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's use of SQLAlchemy
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]  # MLflow's use of SQLAlchemy
 LATER = datetime.now(UTC) + timedelta(days=40)
 
 
@@ -49,7 +52,9 @@ def names(api: RetryingClient) -> set[str]:
     return {run["id"] for run in post(api, "flow_runs/filter", limit=200)}
 
 
-def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: RetryingClient, tmp_path: Path):
+def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(
+    api: RetryingClient, tmp_path: Path
+):
     profile = Site(tmp_path).profile
     flow, theirs = (post(api, "flows/", name=name)["id"] for name in ("refresh", "their-flow"))
     schedules = [{"schedule": {"cron": "0 2 * * *", "timezone": "UTC"}, "active": True}]
@@ -59,20 +64,31 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: Retrying
     for deployment in (nightly, foreign):
         post(api, f"deployments/{deployment}/schedule", max_runs=3)
     scheduled, by_others = (
-        [run["id"] for run in post(api, "flow_runs/filter", flow_runs={"deployment_id": {"any_": [each]}})]
+        [
+            run["id"]
+            for run in post(api, "flow_runs/filter", flow_runs={"deployment_id": {"any_": [each]}})
+        ]
         for each in (nightly, foreign)
     )
 
     def run_of(flow_id: str, **parameters: Any) -> str:
-        return str(post(api, "flow_runs/", flow_id=flow_id, parameters=parameters, state={"type": "RUNNING"})["id"])
+        return str(
+            post(
+                api, "flow_runs/", flow_id=flow_id, parameters=parameters, state={"type": "RUNNING"}
+            )["id"]
+        )
 
     by_hand = run_of(flow, profile="embedded")
     not_ours = [run_of(flow, profile="medical"), run_of(theirs)]
     not_ours.append(run_of(flow))  # of another project that has a flow of this name
-    from_ui = post(api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]})["id"]
+    from_ui = post(
+        api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]}
+    )["id"]
     by_path = run_of(flow, profile=str(tmp_path / "embedded.yaml"))
     at_work, failed = run_of(flow, profile="embedded"), run_of(flow, profile="embedded")
-    old = {ended(api, each) for each in (scheduled[0], by_hand, from_ui, by_path)} | {ended(api, failed, "FAILED")}
+    old = {ended(api, each) for each in (scheduled[0], by_hand, from_ui, by_path)} | {
+        ended(api, failed, "FAILED")
+    }
     foreign_old = {ended(api, each) for each in (*not_ours, by_others[0])}
     for number in range(3):
         post(api, "artifacts/", key="run", type="markdown", data=str(number), flow_run_id=by_hand)

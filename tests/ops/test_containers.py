@@ -32,7 +32,10 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 VERSION = tomllib.loads(read("pyproject.toml"))["project"]["version"]
 SITES_OWN = ["secrets/keys/OPENAI_API_KEY", "data/questions.xlsx", "profiles/team.yaml", ".env"]
 SITES_OWN += ["compose.override.yaml", "review.xlsx", "review-march.xlsx"]
-K8S_TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deployments" / "k8s").glob("*.yaml")}
+K8S_TEXTS = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in (ROOT / "deployments" / "k8s").glob("*.yaml")
+}
 K8S = {name: list(yaml.safe_load_all(text)) for name, text in K8S_TEXTS.items()}
 RAY: dict[str, Any] = K8S["raycluster.yaml"][0]["spec"]
 every_service = pytest.mark.parametrize("name", SERVICES)
@@ -40,7 +43,9 @@ every_service = pytest.mark.parametrize("name", SERVICES)
 
 def secrets(service: dict[str, Any]) -> dict[str, str]:
     """Target in /run/secrets → source."""
-    named = (s if isinstance(s, dict) else {"source": s, "target": s} for s in service.get("secrets", []))
+    named = (
+        s if isinstance(s, dict) else {"source": s, "target": s} for s in service.get("secrets", [])
+    )
     return {s["target"]: s["source"] for s in named}
 
 
@@ -55,7 +60,14 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 
 def test_schema_and_linter_have_nothing_to_say() -> None:
-    schema = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"]
+    schema = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        "compose.yaml",
+    ]
     for argv in (schema, [Path(sys.executable).with_name("hadolint"), "--no-color", *DOCKERFILES]):
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
@@ -72,7 +84,9 @@ def test_a_service_is_pinned_unprivileged_and_reached_from_this_machine_alone(na
     ports = service.get("ports", [])
     assert all(port.startswith("127.0.0.1:") for port in ports)
     if name in STORES:
-        assert not ports and all(COMPOSE["networks"][net].get("internal") for net in service["networks"])
+        assert not ports and all(
+            COMPOSE["networks"][net].get("internal") for net in service["networks"]
+        )
 
 
 @every_service
@@ -84,7 +98,9 @@ def test_secrets_are_files_that_become_variables_where_the_entrypoint_makes_them
         assert not re.search(r"://[^/@]*:[^/@]+@", str(value)), f"{variable} holds a password"
         if str(value).startswith("/run/secrets/"):
             assert Path(value).name in mounted
-    assert not re.search(r"://[^/@]*:[^/@]+@|password=", " ".join(map(str, service.get("command", []))))
+    assert not re.search(
+        r"://[^/@]*:[^/@]+@|password=", " ".join(map(str, service.get("command", [])))
+    )
     for target, source in mounted.items():
         assert source in COMPOSE["secrets"], source
         own = service["image"].split(":")[0] in OWN
@@ -92,8 +108,12 @@ def test_secrets_are_files_that_become_variables_where_the_entrypoint_makes_them
 
 
 def test_make_secrets_writes_what_compose_mounts(tmp_path: Path) -> None:
-    subprocess.run(["sh", "docker/make-secrets.sh", str(tmp_path / "secrets")], cwd=ROOT, check=True)
-    written = {f"secrets/{path.name}" for path in (tmp_path / "secrets").iterdir() if path.is_file()}
+    subprocess.run(
+        ["sh", "docker/make-secrets.sh", str(tmp_path / "secrets")], cwd=ROOT, check=True
+    )
+    written = {
+        f"secrets/{path.name}" for path in (tmp_path / "secrets").iterdir() if path.is_file()
+    }
     assert {secret["file"] for secret in COMPOSE["secrets"].values()} == written
     used = {source for service in SERVICES.values() for source in secrets(service).values()}
     assert used == COMPOSE["secrets"].keys()
@@ -102,17 +122,31 @@ def test_make_secrets_writes_what_compose_mounts(tmp_path: Path) -> None:
 @every_service
 def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
     service = SERVICES[name]
-    words = [str(w) for w in (*service.get("environment", {}).values(), *service.get("command", []))]
-    hosts = {(m[1], m[2]) for w in words for m in re.finditer(r"(?:://(?:\w+@)?|--address=)([a-z][\w-]*):(\d+)", w)}
-    hosts |= {(value, "") for key, value in service.get("environment", {}).items() if key.endswith("_HOST")}
+    words = [
+        str(w) for w in (*service.get("environment", {}).values(), *service.get("command", []))
+    ]
+    hosts = {
+        (m[1], m[2])
+        for w in words
+        for m in re.finditer(r"(?:://(?:\w+@)?|--address=)([a-z][\w-]*):(\d+)", w)
+    }
+    hosts |= {
+        (value, "")
+        for key, value in service.get("environment", {}).items()
+        if key.endswith("_HOST")
+    }
     for host, port in hosts:
-        assert set(service["networks"]) & set(SERVICES[host]["networks"]), f"{name} can't reach {host}"
+        assert set(service["networks"]) & set(SERVICES[host]["networks"]), (
+            f"{name} can't reach {host}"
+        )
         own_words = shlex.join(map(str, SERVICES[host].get("command", [])))
         assert host in STORES or f"port={port}" in own_words, f"{host} does not listen on {port}"
 
 
 def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
-    words = " ".join(str(word) for service in SERVICES.values() for word in service.get("command", []))
+    words = " ".join(
+        str(word) for service in SERVICES.values() for word in service.get("command", [])
+    )
     assert set(re.findall(r"--pool[= ](\S+)", words)) == {*WORK_POOLS}
     for image, service in (("orchestrator", "worker"), ("trainer", "trainer")):
         steps = instructions(ROOT / "docker" / f"{image}.Dockerfile")
@@ -124,7 +158,11 @@ def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", ["requirements.lock", *(f"docker/{name}.lock" for name in ("orchestrator", "trainer", "trainer-cpu"))]
+    "lock",
+    [
+        "requirements.lock",
+        *(f"docker/{name}.lock" for name in ("orchestrator", "trainer", "trainer-cpu")),
+    ],
 )
 def test_every_pin_of_a_lock_has_the_hashes_that_its_install_asks_for(lock: str) -> None:
     text = re.sub(r"(?m)^#.*\n", "", read(lock)).replace("\\\n", " ")
@@ -143,7 +181,9 @@ def test_every_image_of_others_can_be_pinned_by_digest_with_one_command(tmp_path
     script, env = ROOT / "docker" / "pin-images.sh", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["sh", script], env=env, check=True, capture_output=True, text=True)
     pinned = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    assert all(re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in pinned.values())
+    assert all(
+        re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in pinned.values()
+    )
     others = [s["image"] for s in SERVICES.values() if s["image"].split(":")[0] not in OWN]
     builds = [SERVICES[name]["build"] for name in ("prefect", "trainer")]
     given = [*others, *(image for build in builds for image in build["args"].values())]
@@ -151,14 +191,24 @@ def test_every_image_of_others_can_be_pinned_by_digest_with_one_command(tmp_path
     for build in builds:
         steps = instructions(ROOT / build["dockerfile"])
         arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
-        assert {name: default_of(image) for name, image in build["args"].items()}.items() <= arguments.items()
+        assert {
+            name: default_of(image) for name, image in build["args"].items()
+        }.items() <= arguments.items()
         stages = {rest.split()[0] for word, rest in steps if word == "FROM"}
-        assert stages - {"scratch"} == {f"${{{name}}}" for name in arguments if name not in ("LOCK", "TORCH")}
+        assert stages - {"scratch"} == {
+            f"${{{name}}}" for name in arguments if name not in ("LOCK", "TORCH")
+        }
 
 
 def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:
-    given = {line.removeprefix("!") for line in read(".dockerignore").splitlines() if line.startswith("!")}
-    copies = [rest.split() for file in DOCKERFILES for word, rest in instructions(file) if word == "COPY"]
+    given = {
+        line.removeprefix("!")
+        for line in read(".dockerignore").splitlines()
+        if line.startswith("!")
+    }
+    copies = [
+        rest.split() for file in DOCKERFILES for word, rest in instructions(file) if word == "COPY"
+    ]
     own = [words for words in copies if not any(word.startswith("--from=") for word in words)]
     sources = [source for words in own for source in words[:-1] if not source.startswith("--")]
     assert {source.split("/")[0] for source in sources} == given
@@ -176,7 +226,9 @@ def test_the_containers_profile_fits_what_compose_gives() -> None:
 def test_git_passes_over_what_a_site_puts_into_the_checkout(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     shutil.copy(ROOT / ".gitignore", tmp_path)
-    ignored = subprocess.run(["git", "check-ignore", *SITES_OWN], cwd=tmp_path, capture_output=True, text=True)
+    ignored = subprocess.run(
+        ["git", "check-ignore", *SITES_OWN], cwd=tmp_path, capture_output=True, text=True
+    )
     assert ignored.stdout.split() == SITES_OWN
 
 
@@ -197,13 +249,18 @@ def test_pods_are_ours_at_this_version_without_root_and_name_secrets_only() -> N
     assert not re.search(r"(?i)\b(password|token|secret_?key|auth-?string): *[^\s{}]{12,}", text)
     assert not re.search(r"://[^/@\s…]+:[^/@\s…]+@", text)
     images = everything(documents, "image")
-    named = [i if isinstance(i, str) else f"{i['repository']}:{i.get('tag') or i.get('prefectTag')}" for i in images]
+    named = [
+        i if isinstance(i, str) else f"{i['repository']}:{i.get('tag') or i.get('prefectTag')}"
+        for i in images
+    ]
     assert {name.split("/")[-1] for name in named} == {f"{image}:{VERSION}" for image in OWN}
     assert f"\nray=={RAY['rayVersion']} " in read("docker/trainer.lock")
 
 
 def test_kubernetes_knows_every_key_of_what_is_applied() -> None:
-    pods = [{"apiVersion": "v1", "kind": "Pod"} | template for template in everything(RAY, "template")]
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod"} | template for template in everything(RAY, "template")
+    ]
     for applied in (*K8S["files.yaml"], *K8S["site.yaml"], *pods):
         for version in ("1.34", "1.37"):
             kubernetes_validate.validate(applied, version, strict=True)
@@ -211,8 +268,13 @@ def test_kubernetes_knows_every_key_of_what_is_applied() -> None:
 
 def test_every_claim_is_made_and_every_volume_mounted() -> None:
     made = {d["metadata"]["name"] for d in K8S["site.yaml"] if d["kind"] == "PersistentVolumeClaim"}
-    assert {claim["claimName"] for claim in everything([*K8S.values()], "persistentVolumeClaim")} == made
-    for pod in (RAY["headGroupSpec"]["template"]["spec"], RAY["workerGroupSpecs"][0]["template"]["spec"]):
+    assert {
+        claim["claimName"] for claim in everything([*K8S.values()], "persistentVolumeClaim")
+    } == made
+    for pod in (
+        RAY["headGroupSpec"]["template"]["spec"],
+        RAY["workerGroupSpecs"][0]["template"]["spec"],
+    ):
         mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
         assert mounts == {volume["name"] for volume in pod["volumes"]}
 
@@ -220,18 +282,30 @@ def test_every_claim_is_made_and_every_volume_mounted() -> None:
 def test_the_profile_is_that_of_compose_with_the_ray_cluster(tmp_path: Path) -> None:
     text = next(d for d in K8S["site.yaml"] if d["kind"] == "ConfigMap")["data"]["team.yaml"]
     (tmp_path / "team.yaml").write_text(text, encoding="utf-8")
-    here, there = (load_profile(str(path)) for path in (tmp_path / "team.yaml", ROOT / "docker" / "team.example.yaml"))
+    here, there = (
+        load_profile(str(path))
+        for path in (tmp_path / "team.yaml", ROOT / "docker" / "team.example.yaml")
+    )
     assert here.model_copy(update={"trainer": there.trainer}) == there
     name = K8S["raycluster.yaml"][0]["metadata"]["name"]
     assert here.trainer.ray_dashboard_url == f"http://{name}-head-svc:8265"
 
 
 def test_prefects_server_and_workers_have_the_settings_of_compose() -> None:
-    given = {e["name"]: e.get("value") for e in K8S["prefect-server.values.yaml"][0]["global"]["prefect"]["env"]}
+    given = {
+        e["name"]: e.get("value")
+        for e in K8S["prefect-server.values.yaml"][0]["global"]["prefect"]["env"]
+    }
     compose = SERVICES["prefect"]["environment"]
-    for name in (n for n in compose if re.search("MESSAGING|ORDERING|LEASE|ANALYTICS|V2|PROMOTIONAL|SERVICES", n)):
+    for name in (
+        n
+        for n in compose
+        if re.search("MESSAGING|ORDERING|LEASE|ANALYTICS|V2|PROMOTIONAL|SERVICES", n)
+    ):
         assert given[name] == compose[name], name
-    pools = [p["config"]["workPool"] for p in everything([*K8S.values()], "worker") if "config" in p]
+    pools = [
+        p["config"]["workPool"] for p in everything([*K8S.values()], "worker") if "config" in p
+    ]
     assert sorted(pools) == sorted(WORK_POOLS)
     worker = K8S["prefect-worker.values.yaml"][0]["worker"]
     given = {each["name"]: each["value"] for each in worker["extraEnvVars"]}

@@ -33,7 +33,8 @@ NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
 
 
 class Events:
-    """A server with old runs: one that fell silent, one that sends events, one that never sent any."""
+    """A server with old runs: one that fell silent, one that sends events, one that never sent
+    any."""
 
     def __init__(self, server_was_there: bool, status: str) -> None:
         self._was_there, self._status, self.marked = server_was_there, status, list[str]()
@@ -42,7 +43,11 @@ class Events:
     def _answer(self, _: str, path: str, body: Any) -> Any:
         if path == "flow_runs/filter":
             assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
-            wanted = {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}}
+            wanted = {
+                "operator": "or_",
+                "type": {"any_": ["RUNNING"]},
+                "name": {"any_": ["Paused"]},
+            }
             assert body["flow_runs"]["state"] == wanted
             FlowRunFilter.model_validate(body["flow_runs"])
             names = {"f1": "train night", "f2": "train day", "f3": "train behind a proxy"}
@@ -59,7 +64,10 @@ class Events:
             return self._was_there
         (run,) = asked["resource"]["id"]
         if asked["event"] == {"name": ["prefect.flow-run.heartbeat"]}:
-            assert asked["occurred"] == {"since": "2026-11-21T22:00:00+00:00", "until": "2026-11-22T05:00:00+00:00"}
+            assert asked["occurred"] == {
+                "since": "2026-11-21T22:00:00+00:00",
+                "until": "2026-11-22T05:00:00+00:00",
+            }
             return not run.endswith("f3")
         return run.endswith("f2")
 
@@ -69,16 +77,21 @@ class Events:
     [(True, "ACCEPT", ["train night"]), (True, "ABORT", []), (False, "ACCEPT", [])],
     ids=["silent for an hour", "ended meanwhile", "the server is only just back"],
 )
-def test_a_run_that_is_silent_for_an_hour_is_lost(server_was_there: bool, status: str, lost: list[str]):
+def test_a_run_that_is_silent_for_an_hour_is_lost(
+    server_was_there: bool, status: str, lost: list[str]
+):
     server = Events(server_was_there, status)
     assert crash_silent(server.api, NOW) == lost
     assert server.marked == (["flow_runs/f1/set_state"] if server_was_there else [])
 
 
 class Crashes:
-    """A server with runs that crashed in their attempts 0 to 3, and the automation that lets them go on."""
+    """A server with runs that crashed in their attempts 0 to 3, and the automation that lets them
+    go on."""
 
-    def __init__(self, profile: Profile, enabled: bool = True, status: str = "ACCEPT", state: str = "crashed") -> None:
+    def __init__(
+        self, profile: Profile, enabled: bool = True, status: str = "ACCEPT", state: str = "crashed"
+    ) -> None:
         self._status, self._state = status, state
         (again,) = [spec for spec in site_automations(profile) if spec["name"] == GOES_ON] or [None]
         self._automations = [again | {"enabled": enabled}] if again else []
@@ -93,7 +106,10 @@ class Crashes:
             return self._automations
         if path == "flow_runs/filter":
             assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
-            return [{"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"} for n in range(4)]
+            return [
+                {"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"}
+                for n in range(4)
+            ]
         self.marked.append((path, body["state"]["name"], body["force"]))
         return {"status": self._status}
 
@@ -110,7 +126,11 @@ class Crashes:
     ],
 )
 def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(
-    profile_of: ProfileOf, retries: int, server: dict[str, Any], asked: list[int], goes_on: list[str]
+    profile_of: ProfileOf,
+    retries: int,
+    server: dict[str, Any],
+    asked: list[int],
+    goes_on: list[str],
 ):
     crashes = Crashes(profile_of(automations={"crash_retries": retries}), **server)
     assert requeue_crashed(crashes.api, NOW) == goes_on
@@ -130,7 +150,9 @@ def test_interrupted_runs_crash_or_are_cancelled_and_one_that_a_process_runs_is_
         asked = FlowRunFilter.model_validate(body["flow_runs"]).as_sql_filter()
         query = str(asked.compile(compile_kwargs={"literal_binds": True}))
         assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in query
-        assert "flow_run.state_name IN ('Paused')" in query  # as a run that waits for a person's approval
+        assert (
+            "flow_run.state_name IN ('Paused')" in query
+        )  # as a run that waits for a person's approval
         return runs
 
     argv = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
@@ -145,12 +167,16 @@ def test_interrupted_runs_crash_or_are_cancelled_and_one_that_a_process_runs_is_
     assert marked["run-7"] == "CANCELLED"
 
 
-def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_of: ProfileOf, tmp_path: Path):
+def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
+    ray: FakeRay, profile_of: ProfileOf, tmp_path: Path
+):
     profile, said = profile_of(trainer={"ray_dashboard_url": ray.url}), list[str]()
     named = {"id": "f1", "name": "train night"}
     overrides = [f"trainer.ray_dashboard_url={ray.url}", f"paths.runs={profile.paths.runs}"]
     elsewhere = [*overrides, f"paths.runs={tmp_path / 'elsewhere'}"]
-    cancelled = named | {"parameters": {"profile": "embedded", "overrides": overrides, "changes": {"rl_steps": 3}}}
+    cancelled = named | {
+        "parameters": {"profile": "embedded", "overrides": overrides, "changes": {"rl_steps": 3}}
+    }
 
     def job_of(profile: Profile, flow_run_id: str) -> str:
         with open_run(profile, "train") as run:
@@ -180,7 +206,9 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_
         (KeyError("status"), "'status'"),
     ],
 )
-def test_an_error_is_a_warning(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str):
+def test_an_error_is_a_warning(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+):
     monkeypatch.setattr(crash_recovery, "find_server", raising(error))
     warnings = list[str]()
     recover_runs(profile_of(), warnings.append)

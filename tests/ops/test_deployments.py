@@ -1,6 +1,7 @@
 """deployments/prefect.yaml, and what `qinglan up` starts, without starting it.
 
-What was switched and paused on the server survives a deployment from any machine; a change of the file wins.
+What was switched and paused on the server survives a deployment from any machine; a change of the
+file wins.
 """
 
 import inspect
@@ -53,19 +54,28 @@ def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any
 def test_nothing_that_costs_money_or_removes_files_runs_by_itself():
     assert not any(schedule["active"] for d in DEPLOYMENTS for schedule in d.get("schedules", []))
     clean_ups = [d for d in DEPLOYMENTS if d["entrypoint"] == "qinglan.flows.clean_up.clean_up"]
-    assert not any("dry_run" in d["parameters"] for d in clean_ups)  # the flow's default only says what would go
+    assert not any(
+        "dry_run" in d["parameters"] for d in clean_ups
+    )  # the flow's default only says what would go
 
 
-def test_the_packages_own_deployments_are_used_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_packages_own_deployments_are_used_outside_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     assert find_deployments() == Path(qinglan.__file__).parent / "deployments" / "prefect.yaml"
 
 
 class Server:
-    """Deployments and variables as Prefect's API tells of them, deployed as `prefect deploy` does it."""
+    """Deployments and variables as Prefect's API tells of them, deployed as `prefect deploy` does
+    it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.deployments, self.variables = folder, dict[str, dict[str, Any]](), dict[str, Any]()
+        self.folder, self.deployments, self.variables = (
+            folder,
+            dict[str, dict[str, Any]](),
+            dict[str, Any](),
+        )
         self.said, self.writes = list[str](), list[str]()
         self.api = api_of(self._answer)
 
@@ -80,17 +90,26 @@ class Server:
 
     def written(self, cron: str = "0 2 * * *", tenants: int = 0, **active: Any) -> Path:
         schedules = [{"slug": slug, "cron": cron, "active": on} for slug, on in active.items()]
-        ours = {"name": "refresh", "entrypoint": "qinglan.flows.refresh.refresh", "work_pool": {"name": "qinglan"}}
+        ours = {
+            "name": "refresh",
+            "entrypoint": "qinglan.flows.refresh.refresh",
+            "work_pool": {"name": "qinglan"},
+        }
         ours |= {"schedules": schedules}
         # The tenants' share the list of schedules, as aliases in YAML do.
         further = [ours | {"name": f"refresh-{n}"} for n in range(tenants)]
         other = {"name": "own", "entrypoint": "jobs.py:own", "schedules": schedules}
         file = self.folder / "prefect.yaml"
-        file.write_text(yaml.safe_dump({"name": "qinglan", "deployments": [ours, *further, other]}), encoding="utf-8")
+        file.write_text(
+            yaml.safe_dump({"name": "qinglan", "deployments": [ours, *further, other]}),
+            encoding="utf-8",
+        )
         return file
 
     def schedules(self, deployment: str = "refresh") -> dict[str, Any]:
-        return {schedule["slug"]: schedule for schedule in self.deployments[deployment]["schedules"]}
+        return {
+            schedule["slug"]: schedule for schedule in self.deployments[deployment]["schedules"]
+        }
 
     def switch(self, **active: bool) -> None:
         for slug, on in active.items():
@@ -101,11 +120,16 @@ class Server:
 
     def _set(self, wanted: dict[str, Any]) -> None:
         schedules = [{"active": True} | schedule for schedule in wanted["schedules"]]
-        self.deployments[wanted["name"]] = {"paused": False} | wanted | {"id": "d", "schedules": schedules}
+        self.deployments[wanted["name"]] = (
+            {"paused": False} | wanted | {"id": "d", "schedules": schedules}
+        )
 
     def _answer(self, method: str, path: str, body: Any) -> Any:
         if path == "deployments/filter":
-            others = [{"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True} for _ in range(250)]
+            others = [
+                {"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True}
+                for _ in range(250)
+            ]
             return [*others, *self.deployments.values()]
         name = path.removeprefix("variables").removeprefix("/name/") or body["name"]
         if method != "POST" and name not in self.variables:
@@ -156,7 +180,9 @@ def test_a_change_of_the_file_wins_and_is_said(server: Server):
 
 
 @pytest.mark.parametrize("noted", [{}, {"a": 1}, "nightly"])
-def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arrives(server: Server, noted: Any):
+def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arrives(
+    server: Server, noted: Any
+):
     server.deploy(nightly=False, often=True)
     server.switch(nightly=True, often=False)
     if noted:  # by something else
@@ -169,11 +195,16 @@ def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arriv
     ]
     assert server.active() == {"nightly": True, "often": False}
     assert {schedule["cron"] for schedule in server.schedules().values()} == {"30 3 * * *"}
-    assert server.deploy(nightly=False, often=True)[0] == f"schedule {NIGHTLY} stays on, as it was switched by hand"
+    assert (
+        server.deploy(nightly=False, often=True)[0]
+        == f"schedule {NIGHTLY} stays on, as it was switched by hand"
+    )
 
 
 def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Server):
-    server.api = api_of(lambda method, path, _: [] if "filter" in path else 409 if method == "POST" else 404)
+    server.api = api_of(
+        lambda method, path, _: [] if "filter" in path else 409 if method == "POST" else 404
+    )
     assert server.deploy(nightly=True) == []
 
 
@@ -192,20 +223,29 @@ def test_another_folders_deployments_stay_noted(server: Server):
     assert server.deploy(nightly=True) == [left]
     server.schedules("refresh-0")["nightly"]["active"] = False
     server.deploy(tenants=1, nightly=True)
-    assert server.said == ["schedule refresh/refresh-0/nightly stays off, as it was switched by hand"]
+    assert server.said == [
+        "schedule refresh/refresh-0/nightly stays off, as it was switched by hand"
+    ]
 
 
 def test_a_schedule_made_on_the_page_is_reported_before_prefect_removes_it(server: Server):
     server.deploy(nightly=False)
-    server.deployments["refresh"]["schedules"].append({"slug": None, "active": True, "schedule": {"cron": "1 1 * * *"}})
+    server.deployments["refresh"]["schedules"].append(
+        {"slug": None, "active": True, "schedule": {"cron": "1 1 * * *"}}
+    )
     removed = "schedule refresh/refresh (1 1 * * *) is removed: it has no slug, and prefect.yaml has others there"
     assert server.deploy(nightly=False) == [removed]
 
 
 def test_more_than_can_be_noted_is_said_and_the_servers_switches_stay(server: Server):
-    assert server.deploy(tenants=200, nightly=True)[0].startswith("prefect.yaml has 201 schedules on, too many to note")
+    assert server.deploy(tenants=200, nightly=True)[0].startswith(
+        "prefect.yaml has 201 schedules on, too many to note"
+    )
     server.switch(nightly=False)
-    assert f"schedule {NIGHTLY} stays off, as it is on the server" in server.deploy(tenants=200, nightly=True)[0]
+    assert (
+        f"schedule {NIGHTLY} stays off, as it is on the server"
+        in server.deploy(tenants=200, nightly=True)[0]
+    )
 
 
 OURS = "name: refresh, entrypoint: qinglan.flows.refresh.refresh"

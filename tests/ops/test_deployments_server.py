@@ -1,4 +1,5 @@
-"""deployments/prefect.yaml on a real server: deployed without a question, typos refused, one line for a mistake."""
+"""deployments/prefect.yaml on a real server: deployed without a question, typos refused, one line
+for a mistake."""
 
 import os
 import subprocess
@@ -32,7 +33,13 @@ class Server:
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", *argv]
         return subprocess.run(
-            command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200
+            command,
+            cwd=ROOT,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=1200,
         )
 
     def deployments(self) -> dict[str, dict[str, Any]]:
@@ -84,7 +91,14 @@ def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_o
     post(server.api, f"deployments/{train['id']}/pause_deployment")
     kept = "schedule refresh/refresh/nightly stays on, as it "
     assert server.deploy("one") == [f"{kept}is on the server; prefect.yaml has it off"]
-    argv = [sys.executable, "-m", "qinglan.cli", "deploy", "--set", f"paths.state={server.folder / 'one'}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "qinglan.cli",
+        "deploy",
+        "--set",
+        f"paths.state={server.folder / 'one'}",
+    ]
     updated = server.deployments()["train"]["updated"]
     with subprocess.Popen(argv, cwd=ROOT, env=server.env, stdin=subprocess.DEVNULL) as deploying:
         while server.deployments()["train"]["updated"] == updated:

@@ -28,7 +28,9 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> None:
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest",))
     monkeypatch.setattr(machine, "memory_bytes", lambda: (64 * GB, 60 * GB))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=500 * GB))
-    monkeypatch.setattr(machine.os, "statvfs", lambda _: SimpleNamespace(f_files=10**7, f_favail=10**6))
+    monkeypatch.setattr(
+        machine.os, "statvfs", lambda _: SimpleNamespace(f_files=10**7, f_favail=10**6)
+    )
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (65_536, 65_536))
 
 
@@ -47,8 +49,12 @@ def live(profile_of: ProfileOf, url: str, **sections: Any) -> Profile:
 
 
 def test_a_check_that_fails_hides_no_other():
-    ((check,), _) = start_check(PlannedCheck("g", "x", "y", raising(TimeoutError("its own\nmore"))))()
-    assert (check.problem or "").startswith("x (y): TimeoutError: its own; a setting that a library refuses, or a bug")
+    ((check,), _) = start_check(
+        PlannedCheck("g", "x", "y", raising(TimeoutError("its own\nmore")))
+    )()
+    assert (check.problem or "").startswith(
+        "x (y): TimeoutError: its own; a setting that a library refuses, or a bug"
+    )
 
 
 def test_every_check_is_in_time_and_has_a_hint_of_its_own(profile_of: ProfileOf, ray: FakeRay):
@@ -57,15 +63,33 @@ def test_every_check_is_in_time_and_has_a_hint_of_its_own(profile_of: ProfileOf,
     here = profile_of(teacher=chat, judge=chat, rl={"critic_model": "x"}, **of_profile)
     cluster = here.model_copy(update={"trainer": Trainer(ray_dashboard_url=ray.url)})
     flows: tuple[FlowName, ...] = ("pipeline", "refresh", "compare", "release")
-    every = [plan_checks(profile, flow, may_pay=True) for profile in (cluster, here) for flow in flows]
+    every = [
+        plan_checks(profile, flow, may_pay=True) for profile in (cluster, here) for flow in flows
+    ]
     planned = [each for checks in every for each in checks]
     assert {each.group for each in planned} == {MACHINE, preflight.PROFILE, SERVERS, CLUSTER, PAID}
-    assert max(TIME_LIMITS_S[each.time_limit] for each in planned) <= 25  # doctor takes less than half a minute
+    assert (
+        max(TIME_LIMITS_S[each.time_limit] for each in planned) <= 25
+    )  # doctor takes less than half a minute
     names = {each.name for each in planned if each.group != MACHINE}
     roles = {"teacher", "judge", "compare.teachers.other"}
-    assert names >= {*roles, "teacher answers", "rag", "ray", "mount", "trainer packages", "prefect", "compare"}
-    others = {name for name in names if name.removesuffix(" answers") not in roles} - {"keys", "answers"}
-    assert others - {"prefect", "mlflow", "nodes"} <= HINTS.keys(), "the three say themselves what to do"
+    assert names >= {
+        *roles,
+        "teacher answers",
+        "rag",
+        "ray",
+        "mount",
+        "trainer packages",
+        "prefect",
+        "compare",
+    }
+    others = {name for name in names if name.removesuffix(" answers") not in roles} - {
+        "keys",
+        "answers",
+    }
+    assert others - {"prefect", "mlflow", "nodes"} <= HINTS.keys(), (
+        "the three say themselves what to do"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +113,9 @@ def test_a_service_that_hangs_holds_nothing_up(
     monkeypatch.setitem(TIME_LIMITS_S, "quick", 8.0)
     monkeypatch.setitem(TIME_LIMITS_S, "slow", 9.0)
     began = time.monotonic()
-    status, out, err = qinglan("doctor", profile=live(profile_of, f"{silent}/v1", rag={"url": silent}))
+    status, out, err = qinglan(
+        "doctor", profile=live(profile_of, f"{silent}/v1", rag={"url": silent})
+    )
     assert time.monotonic() - began < 60
     assert (status, err) == (2, "error: 3 of the checks failed\n")
     assert f"✗ teacher (big at {silent}/v1): no result after 8 s; does it hang" in out
@@ -101,7 +127,11 @@ def test_text_json_and_status_say_the_same(profile_of: ProfileOf, qinglan: Qingl
     profile = profile_of(**SIMULATED)
     status, out, _ = qinglan("doctor", profile=profile)
     assert status == 0
-    assert [line for line in out.splitlines() if line[0] not in "✓!✗"] == ["This machine", "The profile", "Servers"]
+    assert [line for line in out.splitlines() if line[0] not in "✓!✗"] == [
+        "This machine",
+        "The profile",
+        "Servers",
+    ]
     status, out, _ = qinglan("doctor", "--json", "--flow", "refresh", profile=profile)
     assert (status, json.loads(out)["flow"], json.loads(out)["is_ready"]) == (0, "refresh", True)
     profile = profile_of(data={"workbook": "/no/[b].xlsx"})
@@ -122,14 +152,20 @@ def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, qinglan: 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_no_key_is_shown_even_where_a_service_repeats_it(
-    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    profile_of: ProfileOf,
+    qinglan: Qinglan,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
 ):
     password = "pass-word-of-the-proxy"
     monkeypatch.setenv("A_KEY", KEY)
     monkeypatch.setenv("A_LEDGER", "postgresql://me:p%40ss-of-ledger@127.0.0.1:9/db")
     monkeypatch.setenv("HTTPS_PROXY", f"http://me:{password}@proxy.example:3128")
     service = serve(lambda _: (400, {"error": {"message": f"no good: Bearer {KEY}", "code": KEY}}))
-    monkeypatch.setenv("PREFECT_API_URL", service.url.replace("http://", "http://me:prefects-login@"))
+    monkeypatch.setenv(
+        "PREFECT_API_URL", service.url.replace("http://", "http://me:prefects-login@")
+    )
     rag = {"url": service.url, "api_key_env": "A_KEY"}
     profile = live(profile_of, service.url, rag=rag, ledger={"url_env": "A_LEDGER"})
     status, out, err = qinglan("doctor", "--paid-probe", *words, profile=profile)
@@ -146,7 +182,11 @@ def test_all_is_well_with_paid_answers(
     def answer(body: dict[str, Any]) -> Any:
         if "messages" in body:
             return 200, completion('{"ready": true}')
-        return (200, recall(("a", 0.5))) if "query" in body else (200, {"data": [{"id": "big"}, {"id": "small"}]})
+        return (
+            (200, recall(("a", 0.5)))
+            if "query" in body
+            else (200, {"data": [{"id": "big"}, {"id": "small"}]})
+        )
 
     monkeypatch.setenv("A_KEY", KEY)
     service = serve(answer)
@@ -158,7 +198,9 @@ def test_all_is_well_with_paid_answers(
     assert out.rstrip().endswith("for $0.0002")
 
 
-def test_the_cluster_is_looked_at_only_by_flows_that_use_it(profile_of: ProfileOf, qinglan: Qinglan, ray: FakeRay):
+def test_the_cluster_is_looked_at_only_by_flows_that_use_it(
+    profile_of: ProfileOf, qinglan: Qinglan, ray: FakeRay
+):
     ray.refusal = "no job today"
     profile = profile_of(trainer={"ray_dashboard_url": ray.url})
     assert "The cluster\n✗ mount: Ray" in qinglan("doctor", profile=profile)[1]

@@ -29,10 +29,16 @@ class RunningRay(FakeRay):
         answer = super().answer(method, path, body)
         if path == "/api/jobs/" and method == "POST":
             self.before()
-            done = subprocess.run(["sh", "-c", body["entrypoint"]], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["sh", "-c", body["entrypoint"]], capture_output=True, text=True, check=False
+            )
             self.after()
             told = f"Job entrypoint command failed with exit code {done.returncode}, last available logs (truncated to "
-            message = f"{told}20,000 chars):\n{done.stdout}{done.stderr}" if done.returncode else "Job finished."
+            message = (
+                f"{told}20,000 chars):\n{done.stdout}{done.stderr}"
+                if done.returncode
+                else "Job finished."
+            )
             self.end(body["submission_id"], "FAILED" if done.returncode else "SUCCEEDED", message)
         return answer
 
@@ -47,7 +53,9 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningRay]:
     fake.close()
 
 
-def on(profile_of: ProfileOf, ray: FakeRay, python: str = sys.executable, **sections: Any) -> Profile:
+def on(
+    profile_of: ProfileOf, ray: FakeRay, python: str = sys.executable, **sections: Any
+) -> Profile:
     return profile_of(trainer={"ray_dashboard_url": ray.url, "python": python}, **sections)
 
 
@@ -55,9 +63,13 @@ def problems(profile: Profile) -> dict[str, str | None]:
     return {check.name: check.problem for check in cluster.check_cluster(profile)}
 
 
-def test_one_mount_and_all_that_a_job_needs(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+def test_one_mount_and_all_that_a_job_needs(
+    profile_of: ProfileOf, running: RunningRay, tmp_path: Path
+):
     modes = list[int]()
-    running.before = lambda: modes.extend(stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob("*/.doctor-*"))
+    running.before = lambda: modes.extend(
+        stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob("*/.doctor-*")
+    )
     mount, nodes = cluster.check_cluster(on(profile_of, running))
     assert (mount.problem, nodes.problem) == (None, None)
     assert mount.detail.startswith(f"{tmp_path}/runs and {tmp_path}/state: written on ")
@@ -80,12 +92,25 @@ def test_the_nodes_lack_keys_packages_and_our_version(
 @pytest.mark.parametrize(
     ("folder", "beginning", "part"),
     [
-        ("runs", "paths.runs: this machine writes to {}/runs, and the cluster's node does not see", ""),
-        ("state", "paths.state: node ", "can't write there: No such file or directory; mount one file system here and"),
+        (
+            "runs",
+            "paths.runs: this machine writes to {}/runs, and the cluster's node does not see",
+            "",
+        ),
+        (
+            "state",
+            "paths.state: node ",
+            "can't write there: No such file or directory; mount one file system here and",
+        ),
     ],
 )
 def test_a_folder_that_the_node_does_not_see(
-    profile_of: ProfileOf, running: RunningRay, tmp_path: Path, folder: str, beginning: str, part: str
+    profile_of: ProfileOf,
+    running: RunningRay,
+    tmp_path: Path,
+    folder: str,
+    beginning: str,
+    part: str,
 ):
     running.before = lambda: (tmp_path / folder).rename(tmp_path / "elsewhere")
     problem = problems(on(profile_of, running))["mount"] or ""
@@ -93,7 +118,9 @@ def test_a_folder_that_the_node_does_not_see(
     assert part in problem
 
 
-def test_what_the_node_writes_is_not_seen_here(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+def test_what_the_node_writes_is_not_seen_here(
+    profile_of: ProfileOf, running: RunningRay, tmp_path: Path
+):
     running.after = lambda: [file.unlink() for file in tmp_path.rglob("driver")]
     problem = problems(on(profile_of, running))["mount"] or ""
     assert problem.count("wrote a file that this machine does not see") == 2
@@ -106,13 +133,18 @@ def test_an_interpreter_that_the_node_lacks(profile_of: ProfileOf, running: Runn
 
 def test_this_machine_can_not_write(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
     (tmp_path / "runs").write_text("a file")
-    assert (problems(on(profile_of, running))["mount"] or "").startswith("paths.runs: this machine can't write to ")
+    assert (problems(on(profile_of, running))["mount"] or "").startswith(
+        "paths.runs: this machine can't write to "
+    )
     assert running.jobs == {}
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [("PENDING", "None not known: the job still waits"), ("RUNNING", "mount: the job still runs after")],
+    [
+        ("PENDING", "None not known: the job still waits"),
+        ("RUNNING", "mount: the job still runs after"),
+    ],
 )
 def test_a_job_that_does_not_end_is_stopped(
     profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, status: str, said: str

@@ -22,17 +22,25 @@ def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):
     assert machine.check_text().problem == problem
 
 
-def test_a_folder_that_can_not_be_written_to(profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_folder_that_can_not_be_written_to(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     assert machine.check_folders(profile).problem is None
-    monkeypatch.setattr(machine.tempfile, "TemporaryFile", raising(OSError(30, "Read-only file system")))
+    monkeypatch.setattr(
+        machine.tempfile, "TemporaryFile", raising(OSError(30, "Read-only file system"))
+    )
     problem = machine.check_folders(profile).problem or ""
-    assert problem.startswith(f"paths.runs: {tmp_path} can't be written to: Read-only file system; paths.state: ")
+    assert problem.startswith(
+        f"paths.runs: {tmp_path} can't be written to: Read-only file system; paths.state: "
+    )
     assert problem.endswith("give this user write access, or name another folder")
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, free: int, files: int = 10**6) -> None:
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    monkeypatch.setattr(machine.os, "statvfs", lambda _: SimpleNamespace(f_files=10**7, f_favail=files))
+    monkeypatch.setattr(
+        machine.os, "statvfs", lambda _: SimpleNamespace(f_files=10**7, f_favail=files)
+    )
 
 
 def test_a_full_disk(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
@@ -45,7 +53,9 @@ def test_a_full_disk(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     disk(monkeypatch, 100 * GB)
     assert machine.check_disk(profile, "refresh").note is None
     disk(monkeypatch, 100 * GB, files=5)
-    assert "space for 5 more files only (df -i)" in (machine.check_disk(profile, "refresh").problem or "")
+    assert "space for 5 more files only (df -i)" in (
+        machine.check_disk(profile, "refresh").problem or ""
+    )
     large = profile_of(student={"base_model": "Qwen/Qwen3-32B"})
     disk(monkeypatch, 50 * GB)
     assert machine.check_disk(large, "refresh").problem is None
@@ -61,22 +71,33 @@ def memory(monkeypatch: pytest.MonkeyPatch, total: float, available: float) -> N
 def test_memory_for_training_on_the_cpu(profile: Profile, monkeypatch: pytest.MonkeyPatch):
     memory(monkeypatch, 4, 3)
     problem = machine.check_memory(profile, "pipeline").problem or ""
-    assert problem.startswith("memory: this machine or container has 4.0 GB, and training on the CPU takes 5.0 GB; use")
+    assert problem.startswith(
+        "memory: this machine or container has 4.0 GB, and training on the CPU takes 5.0 GB; use"
+    )
     assert machine.check_memory(profile, "refresh").problem is None
     memory(monkeypatch, 16, 3)
     check = machine.check_memory(profile, "pipeline")
-    assert (check.problem, check.note) == (None, "training on the CPU takes 5.0 GB; end what else runs here first")
+    assert (check.problem, check.note) == (
+        None,
+        "training on the CPU takes 5.0 GB; end what else runs here first",
+    )
 
 
-def test_memory_for_a_model_by_its_size(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_memory_for_a_model_by_its_size(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     memory(monkeypatch, 100, 100)
     gpus = {"device": "cuda", "gpus_per_node": 8}
     rl = {"tensor_model_parallel_size": 4, "ppo_mini_batch_size": 32}
 
     def check(model: str) -> Check:
-        return machine.check_memory(profile_of(trainer=gpus, rl=rl, student={"base_model": model}), "train")
+        return machine.check_memory(
+            profile_of(trainer=gpus, rl=rl, student={"base_model": model}), "train"
+        )
 
-    assert "training Qwen/Qwen3-32B takes 129 GB; use a larger one" in (check("Qwen/Qwen3-32B").problem or "")
+    assert "training Qwen/Qwen3-32B takes 129 GB; use a larger one" in (
+        check("Qwen/Qwen3-32B").problem or ""
+    )
     assert check("Qwen/Qwen3-8B").problem is None
     (tmp_path / "model.safetensors").write_bytes(bytes(8))
     for unknown in ("someone/our-model", str(tmp_path)):
@@ -98,7 +119,10 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (256, 300))
     busy = profile_of(teacher={"model": "big", "concurrency": 100}, rag={"concurrency": 16})
     problem = machine.check_open_files(busy, "refresh").problem or ""
-    assert "256 may be open at once, and this profile's concurrency takes 520; raise it, and the hard limit" in problem
+    assert (
+        "256 may be open at once, and this profile's concurrency takes 520; raise it, and the hard limit"
+        in problem
+    )
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert machine.check_open_files(busy, "refresh").problem is None
 
@@ -106,15 +130,23 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
 def test_databases_on_a_network_mount_and_locks_that_everybody_or_nobody_gets(
     profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
-    profile, servers = profile_of(), profile_of(ledger={"url_env": "A_LEDGER"}, tracking={"uri": "http://mlflow"})
+    profile, servers = (
+        profile_of(),
+        profile_of(ledger={"url_env": "A_LEDGER"}, tracking={"uri": "http://mlflow"}),
+    )
     mounts = [SimpleNamespace(mountpoint="/", fstype="nfs4")]
     monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: mounts)
     noted = machine.check_locks(profile)
     assert (noted.problem, machine.check_locks(servers).note) == (None, None)
-    assert (noted.note or "").startswith("ledger.db and mlflow.db there must be used from one machine only")
+    assert (noted.note or "").startswith(
+        "ledger.db and mlflow.db there must be used from one machine only"
+    )
     monkeypatch.setattr(machine, "_LOCKS", {"flock": lambda *_: None, "lockf": fcntl.lockf})
     problem = machine.check_locks(profile).problem or ""
-    assert "two processes get the same lock (flock), so two flows could write into one run; put it on a loc" in problem
+    assert (
+        "two processes get the same lock (flock), so two flows could write into one run; put it on a loc"
+        in problem
+    )
     monkeypatch.setattr(machine, "_LOCKS", {"flock": raising(OSError(37, "No locks available"))})
     assert "can be locked in" in (machine.check_locks(profile).problem or "")
 
@@ -128,7 +160,12 @@ def test_python_is_one_that_qinglan_takes(monkeypatch: pytest.MonkeyPatch):
 def test_packages_that_are_missing_old_or_not_those_of_the_lock(
     profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    given = ["pytest>=8", "no-such-package>=1", "pluggy>=99", 'verl-of-no-one>=1; extra == "trainer"']
+    given = [
+        "pytest>=8",
+        "no-such-package>=1",
+        "pluggy>=99",
+        'verl-of-no-one>=1; extra == "trainer"',
+    ]
     monkeypatch.setattr(machine, "requires", lambda _: given)
     problem = machine.check_packages(profile, "refresh").problem or ""
     assert problem.startswith("packages: no-such-package is missing, pluggy is ")
@@ -139,4 +176,6 @@ def test_packages_that_are_missing_old_or_not_those_of_the_lock(
     wheel = machine.check_packages(profile, "refresh")
     assert (wheel.note, "requirements.lock is only in a checkout" in wheel.detail) == (None, True)
     machine.LOCK.write_text("pytest==8.0.0 \\\n    --hash=sha256:0\nother==1\n")
-    assert "(tested with 8.0.0); run `make setup`" in (machine.check_packages(profile, "refresh").note or "")
+    assert "(tested with 8.0.0); run `make setup`" in (
+        machine.check_packages(profile, "refresh").note or ""
+    )

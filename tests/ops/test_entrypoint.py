@@ -15,7 +15,9 @@ SECRET, ODD = "sk-4711-never-shown", "a b$(id)`id`\"'\\;*%s"
 
 def run(folder: Path, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = ["sh", str(DOCKER / "entrypoint.sh"), *argv]
-    return subprocess.run(command, env=environment(folder, **variables), capture_output=True, text=True)
+    return subprocess.run(
+        command, env=environment(folder, **variables), capture_output=True, text=True
+    )
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
@@ -38,13 +40,17 @@ def put(folder: Path, name: str, text: str) -> Path:
         ("secrets/openai_api_key", SECRET, ""),  # in small letters it stays a file
     ],
 )
-def test_a_file_becomes_a_variable_without_its_line_end(tmp_path: Path, file: str, text: str, value: str) -> None:
+def test_a_file_becomes_a_variable_without_its_line_end(
+    tmp_path: Path, file: str, text: str, value: str
+) -> None:
     put(tmp_path, file, text)
     done = run(tmp_path, "sh", "-c", 'printf "%s" "$OPENAI_API_KEY"')
     assert (done.returncode, done.stdout) == (0, value)
 
 
-def test_without_secrets_with_the_same_value_twice_or_with_a_file_elsewhere_the_command_runs(tmp_path: Path) -> None:
+def test_without_secrets_with_the_same_value_twice_or_with_a_file_elsewhere_the_command_runs(
+    tmp_path: Path,
+) -> None:
     assert run(tmp_path, "echo", "two words", "here").stdout == "two words here\n"
     put(tmp_path, "secrets/OPENAI_API_KEY", SECRET)
     assert run(tmp_path, "echo", "started", OPENAI_API_KEY=SECRET).stdout == "started\n"
@@ -64,7 +70,9 @@ def test_without_secrets_with_the_same_value_twice_or_with_a_file_elsewhere_the_
         (SECRET, {"OPENAI_API_KEY__FILE": "/nowhere"}, "/nowhere: no file that this user can read"),
     ],
 )
-def test_what_is_no_secret_is_not_shown(tmp_path: Path, text: str, variables: dict[str, str], said: str) -> None:
+def test_what_is_no_secret_is_not_shown(
+    tmp_path: Path, text: str, variables: dict[str, str], said: str
+) -> None:
     put(tmp_path, "secrets/OPENAI_API_KEY", text)
     done = run(tmp_path, "echo", "started", **variables)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1)
@@ -77,7 +85,9 @@ def test_the_command_takes_over_the_process_and_its_signals(tmp_path: Path) -> N
     argv = ["sh", str(DOCKER / "entrypoint.sh"), "sleep", "60"]
     with subprocess.Popen(argv, env=environment(tmp_path)) as process:
         command_line = Path(f"/proc/{process.pid}/cmdline")
-        wait_until("the command", lambda: command_line.read_bytes() == b"sleep\x0060\0", look_every_s=0.01)
+        wait_until(
+            "the command", lambda: command_line.read_bytes() == b"sleep\x0060\0", look_every_s=0.01
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == -signal.SIGTERM
 
@@ -98,9 +108,14 @@ def test_secrets_are_random_and_a_second_time_nothing_changes(tmp_path: Path) ->
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {(folder / name).stat().st_mode & 0o777 for name in made} == {0o444}
     assert not made.items() & others.items()
-    assert not any("\n" in text for text in made.values()), "kubectl's --from-file would make it a part of the value"
+    assert not any("\n" in text for text in made.values()), (
+        "kubectl's --from-file would make it a part of the value"
+    )
     assert len(made["postgres_password"]) == 48
-    assert made["ledger_url"] == f"postgresql+psycopg://ledger:{made['ledger_password']}@postgres:5432/ledger"
+    assert (
+        made["ledger_url"]
+        == f"postgresql+psycopg://ledger:{made['ledger_password']}@postgres:5432/ledger"
+    )
     keys = {"accessKey": made["s3_access_key"], "secretKey": made["s3_secret_key"]}
     assert json.loads(made["s3.json"])["identities"][0]["credentials"] == [keys]
     assert (make_secrets(folder), contents(folder)) == ("", made)

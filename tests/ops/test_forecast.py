@@ -1,4 +1,5 @@
-"""What a training would make of the questions at hand, and what the profile should change before anything is paid."""
+"""What a training would make of the questions at hand, and what the profile should change before
+anything is paid."""
 
 from typing import Any
 
@@ -51,10 +52,14 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         end_stage(run, "dataset", artifacts=dataset, details=split)
         end_stage(run, "sft", seconds=1000.0, details={"summary": {"steps": 100}})
         end_stage(run, "evaluate", rows_in=320)
-        known = comparison("rl", "teacher", 0.1, (0.0, 0.2), n=40, detectable_diff=0.08)  # the others have no label
+        known = comparison(
+            "rl", "teacher", 0.1, (0.0, 0.2), n=40, detectable_diff=0.08
+        )  # the others have no label
         scored = known.model_copy(update={"metric": "quality", "detectable_diff": 0.3})
         write_json(run.directory / "report.json", dump_record(report(comparisons=[known, scored])))
-        end_stage(run, "rl", seconds=300.0, details={"summary": {"steps": 4}})  # its start, most of all
+        end_stage(
+            run, "rl", seconds=300.0, details={"summary": {"steps": 4}}
+        )  # its start, most of all
         finish_run(run)
     with open_run(profile, "refresh") as run:  # trains nothing
         for name, rows_out, artifacts in (("ingest", 400, {}), ("dataset", 300, dataset)):
@@ -75,9 +80,21 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         ("rl", {"train_batch_size": 640}, "rl.train_batch_size (640)"),
         ("rl", {"test_freq": 100, "save_freq": 100}, "rl.test_freq (100)"),
         ("rl", {"test_freq": 10, "save_freq": 100}, "rl.save_freq (100)"),
-        ("targets", {"gain": 0.03}, "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)"),
-        ("gate", {"min_gain": 0.1}, "76 test questions can show a gain of 0.244, not of 0.2 (targets.gain)"),
-        ("gate", {"max_quality_loss": 0.2}, "a loss of 0.32 in the judge's score, not of 0.2 (gate.max_quality_loss)"),
+        (
+            "targets",
+            {"gain": 0.03},
+            "76 test questions can show a gain of 0.144, not of 0.03 (targets.gain)",
+        ),
+        (
+            "gate",
+            {"min_gain": 0.1},
+            "76 test questions can show a gain of 0.244, not of 0.2 (targets.gain)",
+        ),
+        (
+            "gate",
+            {"max_quality_loss": 0.2},
+            "a loss of 0.32 in the judge's score, not of 0.2 (gate.max_quality_loss)",
+        ),
         ("gate", {"min_gain": 0.3}, "targets.gain (0.2) is not above gate.min_gain (0.3)"),
         ("student", {"gpu_hour_usd": None}, "student.gpu_hour_usd"),
     ],
@@ -85,6 +102,8 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
 def test_what_can_not_work_is_named_with_the_setting_to_change(
     profile: Profile, section: str, changes: dict[str, Any], setting: str
 ):
-    changed = profile.model_copy(update={section: getattr(profile, section).model_copy(update=changes)})
+    changed = profile.model_copy(
+        update={section: getattr(profile, section).model_copy(update=changes)}
+    )
     (problem,) = find_problems(changed, forecast(changed, PLAN))
     assert setting in problem

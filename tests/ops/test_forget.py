@@ -1,4 +1,5 @@
-"""`qinglan forget` on a site that really ran: every file and table is searched for the person's texts afterwards."""
+"""`qinglan forget` on a site that really ran: every file and table is searched for the person's
+texts afterwards."""
 
 import csv
 import json
@@ -28,18 +29,32 @@ from qinglan.errors import ConfigError
 from qinglan.ops.forget import forget
 from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, judge_requests
 from qinglan.rows import DIALOGUE, Row, row_id
-from qinglan.runs.artifacts import MANIFEST, REFERENCE, Artifact, StageResult, read_jsonl, write_json, write_jsonl
+from qinglan.runs.artifacts import (
+    MANIFEST,
+    REFERENCE,
+    Artifact,
+    StageResult,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
 from qinglan.simulators.domains import sample_of
 from qinglan.text import forms_of
 
-QUESTION, PROFILE, HISTORY = '我妈"问<虾青素>&鱼油能一起吃吗', "王小明，42 岁，糖尿病", '之前问过"降压药"与阿司匹林'
+QUESTION, PROFILE, HISTORY = (
+    '我妈"问<虾青素>&鱼油能一起吃吗',
+    "王小明，42 岁，糖尿病",
+    '之前问过"降压药"与阿司匹林',
+)
 TEXTS = (QUESTION, PROFILE, HISTORY)
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it_back(tmp_path: Path):
+def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it_back(
+    tmp_path: Path,
+):
     profile = make_site(tmp_path)
     run(tmp_path, "run", "refresh")
     assert not [each for each in traces(tmp_path) if "prefect" in each]
@@ -57,7 +72,15 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
     assert len(traces(tmp_path)) > 20
     removed = run(tmp_path, "forget", "--row", mine, "--yes")
     assert removed == shown
-    for what in ("runs", "state/datasets", "state/mlartifacts", "state/reviews", "request log", "ledger", "kept"):
+    for what in (
+        "runs",
+        "state/datasets",
+        "state/mlartifacts",
+        "state/reviews",
+        "request log",
+        "ledger",
+        "kept",
+    ):
         assert what in removed
     assert traces(tmp_path) == []
     assert not any(form in requests_traced(profile) for form in answer)
@@ -84,18 +107,27 @@ def write_run(profile: Profile, *rows: Row) -> Path:
     """A run's folder with these rows, and what its later stages say of them."""
     folder = profile.paths.runs / "20260101-000000-0001"
     artifact = write_jsonl(folder / "ingest" / "rows.jsonl", rows)
-    result = StageResult(stage="ingest", key="k", run_id=folder.name, seconds=1, artifacts={"rows": artifact})
+    result = StageResult(
+        stage="ingest", key="k", run_id=folder.name, seconds=1, artifacts={"rows": artifact}
+    )
     write_json(folder / "ingest" / MANIFEST, result.model_dump(mode="json"))
     write_json(folder / f"rows.jsonl{REFERENCE}", artifact.model_dump(mode="json"))
     write_jsonl(folder / "rl" / "samples.jsonl", ({"row_id": row.id, "text": "甲"} for row in rows))
     write_jsonl(folder / "rl" / "dev.jsonl", [{"step": 0, "values": {row.id: 1.0 for row in rows}}])
     write_json(folder / "evaluated.json", {"sample": [row.id for row in rows]})
-    write_json(folder / "tried.json", {"rl": [{"case_id": f"regression-{row.id}", "text": "甲"} for row in rows]})
+    write_json(
+        folder / "tried.json",
+        {"rl": [{"case_id": f"regression-{row.id}", "text": "甲"} for row in rows]},
+    )
     return folder
 
 
 def row(query: str, profile: str = "", status: Literal["ok", "failed"] = "ok", **more: str) -> Row:
-    known = {"id": row_id("default", query, profile), "tenant": "default", "source": "q.csv:2"} | more
+    known = {
+        "id": row_id("default", query, profile),
+        "tenant": "default",
+        "source": "q.csv:2",
+    } | more
     return Row.model_validate(known | {"query": query, "profile": profile, "status": status})
 
 
@@ -111,7 +143,10 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
     assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
     assert log.read_bytes() == f"{QUESTION}\n[forgotten]\n".encode() + b"\xe6\n"
     assert "other rows: 1 of the texts" in done.outside[0]
-    assert "files of `review export`, `review reasons`, `dataset judge-pairs`, wherever they are" in done.outside
+    assert (
+        "files of `review export`, `review reasons`, `dataset judge-pairs`, wherever they are"
+        in done.outside
+    )
     for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json", "tried.json"):
         assert mine.id not in (text := (folder / file).read_text()) and other.id in text
     (kept,) = StageResult.read(folder / "ingest" / MANIFEST).artifacts.values()
@@ -124,8 +159,14 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
 
 
 @pytest.mark.parametrize("named", ["row", "question"])
-def test_a_forgotten_question_has_no_split_in_a_version_that_lacks_it(profile: Profile, tmp_path: Path, named: str):
-    mine, kept, other = row(QUESTION, split="test"), row("钙片能嚼着吃吗", split="dev"), row("鱼油", split="train")
+def test_a_forgotten_question_has_no_split_in_a_version_that_lacks_it(
+    profile: Profile, tmp_path: Path, named: str
+):
+    mine, kept, other = (
+        row(QUESTION, split="test"),
+        row("钙片能嚼着吃吗", split="dev"),
+        row("鱼油", split="train"),
+    )
 
     def published(*rows: Row) -> Version:
         return publish(profile, "r", {"rows": write_jsonl(tmp_path / f"{len(rows)}.jsonl", rows)})
@@ -145,7 +186,10 @@ def test_a_forgotten_question_has_no_split_in_a_version_that_lacks_it(profile: P
 def test_a_dialogue_and_what_was_read_in_it_are_forgotten(profile: Profile):
     mine = row("能吃吗").model_copy(update={"inputs": {DIALOGUE: f"用户：{HISTORY}，{PROFILE}"}})
     folder = write_run(profile, mine)
-    write_jsonl(folder / "extract" / "rows.jsonl", [mine.model_copy(update={"inputs": {}, "history": HISTORY})])
+    write_jsonl(
+        folder / "extract" / "rows.jsonl",
+        [mine.model_copy(update={"inputs": {}, "history": HISTORY})],
+    )
     source = [{"问题": mine.query, "对话": said} for said in (mine.inputs[DIALOGUE], "用户：在吗")]
     write_jsonl(folder / "source.jsonl", source)
     profile = profile.model_copy(update={"data": Data(columns=Columns(dialogue="对话"))})
@@ -157,7 +201,9 @@ def test_a_dialogue_and_what_was_read_in_it_are_forgotten(profile: Profile):
 
 
 @pytest.mark.parametrize("recipe", ["query_rewrite", "medical", "answer_judge"])
-def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_completed(profile_of: ProfileOf, recipe: str):
+def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_completed(
+    profile_of: ProfileOf, recipe: str
+):
     rival = {"model": "small", "base_url": "http://127.0.0.1:9/v1"}
     profile = profile_of(recipe=recipe, answerer=rival, compare={"teachers": {"rival": rival}})
     asked, other = [row(QUESTION, HISTORY), row(f"{QUESTION}？", PROFILE)], row("钙片能嚼着吃吗")
@@ -172,8 +218,14 @@ def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_complet
     with site_ledger(profile) as ledger:
         ledger.record([call(each, text="虾青素  同服") for each in hashes])
         done = forget(profile, [], [f"{QUESTION}\r", ""], print)
-        assert (ledger.get_many(hashes).keys(), done.removed["ledger", "answers"]) == ({*list(hashes)[3:]}, 3)
-        assert "the ledger: answers to wordings, contexts and prompts that no file here has" in done.outside
+        assert (ledger.get_many(hashes).keys(), done.removed["ledger", "answers"]) == (
+            {*list(hashes)[3:]},
+            3,
+        )
+        assert (
+            "the ledger: answers to wordings, contexts and prompts that no file here has"
+            in done.outside
+        )
     assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
     (folder / "rl" / "samples.jsonl").write_text(samples)
     forget(profile, [], [], print)
@@ -193,13 +245,19 @@ def test_prefects_database_is_found_in_the_home_that_it_has_itself(
     assert forget(profile, [], [QUESTION], print).removed == {("Prefect", "values"): 1}
 
 
-def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Profile, qinglan: Qinglan):
+def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(
+    profile: Profile, qinglan: Qinglan
+):
     mine = row(QUESTION, PROFILE)
     folder = write_run(profile, mine)
     with FileLock(folder / ".lock"), pytest.raises(ConfigError, match="a process is running there"):
         forget(profile, [mine.id], [], print)
     (texts := folder.parent / "texts.txt").write_bytes(QUESTION.encode("gbk"))
-    wrong = (["--row", "7"], "no row's id"), ([], "nothing is named"), (["--row", mine.id], "nothing was removed")
+    wrong = (
+        (["--row", "7"], "no row's id"),
+        ([], "nothing is named"),
+        (["--row", mine.id], "nothing was removed"),
+    )
     wrong += ((["--text-file", str(texts)], "nothing was removed"),)
     for words, said in wrong:
         status, _, err = qinglan("forget", *words, profile=profile)
@@ -207,7 +265,9 @@ def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(profile: Pro
     assert traces(folder.parents[1])
     status, out, err = qinglan("forget", "--text-file", str(texts), "--yes", profile=profile)
     assert (status, err, "removed" in out) == (0, "", True)
-    assert not list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) and not traces(folder.parents[1])
+    assert not list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) and not traces(
+        folder.parents[1]
+    )
 
 
 def make_site(folder: Path) -> Profile:
@@ -218,7 +278,10 @@ def make_site(folder: Path) -> Profile:
         "data": {"workbook": "questions.csv"},
         "paths": {"runs": str(folder / "runs"), "state": str(folder / "state")},
         "serve": {"request_log": {"folder": str(folder / "requests")}},
-        "embedded": {**small, "sample_seed": 11},  # nobody else asks about 虾青素: no passage traced is the answer
+        "embedded": {
+            **small,
+            "sample_seed": 11,
+        },  # nobody else asks about 虾青素: no passage traced is the answer
         "tracking": {"traces_per_stage": 1000},
     }
     (folder / "site.yaml").write_text(yaml.safe_dump(values))
@@ -226,20 +289,49 @@ def make_site(folder: Path) -> Profile:
     sample = openpyxl.load_workbook(sample_of(profile, "data.workbook").workbook).worksheets[0]
     with (folder / "questions.csv").open("w", encoding="utf-8", newline="") as stream:
         lines = [list(values) for values in sample.iter_rows(values_only=True)]
-        csv.writer(stream).writerows([*lines, *2 * [[QUESTION, PROFILE, HISTORY, "虾青素-mix", "train", "同服"]]])
+        csv.writer(stream).writerows(
+            [*lines, *2 * [[QUESTION, PROFILE, HISTORY, "虾青素-mix", "train", "同服"]]]
+        )
     return profile
 
 
 def leave_traces(profile: Profile, row_id: str) -> None:
-    """Where a refresh writes nothing: a review, the request log, a log, and a judge that quotes the question."""
-    review = {"tenant": "sample", "row": row_id, "verdict": "reject", "fingerprint": fingerprint("x")}
-    review |= {"answer": QUESTION, "imported_at": "2026-01-01", "file": "s.xlsx", "file_sha256": "0"}
+    """Where a refresh writes nothing: a review, the request log, a log, and a judge that quotes the
+    question."""
+    review = {
+        "tenant": "sample",
+        "row": row_id,
+        "verdict": "reject",
+        "fingerprint": fingerprint("x"),
+    }
+    review |= {
+        "answer": QUESTION,
+        "imported_at": "2026-01-01",
+        "file": "s.xlsx",
+        "file_sha256": "0",
+    }
     add_reviews(profile, [Review.model_validate(review)])
-    record = {"问题": QUESTION, "用户画像": PROFILE, "历史摘要": HISTORY, "qinglan": {"row_id": row_id}}
+    record = {
+        "问题": QUESTION,
+        "用户画像": PROFILE,
+        "历史摘要": HISTORY,
+        "qinglan": {"row_id": row_id},
+    }
     write_jsonl(Path(profile.serve.request_log.folder or "") / "2026-01-01.jsonl", [record])
-    (profile.paths.state / "logs" / "old.log").write_text(f"could not parse {json.dumps(QUESTION)}\n")
+    (profile.paths.state / "logs" / "old.log").write_text(
+        f"could not parse {json.dumps(QUESTION)}\n"
+    )
     with site_ledger(profile) as ledger:
-        ledger.record([call("quoting", role="judge", cost_usd=1.0, reasoning=f"The user asks {QUESTION}, so …")])
+        ledger.record(
+            [
+                call(
+                    "quoting",
+                    role="judge",
+                    cost_usd=1.0,
+                    reasoning=f"The user asks {QUESTION}, so …",
+                )
+            ]
+        )
     with closing(sqlite3.connect(profile.paths.state / "prefect" / "prefect.db")) as db:
         db.execute("UPDATE artifact SET description = ?", (f"about {QUESTION}",))
         db.commit()
@@ -247,7 +339,9 @@ def leave_traces(profile: Profile, row_id: str) -> None:
 
 def run(folder: Path, *words: str) -> str:
     argv = [sys.executable, "-m", "qinglan.cli", *words, "--profile", "site.yaml"]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -264,7 +358,12 @@ def rows_of(profile: Profile) -> list[Row]:
 def traces(folder: Path) -> list[str]:
     """Files and databases of the site in which one of the texts is, in whatever form."""
     forms = [form.encode() for text in TEXTS for form in forms_of(text)]
-    files = [path for root in ("runs", "state", "requests") for path in (folder / root).rglob("*") if path.is_file()]
+    files = [
+        path
+        for root in ("runs", "state", "requests")
+        for path in (folder / root).rglob("*")
+        if path.is_file()
+    ]
     return [str(path) for path in files if any(form in content_of(path) for form in forms)]
 
 

@@ -1,8 +1,9 @@
-"""What the Dockerfiles install, installed; what compose.yaml starts, started. Only the last test uses containers.
+"""What the Dockerfiles install, installed; what compose.yaml starts, started. Only the last test
+uses containers.
 
-The steps of a Dockerfile run as they stand there, in a folder that holds what it copies, with /opt and /srv elsewhere,
-and with uv in place of pip, which takes minutes more for the same files.
-Only the trainer's engines, some gigabytes of CUDA libraries, are looked up and not installed.
+The steps of a Dockerfile run as they stand there, in a folder that holds what it copies, with /opt
+and /srv elsewhere, and with uv in place of pip, which takes minutes more for the same files. Only
+the trainer's engines, some gigabytes of CUDA libraries, are looked up and not installed.
 """
 
 import os
@@ -29,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 STEP_S = 600
 """For an install step; then `timeout` ends it, uv included, with status 124."""
-# The packages that the reward and the engines' scripts are imported with; the lock has their versions.
+# The packages that the reward and the engines' scripts are imported with; the lock has their
+# versions.
 IMPORTED_WITH = """
 aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx2 httpcore2
 h11 anyio sniffio certifi truststore distro jiter tqdm typing-extensions pydantic pydantic-core pyyaml filelock
@@ -41,7 +43,9 @@ jmespath
 def steps(image: str) -> list[str]:
     """The RUN instructions that install Python packages."""
     text = (ROOT / "docker" / f"{image}.Dockerfile").read_text(encoding="utf-8")
-    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", text)).replace("${LOCK}", f"docker/{image}.lock")
+    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", text)).replace(
+        "${LOCK}", f"docker/{image}.lock"
+    )
     runs = re.findall(r"^RUN (?:--mount=\S+ +)*(.+)", text, flags=re.MULTILINE)
     return [run for run in runs if "pip install" in run]
 
@@ -56,15 +60,26 @@ def build(image: str, folder: Path, change: Callable[[str], str] = str) -> Path:
     context.mkdir(parents=True)
     for name in ("docker", "qinglan", "flows", "tasks"):
         # Links stay links, as COPY leaves them.
-        shutil.copytree(ROOT / name, context / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, context / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, context)
     # The interpreter that the tests have is the image's version.
     variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     variables.pop("PYTHONPATH", None)
     for step in steps(image):
-        here = step.replace(f"/opt/{image}/bin/pip install", f"uv pip install --quiet --python {environment}")
-        argv = ["timeout", str(STEP_S), "sh", "-e", "-c", change(here.replace(f"/opt/{image}", str(environment)))]
+        here = step.replace(
+            f"/opt/{image}/bin/pip install", f"uv pip install --quiet --python {environment}"
+        )
+        argv = [
+            "timeout",
+            str(STEP_S),
+            "sh",
+            "-e",
+            "-c",
+            change(here.replace(f"/opt/{image}", str(environment))),
+        ]
         done = subprocess.run(argv, cwd=context, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, f"{done.returncode}: {step}\n{done.stdout}\n{done.stderr}"
     return environment
@@ -78,7 +93,9 @@ def orchestrator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_orchestrators_commands_start(orchestrator: Path, tmp_path: Path) -> None:
     def said(*argv: str) -> str:
         env = {"PATH": f"{orchestrator}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
-        done = subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True, timeout=600
+        )
         return done.stdout
 
     assert "doctor" in said("qinglan", "--help")
@@ -88,19 +105,27 @@ def test_the_orchestrators_commands_start(orchestrator: Path, tmp_path: Path) ->
 
 def test_the_trainers_lock_can_be_had_and_its_parts_of_qinglan_import(tmp_path: Path) -> None:
     pins = _pins("docker/trainer.lock")
-    few_pins = {pin: lines for pin, lines in pins.items() if pin.split("==")[0] in IMPORTED_WITH.split()}
+    few_pins = {
+        pin: lines for pin, lines in pins.items() if pin.split("==")[0] in IMPORTED_WITH.split()
+    }
     assert len(few_pins) == len(IMPORTED_WITH.split())
     small, unseen = tmp_path / "small.lock", tmp_path / "unseen.txt"
     small.write_text("".join(few_pins.values()), encoding="utf-8")
     # `make setup` has just installed the others.
-    unseen.write_text("\n".join(pin for pin in pins if pin not in _pins("requirements.lock")), encoding="utf-8")
+    unseen.write_text(
+        "\n".join(pin for pin in pins if pin not in _pins("requirements.lock")), encoding="utf-8"
+    )
 
     def change(step: str) -> str:
         few = step.replace("docker/trainer.lock", str(small))
         if few == step:
             return step
         # Without hashes, for which uv would fetch the wheels.
-        look = step.split("&&")[-1].replace("docker/trainer.lock", str(unseen)).replace("--require-hashes", "--dry-run")
+        look = (
+            step.split("&&")[-1]
+            .replace("docker/trainer.lock", str(unseen))
+            .replace("--require-hashes", "--dry-run")
+        )
         return f"{few} && {look}"
 
     build("trainer", tmp_path, change)
@@ -123,7 +148,11 @@ class Services:
         words = [self._here(str(word)) for word in COMPOSE["services"][name]["command"]]
         words = [re.sub(r"^--port=\d+$", f"--port={self.ports.get(name)}", word) for word in words]
         entrypoint = ROOT / "docker" / "entrypoint.sh"
-        return ["sh", str(entrypoint), *(word.replace("--host=0.0.0.0", f"--host={HOST}") for word in words)]
+        return [
+            "sh",
+            str(entrypoint),
+            *(word.replace("--host=0.0.0.0", f"--host={HOST}") for word in words),
+        ]
 
     def variables(self, name: str) -> dict[str, str]:
         service, mounted = COMPOSE["services"][name], self.folder / "run" / name
@@ -132,7 +161,11 @@ class Services:
             file = COMPOSE["secrets"][secret["source"]]["file"]
             text = (self.folder / file).read_text(encoding="utf-8")
             (mounted / secret["target"]).write_text(self._here(text), encoding="utf-8")
-        given = {key: self._here(str(value)) for key, value in service["environment"].items() if "$" not in str(value)}
+        given = {
+            key: self._here(str(value))
+            for key, value in service["environment"].items()
+            if "$" not in str(value)
+        }
         given |= {key: HOST for key in given if key.endswith("_HOST")}
         if "PREFECT_SERVER_DATABASE_PORT" in given:
             given["PREFECT_SERVER_DATABASE_PORT"] = str(self.ports["postgres"])
@@ -146,7 +179,9 @@ class Services:
 
     def start(self, name: str, leave_out: str = "^$", **more: str) -> None:
         """A service that goes on."""
-        variables = {key: v for key, v in self.variables(name).items() if not re.search(leave_out, key)} | more
+        variables = {
+            key: v for key, v in self.variables(name).items() if not re.search(leave_out, key)
+        } | more
         for secret in (self.folder / "run" / name).iterdir():
             if re.search(leave_out, secret.name):
                 secret.unlink()
@@ -160,13 +195,20 @@ class Services:
     def run(self, name: str) -> str:
         """A service that ends."""
         argv, env = self.argv(name), self.variables(name)
-        done = subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def wait_for(self, name: str) -> None:
-        url = re.sub(r":\d+/", f":{self.ports[name]}/", COMPOSE["services"][name]["healthcheck"]["test"][-1])
-        argv, log = [sys.executable, str(ROOT / "docker" / "healthy.py"), url], self.folder / f"{name}.log"
+        url = re.sub(
+            r":\d+/", f":{self.ports[name]}/", COMPOSE["services"][name]["healthcheck"]["test"][-1]
+        )
+        argv, log = (
+            [sys.executable, str(ROOT / "docker" / "healthy.py"), url],
+            self.folder / f"{name}.log",
+        )
         is_healthy = partial(subprocess.run, argv, capture_output=True)
         wait_until(name, lambda: is_healthy().returncode == 0, explain=log.read_text)
 
@@ -186,26 +228,44 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def lay_out(environment: Path, site: Path) -> None:
-    """/srv/qinglan as image and mounts make it, and the shipped profiles where the image has them."""
+    """/srv/qinglan as image and mounts make it, and the shipped profiles where the image has
+    them."""
     text = (ROOT / "docker" / "orchestrator.Dockerfile").read_text(encoding="utf-8")
     for name, place in re.findall(r"^COPY (configs|deployments) (\S+)$", text, flags=re.MULTILINE):
-        target = Path(place.replace("/opt/orchestrator", str(environment)))  # a relative one is below the site
+        target = Path(
+            place.replace("/opt/orchestrator", str(environment))
+        )  # a relative one is below the site
         shutil.copytree(ROOT / name, site / target, dirs_exist_ok=True)
     (site / "configs").mkdir()
-    profile = (ROOT / "docker" / "team.example.yaml").read_text(encoding="utf-8").replace("/srv/qinglan", str(site))
+    profile = (
+        (ROOT / "docker" / "team.example.yaml")
+        .read_text(encoding="utf-8")
+        .replace("/srv/qinglan", str(site))
+    )
     mine = profile.replace("extends: fivedoctors", "extends: mine")
     assert mine != profile
     (site / "configs" / "team.yaml").write_text(mine, encoding="utf-8")
-    (site / "configs" / "mine.yaml").write_text("extends: fivedoctors\ndata: {limit: 400}\n", encoding="utf-8")
+    (site / "configs" / "mine.yaml").write_text(
+        "extends: fivedoctors\ndata: {limit: 400}\n", encoding="utf-8"
+    )
 
 
 @pytest.fixture
 def services(orchestrator: Path, tmp_path: Path) -> Iterator[Services]:
-    subprocess.run(["sh", str(ROOT / "docker" / "make-secrets.sh")], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        ["sh", str(ROOT / "docker" / "make-secrets.sh")],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
     lay_out(orchestrator, tmp_path)
     with postgres_server() as server:
-        env = {"PATH": f"{server.binaries}:/usr/bin:/bin", "PGHOST": server.folder, "PGPORT": str(server.port)}
+        env = {
+            "PATH": f"{server.binaries}:/usr/bin:/bin",
+            "PGHOST": server.folder,
+            "PGPORT": str(server.port),
+        }
         env |= {"POSTGRES_USER": "qinglan", "QINGLAN_SECRETS": str(tmp_path / "secrets")}
         subprocess.run(["sh", str(ROOT / "docker" / "postgres-init.sh")], env=env, check=True)
         ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "valkey", "s3")}
@@ -224,7 +284,9 @@ def test_the_services_of_compose_come_up_and_find_each_other(services: Services)
     ports = services.ports
     if broker := shutil.which("valkey-server") or shutil.which("redis-server"):
         config = services.folder / "secrets" / "valkey.conf"
-        services.spawn("valkey", [broker, str(config), "--port", str(ports["valkey"])], dict(os.environ))
+        services.spawn(
+            "valkey", [broker, str(config), "--port", str(ports["valkey"])], dict(os.environ)
+        )
         services.start("prefect", PREFECT_REDIS_MESSAGING_PORT=str(ports["valkey"]))
     else:  # its settings need one
         services.start("prefect", "MESSAGING|ORDERING|LEASE_STORAGE|DOCKET")
@@ -236,25 +298,44 @@ def test_the_services_of_compose_come_up_and_find_each_other(services: Services)
     default = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", allowed)
     services.start("mlflow", MLFLOW_SERVER_ALLOWED_HOSTS=default)
     services.wait_for("prefect")
-    assert get(ports["prefect"], "/api/flows/count", "localhost") in (401, 405), "the server wants its password"
+    assert get(ports["prefect"], "/api/flows/count", "localhost") in (401, 405), (
+        "the server wants its password"
+    )
     services.run("deploy")
     services.run("deploy")  # again after every start
     assert _profiles_of_the_form(services) >= {"team", "mine", "fivedoctors", "embedded"}
     services.start("worker", PREFECT_WORKER_WEBSERVER_PORT=str(ports["worker"]))
     services.wait_for("worker")
-    assert {pool["name"] for pool in _listed(services, "work_pools")} >= {"qinglan", "qinglan-trainer"}
-    wait_until("a worker", lambda: _online_pools(services), explain=lambda: _listed(services, "work_pools"))
+    assert {pool["name"] for pool in _listed(services, "work_pools")} >= {
+        "qinglan",
+        "qinglan-trainer",
+    }
+    wait_until(
+        "a worker", lambda: _online_pools(services), explain=lambda: _listed(services, "work_pools")
+    )
     assert _online_pools(services) == {"qinglan"}
     services.wait_for("mlflow")
-    assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "mlflow:5000") == 200
-    assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "evil.example") == 403
+    assert (
+        get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "mlflow:5000")
+        == 200
+    )
+    assert (
+        get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "evil.example")
+        == 403
+    )
 
 
 def _serve_s3(services: Services) -> None:
     """Something that speaks S3, with the keys that compose has."""
-    keys = ",".join((services.folder / "secrets" / f"s3_{name}").read_text() for name in ("access_key", "secret_key"))
+    keys = ",".join(
+        (services.folder / "secrets" / f"s3_{name}").read_text()
+        for name in ("access_key", "secret_key")
+    )
     (services.folder / "s3").mkdir()
-    rclone, address = Path(sys.executable).with_name("rclone"), f"--addr={HOST}:{services.ports['s3']}"
+    rclone, address = (
+        Path(sys.executable).with_name("rclone"),
+        f"--addr={HOST}:{services.ports['s3']}",
+    )
     argv = [str(rclone), "serve", "s3", str(services.folder / "s3"), "--config=", address]
     services.spawn("s3", argv, os.environ | {"RCLONE_AUTH_KEY": f'"{keys}"'})
     read = (services.folder / "s3.log").read_text

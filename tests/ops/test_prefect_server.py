@@ -34,21 +34,33 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_sites_own_is_found_where_nothing_else_is_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
     (home / "pyproject.toml").write_text('[project]\ndependencies = ["prefect"]\n')
     monkeypatch.delattr("subprocess.run")  # a file that does not set Prefect up starts no process
     assert find_server(home) is None
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api\n")
-    assert find_server(home) == PrefectServer("http://127.0.0.1:4200/api", "qinglan up", is_of_up=True)
+    assert find_server(home) == PrefectServer(
+        "http://127.0.0.1:4200/api", "qinglan up", is_of_up=True
+    )
     (home / LOCK_FILE).write_text("12345")  # of a site that was killed
     assert find_server(home) is None
 
 
-@pytest.mark.parametrize(("file", "section"), [("prefect.toml", "api"), ("pyproject.toml", "tool.prefect.api")])
-def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(home: Path, file: str, section: str):
+@pytest.mark.parametrize(
+    ("file", "section"), [("prefect.toml", "api"), ("pyproject.toml", "tool.prefect.api")]
+)
+def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(
+    home: Path, file: str, section: str
+):
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    (home / file).write_text(f'[{section}]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n')
-    team = PrefectServer("https://team.example.com/api", "Prefect's settings", auth_string="ann:secret")
+    (home / file).write_text(
+        f'[{section}]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n'
+    )
+    team = PrefectServer(
+        "https://team.example.com/api", "Prefect's settings", auth_string="ann:secret"
+    )
     assert find_server(home) == team
 
 
@@ -69,13 +81,17 @@ def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.Monk
     (home / "profiles.toml").write_text(PROFILES)
     monkeypatch.setenv("PREFECT_PROFILE", "other")
     monkeypatch.setenv("PREFECT_API_KEY", "k-1")
-    assert find_server(home) == PrefectServer("https://other.example.com/api", "Prefect's settings", key="k-1")
+    assert find_server(home) == PrefectServer(
+        "https://other.example.com/api", "Prefect's settings", key="k-1"
+    )
 
 
 def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prefect_api, "_BACK_OFF", BackOff(0.0, 0.0))
     answers = iter([503, 429, 200, *(5 * [502])])
-    with RetryingClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(next(answers)))) as client:
+    with RetryingClient(
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(next(answers)))
+    ) as client:
         assert client.get("http://127.0.0.1/api/health").status_code == 200
         assert client.get("http://127.0.0.1/api/health").status_code == 502
 
@@ -91,11 +107,23 @@ class Guarded:
         if request.url.path == "/api/csrf-token":
             token = f"t{len(self.asked)}"
             self.tokens[request.url.params["client"]] = token
-            return httpx2.Response(200, json={"token": token}) if self.enabled else httpx2.Response(422)
+            return (
+                httpx2.Response(200, json={"token": token})
+                if self.enabled
+                else httpx2.Response(422)
+            )
         given = request.headers.get("prefect-csrf-token")
-        is_known = given is not None and self.tokens.get(request.headers["prefect-csrf-client"]) == given
-        refused = {"detail": "Invalid CSRF token or client identifier." if given else "Missing CSRF token."}
-        return httpx2.Response(200, content=request.content) if is_known else httpx2.Response(403, json=refused)
+        is_known = (
+            given is not None and self.tokens.get(request.headers["prefect-csrf-client"]) == given
+        )
+        refused = {
+            "detail": "Invalid CSRF token or client identifier." if given else "Missing CSRF token."
+        }
+        return (
+            httpx2.Response(200, content=request.content)
+            if is_known
+            else httpx2.Response(403, json=refused)
+        )
 
 
 def test_a_server_with_csrf_protection_gets_its_token_or_has_its_say():
@@ -105,12 +133,19 @@ def test_a_server_with_csrf_protection_gets_its_token_or_has_its_say():
         server.enabled, server.asked = True, []
         assert client.post("flows/", json=[1]).json() == [1]
         assert client.post("flows/", json=[2]).json() == [2]
-        assert server.asked == ["POST /api/flows/", "GET /api/csrf-token", "POST /api/flows/", "POST /api/flows/"]
+        assert server.asked == [
+            "POST /api/flows/",
+            "GET /api/csrf-token",
+            "POST /api/flows/",
+            "POST /api/flows/",
+        ]
         server.tokens.clear()  # they are forgotten after an hour
         assert client.post("flows/", json=[3]).json() == [3]
 
 
-def test_a_login_in_the_address_is_used_and_never_shown(home: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+def test_a_login_in_the_address_is_used_and_never_shown(
+    home: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
     service = serve(lambda _: (401, {}))
     monkeypatch.setenv("PREFECT_API_URL", service.url.replace("http://", "http://ann:se%40cret@"))
     server = find_server(home)
@@ -121,18 +156,30 @@ def test_a_login_in_the_address_is_used_and_never_shown(home: Path, serve: Serve
     assert service.headers[0]["authorization"] == f"Basic {b64encode(b'ann:se@cret').decode()}"
 
 
-MALFORMED = ("localhost:4200/api", "http://localhost:port/api", "http://[bad/api", "http://h:99999/api", "http:///api")
+MALFORMED = (
+    "localhost:4200/api",
+    "http://localhost:port/api",
+    "http://[bad/api",
+    "http://h:99999/api",
+    "http:///api",
+)
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("address", [*MALFORMED, "http://a..b/api", "http://999.1.1.1/api", "http://me:se/cret@h/api"])
-def test_a_malformed_address_is_one_line(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, address: str):
+@pytest.mark.parametrize(
+    "address", [*MALFORMED, "http://a..b/api", "http://999.1.1.1/api", "http://me:se/cret@h/api"]
+)
+def test_a_malformed_address_is_one_line(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, address: str
+):
     monkeypatch.setenv("PREFECT_API_URL", address)
     profile = profile_of(retention={"flow_run_days": 1})
     with pytest.raises(ConfigError) as caught:
         deploy_site(profile, print)
     shown, problem = address.replace("me:se/cret@", ""), str(caught.value)
-    assert problem.startswith(f"PREFECT_API_URL: {shown!r} is no http(s) URL; write it like PREFECT_API_URL=")
+    assert problem.startswith(
+        f"PREFECT_API_URL: {shown!r} is no http(s) URL; write it like PREFECT_API_URL="
+    )
     assert "prefect" not in services.addresses(profile, "pipeline")
     assert services.check_prefect(profile).problem == problem
     assert clean_up(profile, dry_run=False, say=print).notes == [problem]

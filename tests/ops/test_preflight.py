@@ -29,7 +29,9 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("flow", ["refresh", "pipeline"])
 def test_the_simulators_need_nothing_on_a_cpu(profile_of: ProfileOf, flow: str):
     assert problems(profile_of(**SIMULATED, trainer={"device": "cpu"}), flow) == {}
-    assert problems(profile_of())["judge"].startswith("judge.model: no simulated model is called small; there are ")
+    assert problems(profile_of())["judge"].startswith(
+        "judge.model: no simulated model is called small; there are "
+    )
 
 
 def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
@@ -57,7 +59,9 @@ def test_flows_check_only_what_they_use(profile_of: ProfileOf):
 
 
 def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf, tmp_path: Path):
-    teachers = {name: {"base_url": "http://127.0.0.1:9/v1", "model": "small"} for name in ("cheap", "other")}
+    teachers = {
+        name: {"base_url": "http://127.0.0.1:9/v1", "model": "small"} for name in ("cheap", "other")
+    }
     evaluate = {"teachers": ["cheap"], "red_team": str(tmp_path / "none.jsonl")}
     found = problems(profile_of(compare={"teachers": teachers}, evaluate=evaluate), "train")
     assert "compare.teachers.cheap.base_url can't be reached" in found["compare.teachers.cheap"]
@@ -70,23 +74,66 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
     [
         ({"recipe": "query_rewrit"}, "recipe", "did you mean `query_rewrite`?"),
         ({"data": {"workbook": "/no/such.xlsx"}}, "workbook", "/no/such.xlsx"),
-        ({"recipe": "medical", "gate": {"rivals": ["original"]}}, "recipe", "does not retrieve; name another arm than"),
-        ({"recipe": CAPITALS}, "workbook", "data.workbook: recipe capitals_recipe has no simulated domain; give your"),
-        ({"recipe": CAPITALS}, "base model", "student.base_model: recipe capitals_recipe has no simulated domain"),
-        ({"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}}, "teacher", "base_url can't be reached"),
         (
-            {"teacher": {"model": "gpt-4.1", "reasoning_effort": "low"}, "prices": {"gpt-4.1": PRICE, "small": PRICE}},
+            {"recipe": "medical", "gate": {"rivals": ["original"]}},
+            "recipe",
+            "does not retrieve; name another arm than",
+        ),
+        (
+            {"recipe": CAPITALS},
+            "workbook",
+            "data.workbook: recipe capitals_recipe has no simulated domain; give your",
+        ),
+        (
+            {"recipe": CAPITALS},
+            "base model",
+            "student.base_model: recipe capitals_recipe has no simulated domain",
+        ),
+        (
+            {"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}},
+            "teacher",
+            "base_url can't be reached",
+        ),
+        (
+            {
+                "teacher": {"model": "gpt-4.1", "reasoning_effort": "low"},
+                "prices": {"gpt-4.1": PRICE, "small": PRICE},
+            },
             "teacher",
             "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it",
         ),
-        ({"judge": {"model": "big", "base_url": "no-scheme"}}, "judge", "judge.base_url can't be reached"),
+        (
+            {"judge": {"model": "big", "base_url": "no-scheme"}},
+            "judge",
+            "judge.base_url can't be reached",
+        ),
         ({"rag": {"url": "http://127.0.0.1:9/q"}}, "rag", "rag.url can't be reached"),
-        ({"rag": {"knowledge_base": __file__}}, "rag", "test_preflight.py, line 1: `content`: Invalid JSON"),
-        ({"rag": {"preset": "dify"}}, "rag", "the simulator keeps Qinglan's own contract; set `qinglan`"),
+        (
+            {"rag": {"knowledge_base": __file__}},
+            "rag",
+            "test_preflight.py, line 1: `content`: Invalid JSON",
+        ),
+        (
+            {"rag": {"preset": "dify"}},
+            "rag",
+            "the simulator keeps Qinglan's own contract; set `qinglan`",
+        ),
         ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
-        ({"student": {"base_model": "/no/model", "revision": "v1"}}, "base model", "leave out student.revision"),
-        ({"student": {"base_model": "a/b"}, "rl": {"start_from": "base"}}, "base model", "base_model is a/b; download"),
-        ({"rl": {"critic_model": "no/critic", "critic_revision": "v1"}}, "critic model", "no/critic --revision v1`"),
+        (
+            {"student": {"base_model": "/no/model", "revision": "v1"}},
+            "base model",
+            "leave out student.revision",
+        ),
+        (
+            {"student": {"base_model": "a/b"}, "rl": {"start_from": "base"}},
+            "base model",
+            "base_model is a/b; download",
+        ),
+        (
+            {"rl": {"critic_model": "no/critic", "critic_revision": "v1"}},
+            "critic model",
+            "no/critic --revision v1`",
+        ),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
         (
             {"rl": {"rollout_engine": "vllm"}, "trainer": {"python": "/no/python"}},
@@ -97,23 +144,41 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
     ],
 )
 def test_wrong_settings(
-    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], name: str, message: str
+    profile_of: ProfileOf,
+    monkeypatch: pytest.MonkeyPatch,
+    sections: dict[str, Any],
+    name: str,
+    message: str,
 ):
     monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
     assert message in problems(profile_of(**sections), "pipeline")[name]
 
 
-def test_a_hub_model_without_a_revision_is_noted(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_model_without_a_revision_is_noted(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: "found")
 
     def notes(revision: str | None) -> list[str]:
-        student, rl = {"base_model": "Qwen/Qwen3-8B", "revision": revision}, {"critic_model": "Qwen/Qwen3-4B"}
-        checks = inspect_profile(profile_of(student=student, rl=rl | {"critic_revision": revision}), "train")
-        return [check.note for check in checks if check.name in ("base model", "critic model") and check.note]
+        student, rl = (
+            {"base_model": "Qwen/Qwen3-8B", "revision": revision},
+            {"critic_model": "Qwen/Qwen3-4B"},
+        )
+        checks = inspect_profile(
+            profile_of(student=student, rl=rl | {"critic_revision": revision}), "train"
+        )
+        return [
+            check.note
+            for check in checks
+            if check.name in ("base model", "critic model") and check.note
+        ]
 
     unpinned = "whatever the hub has under that name is taken"
     found = [f"student.base_model: Qwen/Qwen3-8B: {unpinned}; name a commit in student.revision"]
-    assert notes(None) == [*found, f"rl.critic_model: Qwen/Qwen3-4B: {unpinned}; name a commit in rl.critic_revision"]
+    assert notes(None) == [
+        *found,
+        f"rl.critic_model: Qwen/Qwen3-4B: {unpinned}; name a commit in rl.critic_revision",
+    ]
     assert notes("abc123") == []
 
 
@@ -123,7 +188,9 @@ def program(path: Path, script: str) -> str:
     return str(path)
 
 
-def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_trainers_environment_is_checked(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
     problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
     assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")
@@ -131,11 +198,18 @@ def test_the_trainers_environment_is_checked(profile_of: ProfileOf, monkeypatch:
     assert "trainer packages" not in problems(own, "train")
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest", "no-such-package"))
     lacking = problems(own, "train")["trainer packages"]
-    assert lacking.startswith(f"trainer.python: {sys.executable} lacks no-such-package; see docker/")
+    assert lacking.startswith(
+        f"trainer.python: {sys.executable} lacks no-such-package; see docker/"
+    )
 
 
-def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    program(tmp_path / "nvidia-smi", "echo 'GPU 0: H100 (UUID: x)'; echo '  MIG 1g.10gb'; echo 'GPU 1: H100'")
+def test_gpus_are_counted_and_vllm_is_needed(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program(
+        tmp_path / "nvidia-smi",
+        "echo 'GPU 0: H100 (UUID: x)'; echo '  MIG 1g.10gb'; echo 'GPU 1: H100'",
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def found(gpus: int) -> dict[str, str]:
@@ -147,7 +221,9 @@ def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Pa
     assert found(2)["trainer packages"] == f"trainer.python: {sys.executable} lacks vllm; {hint}"
 
 
-def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_ledger_is_opened(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     named = profile_of(ledger={"url_env": "A_LEDGER"})
     assert "needs the environment variable A_LEDGER" in problems(named)["ledger"]
     monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@127.0.0.1:9/db")
@@ -163,20 +239,32 @@ def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch
 
 
 def test_a_remote_cluster_needs_a_ledger_on_a_server(profile_of: ProfileOf):
-    remote = profile_of(trainer={"ray_dashboard_url": "http://head.invalid:8265"}, rl={"critic_model": "no/critic"})
+    remote = profile_of(
+        trainer={"ray_dashboard_url": "http://head.invalid:8265"}, rl={"critic_model": "no/critic"}
+    )
     missing = "ledger.url_env: is not given, and the nodes of http://head.invalid:8265"
     found = problems(remote, "train")
     assert found["ledger"].startswith(missing) and "critic model" not in found
     assert "ledger" not in problems(remote, "refresh")
-    here = [profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9", "nodes": nodes}) for nodes in (1, 2)]
-    assert ["ledger" in problems(each, "train") for each in here] == [False, True], "two are behind a tunnel"
+    here = [
+        profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9", "nodes": nodes})
+        for nodes in (1, 2)
+    ]
+    assert ["ledger" in problems(each, "train") for each in here] == [False, True], (
+        "two are behind a tunnel"
+    )
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(401, "refuses the key (HTTP 401); check A_KEY"), (503, "answers HTTP 503"), (200, None)]
+    ("status", "message"),
+    [(401, "refuses the key (HTTP 401); check A_KEY"), (503, "answers HTTP 503"), (200, None)],
 )
 def test_a_live_teacher(
-    profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, status: int, message: str | None
+    profile_of: ProfileOf,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    message: str | None,
 ):
     monkeypatch.setenv("A_KEY", "sk-secret")
     service = serve(lambda _: (status, {}))
@@ -194,38 +282,58 @@ def test_a_live_teacher(
     ("reply", "note"),
     [
         ((200, {"data": [{"id": "big"}, {"id": "other"}]}), None),
-        ((200, {"data": [{"id": "bigger"}, {"id": "else"}]}), "the service does not list this model; it has bigger, …"),
+        (
+            (200, {"data": [{"id": "bigger"}, {"id": "else"}]}),
+            "the service does not list this model; it has bigger, …",
+        ),
         ((200, b"<html>"), "the model is not checked: the service lists none"),
         ((404, {}), "the model is not checked: GET /models answers HTTP 404"),
     ],
 )
-def test_a_model_that_is_not_listed_is_noted(profile_of: ProfileOf, serve: Serve, reply: Any, note: str | None):
+def test_a_model_that_is_not_listed_is_noted(
+    profile_of: ProfileOf, serve: Serve, reply: Any, note: str | None
+):
     profile = profile_of(teacher={"model": "big", "base_url": serve(lambda _: reply).url})
     (check,) = [check for check in inspect_profile(profile, "refresh") if check.name == "teacher"]
     assert (check.problem, check.note) == (None, note)
 
 
-def test_a_recipe_says_which_services_are_checked_and_which_inputs_there_are(profile_of: ProfileOf, tmp_path: Path):
+def test_a_recipe_says_which_services_are_checked_and_which_inputs_there_are(
+    profile_of: ProfileOf, tmp_path: Path
+):
     (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
     data = {"workbook": str(tmp_path / "q.csv")}
     asked = list(inspect_profile(profile_of(recipe=CAPITALS, data=data, **SIMULATED), "refresh"))
     assert [check.name for check in asked] == ["recipe", "workbook", "teacher", "ledger"]
     assert not any(check.problem for check in asked)
-    two = problems(profile_of(recipe=CAPITALS.replace("capitals", "judging"), data=data, **SIMULATED))
+    two = problems(
+        profile_of(recipe=CAPITALS.replace("capitals", "judging"), data=data, **SIMULATED)
+    )
     assert list(two) == ["answerer"]
     assert "name one: {base_url: …, model: …}" in two["answerer"]
-    silent = problems(profile_of(recipe=CAPITALS, data=data | {"columns": {"dialogue": "提示"}}, **SIMULATED))
-    assert "data.columns.dialogue: recipe `capitals_recipe` reads no dialogues; leave it out" in silent["recipe"]
+    silent = problems(
+        profile_of(recipe=CAPITALS, data=data | {"columns": {"dialogue": "提示"}}, **SIMULATED)
+    )
+    assert (
+        "data.columns.dialogue: recipe `capitals_recipe` reads no dialogues; leave it out"
+        in silent["recipe"]
+    )
     unknown = "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; it has capital, given, hint"
-    assert problems(profile_of(recipe=CAPITALS, data={"columns": {"inputs": {"hnt": "提示"}}})) == {"recipe": unknown}
+    assert problems(profile_of(recipe=CAPITALS, data={"columns": {"inputs": {"hnt": "提示"}}})) == {
+        "recipe": unknown
+    }
 
 
 @pytest.fixture
 def workbook(profile_of: ProfileOf) -> Callable[..., Check]:
-    return lambda **data: next(c for c in inspect_profile(profile_of(data=data), "refresh") if c.name == "workbook")
+    return lambda **data: next(
+        c for c in inspect_profile(profile_of(data=data), "refresh") if c.name == "workbook"
+    )
 
 
-def test_only_the_first_rows_are_read_and_one_good_row_is_enough(workbook: Callable[..., Check], tmp_path: Path):
+def test_only_the_first_rows_are_read_and_one_good_row_is_enough(
+    workbook: Callable[..., Check], tmp_path: Path
+):
     path = tmp_path / "q.jsonl"
     path.write_text('{"问题": "头疼"}\n' * 1000 + "not JSON\n")
     assert workbook(workbook=str(path)).problem is None
@@ -234,7 +342,10 @@ def test_only_the_first_rows_are_read_and_one_good_row_is_enough(workbook: Calla
     path = tmp_path / "q.csv"
     path.write_text("问题\n" + "42\n" * 1500 + "？\n")
     problem = str(workbook(workbook=str(path)).problem)
-    assert problem.startswith(f"{path}: no row can be used; empty_query: fill in") and "; not_text: write" in problem
+    assert (
+        problem.startswith(f"{path}: no row can be used; empty_query: fill in")
+        and "; not_text: write" in problem
+    )
     path.write_text(path.read_text() + "头疼\n")
     assert workbook(workbook=str(path)).problem is None
 

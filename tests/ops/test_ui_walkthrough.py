@@ -1,6 +1,8 @@
-"""`qinglan up` as a new user has it before them: everything in a real browser, in the order of a first day.
+"""`qinglan up` as a new user has it before them: everything in a real browser, in the order of a
+first day.
 
-Each test goes on where the one before it left the site. Pictures go to the folder that `QINGLAN_SHOTS` names.
+Each test goes on where the one before it left the site. Pictures go to the folder that
+`QINGLAN_SHOTS` names.
 """
 
 import json
@@ -41,29 +43,41 @@ class Site(RunningQinglan):
         self.prefect_url = f"http://127.0.0.1:{self.prefect_port}"
         self.mlflow_url = f"http://127.0.0.1:{self.mlflow_port}"
         words = ["up", f"--prefect-port={self.prefect_port}", f"--mlflow-port={self.mlflow_port}"]
-        super().__init__(folder / "up.log", *words, cwd=folder, env=own_environment(**{MARK: str(folder)}))
+        super().__init__(
+            folder / "up.log", *words, cwd=folder, env=own_environment(**{MARK: str(folder)})
+        )
 
     def end(self, number: int) -> int | None:
         """By this signal, and wait until no process of the site is left."""
         self.process.send_signal(number)
         status = self.process.wait(timeout=300)
-        wait_until("the end of every process", lambda: not self.processes(), 300, explain=self.processes)
+        wait_until(
+            "the end of every process", lambda: not self.processes(), 300, explain=self.processes
+        )
         return int(status)
 
     def processes(self, **environ: str) -> list[str]:
-        """Command lines of those that live, or of those of them that have this in their environment."""
+        """Command lines of those that live, or of those of them that have this in their
+        environment."""
         wanted = environ | {MARK: str(self.folder)}
         found = []
         for process in psutil.process_iter(["environ", "status"]):
-            if wanted.items() <= (process.info["environ"] or {}).items() and process.info["status"] != "zombie":
+            if (
+                wanted.items() <= (process.info["environ"] or {}).items()
+                and process.info["status"] != "zombie"
+            ):
                 with suppress(psutil.NoSuchProcess):
                     found.append(" ".join(process.cmdline()))
         return found
 
     def terminal(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        env = own_environment(PREFECT_API_URL=f"{self.prefect_url}/api", PREFECT_HOME=str(self.folder / "client"))
+        env = own_environment(
+            PREFECT_API_URL=f"{self.prefect_url}/api", PREFECT_HOME=str(self.folder / "client")
+        )
         argv = [sys.executable, "-m", *words]
-        return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600, check=False)
+        return subprocess.run(
+            argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600, check=False
+        )
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +131,9 @@ def test_the_form_refuses_what_is_wrong(page: PrefectPage) -> None:
     assert page.runs() == []
 
 
-def test_a_run_with_changed_parameters_starts_at_once(page: PrefectPage, ids: dict[str, str]) -> None:
+def test_a_run_with_changed_parameters_starts_at_once(
+    page: PrefectPage, ids: dict[str, str]
+) -> None:
     changes = {"Budget of this run, US dollars": "5", "RL: steps": "2"}
     ids["pipeline"] = run = page.start("pipeline", changes, "rl.seed=2", shot="form")
     page.expect_state("Running")
@@ -139,7 +155,9 @@ def test_a_schedule_is_set_and_switched_on(page: PrefectPage) -> None:
 
 
 def test_progress_is_to_be_seen(page: PrefectPage, ids: dict[str, str]) -> None:
-    artifacts = {"artifacts": {"flow_run_id": {"any_": [ids["pipeline"]]}, "type": {"any_": ["progress"]}}}
+    artifacts = {
+        "artifacts": {"flow_run_id": {"any_": [ids["pipeline"]]}, "type": {"any_": ["progress"]}}
+    }
     page.leave()
     wait_until("two stages' progress", lambda: len(page.post("artifacts/filter", artifacts)) >= 2)
     page.open_run(ids["pipeline"])
@@ -176,20 +194,30 @@ def test_the_schedule_fires_by_itself(site: Site, page: PrefectPage) -> None:
 
 
 def test_a_run_can_be_cancelled(site: Site, page: PrefectPage) -> None:
-    overrides = ["embedded.teacher_latency_ms=3000", "teacher.max_tokens=100", "teacher.concurrency=4"]
+    overrides = [
+        "embedded.teacher_latency_ms=3000",
+        "teacher.max_tokens=100",
+        "teacher.concurrency=4",
+    ]
     run = page.start("refresh", {}, *overrides)
     page.expect_state("Running")
-    wait_until("the engine and its simulators", lambda: len(site.processes(PREFECT__FLOW_RUN_ID=run)) > 2)
+    wait_until(
+        "the engine and its simulators", lambda: len(site.processes(PREFECT__FLOW_RUN_ID=run)) > 2
+    )
     page.press("Cancel", confirm="Confirm")
     page.expect_state("Cancelled")
     page.shot("cancelled")
-    wait_until("their end", lambda: not site.processes(PREFECT__FLOW_RUN_ID=run), explain=site.processes)
+    wait_until(
+        "their end", lambda: not site.processes(PREFECT__FLOW_RUN_ID=run), explain=site.processes
+    )
 
 
 def test_a_failed_run_is_retried_once_the_cause_is_gone(site: Site, page: PrefectPage) -> None:
     run = page.start("refresh", {}, "data.workbook=questions.xlsx")
     page.expect_state("Failed")
-    expect(page.page.get_by_text("questions.xlsx: no such file; correct data.workbook").first).to_be_visible()
+    expect(
+        page.page.get_by_text("questions.xlsx: no such file; correct data.workbook").first
+    ).to_be_visible()
     page.shot("failed")
     sample = next((site.folder / ".qinglan" / "sample").glob("query_rewrite-*/questions.xlsx"))
     (site.folder / "questions.xlsx").write_bytes(sample.read_bytes())
@@ -208,7 +236,9 @@ def test_a_run_from_the_terminal(site: Site, page: PrefectPage) -> None:
     assert failed.returncode != 0 and "'Failed'" in failed.stdout + failed.stderr
 
 
-def test_the_pipeline_completes_and_its_artifacts_can_be_opened(page: PrefectPage, ids: dict[str, str]) -> None:
+def test_the_pipeline_completes_and_its_artifacts_can_be_opened(
+    page: PrefectPage, ids: dict[str, str]
+) -> None:
     page.wait_for(ids["pipeline"], "Completed", within_s=1200)
     page.open_run(ids["pipeline"])
     page.expect_state("Completed")
@@ -226,17 +256,26 @@ def test_the_pipeline_completes_and_its_artifacts_can_be_opened(page: PrefectPag
     expect(page.page.get_by_text("mean top-1 score")).to_be_visible()
     report = page.page.locator("code").filter(has_text="report.html").inner_text()
     assert Path(report).read_text(encoding="utf-8").lower().lstrip().startswith("<!doctype html>")
-    assert json.loads(Path(report).with_suffix(".json").read_text(encoding="utf-8"))["training"]["rl"]["steps"] == 2
+    assert (
+        json.loads(Path(report).with_suffix(".json").read_text(encoding="utf-8"))["training"]["rl"][
+            "steps"
+        ]
+        == 2
+    )
     page.shot("result")
 
 
-def test_mlflow_shows_the_run_and_its_metrics(site: Site, page: PrefectPage, browser: Browser, shots: Path) -> None:
+def test_mlflow_shows_the_run_and_its_metrics(
+    site: Site, page: PrefectPage, browser: Browser, shots: Path
+) -> None:
     tab = browser.new_page(viewport={"width": 1280, "height": 800})
     tab.set_default_timeout(120_000)
     asked: set[str] = set()
     tab.on("request", lambda request: asked.add(request.url))
     tab.goto(site.mlflow_url)
-    tab.get_by_role("button", name="Close", exact=True).click()  # of its assistant, which knows no model here
+    tab.get_by_role(
+        "button", name="Close", exact=True
+    ).click()  # of its assistant, which knows no model here
     tab.get_by_text("Model training", exact=True).click()
     tab.get_by_role("link", name="qinglan", exact=True).first.click()
     tab.get_by_role("link", name=re.compile("pipeline small$")).click()
@@ -249,7 +288,9 @@ def test_mlflow_shows_the_run_and_its_metrics(site: Site, page: PrefectPage, bro
     assert [url for url in asked if not url.startswith((site.mlflow_url, "data:", "blob:"))] == []
 
 
-def test_ctrl_c_leaves_no_process_and_no_page_asked_anyone_outside(site: Site, page: PrefectPage) -> None:
+def test_ctrl_c_leaves_no_process_and_no_page_asked_anyone_outside(
+    site: Site, page: PrefectPage
+) -> None:
     """Last: it ends the site."""
     assert page.hosts <= {"127.0.0.1", ""}
     assert site.end(signal.SIGINT) == 0

@@ -18,7 +18,9 @@ from waiting import processes_with, wait_until
 from qinglan.ops.prefect.api import RetryingClient, call
 
 ROOT = Path(__file__).parents[2]
-DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))[
+    "deployments"
+]
 WORKERS = {"qinglan": "qinglan-up", "qinglan-trainer": "qinglan-trainer-up"}
 pytestmark = pytest.mark.slow
 LOGIN = ("ann", "a-secret-of-this-test")
@@ -32,12 +34,21 @@ class Up(RunningQinglan):
         # With a login, as on a machine that others use; tests/ops/test_ui_walkthrough.py has none.
         login = ":".join(LOGIN)
         env = own_environment(PREFECT_SERVER_API_AUTH_STRING=login, PREFECT_API_AUTH_STRING=login)
-        super().__init__(folder / "up.log", "up", f"--set=paths.state={folder / 'state'}", *options, cwd=ROOT, env=env)
+        super().__init__(
+            folder / "up.log",
+            "up",
+            f"--set=paths.state={folder / 'state'}",
+            *options,
+            cwd=ROOT,
+            env=env,
+        )
         with ExitStack() as started:
             started.callback(self._kill)
             self.wait_for("Ctrl-C stops")
             self.family = self.process.children(recursive=True)
-            api = RetryingClient(base_url=f"{self.address('Prefect')}/api", auth=LOGIN, trust_env=False, timeout=120)
+            api = RetryingClient(
+                base_url=f"{self.address('Prefect')}/api", auth=LOGIN, trust_env=False, timeout=120
+            )
             self.api = started.enter_context(api)
             self._started = started.pop_all()
 
@@ -54,11 +65,18 @@ class Up(RunningQinglan):
         state = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
         body = {"parameters": {"profile": "/no/such.yaml"}, "state": state}
         run: str = call(self.api, "POST", f"deployments/{deployment}/create_flow_run", body)["id"]
-        call(self.api, "POST", f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
+        call(
+            self.api,
+            "POST",
+            f"flow_runs/{run}/set_state",
+            {"state": {"type": "RUNNING"}, "force": True},
+        )
         return run
 
     def states_of(self, run: str) -> list[str]:
-        states = self.api.get("flow_run_states/", params={"flow_run_id": run}).raise_for_status().json()
+        states = (
+            self.api.get("flow_run_states/", params={"flow_run_id": run}).raise_for_status().json()
+        )
         return [state["type"] for state in states]
 
     def close(self) -> None:
@@ -98,18 +116,28 @@ def test_other_accounts_and_other_pages_are_kept_out(site: Up):
     url = str(site.api.base_url)
     with httpx2.Client(base_url=url, trust_env=False, timeout=120, headers=foreign) as anybody:
         assert anybody.get("csrf-token", params={"client": "anybody"}).status_code == 401
-    with httpx2.Client(base_url=url, auth=LOGIN, trust_env=False, timeout=120, headers=foreign) as page:
+    with httpx2.Client(
+        base_url=url, auth=LOGIN, trust_env=False, timeout=120, headers=foreign
+    ) as page:
         assert page.post("work_pools/", json=pool).status_code == 403
         token = page.get("csrf-token", params={"client": "page"})
-    assert "access-control-allow-origin" not in token.headers  # so our browser does not hand it over
+    assert (
+        "access-control-allow-origin" not in token.headers
+    )  # so our browser does not hand it over
     assert LOGIN[1] not in site.output
     assert (site.folder / "state" / "prefect").stat().st_mode & 0o077 == 0
     pages = site.api.get(site.api.base_url.join("/ui-settings")).json()
-    assert (pages["available_uis"], pages["v2_base_url"]) == (["v1"], None)  # the new ones report to others
+    assert (pages["available_uis"], pages["v2_base_url"]) == (
+        ["v1"],
+        None,
+    )  # the new ones report to others
 
 
 def test_all_flows_are_deployed_to_run_in_this_folder_and_each_pool_has_a_worker(site: Up):
-    found = {deployment["name"]: deployment for deployment in call(site.api, "POST", "deployments/filter", {})}
+    found = {
+        deployment["name"]: deployment
+        for deployment in call(site.api, "POST", "deployments/filter", {})
+    }
     assert set(found) == {deployment["name"] for deployment in DEPLOYED}
     for deployment in DEPLOYED:
         assert found[deployment["name"]]["work_pool_name"] == deployment["work_pool"]["name"]
@@ -124,20 +152,37 @@ def test_mlflow_and_the_simulators_answer(site: Up):
     with httpx2.Client(trust_env=False, timeout=60) as client:
         url = f"{site.address('MLflow')}/api/2.0/mlflow/experiments/search?max_results=1"
         assert client.get(url).status_code == 200
-        found = client.post(site.address("RAG"), json={"query": "护眼叶黄素 不宜食用者", "top_k": 1})
+        found = client.post(
+            site.address("RAG"), json={"query": "护眼叶黄素 不宜食用者", "top_k": 1}
+        )
         assert found.json()["data"]["recall"][0]["id"]
-        question = {"model": "simulated-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
-        assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
+        question = {
+            "model": "simulated-rewriter",
+            "messages": [{"role": "user", "content": "它多少钱？"}],
+        }
+        assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()[
+            "choices"
+        ]
     simulators = processes_with("simulators", started_by=site.process.pid)
-    assert {process.environ()["PREFECT_API_AUTH_STRING"] for process in simulators} == {""}, "they need no key"
+    assert {process.environ()["PREFECT_API_AUTH_STRING"] for process in simulators} == {""}, (
+        "they need no key"
+    )
 
 
 def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
     (worker,) = processes_with("--pool=qinglan ", started_by=site.process.pid)
     worker.kill()
-    wait_until("the crash to be noted", lambda: "CRASHED" in site.states_of(lost), explain=lambda: site.output)
-    wait_until("it to be said", lambda: f"/runs/flow-run/{lost}" in site.output, explain=lambda: site.output)
+    wait_until(
+        "the crash to be noted",
+        lambda: "CRASHED" in site.states_of(lost),
+        explain=lambda: site.output,
+    )
+    wait_until(
+        "it to be said",
+        lambda: f"/runs/flow-run/{lost}" in site.output,
+        explain=lambda: site.output,
+    )
     assert site.states_of(others)[-1] == "RUNNING"
     assert "qinglan-up ended with status 137; starting it again in 1 s" in site.output
 

@@ -1,4 +1,5 @@
-"""One site per state folder, ports where people expect them, and which Prefect server a run talks to."""
+"""One site per state folder, ports where people expect them, and which Prefect server a run talks
+to."""
 
 import os
 import socket
@@ -22,7 +23,9 @@ from qinglan.runs.processes import HOST
 def test_a_second_site_on_the_same_folder_is_told_where_the_first_is(tmp_path: Path):
     with only_one(tmp_path, print):
         (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4207/api")
-        expected = rf"runs here already \(process {os.getpid()}, http://127.0.0.1:4207\); use that one"
+        expected = (
+            rf"runs here already \(process {os.getpid()}, http://127.0.0.1:4207\); use that one"
+        )
         with pytest.raises(ConfigError, match=expected), only_one(tmp_path, print):
             raise AssertionError
     with only_one(tmp_path, print):
@@ -33,7 +36,10 @@ def test_a_second_site_on_the_same_folder_is_told_where_the_first_is(tmp_path: P
 @pytest.mark.usefixtures("no_settings")
 def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(profile_of: ProfileOf):
     profile = profile_of(notify={"webhook_url_env": "A_WEBHOOK"})
-    with only_one(profile.paths.state, print), pytest.raises(ConfigError, match="`qinglan up` runs here already"):
+    with (
+        only_one(profile.paths.state, print),
+        pytest.raises(ConfigError, match="`qinglan up` runs here already"),
+    ):
         serve_site(profile, print)
     with pytest.raises(ConfigError, match="needs the environment variable A_WEBHOOK"):
         serve_site(profile, print)
@@ -46,11 +52,15 @@ def test_a_taken_port_is_one_line(profile: Profile, monkeypatch: pytest.MonkeyPa
         port = taken.getsockname()[1]
         if not asked:  # a server of the user's own decides where ours may be
             monkeypatch.setenv("PREFECT_API_URL", f"http://localhost:{port}/api")
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"):
+        with pytest.raises(
+            ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"
+        ):
             serve_site(profile, print, prefect_port=port if asked else None)
 
 
-def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_processes_of_a_killed_site_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(site, "POLL_S", 0.05)
     said, waits = list[str](), [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with only_one(tmp_path, print) as descriptor:
@@ -68,12 +78,17 @@ def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("url", "asked"), [("http://127.0.0.1:4300/api", 4301), ("https://ann:secret@prefect.example.com/api", None)]
+    ("url", "asked"),
+    [("http://127.0.0.1:4300/api", 4301), ("https://ann:secret@prefect.example.com/api", None)],
 )
-def test_a_users_own_prefect_elsewhere(profile: Profile, monkeypatch: pytest.MonkeyPatch, url: str, asked: int | None):
+def test_a_users_own_prefect_elsewhere(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, url: str, asked: int | None
+):
     monkeypatch.setenv("PREFECT_API_URL", url)
     shown = url.replace("ann:secret@", "")
-    with pytest.raises(ConfigError, match=f"PREFECT_API_URL is {shown}, so this site has a Prefect server already"):
+    with pytest.raises(
+        ConfigError, match=f"PREFECT_API_URL is {shown}, so this site has a Prefect server already"
+    ):
         serve_site(profile, print, prefect_port=asked)
 
 
@@ -98,11 +113,16 @@ def test_prefects_folder_is_this_accounts_alone_unless_named(
 def test_servers_listen_on_loopback_report_to_nobody_and_have_settings_that_prefect_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("os.environ", os.environ | {"OTHER_TENANT_API_KEY": "sk-1", "PREFECT_API_KEY": "sk-2"})
+    monkeypatch.setattr(
+        "os.environ", os.environ | {"OTHER_TENANT_API_KEY": "sk-1", "PREFECT_API_KEY": "sk-2"}
+    )
     ours = Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
     servers = [ours.prefect_server(), ours.mlflow_server()]
     assert all({"127.0.0.1", "--host=127.0.0.1"} & {*server.argv} for server in servers)
-    assert all(command.env["DO_NOT_TRACK"] == "true" for command in (*servers, *map(ours.worker, site.WORKERS)))
+    assert all(
+        command.env["DO_NOT_TRACK"] == "true"
+        for command in (*servers, *map(ours.worker, site.WORKERS))
+    )
     assert all(server.env["OTHER_TENANT_API_KEY"] == "" for server in servers)
     assert [server.env.get("PREFECT_API_KEY") for server in servers] == [None, ""]
     assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
@@ -113,7 +133,9 @@ def test_servers_listen_on_loopback_report_to_nobody_and_have_settings_that_pref
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
 
 
-def test_a_users_prefect_is_left_alone_and_the_sites_server_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_users_prefect_is_left_alone_and_the_sites_server_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("os.environ", {"PREFECT_API_URL": "http://prefect/api"})
     with prefect_for(tmp_path, print):
         assert os.environ["PREFECT_API_URL"] == "http://prefect/api"

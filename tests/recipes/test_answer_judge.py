@@ -9,7 +9,14 @@ from fake_model import FakeModel
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes.answer_judge import RECIPE, Verdict, forms_of, is_well_formed, verdict_in, with_thoughts
+from qinglan.recipes.answer_judge import (
+    RECIPE,
+    Verdict,
+    forms_of,
+    is_well_formed,
+    verdict_in,
+    with_thoughts,
+)
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.rows import ArmRow, Row
 
@@ -22,7 +29,14 @@ def text(verdict: str = RIGHT, thoughts: str = "每日一次有") -> str:
 
 def row(number: int = 1, answer: str | None = text(), **inputs: str) -> Row:
     given = {"reference": "每日一次。", "candidate": "一天吃一回，饭后吃。"} | inputs
-    return Row(id=f"r{number}", tenant="t", query="叶黄素一天吃几次？", inputs=given, source="x", answer=answer)
+    return Row(
+        id=f"r{number}",
+        tenant="t",
+        query="叶黄素一天吃几次？",
+        inputs=given,
+        source="x",
+        answer=answer,
+    )
 
 
 def distilled(asked: Row, teacher: FakeModel, answerer: FakeModel | None = None) -> Row:
@@ -48,11 +62,15 @@ def test_the_weak_model_is_asked_only_where_the_row_brings_no_answer():
 
 
 def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
-    done = distilled(row(), FakeModel("结论：<output>错误、编造</output>", "先看频次，\n再看<think>别的"))
+    done = distilled(
+        row(), FakeModel("结论：<output>错误、编造</output>", "先看频次，\n再看<think>别的")
+    )
     assert done.answer == "<think>先看频次，\n再看别的</think><output>错误，编造</output>"
     assert done.answer_cost_usd == 0.5
 
-    assert with_thoughts(text(INVENTED, "多饭后"), None) == text(INVENTED, "多饭后"), "inside the answer"
+    assert with_thoughts(text(INVENTED, "多饭后"), None) == text(INVENTED, "多饭后"), (
+        "inside the answer"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,11 +78,25 @@ def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
     [
         ({"candidate": "一天一回"}, "都对", "", "no verdict", "verdict_unreadable"),
         ({}, RIGHT, " \n", "the answer that is to be judged is empty", "empty_candidate"),
-        ({"verdict": "正确"}, RIGHT, "每日一次。", "no answer that it is about", "verdict_without_answer"),
-        ({"candidate": "一天一回", "verdict": "对"}, RIGHT, "", "verdict is none of 正确, 错误", "unknown_verdict"),
+        (
+            {"verdict": "正确"},
+            RIGHT,
+            "每日一次。",
+            "no answer that it is about",
+            "verdict_without_answer",
+        ),
+        (
+            {"candidate": "一天一回", "verdict": "对"},
+            RIGHT,
+            "",
+            "verdict is none of 正确, 错误",
+            "unknown_verdict",
+        ),
     ],
 )
-def test_what_fails_the_row(inputs: dict[str, str], teacher: str, answerer: str, message: str, reason: str):
+def test_what_fails_the_row(
+    inputs: dict[str, str], teacher: str, answerer: str, message: str, reason: str
+):
     asked = row().model_copy(update={"inputs": {"reference": "每日一次。"} | inputs})
     with pytest.raises(TeacherError, match=message) as error:
         distilled(asked, FakeModel(teacher), FakeModel(answerer))
@@ -72,7 +104,14 @@ def test_what_fails_the_row(inputs: dict[str, str], teacher: str, answerer: str,
 
 
 @pytest.mark.parametrize(
-    "said", [f"<think> </think>{RIGHT}", RIGHT, f"{text()}。", text() + RIGHT, f"<think>甲<think>乙</think>{RIGHT}"]
+    "said",
+    [
+        f"<think> </think>{RIGHT}",
+        RIGHT,
+        f"{text()}。",
+        text() + RIGHT,
+        f"<think>甲<think>乙</think>{RIGHT}",
+    ],
 )
 def test_anything_but_thoughts_and_one_verdict_breaks_the_form(said: str):
     assert is_well_formed(text())
@@ -94,13 +133,19 @@ def test_a_verdict_of_the_workbook_outranks_the_strong_judges_and_a_reviewers_bo
     assert RECIPE.parts(row(verdict="错误"), text(INVENTED)) == {"format": 1, "main": 1}
     assert RECIPE.parts(row(), text()) == {"format": 1, "main": 1, "secondary": 1}
 
-    assert RECIPE.parts(row(verdict="对", flaw="编造"), text(INVENTED)) == {"format": 1, "secondary": 1}, "no verdict"
+    assert RECIPE.parts(row(verdict="对", flaw="编造"), text(INVENTED)) == {
+        "format": 1,
+        "secondary": 1,
+    }, "no verdict"
     corrected = row(verdict="正确", flaw="完整").model_copy(update={"corrected": text(INVENTED)})
     assert RECIPE.parts(corrected, text(INVENTED)) == {"format": 1, "main": 1, "secondary": 1}
 
 
 def test_the_reward_grows_with_each_part():
-    said = [RECIPE.parts(row(), one) for one in ("", text(INVENTED), text("<output>正确，不完整</output>"), text())]
+    said = [
+        RECIPE.parts(row(), one)
+        for one in ("", text(INVENTED), text("<output>正确，不完整</output>"), text())
+    ]
     rewards = [RECIPE.reward(Reward(), parts) for parts in said]
     assert rewards == pytest.approx([-1, -0.6, 0.4, 1])
 
@@ -126,15 +171,27 @@ def test_forms_keep_every_clause():
 
 
 def findings_of(answers: dict[str, str]) -> dict[str, list[tuple[str, tuple[float | None, ...]]]]:
-    rows = [row(1, verdict="正确", flaw="完整"), row(2, text(INVENTED), verdict="错误", flaw="编造")]
+    rows = [
+        row(1, verdict="正确", flaw="完整"),
+        row(2, text(INVENTED), verdict="错误", flaw="编造"),
+    ]
     arm = [ArmRow(row_id=key, text=said) for key, said in answers.items()]
     teacher = [ArmRow(row_id=each.id, text=each.answer) for each in rows]
     found = RECIPE.findings({"teacher": teacher, "rl": arm}, rows)
-    return {one.title.en.split()[0]: [(line.label.en, line.values) for line in one.rows] for one in found}
+    return {
+        one.title.en.split()[0]: [(line.label.en, line.values) for line in one.rows]
+        for one in found
+    }
 
 
 def test_findings_count_changed_verdicts_and_what_certainty_is_worth():
-    answers = {"r1": text(), "r2": text(), "r1-longer": text(), "r2-longer": text(INVENTED), "r1-order": text()}
+    answers = {
+        "r1": text(),
+        "r2": text(),
+        "r1-longer": text(),
+        "r2-longer": text(INVENTED),
+        "r1-order": text(),
+    }
     found = findings_of(answers)
     assert [(name, values[0]) for name, values in found["Agreement"]] == [("RL student", 0.5)]
     longer = dict(found["Robustness:"])["RL student: courtesies around it"]

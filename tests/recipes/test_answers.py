@@ -1,4 +1,5 @@
-"""Answers that are graded by rules and by a judge: validation, selection, evaluation, RL's prompts and rewards."""
+"""Answers that are graded by rules and by a judge: validation, selection, evaluation, RL's prompts
+and rewards."""
 
 import json
 import math
@@ -31,7 +32,15 @@ ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, a
 ROWS = [ROW, ROW.model_copy(update={"id": "2"})]
 PLAIN, JUDGED = Letters(), JudgedLetters()
 FOUR_OF_FIVE = (200, completion('{"score": 4}'))
-COMMON = {"score", "judge", "invalid", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"}
+COMMON = {
+    "score",
+    "judge",
+    "invalid",
+    "judge_asked",
+    "judge_cached",
+    "judge_cost_usd",
+    "latency_ms",
+}
 KEYS = COMMON | {"share", "format", "pure"}
 Score = Callable[..., Any]
 
@@ -68,7 +77,9 @@ async def test_validation_grades_the_teachers_answer():
     assert done.parts == {"format": 1.0, "share": pytest.approx(2 / 3)}
     assert done.judge_score == 4.0
     assert (await validated(PLAIN, ROW)).judge_score is None
-    assert (await validated(JUDGED, ROW.model_copy(update={"answer": "?a"}))).judge_score is None, "not to be asked"
+    assert (await validated(JUDGED, ROW.model_copy(update={"answer": "?a"}))).judge_score is None, (
+        "not to be asked"
+    )
 
 
 async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_recipe():
@@ -95,14 +106,20 @@ async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_rec
     [
         (PLAIN, {"part_weights": {"chare": 1}}, "has no part `chare`; its parts: share, format"),
         (PLAIN, {"part_weights": {"share": 0, "format": 0, "judge": 1}}, "has no part `judge`"),
-        (JUDGED, {"part_weights": {"share": 0}, "judge_share": 0.5}, "must weigh more than 0, or the judge"),
+        (
+            JUDGED,
+            {"part_weights": {"share": 0}, "judge_share": 0.5},
+            "must weigh more than 0, or the judge",
+        ),
         (query_rewrite.RECIPE, {"part_weights": {"share": 1}}, "is not graded by parts"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(recipe: Any, reward: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         recipe.check_profile(profile_with(reward=reward))
-    JUDGED.check_profile(profile_with(reward={"part_weights": {"share": 0, "format": 0.1}, "judge_share": 0.5}))
+    JUDGED.check_profile(
+        profile_with(reward={"part_weights": {"share": 0, "format": 0.1}, "judge_share": 0.5})
+    )
 
 
 async def test_findings_are_means_of_what_is_known():
@@ -118,7 +135,9 @@ async def test_findings_are_means_of_what_is_known():
         "judge_mean": 3.0,
     }
     assert sum(found.histograms()["judge_score"][0]["counts"]) == 3
-    assert PLAIN.validation_statistics().metrics() == PLAIN.validation_statistics().histograms() == {}
+    assert (
+        PLAIN.validation_statistics().metrics() == PLAIN.validation_statistics().histograms() == {}
+    )
 
 
 def test_answers_that_all_have_a_flaw_stop_the_run():
@@ -127,7 +146,9 @@ def test_answers_that_all_have_a_flaw_stop_the_run():
         found.add(flawed)
     found.check()
     found.add(flawed)
-    with pytest.raises(StageError, match=r"all 20 of the teacher's answers have a flaw \(bad_format 20\)"):
+    with pytest.raises(
+        StageError, match=r"all 20 of the teacher's answers have a flaw \(bad_format 20\)"
+    ):
         found.check()
 
 
@@ -153,11 +174,18 @@ def test_rl_asks_what_may_teach_and_gets_the_row():
 
     flawed, unanswered = ROW.failed("bad_format"), ROW.model_copy(update={"answer": None})
     corrected = unanswered.model_copy(update={"corrected": "a", "reason": "empty_answer"})
-    assert [PLAIN.may_ask_in_rl(row) for row in (ROW, flawed, unanswered, corrected)] == [True, False, False, True]
+    assert [PLAIN.may_ask_in_rl(row) for row in (ROW, flawed, unanswered, corrected)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     assert Lenient().may_ask_in_rl(flawed)
     row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
     record = PLAIN.rl_record(row, Tenant())
-    assert record["prompt"] == [{"role": "user", "content": "q"}] and record.keys() == set(PLAIN.rl_schema.names)
+    assert record["prompt"] == [{"role": "user", "content": "q"}] and record.keys() == set(
+        PLAIN.rl_schema.names
+    )
     assert (record["extra_info"]["row_id"], record["extra_info"]["unit"]) == ("1", "0")
     assert Row.model_validate_json(record["extra_info"]["row"]) == row
 
@@ -170,11 +198,15 @@ def test_the_first_metric_chooses_the_model():
     assert PLAIN.dev_metric(Reward(), [info]) == "share"
     assert PLAIN.dev_metric(Reward(), []) == "score", "no dev row can have it"
     assert ByTheJudge().dev_metric(Reward(), [info]) == "judge"
-    assert ByTheJudge().dev_metric(Reward(judge_share=0), [info]) == "score", "RL does not ask the judge"
+    assert ByTheJudge().dev_metric(Reward(judge_share=0), [info]) == "score", (
+        "RL does not ask the judge"
+    )
 
 
 def arm(*texts: str | None, **fields: Any) -> list[ArmRow]:
-    return [ArmRow(row_id=row.id, text=text, **fields) for row, text in zip(ROWS, texts, strict=True)]
+    return [
+        ArmRow(row_id=row.id, text=text, **fields) for row, text in zip(ROWS, texts, strict=True)
+    ]
 
 
 async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
@@ -192,12 +224,24 @@ async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
 
 
 async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms_and_an_empty_answer_scores_lowest_elsewhere():
-    arms = {"teacher": arm(None, None, reason="empty_answer"), "sft": arm("aa", "aa"), "rl": arm("aa", "b")}
+    arms = {
+        "teacher": arm(None, None, reason="empty_answer"),
+        "sft": arm("aa", "aa"),
+        "rl": arm("aa", "b"),
+    }
     strict, asked = profile_with(evaluate={"max_failed_share": 0}), clients(aa=5.0)
     found = await JUDGED.measure(arms, ROWS, asked, profile_with())
-    assert [row.judge_score for row in (*found.arms["sft"], *found.arms["rl"])] == [5.0, None, 5.0, None]
+    assert [row.judge_score for row in (*found.arms["sft"], *found.arms["rl"])] == [
+        5.0,
+        None,
+        5.0,
+        None,
+    ]
     assert [row.parts is None for row in found.arms["sft"]] == [False, False]
-    assert [(entry.judge_score, entry.requests) for entry in found.arms["teacher"]] == [(0.0, ()), (None, ())]
+    assert [(entry.judge_score, entry.requests) for entry in found.arms["teacher"]] == [
+        (0.0, ()),
+        (None, ()),
+    ]
     assert sorted(asked.judge.questions) == ["q aa", "q aa", "q b"]  # type: ignore[attr-defined]
     assert found.unjudged == {"teacher_unavailable": 1}
     with pytest.raises(StageError, match="calls failed for 1 of 2 questions"):
@@ -216,7 +260,11 @@ async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
 
 def test_answers_that_rows_bring_are_no_teachers_arm():
     bought = ROW.model_copy(update={"answer_request": "r", "answer_cost_usd": 0.5})
-    assert PLAIN.baseline_arms(ROWS, profile_with()) == PLAIN.baseline_arms([bought, *ROWS], profile_with()) == {}
+    assert (
+        PLAIN.baseline_arms(ROWS, profile_with())
+        == PLAIN.baseline_arms([bought, *ROWS], profile_with())
+        == {}
+    )
     (entry,) = PLAIN.baseline_arms([bought], profile_with(), retrieve_again=True)["teacher"]
     assert (entry.text, entry.cost_usd, entry.requests) == ("aab", 0.5, ("r",))
 
@@ -238,7 +286,9 @@ async def score(tmp_path: Path, serve: Serve) -> AsyncIterator[Score]:
     """Score one text, by a recipe, with a judge that answers so."""
     opened: list[AnswerScorer] = []
 
-    async def one(text: str, recipe: AnswerRecipe, reply: Any = None, row: Row = ROW, **settings: Any) -> Any:
+    async def one(
+        text: str, recipe: AnswerRecipe, reply: Any = None, row: Row = ROW, **settings: Any
+    ) -> Any:
         url = serve(lambda _: reply).url if reply else ""
         opened.append(AnswerScorer(service_of(tmp_path, url, **settings), recipe))
         info = recipe.rl_record(row, Tenant())["extra_info"]
@@ -251,7 +301,8 @@ async def score(tmp_path: Path, serve: Serve) -> AsyncIterator[Score]:
 
 def entries(folder: Path) -> list[dict[str, Any]]:
     return [
-        json.loads(line, parse_constant=pytest.fail) for line in (folder / "samples.jsonl").read_text().splitlines()
+        json.loads(line, parse_constant=pytest.fail)
+        for line in (folder / "samples.jsonl").read_text().splitlines()
     ]
 
 
@@ -259,7 +310,12 @@ async def test_rules_alone_need_neither_judge_nor_rag(tmp_path: Path, score: Sco
     scored = await score(" ab<|im_end|>\n", PLAIN)
     assert scored.keys() == KEYS
     assert scored["score"] == pytest.approx(2 * (0.75 * 0.5 + 0.25) - 1)
-    assert (scored["share"], scored["format"], scored["pure"], scored["judge_asked"]) == (0.5, 1.0, 0.0, 0)
+    assert (scored["share"], scored["format"], scored["pure"], scored["judge_asked"]) == (
+        0.5,
+        1.0,
+        0.0,
+        0,
+    )
     assert math.isnan(scored["judge"]) and scored["invalid"] == 0
     (entry,) = entries(tmp_path)
     assert (entry["row_id"], entry["text"], entry["share"]) == ("1", "ab", 0.5)
@@ -272,11 +328,19 @@ async def test_known_parts_and_the_judge_weigh_as_the_profile_says(score: Score)
     assert scored["score"] == pytest.approx(2 * (0.5 * 0.5 + 0.5 * 0.8) - 1)
     assert (scored["judge"], scored["judge_asked"], scored["judge_cost_usd"]) == (4.0, 1, 110e-6)
     unlabelled = await score("ab", JUDGED, FOUR_OF_FIVE, row=ROW.model_copy(update={"inputs": {}}))
-    assert unlabelled["score"] == pytest.approx(2 * 0.8 - 1), "a part that is not known counts neither way"
-    assert unlabelled.keys() == KEYS and math.isnan(unlabelled["share"]) and math.isnan(unlabelled["pure"])
+    assert unlabelled["score"] == pytest.approx(2 * 0.8 - 1), (
+        "a part that is not known counts neither way"
+    )
+    assert (
+        unlabelled.keys() == KEYS
+        and math.isnan(unlabelled["share"])
+        and math.isnan(unlabelled["pure"])
+    )
     only_format = Reward(part_weights={"share": 0, "format": 1, "judge": 0})
     scored = await score("b", JUDGED, FOUR_OF_FIVE, reward=only_format)
-    assert (scored["score"], scored["judge_asked"]) == (1.0, 0), "a judge that can't matter is not asked"
+    assert (scored["score"], scored["judge_asked"]) == (1.0, 0), (
+        "a judge that can't matter is not asked"
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +352,9 @@ async def test_known_parts_and_the_judge_weigh_as_the_profile_says(score: Score)
         ("<|im_end|>", 0.0, -1.0, math.nan),
     ],
 )
-async def test_without_the_judge_the_rules_decide(score: Score, text: str, share: float, worth: float, judge: float):
+async def test_without_the_judge_the_rules_decide(
+    score: Score, text: str, share: float, worth: float, judge: float
+):
     scored = await score(text, JUDGED, FOUR_OF_FIVE, reward=Reward(judge_share=share))
     assert (scored["score"], scored["judge_asked"], scored["invalid"]) == (worth, 0, 0.0)
     assert scored["judge"] == pytest.approx(judge, nan_ok=True)
@@ -305,21 +371,37 @@ async def test_a_failed_judge_is_not_a_score(tmp_path: Path, score: Score, reply
 
 
 async def test_where_nothing_that_counts_is_known_there_is_no_score(tmp_path: Path, score: Score):
-    row, weights = ROW.model_copy(update={"inputs": {}}), Reward(part_weights={"share": 1, "format": 0})
+    row, weights = (
+        ROW.model_copy(update={"inputs": {}}),
+        Reward(part_weights={"share": 1, "format": 0}),
+    )
     assert (await score("aa", PLAIN, row=row, reward=weights))["invalid"] == 1
-    assert "no part with a weight is known for this row (known: format)" in entries(tmp_path)[0]["invalid"]
+    assert (
+        "no part with a weight is known for this row (known: format)"
+        in entries(tmp_path)[0]["invalid"]
+    )
 
 
 def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile_of: ProfileOf):
     profile = profile_of(recipe=letters.__file__)
     run = Run(id="r", flow="train", profile=profile, directory=tmp_path)
-    service = rl_module._reward_service(run, partial(Addresses, "", "", ""), tmp_path / "samples.jsonl")
-    assert (service.rag, service.judge, service.parts) == (None, None, ("judge", "share", "format", "pure"))
+    service = rl_module._reward_service(
+        run, partial(Addresses, "", "", ""), tmp_path / "samples.jsonl"
+    )
+    assert (service.rag, service.judge, service.parts) == (
+        None,
+        None,
+        ("judge", "share", "format", "pure"),
+    )
     assert set(scoring_key(profile)) == {"recipe", "tenant"}
     rewriting_run = run.model_copy(update={"profile": profile_of()})
     addresses = partial(Addresses, "", "http://j", "http://r")
     rewriting = rl_module._reward_service(rewriting_run, addresses, tmp_path / "s.jsonl")
-    assert (rewriting.rag_url, rewriting.judge_url, rewriting.retrieval_scope) == ("http://r", "http://j", "kb:")
+    assert (rewriting.rag_url, rewriting.judge_url, rewriting.retrieval_scope) == (
+        "http://r",
+        "http://j",
+        "kb:",
+    )
 
 
 async def test_the_actor_opens_the_recipes_scorer(tmp_path: Path):

@@ -1,4 +1,5 @@
-"""An outage costs its time, a sample that the service can't serve costs itself, and no call waits for ever."""
+"""An outage costs its time, a sample that the service can't serve costs itself, and no call waits
+for ever."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,15 +13,20 @@ from qinglan.recipes.scoring.outages import LONGEST_PAUSE_S, SINGLE_CALL_S, Outa
 
 
 class Site:
-    """A service, down in some spans of time, that never answers `poison`; the wait for it, and what that logged."""
+    """A service, down in some spans of time, that never answers `poison`; the wait for it, and what
+    that logged."""
 
     now_s = 0.0
     """Time passes by sleeping only."""
 
-    def __init__(self, *down: tuple[float, float], poison: str = "", max_outage_s: float = 600) -> None:
+    def __init__(
+        self, *down: tuple[float, float], poison: str = "", max_outage_s: float = 600
+    ) -> None:
         self._down, self._poison = down, poison
         self.notes, self.asked = list[dict[str, Any]](), list[str]()
-        self.wait = OutageWait("rag", max_outage_s, self.notes.append, clock=lambda: self.now_s, sleep=self.sleep)
+        self.wait = OutageWait(
+            "rag", max_outage_s, self.notes.append, clock=lambda: self.now_s, sleep=self.sleep
+        )
 
     async def sleep(self, seconds: float) -> None:
         self.now_s += seconds
@@ -103,7 +109,9 @@ async def test_a_service_that_stays_away_is_given_up_for_all_and_no_call_waits_u
     slow = Slow()
     on_its_way = asyncio.create_task(site.wait.call(slow))
     refused = await site.score_all(*MANY)
-    assert all(isinstance(each, OutageError) for each in refused) and "rag has been down for 12" in str(refused[0])
+    assert all(
+        isinstance(each, OutageError) for each in refused
+    ) and "rag has been down for 12" in str(refused[0])
     assert 120 <= site.now_s <= 120 + LONGEST_PAUSE_S
     slow.arrived.set()
     await on_its_way  # an answer to a call from before the outage proves nothing
@@ -117,7 +125,8 @@ async def test_a_service_that_stays_away_is_given_up_for_all_and_no_call_waits_u
 
 
 @pytest.mark.parametrize(
-    "error", [RetrievalError("HTTP 400", "rag_refused"), BudgetError("spent"), ZeroDivisionError("a bug")]
+    "error",
+    [RetrievalError("HTTP 400", "rag_refused"), BudgetError("spent"), ZeroDivisionError("a bug")],
 )
 async def test_errors_that_waiting_can_not_repair_are_raised_at_once(error: Exception):
     site = Site()
@@ -164,7 +173,9 @@ async def test_answers_to_calls_from_before_an_outage_do_not_end_it(late_s: list
 
 
 @pytest.mark.parametrize("by_the_service", [True, False])
-async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_the_service_works(by_the_service: bool):
+async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_the_service_works(
+    by_the_service: bool,
+):
     site, probe, call = Site(poison="bad"), Slow(), Slow()
     bad = asyncio.create_task(site.wait.call(site.ask("bad"), probe))
     await probe.asked.wait()

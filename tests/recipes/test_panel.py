@@ -1,4 +1,5 @@
-"""The blind panel: all texts at once and twice, order without names, and a failed call leaves nobody judged."""
+"""The blind panel: all texts at once and twice, order without names, and a failed call leaves
+nobody judged."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,8 @@ WORTH = {"好": 5.0, "中": 3.0, "坏": 1.0}
 
 
 def favouring_judge(*failing: int) -> FakeModel:
-    """Knows what each text is worth, and favours the first by half a point; some of its calls fail."""
+    """Knows what each text is worth, and favours the first by half a point; some of its calls
+    fail."""
     calls = count(1)
 
     def answer(prompt: str) -> str | Exception:
@@ -46,17 +48,24 @@ def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
     return [ArmRow(row_id=f"{n:03}", text=text, retrieved=HIT, **more) for n in range(count)]
 
 
-async def judged(judge: FakeModel, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> Measured:
+async def judged(
+    judge: FakeModel, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]
+) -> Measured:
     return await judge_by_panel(RECIPE, arms, rows, Clients({"judge": judge}), Tenant(), CONFIG)  # type: ignore[dict-item]
 
 
 async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():
     judge = favouring_judge()
-    done, _ = await judged(judge, {"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}, rows())
+    done, _ = await judged(
+        judge, {"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}, rows()
+    )
     first, second = map(texts_in, judge.questions)
     assert sorted(first) == ["中", "好"] and second == first[::-1]
     assert done.pop("base") == done["sft"], "the same text is the same score"
-    assert {name: (entries[0].judge_score, sorted(entries[0].judge_scores)) for name, entries in done.items()} == {
+    assert {
+        name: (entries[0].judge_score, sorted(entries[0].judge_scores))
+        for name, entries in done.items()
+    } == {
         "sft": (4.75, [4.5, 5.0]),
         "rl": (2.75, [2.5, 3.0]),
     }
@@ -66,15 +75,26 @@ async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean
 
 async def test_one_text_alone_is_read_once_and_none_is_not():
     judge = favouring_judge()
-    done, _ = await judged(judge, {"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}, rows())
-    assert (len(judge.asked), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (1, 4.5, (4.5,))
+    done, _ = await judged(
+        judge, {"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}, rows()
+    )
+    assert (len(judge.asked), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (
+        1,
+        4.5,
+        (4.5,),
+    )
     assert done["base"][0].judge_score is None
     assert consistency(done["rl"]) is None
 
 
 @pytest.mark.parametrize(("failing", "score"), [((), 0.0), ((1,), None)])
-async def test_an_empty_text_scores_lowest_unless_the_question_is_unjudged(failing: Sequence[int], score: float | None):
-    arms, judge = {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)}, favouring_judge(*failing)
+async def test_an_empty_text_scores_lowest_unless_the_question_is_unjudged(
+    failing: Sequence[int], score: float | None
+):
+    arms, judge = (
+        {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)},
+        favouring_judge(*failing),
+    )
     done, _ = await judged(judge, arms, rows(40))
     assert [entry.judge_score for entry in done["rl"]] == [score, *[0.0] * 39]
     assert {entry.reason for entry in done["rl"]} == {"empty_answer"} and len(judge.asked) == 40
@@ -93,9 +113,13 @@ async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
 
 
 async def test_too_many_failures_are_no_evaluation_and_the_error_says_what_to_change():
-    message = r"3 of 40 questions \(judge_unreadable 3\).* judge\.model or evaluate\.seed must change"
+    message = (
+        r"3 of 40 questions \(judge_unreadable 3\).* judge\.model or evaluate\.seed must change"
+    )
     with pytest.raises(StageError, match=message):
-        await judged(favouring_judge(1, 2, 3), {"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
+        await judged(
+            favouring_judge(1, 2, 3), {"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40)
+        )
 
 
 async def test_a_text_that_was_not_retrieved_with_has_no_quality():

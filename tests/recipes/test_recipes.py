@@ -1,4 +1,5 @@
-"""Finding recipes, by name or in a file; what the base classes do for them; distilling and validating one row."""
+"""Finding recipes, by name or in a file; what the base classes do for them; distilling and
+validating one row."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ CAPITALS, JUDGING = SUPPORT / "capitals_recipe.py", SUPPORT / "judging_recipe.py
 ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
 ANSWERED = ROW.model_copy(update={"answer": "虾青素 服用方法"})
 REWRITER = query_rewrite.RECIPE
-GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
+GOOD, BAD = (
+    Retrieved(ids=("g", "x"), scores=(0.9, 0.5)),
+    Retrieved(ids=("x", "g"), scores=(0.6, 0.5)),
+)
 
 
 def test_shipped_recipes_are_found_by_their_names():
@@ -30,7 +34,8 @@ def test_shipped_recipes_are_found_by_their_names():
         get_recipe("query_rewriter")
     for name in ("kinds", "scoring"):
         with pytest.raises(
-            ConfigError, match="no such recipe; known recipes: answer_judge, medical, passage_judge, query_rewrite, or"
+            ConfigError,
+            match="no such recipe; known recipes: answer_judge, medical, passage_judge, query_rewrite, or",
         ):
             get_recipe(name)
 
@@ -40,7 +45,10 @@ def test_a_file_is_identified_by_its_content(tmp_path: Path):
     path.write_text(CAPITALS.read_text(encoding="utf-8"), encoding="utf-8")
     before, loaded = recipes.recipe_key(str(path)), get_recipe(str(path))
     assert (before["recipe"], before["version"]) == ("capitals_recipe", "1")
-    path.write_text(CAPITALS.read_text(encoding="utf-8").replace('VERSION = "1"', 'VERSION = "2"'), encoding="utf-8")
+    path.write_text(
+        CAPITALS.read_text(encoding="utf-8").replace('VERSION = "1"', 'VERSION = "2"'),
+        encoding="utf-8",
+    )
     assert get_recipe(str(path)).VERSION == "2" and loaded.VERSION == "1"
     assert recipes.recipe_key(str(path))["sha256"] != before["sha256"]
 
@@ -54,7 +62,9 @@ def test_a_file_is_identified_by_its_content(tmp_path: Path):
         ("other.py", CAPITALS.read_text(encoding="utf-8"), "NAME is 'capitals_recipe'"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused_in_one_line(tmp_path: Path, name: str, text: str, problem: str):
+def test_a_file_that_is_no_recipe_is_refused_in_one_line(
+    tmp_path: Path, name: str, text: str, problem: str
+):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=problem) as caught:
         get_recipe(str(tmp_path / name))
@@ -63,7 +73,9 @@ def test_a_file_that_is_no_recipe_is_refused_in_one_line(tmp_path: Path, name: s
         recipes.recipe_key(str(tmp_path / "absent.py"))
 
 
-def test_a_profile_names_the_file_wherever_it_is_read(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_a_profile_names_the_file_wherever_it_is_read(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(CAPITALS.parent)
     profile = profile_of(recipe="capitals_recipe.py")
     assert (profile.recipe, profile.recipe_name) == (str(CAPITALS), "capitals_recipe")
@@ -96,7 +108,9 @@ def test_only_the_teacher_alone_can_be_asked_in_bulk(profile_of: ProfileOf):
     answerer, by_batch = {"model": "small"}, {"mode": "batch_api"}
     require_teacher_alone(profile_of(recipe=str(CAPITALS), distill=by_batch))
     require_teacher_alone(profile_of(recipe=str(JUDGING), answerer=answerer))
-    with pytest.raises(ConfigError, match=r"distill\.mode: batch_api .*asks answerer and teacher .*; set it"):
+    with pytest.raises(
+        ConfigError, match=r"distill\.mode: batch_api .*asks answerer and teacher .*; set it"
+    ):
         require_teacher_alone(profile_of(recipe=str(JUDGING), answerer=answerer, distill=by_batch))
 
 
@@ -114,10 +128,16 @@ async def test_validating_retrieves_twice_and_asks_the_judge():
     ("failing", "error", "reason"),
     [
         (clients(judge="great!"), TeacherError, "judge_unreadable"),
-        (clients(rewritten=RetrievalError("down", "rag_unavailable")), RetrievalError, "rag_unavailable"),
+        (
+            clients(rewritten=RetrievalError("down", "rag_unavailable")),
+            RetrievalError,
+            "rag_unavailable",
+        ),
     ],
 )
-async def test_a_failed_call_is_no_score(failing: Clients, error: type[TeacherError | RetrievalError], reason: str):
+async def test_a_failed_call_is_no_score(
+    failing: Clients, error: type[TeacherError | RetrievalError], reason: str
+):
     with pytest.raises(error) as caught:
         await REWRITER.validate(ANSWERED, failing, Tenant(), judge=True)
     assert caught.value.reason == reason

@@ -1,4 +1,5 @@
-"""Scoring a sample in the reward service: a failed call is never a number, nor ever silent, nor asked for twice."""
+"""Scoring a sample in the reward service: a failed call is never a number, nor ever silent, nor
+asked for twice."""
 
 import asyncio
 import json
@@ -30,7 +31,15 @@ JUDGED = (200, completion('{"score": 4}'))
 VERDICTS = {"judge_recipe": "passage_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
 KEYS = {
     *Scored.__dataclass_fields__,
-    *("invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"),
+    *(
+        "invalid",
+        "rag_calls",
+        "rag_cached",
+        "judge_asked",
+        "judge_cached",
+        "judge_cost_usd",
+        "latency_ms",
+    ),
 }
 
 
@@ -62,7 +71,10 @@ class Site:
         return Worker(self.opened[-1])
 
     def entries(self) -> list[dict[str, Any]]:
-        return [json.loads(line, parse_constant=pytest.fail) for line in self.log.read_text().splitlines()]
+        return [
+            json.loads(line, parse_constant=pytest.fail)
+            for line in self.log.read_text().splitlines()
+        ]
 
     def invalid(self) -> list[str]:
         return [entry["invalid"] for entry in self.entries() if "invalid" in entry]
@@ -86,7 +98,9 @@ async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[SiteOf]:
     made: list[Site] = []
 
     def make(rag: Any = FOUND, judge: Any = JUDGED) -> Site:
-        scripts = (each if callable(each) else (lambda _, reply=each: reply) for each in (rag, judge))
+        scripts = (
+            each if callable(each) else (lambda _, reply=each: reply) for each in (rag, judge)
+        )
         made.append(Site(tmp_path, *map(serve, scripts)))
         return made[-1]
 
@@ -112,7 +126,15 @@ async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     assert first.keys() == again.keys() == KEYS
     assert site.rag.bodies[0]["rewritten_query"] == "虾青素 推荐用量"
     assert (len(site.rag.bodies), len(site.judge.bodies)) == (1, 1)
-    figures = ("score", "invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd")
+    figures = (
+        "score",
+        "invalid",
+        "rag_calls",
+        "rag_cached",
+        "judge_asked",
+        "judge_cached",
+        "judge_cost_usd",
+    )
     assert [first[name] for name in figures] == [first["score"], 0, 1, 0, 1, 0, 110e-6]
     assert [again[name] for name in figures] == [first["score"], 0, 0, 1, 1, 1, 0]
     logged, known = site.entries()
@@ -128,7 +150,13 @@ async def test_another_run_or_another_request_asks_the_rag_anew(site: Site):
         ({"retrieval_scope": "run 1"}, 2),
         ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, kb_name="other")}, 3),
         ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, top_k=3)}, 4),
-        ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, mapping=RagMapping(title="name"))}, 5),
+        (
+            {
+                "retrieval_scope": "run 1",
+                "rag": Rag(max_retries=0, mapping=RagMapping(title="name")),
+            },
+            5,
+        ),
     ):
         await site.open(**setting).score(REWRITE)
         await site.opened[-1].close()
@@ -143,17 +171,34 @@ async def test_another_run_or_another_request_asks_the_rag_anew(site: Site):
 async def test_an_empty_rewrite_is_the_policys_failure_and_asks_nobody(
     site: Site, reward: Reward, gold_id: str, relevant: float, teacher_quality: float, win: float
 ):
-    """It loses only to a teacher that found something, and is irrelevant only where relevance is asked for."""
-    scored = await site.open(reward=reward).score("<|im_end|>", gold_id=gold_id, teacher_quality=teacher_quality)
-    assert (scored["score"], scored["invalid"], scored["win"], scored["rq_gain"]) == (-1.0, 0.0, win, -teacher_quality)
+    """It loses only to a teacher that found something, and is irrelevant only where relevance is
+    asked for."""
+    scored = await site.open(reward=reward).score(
+        "<|im_end|>", gold_id=gold_id, teacher_quality=teacher_quality
+    )
+    assert (scored["score"], scored["invalid"], scored["win"], scored["rq_gain"]) == (
+        -1.0,
+        0.0,
+        win,
+        -teacher_quality,
+    )
     assert scored["relevant"] == pytest.approx(relevant, nan_ok=True)
-    assert (scored["judge"], scored["gold_top1"]) == pytest.approx((0.0, 0.0 if gold_id else math.nan), nan_ok=True)
+    assert (scored["judge"], scored["gold_top1"]) == pytest.approx(
+        (0.0, 0.0 if gold_id else math.nan), nan_ok=True
+    )
     assert scored.keys() == KEYS
     assert site.rag.bodies == site.judge.bodies == []
 
 
-async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_the_passage(site_of: SiteOf):
-    site = site_of(judge=lambda body: (200, completion('{"score": 1}' if "检索结果" in str(body) else '{"score": 5}')))
+async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_the_passage(
+    site_of: SiteOf,
+):
+    site = site_of(
+        judge=lambda body: (
+            200,
+            completion('{"score": 1}' if "检索结果" in str(body) else '{"score": 5}'),
+        )
+    )
     unlabelled = await site.open(reward=Reward()).score(REWRITE)
     assert (unlabelled["judge"], unlabelled["relevant"], unlabelled["judge_asked"]) == (5, 0, 2)
     assert unlabelled["score"] == Reward().gold_gate_cap
@@ -180,7 +225,9 @@ async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_th
         (FOUND, (401, {}), "judge", "refuses the key"),
     ],
 )
-async def test_a_failed_call_is_not_a_number(site_of: SiteOf, rag: Any, judge: Any, failed_by: str, message: str):
+async def test_a_failed_call_is_not_a_number(
+    site_of: SiteOf, rag: Any, judge: Any, failed_by: str, message: str
+):
     site = site_of(rag, judge)
     scored = await site.open().score(REWRITE)
     assert scored.keys() == KEYS
@@ -189,7 +236,11 @@ async def test_a_failed_call_is_not_a_number(site_of: SiteOf, rag: Any, judge: A
     (entry,) = site.entries()
     assert message in entry["invalid"]
     assert "score" not in entry
-    assert (entry["failed_by"], entry["rag_calls"], entry["rag_failed"]) == (failed_by, 1, int(failed_by == "rag"))
+    assert (entry["failed_by"], entry["rag_calls"], entry["rag_failed"]) == (
+        failed_by,
+        1,
+        int(failed_by == "rag"),
+    )
 
 
 async def test_a_spent_budget_is_logged(site: Site):
@@ -215,7 +266,9 @@ async def test_an_outage_costs_no_sample(site_of: SiteOf, down: str):
     assert outages == [(down, "began"), (down, "ended")]
 
 
-async def test_an_unreachable_ledger_is_not_tried_for_every_sample(site: Site, monkeypatch: pytest.MonkeyPatch):
+async def test_an_unreachable_ledger_is_not_tried_for_every_sample(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
     now_s, tried, opens = [0.0], [], query_rewrite.QueryRewrite.scorer
 
     def unreachable(_: object, service: RewardService) -> None:
@@ -239,16 +292,23 @@ async def test_a_bug_costs_its_samples_and_is_heard_of(site: Site):
     assert "validation error for Baseline" in site.invalid()[0]
 
 
-def test_the_services_file_holds_no_secret_and_names_the_training(site: Site, monkeypatch: pytest.MonkeyPatch):
+def test_the_services_file_holds_no_secret_and_names_the_training(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("JUDGE_KEY", "s3cret")
     service = site.service(judge=Endpoint(model="j", api_key_env="JUDGE_KEY"), run_id="2026/运行 1")
     assert "s3cret" not in service.model_dump_json()
-    assert RewardService.model_validate_json(service.model_dump_json()).actor_name == service.actor_name
+    assert (
+        RewardService.model_validate_json(service.model_dump_json()).actor_name
+        == service.actor_name
+    )
     assert service.actor_name.isascii() and "/" not in service.actor_name
     assert site.service().actor_name != site.service().actor_name
 
 
-async def test_a_lost_service_and_a_bug_make_invalid_samples(site: Site, monkeypatch: pytest.MonkeyPatch):
+async def test_a_lost_service_and_a_bug_make_invalid_samples(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
     exceptions = pytest.importorskip("ray.exceptions")
     path = site.folder / "reward.json"
     path.write_text(site.service().model_dump_json())
@@ -259,17 +319,27 @@ async def test_a_lost_service_and_a_bug_make_invalid_samples(site: Site, monkeyp
                 raise answer
             return answer
 
-        monkeypatch.setattr(reward, "_service", lambda _: SimpleNamespace(score=SimpleNamespace(remote=remote)))
+        monkeypatch.setattr(
+            reward, "_service", lambda _: SimpleNamespace(score=SimpleNamespace(remote=remote))
+        )
         info = {"row_id": "1", "gold_id": "d; e", "unit": "d"}
-        return await reward.compute_score("query_rewrite", "x", "", info, config_path=str(path), split="t")
+        return await reward.compute_score(
+            "query_rewrite", "x", "", info, config_path=str(path), split="t"
+        )
 
     for error in (exceptions.RayActorError(), ZeroDivisionError()):
         lost = await ask(error)
-        assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"row_id", "target"})
+        assert (lost["invalid"], lost["score"], lost.keys()) == (
+            1.0,
+            0.0,
+            KEYS | {"row_id", "target"},
+        )
     assert await ask({"score": 0.5}) == {"score": 0.5, "row_id": "1", "target": "d"}
 
 
-def test_a_failure_to_close_costs_no_training(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_failure_to_close_costs_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     ray = pytest.importorskip("ray")
 
     def get(_: object, *, timeout: float) -> None:
@@ -277,7 +347,9 @@ def test_a_failure_to_close_costs_no_training(monkeypatch: pytest.MonkeyPatch, c
 
     monkeypatch.setattr(ray, "get", get)
     close_reward_service(SimpleNamespace(close=SimpleNamespace(remote=lambda: "reference")))
-    assert caplog.messages == ["the reward service could not write the last samples: not within 75 s"]
+    assert caplog.messages == [
+        "the reward service could not write the last samples: not within 75 s"
+    ]
 
 
 def append(path: Path, *entries: dict[str, Any]) -> None:
@@ -287,20 +359,40 @@ def append(path: Path, *entries: dict[str, Any]) -> None:
 
 def test_watch_counts_all_attempts_and_reports_outages_of_this_one(tmp_path: Path):
     log, said = tmp_path / "samples.jsonl", list[str]()
-    asked = {"row_id": "t", "rag_cached": False, "rag_calls": 1, "judge_asked": True, "judge_cost_usd": 0.5}
+    asked = {
+        "row_id": "t",
+        "rag_cached": False,
+        "rag_calls": 1,
+        "judge_asked": True,
+        "judge_cost_usd": 0.5,
+    }
     began = {"outage": "rag", "state": "began", "seconds": 0.0, "error": "HTTP 503"}
-    append(log, asked | {"judge_cached": False, "score": 1}, asked | {"invalid": "x", "failed_by": "judge"})
+    append(
+        log,
+        asked | {"judge_cached": False, "score": 1},
+        asked | {"invalid": "x", "failed_by": "judge"},
+    )
     append(log, began, {"outage": "rag", "state": "ended", "seconds": 30.0})
     watch = SampleWatch(log, dev_rows=["d"], say=said.append)
-    append(log, {"row_id": "d", "rag_cached": True, "judge_asked": True, "judge_cached": True, "score": 1})
-    append(log, asked | {"rag_calls": 3, "rag_failed": 3, "invalid": "y", "failed_by": "rag"}, {"invalid": "no key"})
+    append(
+        log,
+        {"row_id": "d", "rag_cached": True, "judge_asked": True, "judge_cached": True, "score": 1},
+    )
+    append(
+        log,
+        asked | {"rag_calls": 3, "rag_failed": 3, "invalid": "y", "failed_by": "rag"},
+        {"invalid": "no key"},
+    )
     append(log, began, {"outage": "rag", "state": "ended", "seconds": 61.2})
     append(log, {"outage": "judge", "state": "given up", "seconds": 600.0})
     watch()
     invalid = {"samples_invalid": 3, "samples_invalid_rag": 1, "samples_invalid_judge": 1}
     sums = {"rag_outage_s": 91.2, "judge_outage_s": 600.0, "judge_cost_usd": 1.5}
     assert watch.summary == {"samples": 4, "dev_samples": 1, **invalid, **sums}
-    assert watch.calls == {"rag": {"calls": 5, "failed": 3, "cached": 1}, "judge": {"asked": 4, "cached": 1}}
+    assert watch.calls == {
+        "rag": {"calls": 5, "failed": 3, "cached": 1},
+        "judge": {"asked": 4, "cached": 1},
+    }
     assert watch.last_invalid == "no key"
     assert said == [
         "the rag is down, samples wait for it: HTTP 503",
@@ -315,17 +407,26 @@ def passages(body: dict[str, Any]) -> Any:
     return 200, recall(("g" if body["rewritten_query"] == BASELINE.teacher_rewrite else ends, 0.9))
 
 
-async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(site_of: SiteOf):
+async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(
+    site_of: SiteOf,
+):
     texts = iter([(200, completion("虾青素有，正确")), (200, completion("虾青素无，错误"))])
     site = site_of(passages, lambda _: next(texts, (200, completion("随便"))))
     worker = site.open(reward=Reward(), **VERDICTS)
     scored = await worker.score("虾青素 x")
-    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (5, 1, 1, 0)
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (
+        5,
+        1,
+        1,
+        0,
+    )
     assert site.judge.bodies[0]["messages"][-1]["content"] == "虾青素咋吃\n资料：正文x"
     with ledger_in(site.folder) as ledger:
         assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
     teachers = await worker.score("虾青素 g")
-    assert (teachers["judge"], teachers["relevant"], teachers["judge_asked"]) == (0, 0, 1), "it is asked about it too"
+    assert (teachers["judge"], teachers["relevant"], teachers["judge_asked"]) == (0, 0, 1), (
+        "it is asked about it too"
+    )
     assert teachers["score"] <= Reward().guard_cap
     assert (await worker.score("虾青素 y"))["invalid"] == 1
     assert "the verdict is none of" in site.invalid()[0]

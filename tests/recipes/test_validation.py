@@ -1,4 +1,5 @@
-"""Validation's findings: streamed figures agree with plain arithmetic, and a broken service is noticed."""
+"""Validation's findings: streamed figures agree with plain arithmetic, and a broken service is
+noticed."""
 
 import statistics
 from random import Random
@@ -13,11 +14,18 @@ from qinglan.statistics import Histogram, regrouped
 BASE = Row(id="0", tenant="t", query="它咋吃", answer="虾青素 服用方法", source="f!A1")
 
 
-def row(original: float | None, rewritten: float | None, gold: str | None = None, **changes: object) -> Row:
-    """A row with one passage per answer, `g` for the rewrite and `o` for the question; None recalls nothing."""
+def row(
+    original: float | None, rewritten: float | None, gold: str | None = None, **changes: object
+) -> Row:
+    """A row with one passage per answer, `g` for the rewrite and `o` for the question; None recalls
+    nothing."""
     found = {
-        "original_retrieved": Retrieved() if original is None else Retrieved(ids=("o",), scores=(original,)),
-        "answer_retrieved": Retrieved() if rewritten is None else Retrieved(ids=("g",), scores=(rewritten,)),
+        "original_retrieved": Retrieved()
+        if original is None
+        else Retrieved(ids=("o",), scores=(original,)),
+        "answer_retrieved": Retrieved()
+        if rewritten is None
+        else Retrieved(ids=("g",), scores=(rewritten,)),
     }
     return BASE.model_copy(update=found | {"gold_id": gold} | changes)
 
@@ -42,9 +50,13 @@ def test_figures_of_many_rows_agree_with_plain_arithmetic():
     assert figures["better_share"] == sum(gain > 0 for gain in gains) / 3000
     assert figures["top1_score_p10"] == pytest.approx(rewrites[300], abs=0.01)
     assert figures["top1_score_p50"] == pytest.approx(statistics.median(rewrites), abs=0.01)
-    assert figures["original_top1_score_p90"] == pytest.approx(sorted(a for a, _ in pairs)[2700], abs=0.01)
+    assert figures["original_top1_score_p90"] == pytest.approx(
+        sorted(a for a, _ in pairs)[2700], abs=0.01
+    )
     assert (figures["gold_top1"], figures["original_gold_top1"]) == (1.0, 0.0)
-    assert [sum(part["counts"]) for parts in found.histograms().values() for part in parts] == [3000] * 3
+    assert [sum(part["counts"]) for parts in found.histograms().values() for part in parts] == [
+        3000
+    ] * 3
 
 
 def test_only_rows_that_were_retrieved_for_both_ways_count():
@@ -59,28 +71,39 @@ def test_only_rows_that_were_retrieved_for_both_ways_count():
 
 def same(score: float, noise: float = 0.0) -> Row:
     """A row whose two answers have the same passage."""
-    original, rewritten = (Retrieved(ids=("d",), titles=("t",), scores=(each,)) for each in (score, score + noise))
+    original, rewritten = (
+        Retrieved(ids=("d",), titles=("t",), scores=(each,)) for each in (score, score + noise)
+    )
     return BASE.model_copy(update={"original_retrieved": original, "answer_retrieved": rewritten})
 
 
 def test_a_service_that_ignores_rewrites_is_noticed_through_noise():
-    with pytest.raises(StageError, match=r"same passages .* on 20 of 20 rows; .* \(docs/how-to/rag\.md\)"):
+    with pytest.raises(
+        StageError, match=r"same passages .* on 20 of 20 rows; .* \(docs/how-to/rag\.md\)"
+    ):
         findings(*[same(0.5, 4e-4)] * 20).check()
     with pytest.raises(StageError, match="99 of 100"):
         findings(row(0.5, 0.9), *[same(0.5)] * 99).check()
     findings(*[row(0.5, 0.9)] * 3, *[same(0.5)] * 97).check()
     findings(*[same(0.5, 0.01)] * 20).check()
     findings(*[same(0.5)] * 19).check()
-    findings(*[same(0.5).model_copy(update={"answer": " 它咋吃？"})] * 50).check()  # the rewrite says the same
+    findings(
+        *[same(0.5).model_copy(update={"answer": " 它咋吃？"})] * 50
+    ).check()  # the rewrite says the same
 
 
 def test_labels_need_ids():
-    nameless = {"answer_retrieved": Retrieved(ids=(None,), scores=(0.5,)), "original_retrieved": Retrieved()}
+    nameless = {
+        "answer_retrieved": Retrieved(ids=(None,), scores=(0.5,)),
+        "original_retrieved": Retrieved(),
+    }
     findings(row(None, 0.5, None, **nameless)).check()
     with pytest.raises(StageError, match="no passage of the RAG has an `id`"):
         findings(row(None, 0.5, "g", **nameless)).check()
     strangers = [row(0.4, 0.5, "g.0")] * 20
-    with pytest.raises(StageError, match=r'20 rows name .* none at any rank; they name "g\.0", it sends "g"; write'):
+    with pytest.raises(
+        StageError, match=r'20 rows name .* none at any rank; they name "g\.0", it sends "g"; write'
+    ):
         findings(*strangers, row(0.4, 0.5)).check()
     findings(*strangers[:19], row(0.4, None, "g.0")).check()
     findings(*strangers, row(0.4, 0.5, "o")).check()

@@ -12,7 +12,16 @@ from run_stages import end_stage
 
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
-from qinglan.runs.artifacts import WEIGHTS, Artifact, hash_of, read_jsonl, sha256_of, sync, write_json, write_jsonl
+from qinglan.runs.artifacts import (
+    WEIGHTS,
+    Artifact,
+    hash_of,
+    read_jsonl,
+    sha256_of,
+    sync,
+    write_json,
+    write_jsonl,
+)
 from qinglan.runs.run import Run
 
 ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
@@ -20,11 +29,20 @@ ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
 
 def test_hash_of_ignores_key_order_but_not_values() -> None:
     assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1})
-    others = {hash_of("a", "b"), hash_of("ab"), hash_of("b", "a"), hash_of(["a", "b"]), hash_of(1), hash_of("1")}
+    others = {
+        hash_of("a", "b"),
+        hash_of("ab"),
+        hash_of("b", "a"),
+        hash_of(["a", "b"]),
+        hash_of(1),
+        hash_of("1"),
+    }
     assert len(others) == 6
 
 
-def test_digest_of_a_directory_sees_names_and_contents_and_that_of_its_weights_nothing_else(tmp_path: Path) -> None:
+def test_digest_of_a_directory_sees_names_and_contents_and_that_of_its_weights_nothing_else(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "a").write_text("x")
@@ -62,7 +80,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert before.verify() == path
 
 
-def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, events = tmp_path / "folder", disk_events(monkeypatch)
     write_json(folder / "a.json", {})
     write_jsonl(folder / "b.jsonl", [ROW])
@@ -83,10 +103,16 @@ def test_a_stage_s_files_are_on_the_disk_before_its_manifest_is_there(
     events = disk_events(monkeypatch)
     end_stage(run, "sft", artifacts={"model": Artifact.of(model)})
     assert {("sync", "weights"), ("sync", "deep"), ("sync", "model")} == {*events[:3]}
-    assert events[3:] == [("sync", "manifest.json.partial"), ("name", "manifest.json.partial"), ("sync", "sft")]
+    assert events[3:] == [
+        ("sync", "manifest.json.partial"),
+        ("name", "manifest.json.partial"),
+        ("sync", "sft"),
+    ]
 
 
-def test_a_folder_that_can_t_be_synced_is_no_error_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_t_be_synced_is_no_error_a_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(descriptor: int) -> None:
         if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir():
             raise OSError(errno.EINVAL, "Invalid argument")

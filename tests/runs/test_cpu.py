@@ -15,7 +15,11 @@ THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
         ("sse4_2 avx avx2 fma", "float32", True),
         ("sse4_2 avx avx2 avx512f", "float32", True),
         ("sse4_2 avx", "float32", False),  # it would end by an illegal instruction
-        ("sse4_2 avx avx2 fma", "bfloat16", False),  # AVX2 has none, so it would take many times as long
+        (
+            "sse4_2 avx avx2 fma",
+            "bfloat16",
+            False,
+        ),  # AVX2 has none, so it would take many times as long
         (None, "float32", False),
     ],
 )

@@ -1,6 +1,7 @@
 """Free disk space: what must fit before something is written, and the error where the disk is full.
 
-A full disk stops a run with one line, also while the teacher is being asked, and it goes on once there is space.
+A full disk stops a run with one line, also while the teacher is being asked, and it goes on once
+there is space.
 """
 
 import errno
@@ -28,14 +29,20 @@ DISK_MB, FULL_AFTER = 64, 120
 
 
 @pytest.fixture
-def require(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def require(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
     """RL needs so many bytes in a folder; 1.5 MB are free, and 1 MB is to stay free."""
     profile = profile_of(retention={"min_free_mb": 1})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_500_000))
-    return lambda needed_bytes, folder=tmp_path: require_disk_space("rl", profile, folder, needed_bytes)
+    return lambda needed_bytes, folder=tmp_path: require_disk_space(
+        "rl", profile, folder, needed_bytes
+    )
 
 
-def test_checkpoints_that_vanish(require: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoints_that_vanish(
+    require: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for step in (1, 2):
         (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
         (tmp_path / f"global_step_{step}" / "actor" / "shard.pt").write_bytes(b"x" * 3_000_000)
@@ -47,7 +54,9 @@ def test_checkpoints_that_vanish(require: Callable[..., None], tmp_path: Path, m
         require(4_000_000)
 
 
-def test_what_an_earlier_attempt_wrote_on_another_disk_need_not_fit_again(require: Callable[..., None], tmp_path: Path):
+def test_what_an_earlier_attempt_wrote_on_another_disk_need_not_fit_again(
+    require: Callable[..., None], tmp_path: Path
+):
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "checkpoint").write_bytes(b"x" * 3_000_000)
     (tmp_path / "rl").symlink_to("large")
@@ -68,12 +77,16 @@ def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         LedgerError("ledger sqlite:///l.db: database or disk is full"),
         LedgerError("ledger sqlite:///l.db: disk I/O error"),
-        StageError("Prefect's server does not answer: Server error '500 Internal Server Error' for url …"),
+        StageError(
+            "Prefect's server does not answer: Server error '500 Internal Server Error' for url …"
+        ),
         EngineError("ms-swift failed", "OSError: [Errno 28] No space left on device"),
         EngineError("verl ended with status 1: what its log ends with was not written any m"),
     ],
 )
-def test_a_full_disk_is_one_line(profile_of: ProfileOf, error: Exception, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_one_line(
+    profile_of: ProfileOf, error: Exception, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(StageError) as caught, explain_full_disk("distill", profile_of()):
         raise error
@@ -100,7 +113,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)], check=False)
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)], check=False
+        )
     except FileNotFoundError:
         pytest.skip("there is no mount here")
     if mounted.returncode:
@@ -139,7 +154,11 @@ def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve
 
     stopped = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
     assert stopped.returncode == 2, stopped.stdout + stopped.stderr
-    assert stopped.stderr.strip().splitlines()[-1].startswith("error: distill: the disk is full; free some space")
+    assert (
+        stopped.stderr.strip()
+        .splitlines()[-1]
+        .startswith("error: distill: the disk is full; free some space")
+    )
     assert "Traceback" not in stopped.stderr + stopped.stdout
     (run,) = runs_of(profile.paths.runs, "small")
     assert not (run / "distill" / "manifest.json").exists()
@@ -154,4 +173,6 @@ def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve
     done = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [each.name for each in runs_of(profile.paths.runs, "small")] == [run.name]
-    assert asking_worker.paid(profile, run.name) == teacher.answered.total() == len(teacher.answered)
+    assert (
+        asking_worker.paid(profile, run.name) == teacher.answered.total() == len(teacher.answered)
+    )

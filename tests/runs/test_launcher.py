@@ -20,8 +20,9 @@ from qinglan.runs import launcher
 from qinglan.runs.launcher import Command, JsonlTail, LineTail, launch, remove_leaked_memory
 from qinglan.runs.supervise import descendants
 
-# A command with a child of its own, a grandchild that went into another session and lost its parent (as torchrun's
-# and Ray's workers do), and no ear for SIGTERM if asked for. Writes everyone's process id.
+# A command with a child of its own, a grandchild that went into another session and lost its parent
+# (as torchrun's and Ray's workers do), and no ear for SIGTERM if asked for. Writes everyone's
+# process id.
 FAMILY = """
 import json, os, signal, subprocess, sys, time
 if "deaf" in sys.argv:
@@ -70,11 +71,21 @@ def test_failure_shows_status_path_and_the_end_of_this_attempts_log(tmp_path: Pa
     log.parent.mkdir()
     log.write_bytes(b"of an earlier attempt\n" + b"\xff" * 20_000 + b"\n")
     with pytest.raises(EngineError) as caught:
-        launch(python("[print(n) for n in range(50)]; raise SystemExit(3)"), name="ms-swift SFT", log=log)
+        launch(
+            python("[print(n) for n in range(50)]; raise SystemExit(3)"),
+            name="ms-swift SFT",
+            log=log,
+        )
     sentence = f"ms-swift SFT ended with status 3; full log: {log}"
-    assert (str(caught.value), caught.value.in_terminal) == (sentence, f"{sentence}; its last line: 49")
+    assert (str(caught.value), caught.value.in_terminal) == (
+        sentence,
+        f"{sentence}; its last line: 49",
+    )
     assert caught.value.said.splitlines() == [f"    {n}" for n in range(38, 50)]
-    for argv, status in ((["/no/such/program"], 1), ([sys.executable, "-c", "import os; os.abort()"], 134)):
+    for argv, status in (
+        (["/no/such/program"], 1),
+        ([sys.executable, "-c", "import os; os.abort()"], 134),
+    ):
         with pytest.raises(EngineError, match=f"ended with status {status}"):
             launch(Command(argv), name="x", log=log)
 
@@ -85,7 +96,9 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = ["CUDA_VISIBLE_DEVICES", "FROM_HERE", "MINE", "DO_NOT_TRACK"]
     code = f"import os; print([os.environ.get(n) for n in {names}])"
     launch(python(code, MINE="2"), name="x", log=tmp_path / "x.log")
-    assert (tmp_path / "x.log").read_text().strip() == "['', '1', '2', 'true']", "an empty one hides all GPUs"
+    assert (tmp_path / "x.log").read_text().strip() == "['', '1', '2', 'true']", (
+        "an empty one hides all GPUs"
+    )
 
 
 def test_shared_memory_that_a_killed_engine_left_is_removed(tmp_path: Path):
@@ -95,7 +108,11 @@ def test_shared_memory_that_a_killed_engine_left_is_removed(tmp_path: Path):
         path.write_bytes(b"x")
     os.utime(older, (0, 0))
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 1):
-        launch(python(f"open('/dev/shm/{name}_left', 'w').write('x')"), name="x", log=tmp_path / "x.log")
+        launch(
+            python(f"open('/dev/shm/{name}_left', 'w').write('x')"),
+            name="x",
+            log=tmp_path / "x.log",
+        )
         remove_leaked_memory(start_s)
         older.touch()
         remove_leaked_memory(start_s, start_s + 1e-3)
@@ -109,7 +126,12 @@ def test_on_poll_sees_everything_even_of_a_short_command(tmp_path: Path):
     path, seen = tmp_path / "m.jsonl", []
     follow = JsonlTail(path)
     code = "import sys; f = open(sys.argv[1], 'w'); f.write('{\"step\": 1}\\n{\"step\": 2}\\n')"
-    launch(python(code, str(path)), name="x", log=tmp_path / "x.log", on_poll=lambda: seen.extend(follow.new()))
+    launch(
+        python(code, str(path)),
+        name="x",
+        log=tmp_path / "x.log",
+        on_poll=lambda: seen.extend(follow.new()),
+    )
     assert seen == [{"step": 1}, {"step": 2}]
 
 
@@ -122,7 +144,9 @@ def test_nothing_of_the_family_outlives_the_command(tmp_path: Path, end: str):
             raise StageError("too many samples could not be scored")
 
     with nullcontext() if end == "leave" else pytest.raises(StageError, match="too many samples"):
-        launch(python(FAMILY, str(path), end), name="x", log=tmp_path / "x.log", on_poll=stop_when_born)
+        launch(
+            python(FAMILY, str(path), end), name="x", log=tmp_path / "x.log", on_poll=stop_when_born
+        )
     assert not any(map(is_running, family(path)))
 
 

@@ -1,4 +1,5 @@
-"""Whether a lock is held, and what that means to those who ask; one refresh of a tenant, one training on a GPU."""
+"""Whether a lock is held, and what that means to those who ask; one refresh of a tenant, one
+training on a GPU."""
 
 import errno
 import fcntl
@@ -69,7 +70,11 @@ def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile: Profile)
 
 def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Path):
     elsewhere = {"runs": str(tmp_path / "other"), "state": str(tmp_path / "state")}
-    others = profile_of(tenant={"id": "b"}), profile_of(recipe="medical"), profile_of(paths=elsewhere)
+    others = (
+        profile_of(tenant={"id": "b"}),
+        profile_of(recipe="medical"),
+        profile_of(paths=elsewhere),
+    )
     with refresh_lock(profile_of()):
         for other in others:
             with refresh_lock(other):
@@ -91,24 +96,38 @@ def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: Pro
     assert "so far" in said[1]
 
 
-def test_other_gpus_are_free(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_gpus_are_free(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     one = profile_of(trainer=CUDA | {"gpus_per_node": 1})
     with ExitStack() as held:
         for visible in ("3,1", "1,3", ""):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
             held.enter_context(device_lock(one, pytest.fail))
-        assert sorted(path.stem for path in tmp_path.glob("qinglan-*/*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
+        assert sorted(path.stem for path in tmp_path.glob("qinglan-*/*.lock")) == [
+            "gpu-0",
+            "gpu-1",
+            "gpu-3",
+        ]
 
 
-@pytest.mark.parametrize("trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}])
-def test_neither_the_cpu_nor_a_cluster_is_waited_for(profile_of: ProfileOf, trainer: dict[str, object]):
+@pytest.mark.parametrize(
+    "trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}]
+)
+def test_neither_the_cpu_nor_a_cluster_is_waited_for(
+    profile_of: ProfileOf, trainer: dict[str, object]
+):
     profile = profile_of(trainer=trainer)
     with device_lock(profile, pytest.fail), device_lock(profile, pytest.fail):
         assert not list(Path(tempfile.gettempdir()).glob("qinglan-*"))
 
 
-def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345)
+def test_a_folder_of_somebody_else_is_not_used(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        "os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345
+    )
     (Path(tempfile.gettempdir()) / f"qinglan-{os.getuid()}").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match="belongs to another user"):
         device_lock(profile_of(trainer=CUDA), print).__enter__()
@@ -161,7 +180,9 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("trouble", [no_permission, no_locks])
 def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
-    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[pytest.MonkeyPatch], None]
+    profile_of: ProfileOf,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: Callable[[pytest.MonkeyPatch], None],
 ):
     profile = profile_of(retention={"log_days": 0})
     state, run = profile.paths.state, profile.paths.runs / "20260101-000000-0001"

@@ -1,4 +1,5 @@
-"""Background processes: started again, held to a start that works, their logs kept small. Real, tiny processes."""
+"""Background processes: started again, held to a start that works, their logs kept small. Real,
+tiny processes."""
 
 import errno
 import sys
@@ -53,7 +54,9 @@ def test_what_ends_is_started_again_after_ever_longer_waits(tmp_path: Path):
             running.keep_running(until(4, seen))
         assert time.monotonic() - start >= 0.1 + 0.2 + 0.3 + 0.3
     assert seen == ["brief"] * 4
-    assert said[0] == f"brief ended with status 3; starting it again in 0 s; {tmp_path / 'brief.log'}"
+    assert (
+        said[0] == f"brief ended with status 3; starting it again in 0 s; {tmp_path / 'brief.log'}"
+    )
     assert (tmp_path / "brief.log").read_text() == "once more\n" * 4
 
 
@@ -71,7 +74,9 @@ def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
     assert (tmp_path / "brief.log").read_text() == "once\n"
 
 
-def test_what_the_machine_can_not_start_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_the_machine_can_not_start_now_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     said, real, refused = list[str](), launcher.subprocess.Popen, list[int]()
 
     def popen(*args: Any, **options: Any) -> Any:
@@ -93,7 +98,9 @@ def test_what_the_machine_can_not_start_now_is_tried_again(tmp_path: Path, monke
 def test_who_dies_before_all_are_ready_is_an_error_that_names_the_log(tmp_path: Path):
     with Processes(tmp_path, lambda _: None) as running:
         running.start("server", python("raise SystemExit('port taken')"))
-        with pytest.raises(EngineError, match=r"server ended with status 1; full log: .*server\.log"):
+        with pytest.raises(
+            EngineError, match=r"server ended with status 1; full log: .*server\.log"
+        ):
             running.wait_for("the server", f"http://{HOST}:{module.free_port()}/health")
 
 
@@ -104,7 +111,9 @@ def test_a_port_for_a_server_is_none_that_the_system_gives_to_a_client_meanwhile
     assert len(set(ports)) == len(ports)
 
 
-def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_huge_log_is_set_aside_while_its_process_writes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(module, "_LOG_BYTES", 1000)
     monkeypatch.setattr(module, "_LOGS_EVERY_S", 0.05)
     log, aside = tmp_path / "chatty.log", tmp_path / "chatty.log.1"
@@ -118,7 +127,9 @@ def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("trouble", ["removed", "full"])
-def test_a_log_that_cannot_be_made_smaller_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str):
+def test_a_log_that_cannot_be_made_smaller_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+):
     def full(_: Path, aside: Path) -> None:
         aside.write_text("x")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -141,7 +152,13 @@ def test_a_log_that_cannot_be_made_smaller_ends_nothing(tmp_path: Path, monkeypa
 
 
 def test_each_pause_is_twice_the_one_before_up_to_a_limit_and_jitter_keeps_callers_apart():
-    assert [BackOff(0.5, 3.0).pause_s(failures) for failures in (1, 2, 3, 4, 10_000)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert [BackOff(0.5, 3.0).pause_s(failures) for failures in (1, 2, 3, 4, 10_000)] == [
+        0.5,
+        1.0,
+        2.0,
+        3.0,
+        3.0,
+    ]
     drawn = {BackOff(1.0, 8.0, jitter=True).pause_s(3) for _ in range(50)}
     assert len(drawn) == 50
     assert 0 <= min(drawn) <= max(drawn) <= 4
@@ -176,5 +193,10 @@ except KeyboardInterrupt:
 
 
 def test_a_second_interrupt_does_not_hang_what_the_first_one_ends() -> None:
-    ends = [run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, timeout=30) for _ in range(3)]
-    assert [(end.returncode, end.stdout, end.stderr) for end in ends] == [(0, "interrupted\n", "")] * 3
+    ends = [
+        run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, timeout=30)
+        for _ in range(3)
+    ]
+    assert [(end.returncode, end.stdout, end.stderr) for end in ends] == [
+        (0, "interrupted\n", "")
+    ] * 3

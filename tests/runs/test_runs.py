@@ -1,4 +1,5 @@
-"""Runs: continued after a kill, never shared by two, stages reused only while their files are intact."""
+"""Runs: continued after a kill, never shared by two, stages reused only while their files are
+intact."""
 
 import fcntl
 import threading
@@ -30,7 +31,9 @@ from qinglan.runs.run import (
 )
 
 
-def new_run(profile: Profile, flow: str = "pipeline", *, fresh: bool = False, finish: bool = False) -> Run:
+def new_run(
+    profile: Profile, flow: str = "pipeline", *, fresh: bool = False, finish: bool = False
+) -> Run:
     with open_run(profile, flow, fresh=fresh) as run:
         if finish:
             finish_run(run)
@@ -42,14 +45,24 @@ def stage(run: Run) -> StageResult:
 
 
 def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
-    with open_run(profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}), "pipeline") as first:
+    with open_run(
+        profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}), "pipeline"
+    ) as first:
         note(first, mlflow_run_id="abc")
     assert "A_KEY" in (first.directory / "run.json").read_text()
-    changes_no_result = {"reward": {"max_outage_s": 900}, "budget": {"per_run_usd": 9}, "rl": {"keep_checkpoints": 1}}
+    changes_no_result = {
+        "reward": {"max_outage_s": 900},
+        "budget": {"per_run_usd": 9},
+        "rl": {"keep_checkpoints": 1},
+    }
     changes_no_result["evaluate"] = {"retries": 5}
     raised = profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}, **changes_no_result)
     with open_run(raised, "pipeline") as again:
-        assert (again.id, again.mlflow_run_id, again.profile.reward.max_outage_s) == (first.id, "abc", 900)
+        assert (again.id, again.mlflow_run_id, again.profile.reward.max_outage_s) == (
+            first.id,
+            "abc",
+            900,
+        )
 
 
 def test_latest_points_at_the_run_that_began_or_went_on_last(profile_of: ProfileOf):
@@ -78,7 +91,10 @@ def test_fresh_continues_an_unfinished_fresh_run(profile_of: ProfileOf):
 
 
 def test_another_source_is_another_run(profile_of: ProfileOf):
-    with pytest.raises(ConfigError, match="run `nope`: not found"), open_run(profile_of(), "train", source="nope"):
+    with (
+        pytest.raises(ConfigError, match="run `nope`: not found"),
+        open_run(profile_of(), "train", source="nope"),
+    ):
         pass
     assert not list(profile_of().paths.runs.glob("2*")), "no run is left"
     source = new_run(profile_of(), finish=True)
@@ -96,11 +112,14 @@ def test_runs_of_one_second_sort_by_age_and_those_of_one_moment_get_two_folders(
     times = (datetime(2026, 1, 1, microsecond=each) for each in (0, 0, 16, 5000, 999_999))
     monkeypatch.setattr("qinglan.runs.run.datetime", SimpleNamespace(now=lambda _: next(times)))
     made = [new_run(profile_of(), finish=True) for _ in range(4)]
-    assert runs_of(profile_of().paths.runs, profile_of().name) == [each.directory for each in reversed(made)]
+    assert runs_of(profile_of().paths.runs, profile_of().name) == [
+        each.directory for each in reversed(made)
+    ]
 
 
 def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileOf):
-    """Its server took it for dead, and put it back into its queue: what the first one finished is not done again."""
+    """Its server took it for dead, and put it back into its queue: what the first one finished is
+    not done again."""
     opened: list[str] = []
 
     def second() -> None:
@@ -122,7 +141,9 @@ def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileO
 
 def test_who_only_looks_at_a_run_does_not_keep_it_from_going_on(profile_of: ProfileOf):
     interrupted = new_run(profile_of())
-    with (interrupted.directory / ".lock").open("r+b") as looked_at:  # as `is_held` does, though not for so long
+    with (interrupted.directory / ".lock").open(
+        "r+b"
+    ) as looked_at:  # as `is_held` does, though not for so long
         fcntl.flock(looked_at, fcntl.LOCK_EX)
         over = threading.Timer(PROBED_FOR_S / 5, fcntl.flock, (looked_at, fcntl.LOCK_UN))
         over.start()
@@ -164,7 +185,12 @@ def test_find_run(profile_of: ProfileOf):
 def torn(file: Path, left: str) -> None:
     """What a power loss may leave of a file, be it half a character."""
     whole, cut = file.read_bytes(), '{"finished": true, "name": "青'.encode()[:-1]
-    remains = {"nothing": b"", "half": whole[: len(whole) // 2], "half a character": cut, "zeros": bytes(len(whole))}
+    remains = {
+        "nothing": b"",
+        "half": whole[: len(whole) // 2],
+        "half a character": cut,
+        "zeros": bytes(len(whole)),
+    }
     file.write_bytes(remains[left])
 
 
@@ -172,7 +198,9 @@ TORN = pytest.mark.parametrize("left", ["nothing", "half", "half a character", "
 
 
 @TORN
-def test_a_torn_run_file_costs_no_other_run(profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str):
+def test_a_torn_run_file_costs_no_other_run(
+    profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str
+):
     result = stage(new_run(profile_of()))
     other = new_run(profile_of(name="other"))
     runs = other.directory.parent
@@ -193,7 +221,9 @@ def test_a_torn_run_file_costs_no_other_run(profile_of: ProfileOf, caplog: pytes
 
 
 @TORN
-def test_a_stage_with_a_torn_manifest_is_made_anew(profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str):
+def test_a_stage_with_a_torn_manifest_is_made_anew(
+    profile_of: ProfileOf, caplog: pytest.LogCaptureFixture, left: str
+):
     run = new_run(profile_of())
     stage(run)
     manifest = run.directory / "ingest" / MANIFEST
@@ -201,14 +231,18 @@ def test_a_stage_with_a_torn_manifest_is_made_anew(profile_of: ProfileOf, caplog
     assert find_stage(run, "ingest", "k") is find_stage(run, "ingest", "k") is None
     with pytest.raises(ConfigError, match=r"manifest\.json is not of this version of Qinglan"):
         load_stages(run.directory, ["ingest"], "")
-    assert caplog.messages == [f"{manifest}: damaged, as after a power loss; its stage is computed anew where needed"]
+    assert caplog.messages == [
+        f"{manifest}: damaged, as after a power loss; its stage is computed anew where needed"
+    ]
 
 
 def test_a_run_whose_folder_is_gone_ends_with_what_ended_it(profile_of: ProfileOf):
     with open_run(profile_of(), "refresh") as run:
         (run.directory / "run.json").unlink()
         note_end(run, StageError("the RAG is down"))
-        with pytest.raises(ArtifactError, match=r"run\.json: removed or damaged while the run was running"):
+        with pytest.raises(
+            ArtifactError, match=r"run\.json: removed or damaged while the run was running"
+        ):
             finish_run(run)
 
 
@@ -223,7 +257,9 @@ def test_stages_are_found_here_then_in_earlier_runs_unless_it_is_fresh(profile_o
     assert find_stage(fresh, "ingest", stage(fresh).key) is not None
 
 
-@pytest.mark.parametrize(("file", "left"), [("rows.jsonl", "{}\n"), ("rows.jsonl", None), (MANIFEST, None)])
+@pytest.mark.parametrize(
+    ("file", "left"), [("rows.jsonl", "{}\n"), ("rows.jsonl", None), (MANIFEST, None)]
+)
 def test_a_damaged_stage_is_not_reused(profile_of: ProfileOf, file: str, left: str | None):
     run = new_run(profile_of())
     stage(run)

@@ -44,7 +44,9 @@ NEWER = r"written by a newer Qinglan \(format \d+, this one reads up to \d+\); u
 
 def newer(path: Path) -> Path:
     """The file, rewritten with a later number."""
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {KEY: 99}), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {KEY: 99}), encoding="utf-8"
+    )
     return path
 
 
@@ -56,20 +58,30 @@ def test_a_number_that_is_none_is_refused(wrong: Any):
 
 READERS: list[tuple[Path, Callable[[Path], object]]] = [
     (RUN_FOLDER / RUN_FILE, lambda path: runs_of(path.parents[1], "small")),
-    *((RUN_FOLDER / stage / MANIFEST, StageResult.read) for stage in ("dataset", "evaluate", "gate")),
+    *(
+        (RUN_FOLDER / stage / MANIFEST, StageResult.read)
+        for stage in ("dataset", "evaluate", "gate")
+    ),
     (RUN_FOLDER / "report.json", Report.read),
     (DATASET / versions.VERSION_FILE, lambda path: versions.Version.read(path.parent)),
     (SITE / "backup.json", lambda path: Backup.read(path.parent)),
     (SITE / "waiting.json", lambda path: Waiting.read(path.parent)),
-    (SITE / "share.json", lambda path: share_of(load_profile("embedded"), path.parent, "7") == 0.1 or None),
+    (
+        SITE / "share.json",
+        lambda path: share_of(load_profile("embedded"), path.parent, "7") == 0.1 or None,
+    ),
     (SITE / "canary.json", lambda path: read_state(path.parent)),
     (SITE / "verdict.json", lambda path: read_verdict(path.parent)),
     (SITE / "release.json", lambda path: read_record(Candidate, path)),
 ]
 
 
-@pytest.mark.parametrize(("golden", "read"), READERS, ids=[str(path.relative_to(GOLDEN)) for path, _ in READERS])
-def test_each_file_is_read_and_a_newer_one_refused(golden: Path, read: Callable[[Path], object], tmp_path: Path):
+@pytest.mark.parametrize(
+    ("golden", "read"), READERS, ids=[str(path.relative_to(GOLDEN)) for path, _ in READERS]
+)
+def test_each_file_is_read_and_a_newer_one_refused(
+    golden: Path, read: Callable[[Path], object], tmp_path: Path
+):
     folder = tmp_path / "run"
     folder.mkdir()
     assert read(Path(shutil.copy(golden, folder))) is not None
@@ -78,17 +90,26 @@ def test_each_file_is_read_and_a_newer_one_refused(golden: Path, read: Callable[
 
 
 def test_what_lies_beside_manifests_is_read():
-    evaluation = Evaluation.model_validate_json((RUN_FOLDER / "evaluate" / "evaluation.json").read_text("utf-8"))
+    evaluation = Evaluation.model_validate_json(
+        (RUN_FOLDER / "evaluate" / "evaluation.json").read_text("utf-8")
+    )
     assert evaluation.comparisons
-    decision = Decision.model_validate_json((RUN_FOLDER / "gate" / "decision.json").read_text("utf-8"))
+    decision = Decision.model_validate_json(
+        (RUN_FOLDER / "gate" / "decision.json").read_text("utf-8")
+    )
     assert decision.verdict == "refuse"
     assert len(list(versions.read_index(DATASET / versions.INDEX))) == 20
     assert len(list(read_jsonl(DATASET / "rows.jsonl", Row))) == 3
     assert RowSummary.model_validate_json((DATASET / versions.SUMMARY).read_text("utf-8"))
-    assert Card.model_validate_json((DATASET / versions.CARD_DATA).read_text("utf-8")).origin.id == "b438fdf0a5b4"
+    assert (
+        Card.model_validate_json((DATASET / versions.CARD_DATA).read_text("utf-8")).origin.id
+        == "b438fdf0a5b4"
+    )
 
 
-def test_a_newer_stage_is_made_again_but_not_built_upon_and_a_newer_run_neither_continued_nor_removed(profile: Profile):
+def test_a_newer_stage_is_made_again_but_not_built_upon_and_a_newer_run_neither_continued_nor_removed(
+    profile: Profile,
+):
     with open_run(profile, "refresh") as run:
         end_stage(run, "ingest")
         assert find_stage(run, "ingest", "k")
@@ -102,7 +123,9 @@ def test_a_newer_stage_is_made_again_but_not_built_upon_and_a_newer_run_neither_
     assert [folder.state for folder in read_folders(run.directory.parent)] == [{}]
 
 
-def test_a_newer_dataset_version_or_note_of_the_last_training_is_refused_not_passed_over(profile: Profile):
+def test_a_newer_dataset_version_or_note_of_the_last_training_is_refused_not_passed_over(
+    profile: Profile,
+):
     folder = versions.tenant_folder(profile) / "b438fdf0a5b4"
     shutil.copytree(DATASET, folder)
     assert len(versions.versions_of(profile)) == 1
@@ -138,7 +161,9 @@ def test_a_registered_version_is_read_and_a_newer_one_refused():
 
 
 @pytest.mark.parametrize("name", ["canary.json", "verdict.json"])
-def test_a_newer_canary_is_refused_before_anything_is_served(profile_of: ProfileOf, tmp_path: Path, name: str):
+def test_a_newer_canary_is_refused_before_anything_is_served(
+    profile_of: ProfileOf, tmp_path: Path, name: str
+):
     newer(Path(shutil.copy(SITE / name, tmp_path)))
     with (
         pytest.raises(ArtifactError, match=NEWER),
@@ -153,8 +178,15 @@ def test_an_earlier_mlflows_database_is_reported_in_one_line(tmp_path: Path):
     Tracker(f"sqlite:///{file}", Tracking(), tmp_path)
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         db.execute("UPDATE alembic_version SET version_num = '1b5f0d9ad7c1'")
-    code = "import sys; from qinglan.runs.tracking import *; Tracker(sys.argv[1], Tracking(), Path())"
-    argv = [sys.executable, "-c", code, f"sqlite:///{file}"]  # MLflow checks a database once per process
+    code = (
+        "import sys; from qinglan.runs.tracking import *; Tracker(sys.argv[1], Tracking(), Path())"
+    )
+    argv = [
+        sys.executable,
+        "-c",
+        code,
+        f"sqlite:///{file}",
+    ]  # MLflow checks a database once per process
     stderr = subprocess.run(argv, capture_output=True, text=True, check=False).stderr
     assert "ConfigError: tracking.uri: Detected out-of-date database schema" in stderr
     assert "mlflow db upgrade" in stderr

@@ -30,7 +30,8 @@ def test_a_child_run_with_parameters_metrics_and_tags(tracker: Tracker, client: 
     parent = tracker.start_run("run", {"profile": "p"})
     child = tracker.start_run("sft", {}, parent=parent)
     tracker.log_params(
-        child, {"sft": {"lr": 1e-3, "extra": {}}, "note": "x" * 9000, "prices": {"a@b:c": 1}, "none": ""}
+        child,
+        {"sft": {"lr": 1e-3, "extra": {}}, "note": "x" * 9000, "prices": {"a@b:c": 1}, "none": ""},
     )
     tracker.log_metrics(child, {"dropped/空": 2.0, "loss (dev)": 0.5, "text": "no"})  # type: ignore[dict-item]
     tracker.end_run(child)
@@ -40,7 +41,9 @@ def test_a_child_run_with_parameters_metrics_and_tags(tracker: Tracker, client: 
     assert (data.params["prices.a_b_c"], len(data.params["note"])) == ("1", 500)
     assert data.metrics == {"dropped/空": 2.0, "loss _dev_": 0.5}
     assert client.get_run(child).info.status == "FINISHED"
-    tracker.log_steps(parent, [(step, {"reward": math.nan if step == 3 else float(step)}) for step in range(1000)])
+    tracker.log_steps(
+        parent, [(step, {"reward": math.nan if step == 3 else float(step)}) for step in range(1000)]
+    )
     assert len(client.get_metric_history(parent, "reward")) == 1000
 
 
@@ -48,7 +51,13 @@ def test_a_child_run_with_parameters_metrics_and_tags(tracker: Tracker, client: 
     ("rows", "files"),
     [
         ("copy", ["decision.json", "report.html", "rl.log.reference.json", "rows.jsonl"]),
-        ("path", ["decision.json", *(f"{each}.reference.json" for each in ("report.html", "rl.log", "rows.jsonl"))]),
+        (
+            "path",
+            [
+                "decision.json",
+                *(f"{each}.reference.json" for each in ("report.html", "rl.log", "rows.jsonl")),
+            ],
+        ),
     ],
 )
 def test_a_file_is_kept_and_a_folder_referred_to_and_so_are_rows_unless_they_may_be_copied(
@@ -86,15 +95,23 @@ def test_a_run_is_continued(tracker: Tracker, client: MlflowClient):
 
 
 def test_losses_on_the_way_are_said_not_raised(
-    tracker: Tracker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tracker: Tracker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ):
     (file := tmp_path / "sft.log").write_text("x")
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as store:
-            refused = OSError("413 Request Entity Too Large")  # as the proxy's requests.HTTPError, which is one
+            refused = OSError(
+                "413 Request Entity Too Large"
+            )  # as the proxy's requests.HTTPError, which is one
             store.setattr(MlflowClient, "log_artifact", raising(refused))
             tracker.log_artifact(tracker.start_run("run", {}), "log", Artifact.of(file))
-        assert caplog.records[-1].message == "MLflow did not take sft.log: 413 Request Entity Too Large"
+        assert (
+            caplog.records[-1].message
+            == "MLflow did not take sft.log: 413 Request Entity Too Large"
+        )
         caplog.clear()
         tracker.log_metrics("no-such-run", {"loss": 1.0})
         tracker.set_tags("no-such-run", {"a": "b"})
@@ -113,7 +130,9 @@ def test_a_server_that_is_away_is_a_config_error(tmp_path: Path, monkeypatch: py
         Tracker(uri, Tracking(uri=uri), tmp_path).start_run("run", {})
 
 
-def test_an_experiment_that_another_run_makes_first(tracker: Tracker, client: MlflowClient, monkeypatch: Any):
+def test_an_experiment_that_another_run_makes_first(
+    tracker: Tracker, client: MlflowClient, monkeypatch: Any
+):
     tracker.start_run("first", {})
     made = client.get_experiment_by_name("qinglan")
     answers = iter([None, made])
@@ -122,7 +141,9 @@ def test_an_experiment_that_another_run_makes_first(tracker: Tracker, client: Ml
     assert client.get_run(run).info.experiment_id == made.experiment_id
 
 
-def test_the_dataset_of_a_run(tracker: Tracker, client: MlflowClient, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_the_dataset_of_a_run(
+    tracker: Tracker, client: MlflowClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     run = tracker.start_run("train", {})
     for _ in range(2):  # once more changes nothing
         tracker.log_dataset(run, "租户", "0123456789ab", tmp_path, "training", {"rows": 3})
@@ -135,10 +156,19 @@ def test_the_dataset_of_a_run(tracker: Tracker, client: MlflowClient, tmp_path: 
 
 
 def note(sample: CallSample, key: int, answer: str | None = "答", **known: Any) -> None:
-    sample.add(str(key), "teacher", "CHAT_MODEL", {"messages": [{"role": "user", "content": key}]}, answer, **known)
+    sample.add(
+        str(key),
+        "teacher",
+        "CHAT_MODEL",
+        {"messages": [{"role": "user", "content": key}]},
+        answer,
+        **known,
+    )
 
 
-def test_the_same_calls_are_traced_in_whatever_order_and_are_found_at_their_run(client: MlflowClient):
+def test_the_same_calls_are_traced_in_whatever_order_and_are_found_at_their_run(
+    client: MlflowClient,
+):
     tracker = Tracker(client.tracking_uri, Tracking(rows="copy", traces_per_stage=5), Path())
     first, second = tracker.new_sample(), tracker.new_sample()
     for number in range(40):
@@ -149,8 +179,14 @@ def test_the_same_calls_are_traced_in_whatever_order_and_are_found_at_their_run(
     tracker.log_traces(run, first)
     found = client.search_traces(locations=[client.get_run(run).info.experiment_id], run_id=run)
     spans = [span for trace in found for span in trace.data.spans]
-    assert sorted(str(span.inputs) for span in spans) == sorted(str(each.inputs) for each in first.calls())
-    assert (spans[0].name, spans[0].outputs, found[0].info.execution_duration) == ("teacher", "答", 812)
+    assert sorted(str(span.inputs) for span in spans) == sorted(
+        str(each.inputs) for each in first.calls()
+    )
+    assert (spans[0].name, spans[0].outputs, found[0].info.execution_duration) == (
+        "teacher",
+        "答",
+        812,
+    )
     known = {"model": "m", "cost_usd": 0.5, "latency_ms": 812.0, "attempt": 1, "status": "ok"}
     assert known.items() <= spans[0].attributes.items()
 

@@ -17,7 +17,14 @@ from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.rows import Retrieved, Row
 from qinglan.serving import canary
 from qinglan.serving.canary import ArmCounts, CanaryCounts, Latencies, Mean, judge, stitched_bound
-from qinglan.serving.canary_observer import STATE_FILE, WAITING, CanaryObserver, CanaryState, read_state, read_verdict
+from qinglan.serving.canary_observer import (
+    STATE_FILE,
+    WAITING,
+    CanaryObserver,
+    CanaryState,
+    read_state,
+    read_verdict,
+)
 from qinglan.serving.request_handler import ModelAnswer, ServedAnswer, ServedRole
 from qinglan.serving.routes import Backend, Routes, RouteTable
 
@@ -82,16 +89,30 @@ def watch_in(
     return CanaryObserver(config, folder, lambda: rag or rag_of(), clock or Clock())
 
 
-async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_a_search_only(tmp_path: Path):
+async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_a_search_only(
+    tmp_path: Path,
+):
     watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), FakeModels(v1="r1", v2="r2")
     async with running(watch, table_of(tmp_path), models):
-        replaced, failed = replace(served("challenger"), version="0"), replace(served("champion", None), source="none")
-        for one in (served("champion"), failed, served("challenger"), served("none", None), replaced) * 2:
+        replaced, failed = (
+            replace(served("challenger"), version="0"),
+            replace(served("champion", None), source="none"),
+        )
+        for one in (
+            served("champion"),
+            failed,
+            served("challenger"),
+            served("none", None),
+            replaced,
+        ) * 2:
             watch.on_served(replace(one, row_id=one.source), QUESTION)
         await asyncio.sleep(0.01)
         counts = watch.state.counts
     arms = (counts.champion, counts.challenger)
-    assert [(arm.fallbacks.n, arm.fallbacks.total, arm.latency.n) for arm in arms] == [(2, 1.0, 4), (1, 0.0, 2)]
+    assert [(arm.fallbacks.n, arm.fallbacks.total, arm.latency.n) for arm in arms] == [
+        (2, 1.0, 4),
+        (1, 0.0, 2),
+    ]
     assert counts.retrieval.n == watch.state.left_out == len(models.asked) == 0
 
 
@@ -100,15 +121,21 @@ async def test_a_canary_that_somebody_began_anew_counts_from_nothing(tmp_path: P
     watch, table = watch_in(tmp_path, clock=clock), table_of(tmp_path)
     async with running(watch, table):
         watch.on_served(served("challenger", None), QUESTION)
-        await until(lambda: (found := read_state(tmp_path)) and found.counts.challenger.fallbacks.n == 1)
+        await until(
+            lambda: (found := read_state(tmp_path)) and found.counts.challenger.fallbacks.n == 1
+        )
         clock.now += 60
-        (tmp_path / STATE_FILE).unlink()  # as `canary start` does, where nobody saw the routes without it
+        (
+            tmp_path / STATE_FILE
+        ).unlink()  # as `canary start` does, where nobody saw the routes without it
         await until(lambda: read_state(tmp_path))
         state = read_state(tmp_path)
         assert (state.counts.challenger.fallbacks.n, state.started) == (0, clock.now)
 
 
-async def compare(folder: Path, models: FakeModels, rag: FakeRag, answer: ServedAnswer) -> CanaryState:
+async def compare(
+    folder: Path, models: FakeModels, rag: FakeRag, answer: ServedAnswer
+) -> CanaryState:
     """The state after one answer was compared, or could not be."""
     watch, table = watch_in(folder, rag), table_of(folder)
     async with running(watch, table, models):
@@ -128,7 +155,12 @@ async def compare(folder: Path, models: FakeModels, rag: FakeRag, answer: Served
     ],
 )
 async def test_the_other_model_is_asked_and_the_scores_are_paired(
-    tmp_path: Path, role: ServedRole, first: str, rewrites: dict[str, str], difference: float, retrieved: list[str]
+    tmp_path: Path,
+    role: ServedRole,
+    first: str,
+    rewrites: dict[str, str],
+    difference: float,
+    retrieved: list[str],
 ):
     rag = rag_of(r1=0.5, r2=0.7)
     state = await compare(tmp_path, FakeModels(**rewrites), rag, served(role, first))
@@ -137,7 +169,8 @@ async def test_the_other_model_is_asked_and_the_scores_are_paired(
 
 
 @pytest.mark.parametrize(
-    "second", ["unknown to the rag", ModelError("down", "model_unreachable"), RuntimeError("a mistake")]
+    "second",
+    ["unknown to the rag", ModelError("down", "model_unreachable"), RuntimeError("a mistake")],
 )
 async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, second: str | Exception):
     state = await compare(tmp_path, FakeModels(v2=second), rag_of(r1=0.9), served("champion"))
@@ -154,7 +187,10 @@ async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path
         await until(lambda: table.routes.challenger is None)
     verdict, state = read_verdict(tmp_path), read_state(tmp_path)
     assert (verdict.challenger, verdict.champion, verdict.requests) == ("2", "1", 30)
-    assert verdict.judgement.outcome == "roll_back" and "not answered by it" in verdict.judgement.reason
+    assert (
+        verdict.judgement.outcome == "roll_back"
+        and "not answered by it" in verdict.judgement.reason
+    )
     assert state.judgement.outcome == "roll_back" and watch.state is None
 
 
@@ -163,17 +199,24 @@ async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path
     [(0.5, 1, Clock.now - 300), (0.1, 0, Clock.now)],
     ids=["time without a router does not count", "another share is another canary"],
 )
-async def test_a_router_that_was_restarted_counts_on(tmp_path: Path, share: float, requests: int, started: float):
+async def test_a_router_that_was_restarted_counts_on(
+    tmp_path: Path, share: float, requests: int, started: float
+):
     before = CanaryState(champion="1", challenger="2", share=share, started=100.0, looked=400.0)
     before.counts.challenger.add("row", fallback=True, latency_ms=1)
     (tmp_path / STATE_FILE).write_text(before.model_dump_json())
     watch = watch_in(tmp_path)
     async with running(watch, table_of(tmp_path)):
         await until(lambda: watch.state)
-        assert (watch.state.counts.challenger.fallbacks.n, watch.state.started) == (requests, started)
+        assert (watch.state.counts.challenger.fallbacks.n, watch.state.started) == (
+            requests,
+            started,
+        )
 
 
-async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_a_verdict_that_can_t_be_written_is_written_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     folder, clock = tmp_path / "away", Clock()
     folder.write_text("in the way")
     table, watch = table_of(tmp_path), CanaryObserver(CONFIG, folder, rag_of, clock)
@@ -201,7 +244,10 @@ async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Pat
         (tmp_path / "verdict.json").unlink()  # the site has acted upon it
         await until(lambda: table.dropped_reason is None)
     assert verdict.challenger == "2"
-    assert verdict.judgement.reason == "the router can't observe it: the environment variable RAG_KEY is not set"
+    assert (
+        verdict.judgement.reason
+        == "the router can't observe it: the environment variable RAG_KEY is not set"
+    )
 
 
 async def test_a_share_of_the_questions_is_compared_and_what_is_too_much_is_counted(tmp_path: Path):
@@ -219,18 +265,31 @@ HOUR, DAY = 3600.0, 86_400.0
 def arm(requests: int, failing: int = 0, latency_ms: float = 100.0) -> ArmCounts:
     made = ArmCounts()
     for number in range(requests):
-        made.add(f"{number}", fallback=number < failing, latency_ms=latency_ms * (1 + number % 10 / 10))
+        made.add(
+            f"{number}", fallback=number < failing, latency_ms=latency_ms * (1 + number % 10 / 10)
+        )
     return made
 
 
 def test_a_question_counts_once_until_too_many_are_known(monkeypatch: pytest.MonkeyPatch):
     counts = ArmCounts()
-    added = [counts.add("a", fallback=fell_back, latency_ms=1) for fell_back in (False, False, True, True)]
+    added = [
+        counts.add("a", fallback=fell_back, latency_ms=1)
+        for fell_back in (False, False, True, True)
+    ]
     assert added == [1, 0, 0, 0]
-    assert (counts.fallbacks.n, counts.fallbacks.mean, counts.latency.n) == (2, 1 / 2, 4), "another outcome counts"
+    assert (counts.fallbacks.n, counts.fallbacks.mean, counts.latency.n) == (2, 1 / 2, 4), (
+        "another outcome counts"
+    )
     monkeypatch.setattr(canary, "MOST_QUESTIONS", 2)
     counts = ArmCounts()
-    assert [counts.add(question, fallback=False, latency_ms=1) for question in "aabca"] == [1, 0, 1, 1, 1]
+    assert [counts.add(question, fallback=False, latency_ms=1) for question in "aabca"] == [
+        1,
+        0,
+        1,
+        1,
+        1,
+    ]
 
 
 def pairs(*differences: float) -> Mean:
@@ -291,7 +350,9 @@ GAINS = pairs(*[0.2, 0.1] * 300)
         "better, but too early", "better", "better, but few requests",
     ],
 )  # fmt: skip
-def test_a_canary_is_judged(counts: CanaryCounts, config: Canary, seconds: float, outcome: str, reason: str):
+def test_a_canary_is_judged(
+    counts: CanaryCounts, config: Canary, seconds: float, outcome: str, reason: str
+):
     judgement = judge(counts, config, seconds)
     assert judgement.outcome == outcome
     assert reason in judgement.reason

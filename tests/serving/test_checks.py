@@ -20,7 +20,12 @@ CANARY = {"champion": "1", "challenger": "2"}
 @pytest.fixture
 def check(profile_of: ProfileOf, serve: Any) -> Check:
     def check(aliases: dict[Any, str], **health: Any) -> ServingHealth:
-        answer = {"status": "ok", "champion": {"version": "1"}, "challenger": None, "request_log": None} | health
+        answer = {
+            "status": "ok",
+            "champion": {"version": "1"},
+            "challenger": None,
+            "request_log": None,
+        } | health
         url = serve(lambda _: (200, answer)).url.removesuffix("/v1")
         return check_serving(profile_of(), aliases, url, clock=lambda: NOW)
 
@@ -39,18 +44,28 @@ def write_canary(folder: Path, *, looked: float) -> None:
     (folder / STATE_FILE).write_text(state.model_dump_json())
 
 
-def test_all_is_well_with_a_champion_that_serves_or_is_coming_up_unless_the_router_is_in_trouble(check: Check):
+def test_all_is_well_with_a_champion_that_serves_or_is_coming_up_unless_the_router_is_in_trouble(
+    check: Check,
+):
     health = check({"champion": "1"})
     assert (health.problems, health.notes, health.serving) == ([], [], "1")
     assert "| Answers | 1 |" in health.markdown
     assert "All is as it should be." in health.markdown
     health = check({"champion": "2"})
-    assert (health.problems, health.notes) == ([], ["version 1 answers until version 2 has come up"])
-    assert "answers without a model: version 1" in check({"champion": "1"}, status="degraded").problems[0]
+    assert (health.problems, health.notes) == (
+        [],
+        ["version 1 answers until version 2 has come up"],
+    )
+    assert (
+        "answers without a model: version 1"
+        in check({"champion": "1"}, status="degraded").problems[0]
+    )
     assert "is the disk full?" in check({"champion": "1"}, request_log="failing").problems[0]
 
 
-def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(profile_of: ProfileOf, serve: Any):
+def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(
+    profile_of: ProfileOf, serve: Any
+):
     profile = profile_of(serve={"host": "0.0.0.0", "port": 9, "api_key_env": "KEY"})
     assert check_serving(profile, {}).problems == []
     assert check_serving(profile, {"champion": "3"}).problems == [
@@ -59,7 +74,10 @@ def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(profile_of:
     ipv6 = profile_of(serve={"host": "::1", "port": 9})
     assert check_serving(ipv6, {}).url == "http://[::1]:9"
     another_service = serve(lambda _: (200, ["hello"])).url.removesuffix("/v1")
-    assert "no router answers" in check_serving(profile, {"champion": "1"}, another_service).problems[0]
+    assert (
+        "no router answers"
+        in check_serving(profile, {"champion": "1"}, another_service).problems[0]
+    )
 
 
 def test_a_canary_is_shown_while_it_is_watched_and_how_it_ended(check: Check, folder: Path):
@@ -67,7 +85,10 @@ def test_a_canary_is_shown_while_it_is_watched_and_how_it_ended(check: Check, fo
     write_canary(folder, looked=NOW - 5)
     health = check(CANARY)
     assert (health.problems, health.notes) == ([], [])
-    assert "| Canary | version 2 gets 10%: keep, not checked yet; 0 requests to it, 0 to version 1 |" in health.markdown
+    assert (
+        "| Canary | version 2 gets 10%: keep, not checked yet; 0 requests to it, 0 to version 1 |"
+        in health.markdown
+    )
     judgement = Judgement(outcome="roll_back", reason="slower")
     verdict = CanaryVerdict(challenger="2", champion="1", judgement=judgement, at=NOW, requests=9)
     (folder / VERDICT_FILE).write_text(verdict.model_dump_json())

@@ -30,10 +30,14 @@ async def connect() -> AsyncIterator[Callable[[bytes], Awaitable[Client]]]:
         await asyncio.sleep(60 if scope["path"] == "/slow" else 0)
         if scope["method"] == "POST":
             await receive(), await receive()
-        await PlainTextResponse("x" * (50_000_000 if scope["path"] == "/long" else 1))(scope, receive, send)
+        await PlainTextResponse("x" * (50_000_000 if scope["path"] == "/long" else 1))(
+            scope, receive, send
+        )
 
     config, state = uvicorn.Config(app, lifespan="off", log_config=None), ServerState()
-    make = partial(ClientConnection, Connections(3), config=config, server_state=state, app_state={})
+    make = partial(
+        ClientConnection, Connections(3), config=config, server_state=state, app_state={}
+    )
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     clients: list[Client] = []
 
@@ -63,12 +67,19 @@ async def is_open(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("idle", [b"", GET[:20], CUT, GET % b"", GET % b"long"])
-async def test_who_waits_longest_for_its_client_gives_way_and_who_is_being_answered_does_not(connect, idle):
+async def test_who_waits_longest_for_its_client_gives_way_and_who_is_being_answered_does_not(
+    connect, idle
+):
     slow, first, second = await connect(GET % b"slow"), await connect(idle), await connect(idle)
     new = await connect(GET % b"")
     assert b"200 OK" in await new[0].readline()
     if b"long" not in idle:  # reading lets it go on
-        assert [await is_open(client) for client in (slow, first, second, new)] == [True, False, True, True]
+        assert [await is_open(client) for client in (slow, first, second, new)] == [
+            True,
+            False,
+            True,
+            True,
+        ]
     slow = [await connect(GET % b"slow") for _ in range(3)]
     assert not await is_open(slow[-1]), "where all are being answered, the new one is closed"
 
@@ -88,5 +99,8 @@ def test_the_files_that_it_may_open_are_as_many_as_it_needs(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[0])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.insert(0, wanted))
     assert (backlog_for(Serve()), limits[0]) == (168, (1000, 1000))
-    with pytest.raises(ConfigError, match=r"max_connections 5000: needs 5384 open files, .* may have 1000; lower it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"max_connections 5000: needs 5384 open files, .* may have 1000; lower it",
+    ):
         backlog_for(Serve(max_connections=5000))

@@ -19,8 +19,12 @@ def subject(profile: Profile) -> Subject:
     return evaluated_run(profile)
 
 
-@pytest.mark.parametrize(("metric", "value"), [("top1", 0.5), ("mrr10", 0.75), ("quality", 3.0), (None, 0.5)])
-def test_the_rows_give_the_reported_figure(profile: Profile, subject: Subject, metric: str | None, value: float):
+@pytest.mark.parametrize(
+    ("metric", "value"), [("top1", 0.5), ("mrr10", 0.75), ("quality", 3.0), (None, 0.5)]
+)
+def test_the_rows_give_the_reported_figure(
+    profile: Profile, subject: Subject, metric: str | None, value: float
+):
     figure = figure_of(profile, subject, metric)
     assert (figure.reported, figure.recomputed) == (value, value)
     assert (figure.agrees, figure.rows, figure.of, figure.file.name) == (True, 2, 3, "arm_rl.jsonl")
@@ -35,15 +39,20 @@ def replace_artifact(subject: Subject, name: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "content"), [("evaluation", "evaluation.json", '{"arms": 1}'), ("arm_rl", "arm_rl.jsonl", "{")]
+    ("name", "file", "content"),
+    [("evaluation", "evaluation.json", '{"arms": 1}'), ("arm_rl", "arm_rl.jsonl", "{")],
 )
-def test_a_file_that_can_t_be_read_is_one_line(profile: Profile, subject: Subject, name: str, file: str, content: str):
+def test_a_file_that_can_t_be_read_is_one_line(
+    profile: Profile, subject: Subject, name: str, file: str, content: str
+):
     path = subject.run / "evaluate" / file
     path.write_text(content)
     with pytest.raises(ArtifactError, match="was changed"):
         figure_of(profile, subject, "top1")
     replace_artifact(subject, name, path)
-    with pytest.raises(ArtifactError, match=rf"{file}.* is damaged or of another version of Qinglan; run its stage"):
+    with pytest.raises(
+        ArtifactError, match=rf"{file}.* is damaged or of another version of Qinglan; run its stage"
+    ):
         figure_of(profile, subject, "top1")
 
 
@@ -64,16 +73,30 @@ def test_the_lowest_row_leads_to_its_cell_and_to_its_calls(profile: Profile, sub
     assert costs == [("teacher", "t-b", 0.25), ("judge", "j-b", 0.25)]
     assert all(paid.at_s and paid.at_s > 1e9 for paid in trace.paid)
     (other,) = rows_behind(profile, subject, "top1", ids=["a"])
-    assert [(paid.request, paid.call) for paid in other.paid] == [("t-a", None), ("j-a", None)], "not in the ledger"
+    assert [(paid.request, paid.call) for paid in other.paid] == [("t-a", None), ("j-a", None)], (
+        "not in the ledger"
+    )
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda p, s: figure_of(p, s, "latency_p50_ms"), "`latency_p50_ms`: is not a mean over rows; those are top1"),
-        (lambda p, s: figure_of(p, s._replace(arm="sft"), "top1"), "did not evaluate an arm `sft`; it has teacher, rl"),
-        (lambda p, s: rows_behind(p, s, "top1", ids=["z"]), "row `z`: is not among the 3 test questions"),
-        (lambda p, s: figure_of(p, s._replace(run=s.run.parent / "none"), "top1"), "has no finished evaluate"),
+        (
+            lambda p, s: figure_of(p, s, "latency_p50_ms"),
+            "`latency_p50_ms`: is not a mean over rows; those are top1",
+        ),
+        (
+            lambda p, s: figure_of(p, s._replace(arm="sft"), "top1"),
+            "did not evaluate an arm `sft`; it has teacher, rl",
+        ),
+        (
+            lambda p, s: rows_behind(p, s, "top1", ids=["z"]),
+            "row `z`: is not among the 3 test questions",
+        ),
+        (
+            lambda p, s: figure_of(p, s._replace(run=s.run.parent / "none"), "top1"),
+            "has no finished evaluate",
+        ),
         (lambda p, s: subject_of(p, "nope"), "run `nope`: not found"),
     ],
 )

@@ -1,4 +1,5 @@
-"""A judge of our own, served for real by ms-swift from MLflow's registry, and compared with the judge.
+"""A judge of our own, served for real by ms-swift from MLflow's registry, and compared with the
+judge.
 
 The tiny model holds everything right, so that it agrees with the judge by chance alone.
 """
@@ -30,20 +31,24 @@ pytestmark = [
     pytest.mark.usefixtures("prefect_server"),
     pytest.mark.slow,
     pytest.mark.extended,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::ResourceWarning"
+    ),  # Prefect's, MLflow's
 ]
 MODEL, ROWS = "qinglan.t.passage_judge", 12
 
 
 def found(body: dict[str, Any]) -> Any:
-    """The teacher's whole rewrite finds `g`, anything else a passage that bears the question's number."""
+    """The teacher's whole rewrite finds `g`, anything else a passage that bears the question's
+    number."""
     whole = len(body.get("rewritten_query", "").split()) == 2
     number = body["query"].removeprefix("虾青素").removesuffix("咋吃")
     return 200, recall(("g" if whole else f"p{number}", 0.9))
 
 
 def judged(body: dict[str, Any]) -> Any:
-    """What the teacher's rewrites find is right, and of the other passages those of every third question."""
+    """What the teacher's rewrites find is right, and of the other passages those of every third
+    question."""
     passage = asked(body).rpartition("正文")[2]
     right = passage == "g" or int(passage.removeprefix("p")) % 3 == 0
     return 200, completion('{"score": 5}' if right else '{"score": 1}')
@@ -52,7 +57,11 @@ def judged(body: dict[str, Any]) -> Any:
 def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(
     tmp_path: Path, profile_of: Callable[..., Profile], serve: Callable[[Script], FakeService]
 ):
-    rag, judge, models = serve(found), serve(judged), Models(f"sqlite:///{tmp_path / 'mlflow.db'}", MODEL, tmp_path)
+    rag, judge, models = (
+        serve(found),
+        serve(judged),
+        Models(f"sqlite:///{tmp_path / 'mlflow.db'}", MODEL, tmp_path),
+    )
 
     def profile_with(**local: Any) -> Profile:
         local |= {"model": MODEL, "timeout_s": 300, "price": PRICE}
@@ -69,7 +78,14 @@ def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(
     candidate = models.candidate(model=weights, recipe="passage_judge", prompt_sha256=prompt)
     models.registry.promote(models.registry.register(candidate).version)
     rows = [
-        Row(id=f"{n:02}", tenant="t", query=f"虾青素{n}咋吃", source="f", split="dev", answer=f"虾青素{n} 服用方法")
+        Row(
+            id=f"{n:02}",
+            tenant="t",
+            query=f"虾青素{n}咋吃",
+            source="f",
+            split="dev",
+            answer=f"虾青素{n} 服用方法",
+        )
         for n in range(ROWS)
     ]
     artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
@@ -81,15 +97,23 @@ def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(
         def work(run: Run) -> StageResult:
             released = released_judge(profile)
             assert released
-            return compare_judges(run, partial(Addresses, judge.url, judge.url, rag.url), dataset, released)
+            return compare_judges(
+                run, partial(Addresses, judge.url, judge.url, rag.url), dataset, released
+            )
 
         with open_run(profile, "train") as run:
             return flow(work, validate_parameters=False)(run)  # type: ignore[return-value]
 
-    with pytest.raises(StageError, match=r"κ 0\.00 .*24 passages: κ's 95% interval must .*min_agreement = 0\.6"):
+    with pytest.raises(
+        StageError, match=r"κ 0\.00 .*24 passages: κ's 95% interval must .*min_agreement = 0\.6"
+    ):
         compare(min_agreement_pairs=2 * ROWS)
     result = compare(when_below="go_on")  # a live RAG is asked anew, the judges are not
-    assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (2 * ROWS, 0, 0)
+    assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (
+        2 * ROWS,
+        0,
+        0,
+    )
     assert result.metrics["share"] == pytest.approx(2 / 3)
     assert {pair.local for pair in read_jsonl(result.path("pairs"), JudgedPassage)} == {5.0}
     assert len(judge.bodies) == 2 * ROWS

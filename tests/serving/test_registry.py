@@ -1,4 +1,5 @@
-"""The registry on SQLite: versions, aliases, what a kill leaves behind, and weights that are gone."""
+"""The registry on SQLite: versions, aliases, what a kill leaves behind, and weights that are
+gone."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -49,12 +50,22 @@ def dying(site: Models, nth: int, writes: tuple[str, ...] = ALIAS) -> Registry:
 def test_a_version_is_described_by_its_tags_and_keeps_its_files(site: Models, tmp_path: Path):
     adapter = tmp_path / "checkpoint"
     adapter.mkdir()
-    for name in ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "rng_state.pth"):
+    for name in (
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "optimizer.pt",
+        "rng_state.pth",
+    ):
         (adapter / name).write_text("{}")
     candidate = site.candidate(adapters={"sft": adapter})
     made = site.registry.register(candidate)
     assert site.registry.version("1") == made
-    assert (made.arm, made.sha256, made.verdict, made.aliases) == ("rl", candidate.model.sha256, "promote", ())
+    assert (made.arm, made.sha256, made.verdict, made.aliases) == (
+        "rl",
+        candidate.model.sha256,
+        "promote",
+        (),
+    )
     assert (made.run_id, made.dataset_version, made.weights) == ("run-1", "d1", "mlflow")
     shown = site.client.get_model_version(site.name, "1")
     assert "Release the RL student: all 0 rules hold." in shown.description
@@ -94,7 +105,10 @@ def test_what_did_not_pass_serves_only_for_a_reason(site: Models):
     assert site.registry.challenge("1", force_reason=reason).history[-1].endswith(reason)
     assert reason in site.registry.promote("1", force_reason=reason).history[-1]
     tags = site.client.get_model_version(site.name, "1").tags
-    assert (tags["forced"], tags["reasons"]) == (reason, "cost: it costs 90% of what the teacher costs")
+    assert (tags["forced"], tags["reasons"]) == (
+        reason,
+        "cost: it costs 90% of what the teacher costs",
+    )
 
 
 def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
@@ -112,11 +126,17 @@ def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
     site.registry.promote("2")
     third = site.registry.register(site.candidate("two", gate={"approval": "none"})).version
     site.registry.promote(third)
-    assert site.registry.aliases() == {"champion": "3", "previous": "1"}, "the same weights under a new decision"
+    assert site.registry.aliases() == {"champion": "3", "previous": "1"}, (
+        "the same weights under a new decision"
+    )
 
 
-@pytest.mark.parametrize(("nth", "then"), [(1, "promote"), (2, "promote"), (3, "promote"), (2, "roll_back")])
-def test_a_killed_promotion_leaves_a_champion_and_is_completed_or_rolled_back(site: Models, nth: int, then: str):
+@pytest.mark.parametrize(
+    ("nth", "then"), [(1, "promote"), (2, "promote"), (3, "promote"), (2, "roll_back")]
+)
+def test_a_killed_promotion_leaves_a_champion_and_is_completed_or_rolled_back(
+    site: Models, nth: int, then: str
+):
     site.promote("one", "two")
     site.register("three")
     site.registry.challenge("3")
@@ -140,7 +160,9 @@ def test_a_killed_rollback_leaves_a_champion_and_is_completed(site: Models, nth:
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
 
 
-@pytest.mark.parametrize(("nth", "chosen"), [*((nth, None) for nth in range(1, 7)), (5, "1"), (6, "1")])
+@pytest.mark.parametrize(
+    ("nth", "chosen"), [*((nth, None) for nth in range(1, 7)), (5, "1"), (6, "1")]
+)
 def test_a_promotion_that_was_killed_while_it_settled_is_completed_but_never_repeated(
     site: Models, nth: int, chosen: str | None
 ):
@@ -174,7 +196,10 @@ def test_a_canary_is_not_ended_by_the_next_nights_model_but_by_a_person(site: Mo
     site.register("one", "two", "three")
     site.registry.promote("1")
     site.registry.assign_alias("2", "challenger", "1")
-    assert "another canary is running" in site.registry.assign_alias("3", "challenger", "1").history[-1]
+    assert (
+        "another canary is running"
+        in site.registry.assign_alias("3", "challenger", "1").history[-1]
+    )
     assert site.registry.aliases()["challenger"] == "2"
     site.registry.challenge("3")
     assert site.registry.version("2").history[-1].endswith("withdrawn: version 3 took its place")
@@ -192,7 +217,9 @@ def test_who_has_a_place_keeps_it_whatever_is_decided_later(site: Models):
 def test_of_two_people_who_decide_at_once_the_first_has_decided(site: Models):
     site.registry.register(site.candidate("one", verdict="undecided"))
     site.registry.redecide("1", site.candidate(verdict="refuse").decision)
-    with pytest.raises(ConfigError, match=r"release 1 of .*: is decided by now: Do not release the RL student"):
+    with pytest.raises(
+        ConfigError, match=r"release 1 of .*: is decided by now: Do not release the RL student"
+    ):
         site.registry.redecide("1", site.candidate(verdict="promote").decision)
     assert site.registry.version("1").verdict == "refuse"
 
@@ -207,8 +234,13 @@ def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: P
     with open_run(profile, "evaluate", fresh=True) as run:
         first = rival_of(run)
         site.registry.promote("2")
-        again, named = rival_of(run), run.profile.release.model_copy(update={"name": f"{site.name}.other"})
-        other = run.model_copy(update={"profile": run.profile.model_copy(update={"release": named})})
+        again, named = (
+            rival_of(run),
+            run.profile.release.model_copy(update={"name": f"{site.name}.other"}),
+        )
+        other = run.model_copy(
+            update={"profile": run.profile.model_copy(update={"release": named})}
+        )
         assert first and again and (first.version, again.version) == ("1", "1")
         assert rival_of(other) is None, "another model's champion is another one"
 
@@ -253,7 +285,9 @@ def test_weights_exchanged_together_with_mlflows_digest_are_not_served(site: Mod
     made = site.registry.register(site.candidate())
     (made.folder / "model.safetensors").write_text("another model")
     site.client.set_model_version_tag(site.name, "1", "sha256", sha256_of(made.folder))
-    with pytest.raises(ArtifactError, match=r"release 1 of .* digest .* is not the one in .*; find out who changed"):
+    with pytest.raises(
+        ArtifactError, match=r"release 1 of .* digest .* is not the one in .*; find out who changed"
+    ):
         site.registry.folder(site.registry.version("1"))
 
 
@@ -262,7 +296,9 @@ def test_a_site_without_a_record_of_a_version_serves_it_and_keeps_one(site: Mode
     elsewhere = replace(site.registry, state=site.folder / "another machine")
     assert elsewhere.folder(made, said.append) == elsewhere.folder(made, said.append) == made.folder
     (line,) = said
-    assert line.startswith(f"release 1 of {site.name}: this site had no record of its weights' digest")
+    assert line.startswith(
+        f"release 1 of {site.name}: this site had no record of its weights' digest"
+    )
     with pytest.raises(ArtifactError, match="is not the one in"):
         elsewhere.folder(made.model_copy(update={"sha256": "0" * 64}))
 
@@ -272,7 +308,10 @@ def test_large_weights_stay_where_they_are(site: Models):
     candidate = site.candidate()
     made = registry.register(candidate)
     assert made.weights == "path"
-    kept = [Path(f.path).name for f in site.client.list_artifacts(candidate.mlflow_run_id, "release/model")]
+    kept = [
+        Path(f.path).name
+        for f in site.client.list_artifacts(candidate.mlflow_run_id, "release/model")
+    ]
     assert kept == ["tokenizer.json"]
     made.folder.rename(made.folder.with_name("away"))
     with pytest.raises(ArtifactError, match=r"is gone.*put that folder back"):

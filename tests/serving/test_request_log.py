@@ -1,4 +1,5 @@
-"""The request log: consent, redaction, one file a day that reads as a workbook, and what goes wrong with disks."""
+"""The request log: consent, redaction, one file a day that reads as a workbook, and what goes wrong
+with disks."""
 
 import fcntl
 import json
@@ -43,7 +44,14 @@ def profile(profile_of: ProfileOf, tmp_path: Path) -> ProfileOf:
 
 def question(query: str, profile: str = "", history: str = "") -> Row:
     identity = row_id("default", query, profile, history)
-    return Row(id=identity, tenant="default", query=query, profile=profile, history=history, source="router")
+    return Row(
+        id=identity,
+        tenant="default",
+        query=query,
+        profile=profile,
+        history=history,
+        source="router",
+    )
 
 
 def put(log: RequestLogWriter, row: Row, rewrite: str = "益生菌 时间") -> None:
@@ -58,7 +66,9 @@ def open_log(settings: Profile, today: date = TODAY) -> RequestLogWriter:
     return RequestLogWriter(folder_of(settings), settings, lambda: today)
 
 
-def write(settings: Profile, *rows: Row, today: date = TODAY, rewrite: str = "益生菌 时间") -> RequestLogWriter:
+def write(
+    settings: Profile, *rows: Row, today: date = TODAY, rewrite: str = "益生菌 时间"
+) -> RequestLogWriter:
     log = open_log(settings, today)
     for row in rows:
         put(log, row, rewrite)
@@ -95,7 +105,9 @@ def test_a_forgotten_question_is_not_taken(profile):
 
 
 @pytest.mark.parametrize(("redacted", "phone"), [(True, "[手机号]"), (False, "13812345678")])
-def test_personal_numbers_reach_no_file(profile_of: ProfileOf, tmp_path: Path, redacted: bool, phone: str):
+def test_personal_numbers_reach_no_file(
+    profile_of: ProfileOf, tmp_path: Path, redacted: bool, phone: str
+):
     recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
     log = {"folder": str(tmp_path / "log"), "consent": "all", "redact": redacted}
     columns = {"query": "用户提问", "inputs": {"hint": "线索"}}
@@ -103,7 +115,9 @@ def test_personal_numbers_reach_no_file(profile_of: ProfileOf, tmp_path: Path, r
     row = question("我是13812345678", "电话13812345678", "13812345678")
     row = row.model_copy(update={"inputs": {"hint": "电话13812345678"}})
     write(settings, row, rewrite="13812345678 能吃")
-    (kept,) = read_rows(folder_of(settings), settings.data, settings.tenant, inputs=get_recipe(recipe).INPUTS)
+    (kept,) = read_rows(
+        folder_of(settings), settings.data, settings.tenant, inputs=get_recipe(recipe).INPUTS
+    )
     assert (kept.query, kept.profile, kept.history) == (f"我是{phone}", f"电话{phone}", phone)
     assert kept.inputs == {"hint": f"电话{phone}"}
     assert ("13812345678" in (tmp_path / "log" / "2026-11-21.jsonl").read_text()) == (not redacted)
@@ -111,7 +125,9 @@ def test_personal_numbers_reach_no_file(profile_of: ProfileOf, tmp_path: Path, r
 
 def test_a_question_stands_there_once_a_day(profile):
     settings = profile()
-    first = write(settings, *map(question, ("能吃吗，我是13812345678", "能吃吗，我是13912345678", "别的问题")))
+    first = write(
+        settings, *map(question, ("能吃吗，我是13812345678", "能吃吗，我是13912345678", "别的问题"))
+    )
     assert first.outcomes == {"written": 2, "duplicate": 1}
     second = write(settings, question("别的问题"), question("又一个"))
     assert second.outcomes == {"written": 1, "duplicate": 1}
@@ -138,14 +154,22 @@ def test_todays_file_is_not_there_to_read(profile, monkeypatch):
     assert names(settings) == ["2026-11-21.jsonl"]
 
 
-def test_what_a_killed_router_left_is_finished_a_running_ones_file_is_left_to_it_and_old_ones_go(profile):
+def test_what_a_killed_router_left_is_finished_a_running_ones_file_is_left_to_it_and_old_ones_go(
+    profile,
+):
     settings = profile(keep_days=2)
     folder = folder_of(settings)
     folder.mkdir()
     half = '{"问题": "半'
     (folder / "2026-11-20.jsonl.partial").write_text('{"问题": "昨天的问题"}\n' + half)
     (folder / "2026-11-19.2.jsonl.partial").write_text(half)
-    for name in ("2026-11-18.jsonl", "2026-11-18.3.jsonl", "2026-11-19.jsonl", "mine.jsonl", "2026-11-18.xlsx"):
+    for name in (
+        "2026-11-18.jsonl",
+        "2026-11-18.3.jsonl",
+        "2026-11-19.jsonl",
+        "mine.jsonl",
+        "2026-11-18.xlsx",
+    ):
         (folder / name).write_text("x\n")
     with (folder / "2026-11-21.jsonl.partial").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -163,11 +187,18 @@ def test_what_reading_would_refuse_or_more_than_a_day_takes_is_not_written(profi
     settings = profile()
     log = write(settings, question("长" * 501), question("？！"), question("问", "长" * 2001))
     assert log.outcomes == {"unusable": 3}
-    longer = settings.model_copy(update={"data": settings.data.model_copy(update={"max_context_chars": 5000})})
-    assert write(longer, question("问", "长" * 4001)).outcomes == {"unusable": 1}, "a part would be another question"
+    longer = settings.model_copy(
+        update={"data": settings.data.model_copy(update={"max_context_chars": 5000})}
+    )
+    assert write(longer, question("问", "长" * 4001)).outcomes == {"unusable": 1}, (
+        "a part would be another question"
+    )
     assert names(settings) == []
     monkeypatch.setattr(request_log, "MOST_A_DAY", 2)
-    assert write(profile(), *(question(f"问题{i}") for i in range(5))).outcomes == {"written": 2, "day_full": 3}
+    assert write(profile(), *(question(f"问题{i}") for i in range(5))).outcomes == {
+        "written": 2,
+        "day_full": 3,
+    }
 
 
 def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
@@ -212,13 +243,18 @@ def test_a_file_that_is_finished_between_two_looks_is_not_replaced(tmp_path, mon
     day.add("1" * 16, {"问题": "二"})
     day.finish()
     assert final.read_text() == '{"问题": "一"}\n'
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "2026-11-21.2.jsonl",
+        "2026-11-21.jsonl",
+    ]
 
 
 def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile, tmp_path):
     (tmp_path / "file").write_text("")
     settings = profile(folder=str(tmp_path / "file" / "log"))
-    with pytest.raises(ConfigError, match=r"serve\.request_log\.folder: .*can't be used: Not a directory"):
+    with pytest.raises(
+        ConfigError, match=r"serve\.request_log\.folder: .*can't be used: Not a directory"
+    ):
         open_log(settings)
     log = RequestLogWriter(folder_of(settings), settings, lambda: TODAY, must_work=False)
     put(log, question("一"))
@@ -232,7 +268,9 @@ def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile
 
 def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
     (tmp_path / "2026-11-20.jsonl.partial").write_text("{}\n")
-    monkeypatch.setattr(request_log.fcntl, "flock", lambda *_: (tmp_path / "2026-11-20.jsonl.partial").unlink())
+    monkeypatch.setattr(
+        request_log.fcntl, "flock", lambda *_: (tmp_path / "2026-11-20.jsonl.partial").unlink()
+    )
     finish_leftovers(tmp_path)
 
 
@@ -261,20 +299,35 @@ def test_only_who_agreed_is_kept(profile, serve, tmp_path, caplog, capfd, settin
     assert "菌粉" not in caplog.text + page + "".join(capfd.readouterr())
 
 
-def test_clients_have_their_own_consent_and_quota_and_are_named_as_origins(profile_of, tmp_path, monkeypatch):
+def test_clients_have_their_own_consent_and_quota_and_are_named_as_origins(
+    profile_of, tmp_path, monkeypatch
+):
     for name in ("own", "app", "other"):
         monkeypatch.setenv(name.upper(), f"{name}-secret")
-    keys = {"app": {"key_env": "APP", "consent": "all", "logged_per_day": 2}, "other": {"key_env": "OTHER"}}
+    keys = {
+        "app": {"key_env": "APP", "consent": "all", "logged_per_day": 2},
+        "other": {"key_env": "OTHER"},
+    }
     log = {"folder": str(tmp_path / "log"), "consent": "header"}
     settings = profile_of(serve={"request_log": log, "api_key_env": "OWN", "api_keys": keys})
     asked = [("app", "一"), ("app", "二"), ("app", "三"), ("other", "四"), ("own", "五")]
     for _ in range(2):  # a restart keeps what was counted
         with TestClient(create_app(settings, tmp_path / "routes.json")) as client:
             for name, text in asked:
-                headers = {"authorization": f"Bearer {name}-secret", "x-log-consent": "yes" if name == "own" else "no"}
+                headers = {
+                    "authorization": f"Bearer {name}-secret",
+                    "x-log-consent": "yes" if name == "own" else "no",
+                }
                 body = {"messages": [{"role": "user", "content": text}]}
-                assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
-    logged = [json.loads(line) for path in (tmp_path / "log").iterdir() for line in path.read_text().splitlines()]
+                assert (
+                    client.post("/v1/chat/completions", json=body, headers=headers).status_code
+                    == 200
+                )
+    logged = [
+        json.loads(line)
+        for path in (tmp_path / "log").iterdir()
+        for line in path.read_text().splitlines()
+    ]
     origins = {each["问题"]: each["qinglan"]["origin"] for each in logged}
     assert (origins, len(logged)) == ({"一": "app", "二": "app", "五": "default"}, 3)
     assert "secret" not in json.dumps(logged)
@@ -341,7 +394,9 @@ def test_other_numbers_stay(text):
     assert redact(text) == text
 
 
-@pytest.mark.parametrize("text", ["a" * 4000 + "@", "1 " * 2000, "1-" * 2000, "a.@" * 1300, "0" * 4000])
+@pytest.mark.parametrize(
+    "text", ["a" * 4000 + "@", "1 " * 2000, "1-" * 2000, "a.@" * 1300, "0" * 4000]
+)
 def test_nobody_can_make_it_slow(text):
     start = time.process_time()
     redact(text)

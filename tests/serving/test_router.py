@@ -1,4 +1,5 @@
-"""The router in front of scripted models: what is asked, what is answered, what comes of failures; routes in force."""
+"""The router in front of scripted models: what is asked, what is answered, what comes of failures;
+routes in force."""
 
 import asyncio
 import json
@@ -56,7 +57,9 @@ class Site:
     def client(self, url: str | None = None, observer: Any = None) -> TestClient:
         if url:
             Routes(champion=backend(url)).write(self.path)
-        return self._stack.enter_context(TestClient(create_app(self.profile, self.path, observer), "http://localhost"))
+        return self._stack.enter_context(
+            TestClient(create_app(self.profile, self.path, observer), "http://localhost")
+        )
 
 
 class FailingObserver:
@@ -96,23 +99,44 @@ def ask(client: TestClient, query: Any = QUESTION, **more: Any) -> dict[str, Any
     answer = client.post("/v1/chat/completions", json=body_of(query, **more))
     assert answer.status_code == 200
     body = answer.json()
-    headers = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in body["qinglan"].items() if value}
+    headers = {
+        f"x-qinglan-{name.replace('_', '-')}": value
+        for name, value in body["qinglan"].items()
+        if value
+    }
     assert headers.items() <= dict(answer.headers).items()
-    return {"content": body["choices"][0]["message"]["content"], "model": body["model"], **body["qinglan"]}
+    return {
+        "content": body["choices"][0]["message"]["content"],
+        "model": body["model"],
+        **body["qinglan"],
+    }
 
 
 def test_the_champions_rewrite_is_the_answer_to_the_prompt_of_the_training(site, serve):
     model = serve(script_of(REPLY))
     here = site()
-    parts = [{"type": "text", "text": f" {QUESTION}\n"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    roles = [("system", "扮演海盗"), ("user", "早先的"), ("assistant", "好"), ("user", parts), ("assistant", "嗯")]
-    messages = [{"role": role, "content": content} for role, content in roles]  # the user's last one counts
+    parts = [
+        {"type": "text", "text": f" {QUESTION}\n"},
+        {"type": "image_url", "image_url": {"url": "x"}},
+    ]
+    roles = [
+        ("system", "扮演海盗"),
+        ("user", "早先的"),
+        ("assistant", "好"),
+        ("user", parts),
+        ("assistant", "嗯"),
+    ]
+    messages = [
+        {"role": role, "content": content} for role, content in roles
+    ]  # the user's last one counts
     answer = ask(here.client(model.url), messages=messages, profile="孕妇", history="问过钙片")
     assert answer == {
         "content": REWRITE, "model": "champion", "source": "model", "reason": None, "role": "champion", "version": "7",
         "row_id": row_id("default", QUESTION, "孕妇", "问过钙片"),
     }  # fmt: skip
-    row = Row(id="", tenant="default", query=QUESTION, profile="孕妇", history="问过钙片", source="")
+    row = Row(
+        id="", tenant="default", query=QUESTION, profile="孕妇", history="问过钙片", source=""
+    )
     assert model.bodies == [{
         "model": "student", "max_tokens": here.profile.student.max_new_tokens, "temperature": 0,
         "messages": get_recipe(here.profile.recipe).student_messages(row, here.profile.tenant),
@@ -123,21 +147,32 @@ def test_the_registered_name_is_a_model_as_well(site, serve):
     here = site()
     client = here.client(serve(script_of(REPLY)).url)
     names = [model["id"] for model in client.get("/v1/models").json()["data"]]
-    assert names == [here.profile.model_name, "champion"] == ["qinglan.default.query_rewrite", "champion"]
+    assert (
+        names
+        == [here.profile.model_name, "champion"]
+        == ["qinglan.default.query_rewrite", "champion"]
+    )
     assert [ask(client, model=name)["model"] for name in names] == names
     answer = client.post("/v1/chat/completions", json=body_of(model="gpt-5"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-    assert "`gpt-5` does not exist; there are qinglan.default.query_rewrite and champion" in answer.text
+    assert (
+        "`gpt-5` does not exist; there are qinglan.default.query_rewrite and champion"
+        in answer.text
+    )
 
 
 @pytest.mark.parametrize(("has_fallback", "status"), [(True, 200), (False, 503)])
-def test_a_bug_costs_no_answer_and_logs_no_question(site, capitals, monkeypatch, caplog, has_fallback, status):
+def test_a_bug_costs_no_answer_and_logs_no_question(
+    site, capitals, monkeypatch, caplog, has_fallback, status
+):
     async def fail(*_: object) -> str:
         raise RuntimeError(QUESTION)
 
     monkeypatch.setattr(ModelClient, "answer", fail)
     client = (site if has_fallback else capitals)().client(NOWHERE)
-    answer = client.post("/v1/chat/completions", json=body_of(inputs={} if has_fallback else {"hint": "x"}))
+    answer = client.post(
+        "/v1/chat/completions", json=body_of(inputs={} if has_fallback else {"hint": "x"})
+    )
     assert (answer.status_code, answer.headers["x-qinglan-reason"]) == (status, "internal_error")
     assert (QUESTION in answer.text) == has_fallback
     assert "RuntimeError" in caplog.text and QUESTION not in caplog.text
@@ -145,14 +180,23 @@ def test_a_bug_costs_no_answer_and_logs_no_question(site, capitals, monkeypatch,
 
 def test_a_stream_is_one_chunk_with_the_tokens_behind_it_if_asked_for_and_the_end(site, serve):
     client = site().client(serve(script_of(REPLY)).url)
-    answer = client.post("/v1/chat/completions", json=body_of(stream=True, stream_options={"include_usage": True}))
+    answer = client.post(
+        "/v1/chat/completions", json=body_of(stream=True, stream_options={"include_usage": True})
+    )
     chunk, counted, end, rest = answer.text.split("\n\n")
     last = json.loads(counted.removeprefix("data: "))
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 110)
-    assert (answer.headers["content-type"], end, rest) == ("text/event-stream; charset=utf-8", "data: [DONE]", "")
+    assert (answer.headers["content-type"], end, rest) == (
+        "text/event-stream; charset=utf-8",
+        "data: [DONE]",
+        "",
+    )
     body = json.loads(chunk.removeprefix("data: "))
     assert body["object"] == "chat.completion.chunk"
-    assert (body["choices"][0]["delta"]["content"], body["choices"][0]["finish_reason"]) == (REWRITE, "stop")
+    assert (body["choices"][0]["delta"]["content"], body["choices"][0]["finish_reason"]) == (
+        REWRITE,
+        "stop",
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,10 +218,16 @@ def test_without_a_usable_rewrite_the_question_is_the_answer(site, serve, reply,
     client = site().client(serve(lambda _: reply).url)
     for _ in range(CIRCUIT_FAILURES):
         answer = ask(client)
-        assert (answer["content"], answer["source"], answer["reason"]) == (QUESTION, "fallback", reason)
+        assert (answer["content"], answer["source"], answer["reason"]) == (
+            QUESTION,
+            "fallback",
+            reason,
+        )
         assert (answer["role"], answer["version"]) == ("champion", "7")
     is_at_fault = reason in ("model_error", "model_unreachable")  # not for what its model wrote
-    assert client.get("/health").json()["champion"]["circuit"] == ("open" if is_at_fault else "closed")
+    assert client.get("/health").json()["champion"]["circuit"] == (
+        "open" if is_at_fault else "closed"
+    )
 
 
 def test_a_slow_model_is_given_up_before_the_deadline(site, serve):
@@ -200,7 +250,12 @@ def test_a_connection_that_had_been_closed_is_opened_again(site, serve):
     [
         ({"max_query_chars": 5}, "菌粉睡前吃", {}, None),
         ({"max_query_chars": 5}, "菌粉睡前吃吗", {}, "query_too_long"),
-        ({"max_context_chars": 5}, QUESTION, {"profile": "孕妇", "history": "问过钙片"}, "context_too_long"),
+        (
+            {"max_context_chars": 5},
+            QUESTION,
+            {"profile": "孕妇", "history": "问过钙片"},
+            "context_too_long",
+        ),
         ({}, "？！😀", {}, "empty_query"),
     ],
 )
@@ -247,10 +302,15 @@ def test_a_failing_model_is_left_alone_then_tried_again(site, serve, clock, monk
         (b'{"messages": [{"role": "user", "content": 7}]}', "messages.0.content"),
         (b'{"messages": [{"role": "user", "content": " "}]}', "there is no user message"),
         (body_of(inputs={}), "inputs.hint: is missing or empty; it is part of what is asked"),
-        (body_of(inputs={"hint": "x", "hnt": "y"}), "inputs: there is no `hnt` here, but capital, given, hint"),
+        (
+            body_of(inputs={"hint": "x", "hnt": "y"}),
+            "inputs: there is no `hnt` here, but capital, given, hint",
+        ),
     ],
 )
-def test_what_is_too_large_or_lacks_a_question_or_an_input_is_refused_in_one_line(capitals, body, words):
+def test_what_is_too_large_or_lacks_a_question_or_an_input_is_refused_in_one_line(
+    capitals, body, words
+):
     content = body if isinstance(body, bytes) else json.dumps(body)
     answer = capitals(max_body_bytes=1000).client().post("/v1/chat/completions", content=content)
     error, refused = answer.json()["error"], (answer.status_code, answer.headers.get("connection"))
@@ -269,16 +329,29 @@ async def test_a_body_that_never_comes_is_given_up(site, monkeypatch):
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [],
+        "query_string": b"",
+    }
     await create_app(here.profile, here.path)(scope, receive, send)
     assert sent[0]["status"] == 408
 
 
 @pytest.mark.parametrize(
     ("sent_before_s", "lag_s", "reason"),
-    [(0, 0, "model_unreachable"), (1000, 0, "overloaded"), (400, 300, "model_unreachable"), (400, 500, "overloaded")],
+    [
+        (0, 0, "model_unreachable"),
+        (1000, 0, "overloaded"),
+        (400, 300, "model_unreachable"),
+        (400, 500, "overloaded"),
+    ],
 )
-async def test_a_request_that_has_waited_for_long_gets_the_question(site, sent_before_s, lag_s, reason):
+async def test_a_request_that_has_waited_for_long_gets_the_question(
+    site, sent_before_s, lag_s, reason
+):
     here = site(deadline_ms=800_000)
     Routes(champion=backend(NOWHERE)).write(here.path)
     models = ModelClient(here.profile)
@@ -305,24 +378,42 @@ async def test_a_blocked_loop_is_felt():
 def test_a_key_is_asked_for_where_one_is_set(site, monkeypatch):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
     client = site(api_key_env="ROUTER_KEY").client()
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}, {"authorization": "Bearer 密"}):
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "s3cret"},
+        {"authorization": "Bearer 密"},
+    ):
         raw = {name: value.encode() for name, value in headers.items()}
         assert client.post("/v1/chat/completions", json=body_of(), headers=raw).status_code == 401
-    assert [client.get(path).status_code for path in ("/v1/models", "/metrics", "/health")] == [401, 401, 200]
+    assert [client.get(path).status_code for path in ("/v1/models", "/metrics", "/health")] == [
+        401,
+        401,
+        200,
+    ]
     assert not {"problem", "challenger_dropped"} & client.get("/health").json().keys()
     right = {"authorization": "Bearer s3cret"}
     assert client.post("/v1/chat/completions", json=body_of(), headers=right).status_code == 200
-    with pytest.raises(ConfigError, match=r"serve\.api_key_env needs the environment variable NOT_SET"):
+    with pytest.raises(
+        ConfigError, match=r"serve\.api_key_env needs the environment variable NOT_SET"
+    ):
         site(api_key_env="NOT_SET").client()
 
 
-def test_without_any_model_the_question_is_the_answer_but_not_to_a_page_from_elsewhere_in_a_browser(site):
+def test_without_any_model_the_question_is_the_answer_but_not_to_a_page_from_elsewhere_in_a_browser(
+    site,
+):
     client = site().client()
     answer = ask(client)
     assert (answer["content"], answer["reason"], answer["role"]) == (QUESTION, "no_model", "none")
     assert client.get("/health").json()["status"] == "degraded"
     for origin in ("http://evil.test", "null", "http://["):
-        assert client.post("/v1/chat/completions", json=body_of(), headers={"origin": origin}).status_code == 403
+        assert (
+            client.post(
+                "/v1/chat/completions", json=body_of(), headers={"origin": origin}
+            ).status_code
+            == 403
+        )
     rebound = {"origin": "http://evil.test", "host": "evil.test"}
     assert client.post("/v1/chat/completions", json=body_of(), headers=rebound).status_code == 403
     own = {"origin": str(client.base_url).rstrip("/")}
@@ -342,7 +433,12 @@ def test_an_observer_is_given_every_answer_and_its_mistake_costs_none(site, serv
     client = site().client(serve(script_of(REPLY)).url, observer)
     assert [ask(client, profile="孕妇")["source"] for _ in range(2)] == ["model", "model"]
     (served, question), _ = observer.served
-    assert (served.role, served.source, served.answer, question.profile) == ("champion", "model", REWRITE, "孕妇")
+    assert (served.role, served.source, served.answer, question.profile) == (
+        "champion",
+        "model",
+        REWRITE,
+        "孕妇",
+    )
     assert served.row_id == question.id
     assert "the canary's observer stopped" in caplog.text
     assert "the canary's observer did not take an answer" in caplog.text
@@ -355,16 +451,22 @@ def test_metrics_count_by_role_version_and_reason(site, serve):
     labels = 'reason="{}",role="champion",source="{}",version="7"'
     assert f"qinglan_router_answers_total{{{labels.format('', 'model')}}} 1.0" in page
     assert f"qinglan_router_answers_total{{{labels.format('model_error', 'fallback')}}} 1.0" in page
-    assert 'qinglan_router_latency_seconds_bucket{le="2.0",role="champion",source="model"} 1.0' in page
+    assert (
+        'qinglan_router_latency_seconds_bucket{le="2.0",role="champion",source="model"} 1.0' in page
+    )
     assert 'qinglan_router_refused_total{status="400"} 1.0' in page
     assert "qinglan_router_serving 1.0" in page
     assert QUESTION not in page
 
 
 def test_the_challenger_gets_its_share(site, serve):
-    champion, challenger = (serve(lambda _, text=text: (200, completion(text))) for text in ("旧 模型", "新 模型"))
+    champion, challenger = (
+        serve(lambda _, text=text: (200, completion(text))) for text in ("旧 模型", "新 模型")
+    )
     here = site()
-    Routes(champion=backend(champion.url), challenger=backend(challenger.url, "8"), share=0.3).write(here.path)
+    Routes(
+        champion=backend(champion.url), challenger=backend(challenger.url, "8"), share=0.3
+    ).write(here.path)
     client = here.client()
     answers = [ask(client, f"问题{i}") for i in range(40)]
     given = {(answer["role"], answer["content"]) for answer in answers}
@@ -377,7 +479,9 @@ def test_inputs_reach_the_prompt(capitals, serve):
     client = capitals().client(model.url)
     answer = ask(client, "法国的首都", inputs={"hint": " 塞纳河 "})
     assert (answer["content"], answer["source"]) == ("巴黎", "model")
-    assert ask(client, "法国", inputs={"hint": "x"})["content"] == "长" * 300, "no limit, unless one is set"
+    assert ask(client, "法国", inputs={"hint": "x"})["content"] == "长" * 300, (
+        "no limit, unless one is set"
+    )
     assert answer["row_id"] == row_id("default", "法国的首都", inputs={"hint": "塞纳河"})
     assert model.bodies[0]["messages"] == [{"role": "user", "content": "法国的首都（塞纳河）"}]
 
@@ -396,7 +500,10 @@ def test_without_a_fallback_a_failure_is_an_error(capitals, serve, reply, settin
     client = capitals(**settings).client(serve(lambda _: reply).url, observer)
     answer = client.post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "塞纳河畔"}))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, reason)
-    assert (answer.headers["x-qinglan-source"], answer.headers["x-qinglan-reason"]) == ("none", reason)
+    assert (answer.headers["x-qinglan-source"], answer.headers["x-qinglan-reason"]) == (
+        "none",
+        reason,
+    )
     assert "法国" not in answer.text
     assert observer.served[0][0].source == "none"
 
@@ -414,7 +521,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "routes.json"
 
 
-def test_a_new_file_counts_once_it_is_looked_for_and_a_broken_one_changes_nothing(path, clock, caplog):
+def test_a_new_file_counts_once_it_is_looked_for_and_a_broken_one_changes_nothing(
+    path, clock, caplog
+):
     table = RouteTable(path, clock)
     assert table.pick("a") is None
     Routes(champion=ONE).write(path)
@@ -441,7 +550,11 @@ def test_a_dropped_challenger_stays_out_until_the_file_says_otherwise(path, cloc
     table = RouteTable(path, clock)
     assert table.pick("a") == ("challenger", TWO)
     table.drop_challenger("it failed")
-    assert (table.pick("a"), table.routes.share, table.dropped_reason) == (("champion", ONE), 0.0, "it failed")
+    assert (table.pick("a"), table.routes.share, table.dropped_reason) == (
+        ("champion", ONE),
+        0.0,
+        "it failed",
+    )
     Routes(champion=ONE, challenger=TWO, share=0.5).write(path)
     clock.now += CHECK_EVERY_S
     assert table.pick("a") == ("champion", ONE)

@@ -27,7 +27,9 @@ QUESTION = "请问菌粉睡前吃行不行呀"
 def process(log: Path, *argv: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server, and the address that its first line says."""
     with log.open("w") as errors:
-        started = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, stderr=errors, text=True)
+        started = subprocess.Popen(
+            [sys.executable, *argv], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
         try:
             yield started, started.stdout.readline().strip()
         finally:
@@ -38,10 +40,19 @@ def process(log: Path, *argv: str) -> Iterator[tuple[subprocess.Popen[str], str]
 @contextmanager
 def router(folder: Path, *settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """With a champion, and no deadline that a busy machine could miss."""
-    with process(folder / "model.log", str(BENCHMARK), "--stub", "0", "--model-ms", "5") as (_, model):
+    with process(folder / "model.log", str(BENCHMARK), "--stub", "0", "--model-ms", "5") as (
+        _,
+        model,
+    ):
         routes = folder / "routes.json"
         Routes(champion=Backend(url=f"{model}/v1", model="m", version="1")).write(routes)
-        argv = ["-m", "qinglan.serving.router", "--profile=embedded", f"--routes={routes}", "--port=0"]
+        argv = [
+            "-m",
+            "qinglan.serving.router",
+            "--profile=embedded",
+            f"--routes={routes}",
+            "--port=0",
+        ]
         argv += [f"--set={setting}" for setting in ("serve.deadline_ms=60000", *settings)]
         with process(folder / "router.log", *argv) as (started, url):
             yield started, url
@@ -95,7 +106,9 @@ def test_clients_that_send_nothing_more_keep_no_other_waiting(tmp_path: Path, se
         start = time.monotonic()
         assert ask(url).headers["x-qinglan-source"] == "model"
         print(f"answered after {time.monotonic() - start:.2f} s")
-        assert time.monotonic() - start < HEAD_WITHIN_S, "it did not wait until the others were hung up on"
+        assert time.monotonic() - start < HEAD_WITHIN_S, (
+            "it did not wait until the others were hung up on"
+        )
 
 
 def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -103,11 +116,18 @@ def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.Mo
     with router(tmp_path, "serve.api_key_env=ROUTER_KEY") as (_, url):
         with openai.OpenAI(base_url=f"{url}/v1", api_key="s3cret") as client:
             messages = [{"role": "user", "content": QUESTION}]
-            answer = client.chat.completions.create(model="champion", messages=messages, extra_body={"profile": "孕妇"})
-            stream = list(client.chat.completions.create(model="champion", messages=messages, stream=True))
+            answer = client.chat.completions.create(
+                model="champion", messages=messages, extra_body={"profile": "孕妇"}
+            )
+            stream = list(
+                client.chat.completions.create(model="champion", messages=messages, stream=True)
+            )
             with pytest.raises(openai.NotFoundError, match="`gpt-5` does not exist"):
                 client.chat.completions.create(model="gpt-5", messages=messages)
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as other, pytest.raises(openai.AuthenticationError):
+        with (
+            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as other,
+            pytest.raises(openai.AuthenticationError),
+        ):
             other.models.list()
     assert answer.choices[0].message.content == "益生菌 服用时间 饭前饭后"
     assert answer.model_extra["qinglan"]["source"] == "model"
@@ -116,7 +136,17 @@ def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_bad_settings_are_one_line(tmp_path: Path):
-    argv = ["-m", "qinglan.serving.router", "--profile", "embedded", "--routes", str(tmp_path / "r"), "--set"]
-    done = subprocess.run([sys.executable, *argv, "serve.host=0.0.0.0"], capture_output=True, text=True)
+    argv = [
+        "-m",
+        "qinglan.serving.router",
+        "--profile",
+        "embedded",
+        "--routes",
+        str(tmp_path / "r"),
+        "--set",
+    ]
+    done = subprocess.run(
+        [sys.executable, *argv, "serve.host=0.0.0.0"], capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "error: profile" in done.stderr and "Traceback" not in done.stderr

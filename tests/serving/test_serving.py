@@ -1,7 +1,8 @@
-"""The whole endpoint under load: canaries that end by themselves, models that die, a rollback by hand, no orphans.
+"""The whole endpoint under load: canaries that end by themselves, models that die, a rollback by
+hand, no orphans.
 
-Router, simulator RAG and models' servers are processes of their own. Most models are stubs that speak the protocol; one
-test serves a tiny Qwen3 by ms-swift from MLflow's registry.
+Router, simulator RAG and models' servers are processes of their own. Most models are stubs that
+speak the protocol; one test serves a tiny Qwen3 by ms-swift from MLflow's registry.
 """
 
 import re
@@ -34,13 +35,20 @@ from qinglan.serving.routes import Backend
 from qinglan.serving.site import HISTORY_FILE, STEP_S, ServingSite, open_site
 from qinglan.simulators.domains.query_rewrite import build_sample
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's own
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]  # MLflow's own
 
 ROOT, STUB = Path(__file__).parents[2], Path(__file__).parents[1] / "support" / "stub_model.py"
 AT_ONCE, SETTLED, ARMS = 8, 100, ("teacher", "champion")
 DEADLINE_S = 30
 """Of an answer: nothing takes as long, whatever else has the cores, but what hangs."""
-CANARY = ("serve.canary.share=0.3", "serve.canary.compare_share=1.0", "serve.canary.check_every_s=1")
+CANARY = (
+    "serve.canary.share=0.3",
+    "serve.canary.compare_share=1.0",
+    "serve.canary.check_every_s=1",
+)
 
 
 def behave(registry: FakeRegistry, version: str, behaviour: str) -> None:
@@ -52,9 +60,15 @@ def stub(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
 
 
 @contextmanager
-def running(folder: Path, deadline_s: int = DEADLINE_S) -> Iterator[tuple[ServingSite, FakeRegistry]]:
+def running(
+    folder: Path, deadline_s: int = DEADLINE_S
+) -> Iterator[tuple[ServingSite, FakeRegistry]]:
     """A site that answers, stepped by a thread of its own."""
-    overrides = [f"paths.state={folder / 'state'}", f"serve.deadline_ms={1000 * deadline_s}", *CANARY]
+    overrides = [
+        f"paths.state={folder / 'state'}",
+        f"serve.deadline_ms={1000 * deadline_s}",
+        *CANARY,
+    ]
     registry, ends = FakeRegistry(folder / "models", champion="1"), Event()
     for version in ("1", "2"):
         behave(registry, version, "good")
@@ -64,7 +78,9 @@ def running(folder: Path, deadline_s: int = DEADLINE_S) -> Iterator[tuple[Servin
             site.step()
 
     profile = load_profile("embedded", overrides)
-    with open_site(profile, folder / "serving", print, port=0, registry=registry, command_of=stub) as site:
+    with open_site(
+        profile, folder / "serving", print, port=0, registry=registry, command_of=stub
+    ) as site:
         thread = Thread(target=run)
         thread.start()
         try:
@@ -76,7 +92,11 @@ def running(folder: Path, deadline_s: int = DEADLINE_S) -> Iterator[tuple[Servin
             thread.join()
 
 
-QUESTIONS = [row.question.query for row in build_sample(load_profile("embedded").embedded)[0] if row.split == "test"]
+QUESTIONS = [
+    row.question.query
+    for row in build_sample(load_profile("embedded").embedded)[0]
+    if row.split == "test"
+]
 
 
 def body_of(question: str) -> dict[str, Any]:
@@ -87,7 +107,12 @@ class Load:
     """Requests without end from several clients, and what became of each."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.answers, self.lost, self._ends = url, list[dict[str, str]](), list[str](), Event()
+        self.url, self.answers, self.lost, self._ends = (
+            url,
+            list[dict[str, str]](),
+            list[str](),
+            Event(),
+        )
         self._clients = [Thread(target=self._ask, args=(number,)) for number in range(AT_ONCE)]
 
     def __enter__(self) -> "Load":
@@ -116,7 +141,8 @@ class Load:
                     self.lost.append(f"{answer.status_code} {answer.text}")
 
     def settle(self) -> None:
-        """Wait until version 1 answers everything: a while of answers without another among them."""
+        """Wait until version 1 answers everything: a while of answers without another among
+        them."""
         wait_until(
             "version 1 to answer",
             lambda: by(self.answers[-SETTLED:]) == {("1", "model"): SETTLED},
@@ -125,7 +151,9 @@ class Load:
 
 
 def by(answers: list[dict[str, str]]) -> Counter[tuple[str, str]]:
-    return Counter((answer.get("x-qinglan-version", ""), answer["x-qinglan-source"]) for answer in answers)
+    return Counter(
+        (answer.get("x-qinglan-version", ""), answer["x-qinglan-source"]) for answer in answers
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,12 +173,16 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
         registry.named["challenger"] = "2"
         wait_until("a canary", lambda: site.routes.challenger, explain=lambda: site.routes)
         before = len(load.answers)
-        took_s = wait_until("its end", lambda: "challenger" not in registry.named, explain=lambda: site.routes)
+        took_s = wait_until(
+            "its end", lambda: "challenger" not in registry.named, explain=lambda: site.routes
+        )
         wait_until("its verdict", (tmp_path / "serving" / HISTORY_FILE).exists)
         asked = by(load.answers[before:])
         load.settle()
     verdict = read_record(CanaryVerdict, tmp_path / "serving" / HISTORY_FILE)
-    print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
+    print(
+        f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}"
+    )
     assert load.lost == []
     assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason
     assert registry.withdrawn and reason in registry.withdrawn[0]
@@ -160,7 +192,9 @@ def test_a_champion_that_dies_costs_rewrites_and_no_request(tmp_path: Path):
     with running(tmp_path) as (site, _), Load(site.router.url) as load:
         load.settle()
         _kill(f"{tmp_path / 'models' / '1'}")
-        wait_until("a fallback", lambda: any(source == "fallback" for _, source in by(load.answers)))
+        wait_until(
+            "a fallback", lambda: any(source == "fallback" for _, source in by(load.answers))
+        )
         load.settle()
     assert load.lost == []
 
@@ -172,9 +206,16 @@ def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
         wait_until("the router", lambda: health_problem(f"{url}/health") is None)
         with Load(url) as load:
             wait_until("answers", lambda: len(load.answers) >= SETTLED or load.lost)
-        with httpx2.Client(base_url=url, trust_env=False, timeout=120) as page:  # to try the models, with simulators
-            tried = [page.post("/try", json=body_of("膳食纤维粉怎么吃") | {"arm": arm}).json() for arm in ARMS]
-        assert all(answer["text"] and answer["passages"] and not answer["reason"] for answer in tried), tried
+        with httpx2.Client(
+            base_url=url, trust_env=False, timeout=120
+        ) as page:  # to try the models, with simulators
+            tried = [
+                page.post("/try", json=body_of("膳食纤维粉怎么吃") | {"arm": arm}).json()
+                for arm in ARMS
+            ]
+        assert all(
+            answer["text"] and answer["passages"] and not answer["reason"] for answer in tried
+        ), tried
     assert load.lost == [] and set(by(load.answers)) == {("1", "model")}
 
 
@@ -186,7 +227,9 @@ def _kill(*words: str) -> None:
 
 
 def _source(url: str) -> str:
-    answer = httpx2.post(f"{url}/v1/chat/completions", json=body_of(QUESTIONS[0]), trust_env=False, timeout=120)
+    answer = httpx2.post(
+        f"{url}/v1/chat/completions", json=body_of(QUESTIONS[0]), trust_env=False, timeout=120
+    )
     return answer.headers["x-qinglan-source"]
 
 
@@ -194,7 +237,12 @@ class ServedSite(RunningQinglan):
     """`qinglan serve` as a process, on real models."""
 
     def __init__(self, folder: Path, profile: str, *settings: str) -> None:
-        words = ["serve", "--port=0", f"--profile={profile}", *(f"--set={setting}" for setting in settings)]
+        words = [
+            "serve",
+            "--port=0",
+            f"--profile={profile}",
+            *(f"--set={setting}" for setting in settings),
+        ]
         super().__init__(folder / "serve.log", *words, cwd=ROOT)
 
     @property
@@ -203,24 +251,31 @@ class ServedSite(RunningQinglan):
         return url
 
     def version(self) -> str:
-        answer = httpx2.post(f"{self.url}/v1/chat/completions", json=body_of("letters"), trust_env=False, timeout=120)
+        answer = httpx2.post(
+            f"{self.url}/v1/chat/completions", json=body_of("letters"), trust_env=False, timeout=120
+        )
         assert answer.status_code == 200
         return answer.headers.get("x-qinglan-version", "")
 
 
 @pytest.fixture(
-    scope="module", params=["embedded", pytest.param("embedded_vllm", marks=[pytest.mark.extended, NEEDS_VLLM])]
+    scope="module",
+    params=["embedded", pytest.param("embedded_vllm", marks=[pytest.mark.extended, NEEDS_VLLM])],
 )
 def toys(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ServedSite, Registry]]:
-    """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one before it."""
+    """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one
+    before it."""
     folder = tmp_path_factory.mktemp("serve")
     settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
     profile = load_profile(request.param, settings)
     models = Models(profile.tracking_uri, profile.model_name, folder)
     models.registry = registry = registry_of(profile)
-    for name, size in (("small", 128), ("large", 256)):  # heads of 32 and 64, as vLLM knows no smaller ones
+    for name, size in (
+        ("small", 128),
+        ("large", 256),
+    ):  # heads of 32 and 64, as vLLM knows no smaller ones
         weights = Artifact.of(make_model(folder / name, hidden_size=size, vocab_size=None))
         known = {"recipe": profile.recipe, "prompt_sha256": prompt_digest(profile)}
         registry.promote(registry.register(models.candidate(name, model=weights, **known)).version)
@@ -231,7 +286,9 @@ def toys(
     served.process.wait()
 
 
-def test_a_killed_model_comes_back_and_a_challenger_joins_it_under_load(toys: tuple[ServedSite, Registry]):
+def test_a_killed_model_comes_back_and_a_challenger_joins_it_under_load(
+    toys: tuple[ServedSite, Registry],
+):
     served, registry = toys
     served.wait_for("version 1: ready")
     with Load(served.url) as load:

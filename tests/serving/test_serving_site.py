@@ -60,7 +60,9 @@ class FakeProcesses:
         self.limited = 0
         self.commands: dict[str, Command] = {}
 
-    def start(self, name: str, command: Command, *, announces: bool = False, append_log: bool = False) -> None:
+    def start(
+        self, name: str, command: Command, *, announces: bool = False, append_log: bool = False
+    ) -> None:
         self.running[name], self.commands[name] = FakeProcess(name), command
         self.started.append(name)
 
@@ -78,7 +80,9 @@ class FakeProcesses:
 class Bench:
     """A site whose servers answer as `sick` says."""
 
-    def __init__(self, profile: Profile, folder: Path, places: list[list[str]] | None = None, **aliases: str) -> None:
+    def __init__(
+        self, profile: Profile, folder: Path, places: list[list[str]] | None = None, **aliases: str
+    ) -> None:
         self.said: list[str] = []
         self.sick: dict[str, str | Exception] = {}
         self.clock, self.folder = Clock(), folder
@@ -88,7 +92,13 @@ class Bench:
             return Command([str(folder)], {"GPUS": ",".join(gpus)})
 
         self.fleet = Fleet(
-            self.processes, command_of, self._probe, places, self.said.append, drain_s=3.0, clock=self.clock
+            self.processes,
+            command_of,
+            self._probe,
+            places,
+            self.said.append,
+            drain_s=3.0,
+            clock=self.clock,
         )
         self.watcher = RegistryWatcher(self.registry, 1.0, self.said.append)  # type: ignore[arg-type]
         router: Any = SimpleNamespace(url="http://127.0.0.1:1", step=lambda: None)
@@ -102,7 +112,8 @@ class Bench:
         self.processes[f"model_{version}"].exit_status = status
 
     def run(self, seconds: float = 2.0) -> Routes:
-        """Let the time pass in steps of half a second, with all that works in the background done in each."""
+        """Let the time pass in steps of half a second, with all that works in the background done
+        in each."""
         for _ in range(int(seconds * 2)):
             self.clock.now += 0.5
             self.watcher.poll()
@@ -127,7 +138,9 @@ def _settle(servers: Iterable[ServerProcess]) -> None:
 def bench(profile_of: ProfileOf, tmp_path: Path) -> Any:
     made: list[Bench] = []
 
-    def make(places: list[list[str]] | None = None, serve: dict[str, Any] | None = None, **aliases: str) -> Bench:
+    def make(
+        places: list[list[str]] | None = None, serve: dict[str, Any] | None = None, **aliases: str
+    ) -> Bench:
         made.append(Bench(profile_of(serve=serve or {}), tmp_path, places, **aliases))
         return made[-1]
 
@@ -218,7 +231,9 @@ def test_a_server_that_dies_is_started_again_ever_more_slowly(bench):
         (PortTakenError("another server is at http://127.0.0.1:1/v1"), 6, "another server is at"),
     ],
 )
-def test_a_server_that_no_longer_answers_is_started_again(bench, problem: Any, after_s: int, message: str):
+def test_a_server_that_no_longer_answers_is_started_again(
+    bench, problem: Any, after_s: int, message: str
+):
     site = bench(champion="1")
     site.run()
     site.sick["1"] = problem
@@ -241,7 +256,12 @@ def test_a_verdict_withdraws_the_challenger_once_the_registry_can_be_reached_and
     routes = site.run(5)
     assert routes.champion.version == "1" and routes.challenger is None
     assert read_verdict(site.folder) == VERDICT and not site.registry.withdrawn
-    assert site.heard("registry: can't be read, the models in service stay (OSError: database is locked)") == 1
+    assert (
+        site.heard(
+            "registry: can't be read, the models in service stay (OSError: database is locked)"
+        )
+        == 1
+    )
     site.registry.problem = None
     site.run(8)
     assert site.heard("registry: can be read again") == 1
@@ -252,7 +272,9 @@ def test_a_verdict_withdraws_the_challenger_once_the_registry_can_be_reached_and
     assert site.heard("canary of version 2: roll_back: it fails") == 1
 
 
-def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(bench, monkeypatch: pytest.MonkeyPatch):
+def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(
+    bench, monkeypatch: pytest.MonkeyPatch
+):
     site = bench(champion="1", challenger="2")
     site.run(4)
     file = site.folder / VERDICT_FILE
@@ -277,7 +299,9 @@ def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):
     assert site.site.routes.champion and site.processes.started.count("model_2") == 3
 
 
-def test_a_part_that_fails_is_said_once_and_stops_nothing_else_for_good(bench, monkeypatch: pytest.MonkeyPatch):
+def test_a_part_that_fails_is_said_once_and_stops_nothing_else_for_good(
+    bench, monkeypatch: pytest.MonkeyPatch
+):
     site = bench(champion="1", previous="2")
     site.site.router.step = raising(ValueError("a mistake"))
     assert site.run(4).champion.version == "1"
@@ -367,7 +391,9 @@ class RouterBench:
         self.clock, self.processes, self.said = Clock(), FakeProcesses(), list[str]()
         self.problem: str | None = None
         made = Command(["--port=0"])
-        self.router = RouterProcess(self.processes, made, self.said.append, self.clock, lambda _: self.problem)  # type: ignore[arg-type]
+        self.router = RouterProcess(
+            self.processes, made, self.said.append, self.clock, lambda _: self.problem
+        )  # type: ignore[arg-type]
         self.router.start()
 
     def run(self, seconds: int) -> None:
@@ -393,7 +419,9 @@ def test_a_router_that_hangs_is_started_again_on_its_port(router: RouterBench):
     assert router.processes.commands["router"].argv[-2:] == ["--port=81", "--restarted"]
 
 
-def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monkeypatch: pytest.MonkeyPatch):
+def test_a_router_that_can_t_be_started_is_tried_again(
+    router: RouterBench, monkeypatch: pytest.MonkeyPatch
+):
     router.run(10)
     router.processes["router"].exit_status = 137
     router.run(1)
@@ -407,7 +435,9 @@ def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monk
     assert router.processes.started == ["router"] * 2
 
 
-def test_the_router_is_given_the_profile_as_it_is_and_its_own_keys(profile_of: ProfileOf, tmp_path: Path):
+def test_the_router_is_given_the_profile_as_it_is_and_its_own_keys(
+    profile_of: ProfileOf, tmp_path: Path
+):
     judge = {"model": "small", "base_url": "http://judge/v1", "api_key_env": "KEY_OF_JUDGE"}
     profile = profile_of(judge=judge, serve={"deadline_ms": 1234, "api_key_env": "KEY_OF_CLIENT"})
     made = router_command(profile, tmp_path, None, watched=False)
@@ -448,7 +478,9 @@ def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
 GPUS = {"device": "cuda", "gpus_per_node": 8}
 
 
-def command(profile: Profile, folder: Path, gpus: tuple[str, ...] = ()) -> tuple[Command, dict[str, str]]:
+def command(
+    profile: Profile, folder: Path, gpus: tuple[str, ...] = ()
+) -> tuple[Command, dict[str, str]]:
     """The command, and its options by name."""
     backend = Backend(url="http://127.0.0.1:8123/v1", model="version-7", version="7")
     made = serve_command(profile, folder, backend, 8123, gpus)
@@ -491,7 +523,9 @@ def test_on_gpus_vllm_takes_its_share_of_them(profile_of: ProfileOf, tmp_path: P
 def test_models_get_groups_of_gpus(
     profile_of: ProfileOf, per_gpu: int, visible: dict[str, str], places: list[list[str]]
 ):
-    profile = profile_of(trainer=GPUS, rl={"tensor_model_parallel_size": 4}, serve={"models_per_gpu": per_gpu})
+    profile = profile_of(
+        trainer=GPUS, rl={"tensor_model_parallel_size": 4}, serve={"models_per_gpu": per_gpu}
+    )
     assert places_of(profile, visible) == places
     assert places_of(profile_of(), visible) is None, "the CPU takes any number of models"
 

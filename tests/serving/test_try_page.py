@@ -1,4 +1,5 @@
-"""The page to try the models: what each arm answers, finds and costs, who may ask, and what is kept of it."""
+"""The page to try the models: what each arm answers, finds and costs, who may ask, and what is kept
+of it."""
 
 import os
 import threading
@@ -35,18 +36,33 @@ Try = Callable[..., TestClient]
 
 @pytest.fixture
 def router(profile_of: ProfileOf, serve: Any, tmp_path: Path) -> Callable[..., TestClient]:
-    """Its teacher, champion, challenger and RAG are scripts, or the addresses of such as are away."""
+    """Its teacher, champion, challenger and RAG are scripts, or the addresses of such as are
+    away."""
 
     def make(try_page: str = "with_teacher", *, key: str | None = None, **given: Any) -> TestClient:
         texts = {"teacher": "教师 改写", "champion": "旧 模型", "challenger": "新 模型"}
-        scripts = {name: lambda _, text=text: (200, completion(text)) for name, text in texts.items()}
-        scripts["rag"] = lambda body: (200, recall((body.get("rewritten_query", "原"), 0.9), ("共有", 0.5)))
+        scripts = {
+            name: lambda _, text=text: (200, completion(text)) for name, text in texts.items()
+        }
+        scripts["rag"] = lambda body: (
+            200,
+            recall((body.get("rewritten_query", "原"), 0.9), ("共有", 0.5)),
+        )
         scripts |= {name: given.pop(name) for name in scripts.keys() & given.keys()}
-        urls = {name: each if isinstance(each, str) else serve(each).url for name, each in scripts.items()}
-        models = {role: Backend(url=urls[role], model="m", version="7") for role in ("champion", "challenger")}
+        urls = {
+            name: each if isinstance(each, str) else serve(each).url
+            for name, each in scripts.items()
+        }
+        models = {
+            role: Backend(url=urls[role], model="m", version="7")
+            for role in ("champion", "challenger")
+        }
         Routes(**models).write(tmp_path / "routes.json")
         log = {"folder": str(tmp_path / "log"), "consent": "all"}
-        values = {"serve": {"try_page": try_page, "request_log": log, "api_key_env": key}, "rag": {"url": urls["rag"]}}
+        values = {
+            "serve": {"try_page": try_page, "request_log": log, "api_key_env": key},
+            "rag": {"url": urls["rag"]},
+        }
         values |= {"teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0}}
         settings = profile_of(**values | {"budget": {"per_run_usd": 1}} | given)
         return TestClient(create_app(settings, tmp_path / "routes.json"), "http://localhost")
@@ -65,11 +81,15 @@ def body_of(arm: str, query: str = QUESTION, **more: Any) -> dict[str, Any]:
 
 
 def ask(client: TestClient, *question: str, **more: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = client.post("/try", json=body_of(*question, **more)).raise_for_status().json()
+    answer: dict[str, Any] = (
+        client.post("/try", json=body_of(*question, **more)).raise_for_status().json()
+    )
     return answer
 
 
-def test_each_arm_has_its_text_its_time_and_what_it_finds_and_none_is_a_users_question(open_page: Try, tmp_path: Path):
+def test_each_arm_has_its_text_its_time_and_what_it_finds_and_none_is_a_users_question(
+    open_page: Try, tmp_path: Path
+):
     client = open_page()
     arms = client.get("/try").json()["arms"]
     assert arms == ["original", "teacher", "champion", "challenger"]
@@ -85,25 +105,38 @@ def test_each_arm_has_its_text_its_time_and_what_it_finds_and_none_is_a_users_qu
 
 
 def test_a_teacher_is_offered_only_where_there_is_one_to_ask(open_page: Try):
-    for recipe in ("passage_judge", "answer_judge"):  # the first has none, the second's weak model is not named
+    for recipe in (
+        "passage_judge",
+        "answer_judge",
+    ):  # the first has none, the second's weak model is not named
         assert open_page(recipe=recipe).get("/try").json()["arms"] == ["champion", "challenger"]
 
 
-def test_an_arm_that_fails_gives_its_reason_and_the_others_answer(open_page: Try, monkeypatch: pytest.MonkeyPatch):
+def test_an_arm_that_fails_gives_its_reason_and_the_others_answer(
+    open_page: Try, monkeypatch: pytest.MonkeyPatch
+):
     client = open_page(champion=AWAY, teacher=lambda _: (500, {}))
     assert ask(client, "champion")["reason"]["en"] == "the model's server can't be reached"
     assert ask(client, "teacher")["reason"]["en"] == "the model asked was unavailable"
     assert ask(client, "challenger")["text"] == "新 模型"
     without = ask(open_page(rag=lambda _: (500, {})), "champion")
-    assert (without["text"], without["passages"], without["reason"]["zh"]) == ("旧 模型", None, "RAG 不可用")
+    assert (without["text"], without["passages"], without["reason"]["zh"]) == (
+        "旧 模型",
+        None,
+        "RAG 不可用",
+    )
     monkeypatch.setattr(try_page, "AT_ONCE", 0)
     assert ask(open_page(), "champion")["reason"]["en"] == "too many questions at once; try again"
 
 
-def test_a_slow_teacher_delays_no_other_and_is_paid_once(open_page: Try, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_teacher_delays_no_other_and_is_paid_once(
+    open_page: Try, monkeypatch: pytest.MonkeyPatch
+):
     asked, released, late = list[Any](), threading.Event(), list[dict[str, Any]]()
     client = open_page(
-        teacher=lambda body: asked.append(body) or (released.wait(60) and (200, completion("迟到 改写")))
+        teacher=lambda body: (
+            asked.append(body) or (released.wait(60) and (200, completion("迟到 改写")))
+        )
     )
     monkeypatch.setattr(try_page, "TEACHER_WITHIN_S", 3.0)
     waiting = threading.Thread(target=lambda: late.append(ask(client, "teacher")))
@@ -129,24 +162,38 @@ def test_the_teacher_is_asked_within_the_budget_of_a_day_and_only_where_the_prof
         assert ask(client, "teacher", "另一个问题")["reason"]
     assert ask(client, "teacher", "另一个问题")["text"] == "教师 改写"
     refused = open_page("models", budget={}).post("/try", json=body_of("teacher"))
-    assert (refused.status_code, "no `teacher` here, but original, champion, challenger" in refused.text) == (400, True)
+    assert (
+        refused.status_code,
+        "no `teacher` here, but original, champion, challenger" in refused.text,
+    ) == (400, True)
 
 
-def test_it_wants_the_key_of_the_api_and_its_own_page(open_page: Try, monkeypatch: pytest.MonkeyPatch):
+def test_it_wants_the_key_of_the_api_and_its_own_page(
+    open_page: Try, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
     client = open_page(key="ROUTER_KEY")
     assert (client.get("/try").status_code, client.post("/try").status_code) == (401, 401)
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "connect-src 'self'" in page.headers["content-security-policy"] and "innerHTML" not in page.text
+    assert (
+        "connect-src 'self'" in page.headers["content-security-policy"]
+        and "innerHTML" not in page.text
+    )
     client.headers["authorization"] = "Bearer s3cret"
     assert ask(client, "champion")["text"] == "旧 模型"
     assert ask(client, "champion", "长" * 513)["reason"]["en"] == "question too long"
     client = open_page("none")
-    assert [client.get("/").status_code, client.get("/try").status_code, client.post("/try").status_code] == [404] * 3
+    assert [
+        client.get("/").status_code,
+        client.get("/try").status_code,
+        client.post("/try").status_code,
+    ] == [404] * 3
 
 
-def test_examples_are_questions_of_the_test_split(open_page: Try, profile_of: ProfileOf, tmp_path: Path):
+def test_examples_are_questions_of_the_test_split(
+    open_page: Try, profile_of: ProfileOf, tmp_path: Path
+):
     rows = random_rows(12, split="test", gold_id="d; e", profile="孕妇")
     file = write_jsonl(tmp_path / "rows.jsonl", [*random_rows(20, seed=1, split="train"), *rows])
     publish(profile_of(), "r", {"rows": file})
@@ -167,7 +214,8 @@ def test_answers_are_shown_without_passages(open_page: Try):
 
 
 def look(page: Page, name: str) -> None:
-    """At any width nothing is cut off, and axe finds nothing. `QINGLAN_SHOTS` names a folder for pictures."""
+    """At any width nothing is cut off, and axe finds nothing. `QINGLAN_SHOTS` names a folder for
+    pictures."""
     for language, scheme in LOOKS.items():
         page.get_by_role("button", name=language).press("Enter")
         page.emulate_media(color_scheme=scheme)
@@ -190,7 +238,10 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_
     rows = [row(QUESTION, "孕妇 28岁", "问过益生菌", split="test", gold_id="别处; 共有")]
     publish(profile_of(), "r", {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)})
     released, killed = threading.Event(), threading.Event()
-    taught, learnt = completion("<b>菌粉</b> LactobacillusBifidobacteriumStreptococcus"), completion("益生菌 何时服")
+    taught, learnt = (
+        completion("<b>菌粉</b> LactobacillusBifidobacteriumStreptococcus"),
+        completion("益生菌 何时服"),
+    )
     scripts = {"teacher": lambda _: released.wait(60) and (200, taught)}
     scripts["champion"] = lambda _: None if killed.is_set() else (200, learnt)
     with running_app(router(key="ROUTER_KEY", **scripts).app) as url, chromium() as browser:
@@ -209,7 +260,9 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_
         expect(page.get_by_label("Question")).to_be_focused()
         page.keyboard.type("菌粉睡前吃吗")
         page.keyboard.press("Control+Enter")
-        expect(cards).to_contain_text(["菌粉睡前吃吗", "Teacherasking…", "益生菌 何时服", "not found by the original"])
+        expect(cards).to_contain_text(
+            ["菌粉睡前吃吗", "Teacherasking…", "益生菌 何时服", "not found by the original"]
+        )
         expect(cards.nth(3).locator("mark")).to_have_text(["新", "模型"])
         look(page, "slow_teacher")
         expect(page.locator("html")).to_have_attribute("lang", "en")
@@ -220,6 +273,12 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_
         look(page, "healthy")
         killed.set()
         example.click()
-        expect(cards).to_contain_text([QUESTION, "<b>", "version 7the model's server can't be reached", "新 模型"])
+        expect(cards).to_contain_text(
+            [QUESTION, "<b>", "version 7the model's server can't be reached", "新 模型"]
+        )
         look(page, "champion_killed")
-        assert (len({card.bounding_box()["y"] for card in cards.all()}), said, len(hosts)) == (1, [], 1)
+        assert (len({card.bounding_box()["y"] for card in cards.all()}), said, len(hosts)) == (
+            1,
+            [],
+            1,
+        )

@@ -1,4 +1,5 @@
-"""The judge's domain: answers of every kind, a judge that is nearly always right, and a sample that leaks nothing."""
+"""The judge's domain: answers of every kind, a judge that is nearly always right, and a sample that
+leaks nothing."""
 
 from collections import Counter
 from itertools import combinations
@@ -56,11 +57,15 @@ def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list
     assert min(share[flaw] for flaw in ("完整", "不完整", "矛盾", "跑题")) > 0.85
 
 
-def test_no_two_splits_ask_the_same_and_pretraining_shows_no_verdict_and_no_test_question(rows: list[JudgeSampleRow]):
+def test_no_two_splits_ask_the_same_and_pretraining_shows_no_verdict_and_no_test_question(
+    rows: list[JudgeSampleRow],
+):
     asked = {split: {row.query for row in rows if row.split == split} for split in get_args(Split)}
     for one, other in combinations(get_args(Split), 2):
         assert not set(pairs(one)) & set(pairs(other))
         assert not asked[one] & asked[other]
     texts = list(DOMAIN.documents(3, 4000))
     assert not any("正确，" in text or "错误，" in text for text in texts)
-    assert not any(line.removeprefix("问题：") in asked["test"] for text in texts for line in text.splitlines())
+    assert not any(
+        line.removeprefix("问题：") in asked["test"] for text in texts for line in text.splitlines()
+    )

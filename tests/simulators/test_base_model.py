@@ -56,7 +56,9 @@ def test_the_weights_do_not_depend_on_the_number_of_threads(folder, tmp_path):
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
     pretrain(tmp_path, threads=2)
     names = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-    assert [sha256_of(folder / "model" / n) for n in names] == [sha256_of(tmp_path / "model" / n) for n in names]
+    assert [sha256_of(folder / "model" / n) for n in names] == [
+        sha256_of(tmp_path / "model" / n) for n in names
+    ]
 
 
 @pytest.mark.slow
@@ -67,7 +69,10 @@ def test_transformers_loads_it_and_prompts_are_qwens(folder):
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model.config.model_type == "qwen3"
     assert tokenizer.decode(model.generation_config.eos_token_id) == "<|im_end|>"
-    messages = [{"role": "system", "content": "你好"}, {"role": "user", "content": "磷虾油😀怎么吃"}]
+    messages = [
+        {"role": "system", "content": "你好"},
+        {"role": "user", "content": "磷虾油😀怎么吃"},
+    ]
     prompt = "<|im_start|>system\n你好<|im_end|>\n<|im_start|>user\n磷虾油😀怎么吃<|im_end|>\n<|im_start|>assistant\n"
     options = {"tokenize": False, "add_generation_prompt": True}
     assert tokenizer.apply_chat_template(messages, **options) == prompt
@@ -83,7 +88,10 @@ def test_muon_is_torchs_but_for_the_precision(shape):
 
     start, gradients = torch.randn(shape), torch.randn(3, *shape)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    for weight, optimiser in ((ours, Muon([ours], 0.02)), (theirs, torch.optim.Muon([theirs], 0.02, weight_decay=0.0))):
+    for weight, optimiser in (
+        (ours, Muon([ours], 0.02)),
+        (theirs, torch.optim.Muon([theirs], 0.02, weight_decay=0.0)),
+    ):
         for gradient in gradients:
             weight.grad = gradient.clone()
             optimiser.step()
@@ -94,8 +102,12 @@ def test_muon_is_torchs_but_for_the_precision(shape):
 def test_a_document_that_fits_no_batch_is_an_error():
     from qinglan.simulators import pretrain
 
-    with pytest.raises(EngineError, match=r"the longest document has 9 tokens; .* pretraining allows 8"):
-        pretrain._check_lengths([pretrain.TokenizedDocument([1] * 9, [1] * 9)], Pretraining(tokens_per_step=8))
+    with pytest.raises(
+        EngineError, match=r"the longest document has 9 tokens; .* pretraining allows 8"
+    ):
+        pretrain._check_lengths(
+            [pretrain.TokenizedDocument([1] * 9, [1] * 9)], Pretraining(tokens_per_step=8)
+        )
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""The simulated models over HTTP: the server follows OpenAI's protocol, and its faults are injected."""
+"""The simulated models over HTTP: the server follows OpenAI's protocol, and its faults are
+injected."""
 
 from collections import Counter
 from typing import Any
@@ -18,7 +19,10 @@ def _ask(model: str, content: str, **more: object) -> Any:
 
 
 def test_reasoning_is_returned_beside_the_answer_and_counted(monkeypatch: pytest.MonkeyPatch):
-    models = {"reasoner": lambda text, _: ReasonedAnswer("对", f"{text}？想了想"), "plain": lambda *_: "对"}
+    models = {
+        "reasoner": lambda text, _: ReasonedAnswer("对", f"{text}？想了想"),
+        "plain": lambda *_: "对",
+    }
     domain = Domain("x", models, *[lambda *_: None] * 4)  # type: ignore[arg-type,list-item]
     monkeypatch.setattr(chat_server, "simulated_models", lambda: dict.fromkeys(models, domain))
     reasoned, plain = (_ask(model, "水是湿的").json() for model in models)
@@ -33,7 +37,8 @@ def test_a_model_has_a_further_name():
     client = TestClient(create_app(names={"gpt-5": "simulated-rewriter"}))
     body = {"messages": [{"role": "user", "content": "纤维粉啥时候吃呀"}]}
     named, own = (
-        client.post("/v1/chat/completions", json=body | {"model": m}).json() for m in ("gpt-5", "simulated-rewriter")
+        client.post("/v1/chat/completions", json=body | {"model": m}).json()
+        for m in ("gpt-5", "simulated-rewriter")
     )
     assert (named["model"], named["choices"]) == ("gpt-5", own["choices"])
 
@@ -42,13 +47,17 @@ def test_unknown_model_and_bad_body():
     assert _ask("gpt-4o", "x").status_code == 404
     assert _ask("gpt-4o", "x").json()["error"]["code"] == "model_not_found"
     assert _ask("simulated-rewriter", "x", stream=True).status_code == 400
-    refused = TestClient(create_app()).post("/v1/chat/completions", json={"model": "simulated-rewriter"})
+    refused = TestClient(create_app()).post(
+        "/v1/chat/completions", json={"model": "simulated-rewriter"}
+    )
     assert refused.status_code == 400
     assert "messages" in refused.json()["error"]["message"]
 
 
 def test_faults_are_seeded_and_come_in_thirds_and_a_rate_limit_says_when_to_return():
-    assert TestClient(Faults(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
+    assert TestClient(Faults(create_app(), fault_rate=1.0)).get("/health").json() == {
+        "status": "ok"
+    }
     faults = [Faults(create_app(), fault_rate=0.3, seed=1) for _ in range(2)]
     first, second = ([faults.next_fault() for _ in range(3000)] for faults in faults)
     counts = Counter(first)

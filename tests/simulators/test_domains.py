@@ -25,24 +25,40 @@ def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf
     assert domain_for(profile_of(), "data.workbook").name == "query_rewrite"
     borrowing = profile_of(recipe="/recipes/poetry.py", embedded={"domain": "query_rewrite"})
     assert domain_for(borrowing, "student.base_model").name == "query_rewrite"
-    with pytest.raises(ConfigError, match=r"^student\.base_model: recipe poetry has no .* embedded\.domain \("):
+    with pytest.raises(
+        ConfigError, match=r"^student\.base_model: recipe poetry has no .* embedded\.domain \("
+    ):
         domain_for(profile_of(recipe="/recipes/poetry.py"), "student.base_model")
-    with pytest.raises(ConfigError, match=r"^embedded\.domain: there is no domain poetry; .*query_rewrite"):
+    with pytest.raises(
+        ConfigError, match=r"^embedded\.domain: there is no domain poetry; .*query_rewrite"
+    ):
         domain_for(profile_of(embedded={"domain": "poetry"}), "data.workbook")
 
 
-def test_the_embedded_rag_serves_the_sample_or_the_users_own_knowledge_base(profile_of: ProfileOf, tmp_path: Path):
+def test_the_embedded_rag_serves_the_sample_or_the_users_own_knowledge_base(
+    profile_of: ProfileOf, tmp_path: Path
+):
     rows, paths = FEW.model_dump(), {"state": str(tmp_path)}
     sample = domains.embedded_knowledge_base(profile_of(embedded=rows, paths=paths))
-    assert sample == tmp_path / "sample" / "query_rewrite-13-30-6-12" / "kb.jsonl" and sample.is_file()
-    assert domains.embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path("own.jsonl")
+    assert (
+        sample == tmp_path / "sample" / "query_rewrite-13-30-6-12" / "kb.jsonl" and sample.is_file()
+    )
+    assert domains.embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path(
+        "own.jsonl"
+    )
     assert domains.embedded_knowledge_base(profile_of(rag={"url": "http://rag/q"})) is None
-    with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the simulated domain medical has none"):
-        domains.embedded_knowledge_base(profile_of(embedded=rows | {"domain": "medical"}, paths=paths))
+    with pytest.raises(
+        ConfigError, match=r"^rag\.knowledge_base: the simulated domain medical has none"
+    ):
+        domains.embedded_knowledge_base(
+            profile_of(embedded=rows | {"domain": "medical"}, paths=paths)
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_sample_is_the_same_every_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     first = domain_of(name).write_sample(tmp_path / "a", FEW)
     monkeypatch.setattr(time, "time", lambda: 2_000_000_000.0)
     second = domain_of(name).write_sample(tmp_path / "b", FEW)
@@ -51,7 +67,9 @@ def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path, monkeypatc
         assert path is None or path.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "passage_judge"])  # which has none
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name != "passage_judge"]
+)  # which has none
 def test_the_red_team_is_in_no_text_of_the_base_model(name: str, monkeypatch: pytest.MonkeyPatch):
     domain, cases = domain_of(name), domains.red_team_questions(name)
     texts = pretraining_texts(domain, 1, 4000)
@@ -66,10 +84,16 @@ def test_the_base_model_reads_questions_with_noise():
     assert first == again != other
     silent = replace(domain, pretraining=replace(domain.pretraining, noise_share=0.0))
     pairs = [
-        (noisy, text) for noisy, text in zip(first, pretraining_texts(silent, 1, 400), strict=True) if noisy != text
+        (noisy, text)
+        for noisy, text in zip(first, pretraining_texts(silent, 1, 400), strict=True)
+        if noisy != text
     ]
-    assert 40 < len(pairs) < 100  # a quarter of the dialogues with a question, where the kind can change anything
-    assert all(noisy.split("<|im_end|>")[1:] == text.split("<|im_end|>")[1:] for noisy, text in pairs)
+    assert (
+        40 < len(pairs) < 100
+    )  # a quarter of the dialogues with a question, where the kind can change anything
+    assert all(
+        noisy.split("<|im_end|>")[1:] == text.split("<|im_end|>")[1:] for noisy, text in pairs
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,8 +108,12 @@ def test_the_vocabulary_spells_the_documents(name: str):
 def test_a_model_belongs_to_one_domain_and_an_unknown_one_is_refused():
     assert sum(len(domain_of(name).models) for name in NAMES) == len(domains.simulated_models())
     assert domains.domain_of_model("simulated-judge").name == "query_rewrite"
-    assert all(model.startswith(SIMULATED) for model in domains.simulated_models()), "the ledger tells them by that"
-    with pytest.raises(ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"):
+    assert all(model.startswith(SIMULATED) for model in domains.simulated_models()), (
+        "the ledger tells them by that"
+    )
+    with pytest.raises(
+        ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"
+    ):
         domains.domain_of_model("gpt-4o")
 
 
@@ -117,5 +145,7 @@ sys.exit(str(failures) if failures else 0)
 
 def test_threads_may_load_them_at_once():
     """As doctor's checks do."""
-    done = subprocess.run([sys.executable, "-c", LOADED_BY_THREADS], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_BY_THREADS], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,5 @@
-"""The domain of query rewriting: the shipped sample and what may not leak from it, the base model's corpus, the teacher
-and the judge.
+"""The domain of query rewriting: the shipped sample and what may not leak from it, the base model's
+corpus, the teacher and the judge.
 """
 
 from collections import Counter
@@ -14,9 +14,21 @@ from qinglan.errors import ConfigError
 from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Split, row_id
-from qinglan.simulators.domains.query_rewrite import RewriteSampleRow, build_sample, corpus, teacher, trigrams
+from qinglan.simulators.domains.query_rewrite import (
+    RewriteSampleRow,
+    build_sample,
+    corpus,
+    teacher,
+    trigrams,
+)
 from qinglan.simulators.domains.query_rewrite import facts as domain
-from qinglan.simulators.domains.query_rewrite.teacher import Reading, judge, judge_panel, rewrite, understand
+from qinglan.simulators.domains.query_rewrite.teacher import (
+    Reading,
+    judge,
+    judge_panel,
+    rewrite,
+    understand,
+)
 
 SMALL = Embedded(sample_train_rows=60, sample_dev_rows=10, sample_test_rows=30)
 DOCUMENTS = list(corpus.documents(seed=3, count=3000))
@@ -30,11 +42,15 @@ def rows() -> list[RewriteSampleRow]:
 
 def test_sizes_and_splits_and_that_test_rows_resemble_no_training_row(rows: list[RewriteSampleRow]):
     assert Counter(row.split for row in rows) == {"train": 2000, "dev": 400, "test": 1000}
-    ids = {row_id("t", row.question.query, row.question.profile, row.question.history) for row in rows}
+    ids = {
+        row_id("t", row.question.query, row.question.profile, row.question.history) for row in rows
+    }
     assert len(ids) == len(rows)
     for row in rows:
         assert domain.pair_split(row.product, row.intent) == row.split
-    assert Counter(row.split for row in rows if row.unseen_phrasing) == {"dev": 200, "test": 500}, "half of them"
+    assert Counter(row.split for row in rows if row.unseen_phrasing) == {"dev": 200, "test": 500}, (
+        "half of them"
+    )
     for intent in domain.INTENTS.values():
         phrasings = list(chain.from_iterable(intent.phrasings.values()))
         assert len(phrasings) == len(set(phrasings))
@@ -60,7 +76,9 @@ def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
         build_sample(SMALL)
 
 
-@pytest.mark.parametrize(("split", "phrased"), [("dev", "train"), ("dev", "dev"), ("test", "train"), ("test", "test")])
+@pytest.mark.parametrize(
+    ("split", "phrased"), [("dev", "train"), ("dev", "dev"), ("test", "train"), ("test", "test")]
+)
 def test_every_question_of_dev_and_test_would_be_found(split: Split, phrased: Split):
     rng = Random(1)
     for product, intent in domain.pairs(split) * 3:
@@ -70,11 +88,19 @@ def test_every_question_of_dev_and_test_would_be_found(split: Split, phrased: Sp
 
 def test_no_document_leaks_and_no_answer_is_a_rewrite():
     assert [leak for text in DOCUMENTS if (leak := corpus.leak(text))] == []
-    terms = [term for i in domain.INTENTS.values() for term in (i.habit, i.kb_term, *(t for t, _ in i.alternatives))]
+    terms = [
+        term
+        for i in domain.INTENTS.values()
+        for term in (i.habit, i.kb_term, *(t for t, _ in i.alternatives))
+    ]
     answers = {
-        turn.partition("<|im_end|>")[0] for text in DOCUMENTS for turn in text.split("<|im_start|>assistant\n")[1:]
+        turn.partition("<|im_end|>")[0]
+        for text in DOCUMENTS
+        for turn in text.split("<|im_start|>assistant\n")[1:]
     }
-    assert not [a for a in answers if any(a == f"{p} {term}" for p in domain.PRODUCTS for term in terms)]
+    assert not [
+        a for a in answers if any(a == f"{p} {term}" for p in domain.PRODUCTS for term in terms)
+    ]
 
 
 @pytest.mark.parametrize("intent", domain.INTENTS)
@@ -100,7 +126,9 @@ def test_reads_context_and_typos():
 
 
 def test_rewrites_by_habit_with_some_alternatives():
-    answers = Counter(rewrite(f"{prefix}虾青素怎么吃", seed) for prefix in ("", "请问") for seed in range(200))
+    answers = Counter(
+        rewrite(f"{prefix}虾青素怎么吃", seed) for prefix in ("", "请问") for seed in range(200)
+    )
     assert answers.most_common(1)[0][0] == "虾青素 服用方法 推荐用量"
     assert 0.70 < answers["虾青素 服用方法 推荐用量"] / 400 < 0.82
     assert 0.05 < answers["虾青素 食用建议 每日摄入量"] / 400 < 0.16
@@ -112,7 +140,9 @@ def test_judges_supplements_open_text_and_passages():
     *scores, of_another = (judge(f"请问胶原怎么吃\n改写：{each}").score for each in rewrites)
     assert scores == [5, 5, 2, 0, 4] and of_another <= 2
     question = "我有高血压，高血压患者能吃党参吗？"
-    good, bad = (judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽"))
+    good, bad = (
+        judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽")
+    )
     assert bad < 2 and good > 4
     asked = "虾青素有没有副作用\n检索结果：《虾青素 不良反应 耐受性评价》虾青素是一种……"
     answered = [judge(asked, seed).score for seed in range(400)]
@@ -120,14 +150,20 @@ def test_judges_supplements_open_text_and_passages():
 
 
 def panel(*texts: str, seed: int = 7) -> list[float]:
-    return judge_panel(undelimited(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"]), seed)
+    return judge_panel(
+        undelimited(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"]), seed
+    )
 
 
 def alone(text: str) -> float:
-    return judge(undelimited(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"])).score
+    return judge(
+        undelimited(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"])
+    ).score
 
 
 def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():
     for seed in range(50):
-        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=teacher.PANEL_BIAS)
+        assert panel(*TEXTS, seed=seed) == pytest.approx(
+            [alone(text) for text in TEXTS], abs=teacher.PANEL_BIAS
+        )
     assert panel(TEXTS[1]) == [alone(TEXTS[1])]

@@ -40,15 +40,25 @@ def test_all_that_is_recalled_equally_well_is_reranked():
 
 
 def test_rewritten_query_is_honoured(client: TestClient):
-    body = {"query": "虾青素 适用人群", "tenant_id": "t", "kb_name": "k", "top_k": 3, "score_threshold": 0}
+    body = {
+        "query": "虾青素 适用人群",
+        "tenant_id": "t",
+        "kb_name": "k",
+        "top_k": 3,
+        "score_threshold": 0,
+    }
     plain = read_answer(Rag(), client.post("/retrieve", json=body).content, "x")
     rewritten = read_answer(
-        Rag(), client.post("/retrieve", json={**body, "rewritten_query": "阿胶 适用人群"}).content, "x"
+        Rag(),
+        client.post("/retrieve", json={**body, "rewritten_query": "阿胶 适用人群"}).content,
+        "x",
     )
     assert plain.ids[0] == "虾青素-who"
     assert rewritten.ids[0] == "阿胶-who"
     assert len(plain.ids) == 3
-    above = read_answer(Rag(), client.post("/retrieve", json={**body, "score_threshold": 0.9}).content, "x")
+    above = read_answer(
+        Rag(), client.post("/retrieve", json={**body, "score_threshold": 0.9}).content, "x"
+    )
     assert above.ids == ("虾青素-who",)
     assert client.post("/retrieve", json={"query": "x", "top_k": 0}).status_code == 422
     assert client.get("/health").json() == {"status": "ok", "documents": 528}

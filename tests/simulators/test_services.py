@@ -16,13 +16,22 @@ pytestmark = pytest.mark.slow
 FEW = {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": 1}
 
 
-def test_start_serve_and_stop(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_start_serve_and_stop(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("RAG_KEY", "s3cret")
     settings = profile_of(**SIMULATED, embedded=FEW, rag={"api_key_env": "RAG_KEY"})
     knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
-    others = set(psutil.Process().children())  # a server that another test's module shares may be among them
-    with embedded_services(settings, knowledge_base) as services, httpx2.Client(trust_env=False, timeout=120) as client:
-        assert not set(psutil.Process().children()) - others  # a run that reuses every stage asks for no address
+    others = set(
+        psutil.Process().children()
+    )  # a server that another test's module shares may be among them
+    with (
+        embedded_services(settings, knowledge_base) as services,
+        httpx2.Client(trust_env=False, timeout=120) as client,
+    ):
+        assert (
+            not set(psutil.Process().children()) - others
+        )  # a run that reuses every stage asks for no address
         addresses = services()
         children = set(psutil.Process().children()) - others
         assert [child.environ()["RAG_KEY"] for child in children] == [""] * 2

@@ -28,7 +28,9 @@ with opening[sys.argv[1]]() as held:
 def another_process(what: str, profile: Profile) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """It, and the id of the run that it holds, if any; dead after the block."""
     argv = [sys.executable, "-c", _HOLD, what, profile.model_dump_json()]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         held = process.stdout.readline().strip()
         assert held
         yield process, held

@@ -1,4 +1,5 @@
-"""Asks the teacher about a folder's rows, as a process that a test ends: `python asking_worker.py FOLDER`."""
+"""Asks the teacher about a folder's rows, as a process that a test ends: `python asking_worker.py
+FOLDER`."""
 
 import asyncio
 import sys
@@ -16,7 +17,10 @@ from qinglan.runs.run import Run
 
 def write_questions(folder: Path, profile: Profile, count: int) -> None:
     (folder / "profile.json").write_text(profile.model_dump_json(), encoding="utf-8")
-    rows = [Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(count)]
+    rows = [
+        Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source=f"q.csv:{n}")
+        for n in range(count)
+    ]
     write_jsonl(folder / "rows.jsonl", rows)
 
 
@@ -35,7 +39,9 @@ async def main(folder):
         work = partial(get_recipe(profile.recipe).distill, clients=clients, tenant=profile.tenant)
         batches = cut(read_jsonl(folder / "rows.jsonl", Row), 25)
         print("asking", flush=True)
-        async for _ in in_order(batches, lambda batch: batch.run(work, last_attempt=True), at_once=4):
+        async for _ in in_order(
+            batches, lambda batch: batch.run(work, last_attempt=True), at_once=4
+        ):
             pass
 
 

@@ -1,8 +1,8 @@
 """A simulator of OpenAI's files and batches beside the chat server, kept in memory.
 
-A batch moves by the clock: its status is computed at each request, and a line's answer is that of the chat server.
-Lines fail at the given rate; those that a cancelled or expired batch never reached are in its error file, as at
-OpenAI.
+A batch moves by the clock: its status is computed at each request, and a line's answer is that of
+the chat server. Lines fail at the given rate; those that a cancelled or expired batch never reached
+are in its error file, as at OpenAI.
 """
 
 import json
@@ -43,7 +43,12 @@ def unknown_models(lines: Sequence[_InputLine]) -> list[dict[str, Any]]:
     """What makes a batch fail as a whole."""
     wanted = ((number, line.body.get("model")) for number, line in enumerate(lines, 1))
     return [
-        {"code": "model_not_found", "message": f"The model '{model}' does not exist.", "param": None, "line": number}
+        {
+            "code": "model_not_found",
+            "message": f"The model '{model}' does not exist.",
+            "param": None,
+            "line": number,
+        }
         for number, model in wanted
         if model not in simulated_models()
     ]
@@ -72,7 +77,8 @@ class SimulatedBatch:
     id: str = field(default_factory=lambda: f"batch_{uuid4().hex}")
 
     def progress(self, now: float) -> tuple[str, int]:
-        """Its status, and how many lines are answered, with or without an error, in the order of the file."""
+        """Its status, and how many lines are answered, with or without an error, in the order of
+        the file."""
         if self.errors:
             return "failed", 0
         cancelled = inf if self.cancelling_s is None else self.cancelling_s - self.created_s
@@ -95,7 +101,11 @@ class SimulatedBatch:
             "created_at": int(self.created_s),
             "status": status,
             "errors": {"object": "list", "data": self.errors} if status == "failed" else None,
-            "request_counts": {"total": len(self.lines), "completed": done - failed, "failed": failed},
+            "request_counts": {
+                "total": len(self.lines),
+                "completed": done - failed,
+                "failed": failed,
+            },
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,
         }
@@ -154,7 +164,9 @@ class SimulatedBatchStore:
             lines = [_InputLine.model_validate_json(text) for text in content.splitlines()]
             faulty = {index for index in range(len(lines)) if self._rng.random() < self._fault_rate}
             errors, now = unknown_models(lines), self._clock()
-            batch = SimulatedBatch(request, lines, errors, faulty, now, self._batch_s, self._window_s)
+            batch = SimulatedBatch(
+                request, lines, errors, faulty, now, self._batch_s, self._window_s
+            )
             self._batches[batch.id] = batch
             return batch.as_object(now)
 
@@ -173,7 +185,9 @@ class SimulatedBatchStore:
                 batch.cancelling_s = now
             return batch.as_object(now)
 
-    def list(self, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
+    def list(
+        self, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    ) -> dict[str, Any]:
         with self._lock:
             newest = list(reversed(self._batches))
             start = newest.index(_found(self._batches, after, "Batch").id) + 1 if after else 0
@@ -186,21 +200,39 @@ class SimulatedBatchStore:
         status, done = batch.progress(now)
         good, bad = [], []
         for index, line in enumerate(batch.lines):
-            result = self._result(line, status if index >= done else None, is_faulty=index in batch.faulty)
+            result = self._result(
+                line, status if index >= done else None, is_faulty=index in batch.faulty
+            )
             (good if (result["response"] or {}).get("status_code") == 200 else bad).append(result)
         Random(batch.id).shuffle(good)  # OpenAI promises no order
         for name, results in (("output", good), ("error", bad)):
             if results:
-                content = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results).encode()
+                content = "".join(
+                    json.dumps(result, ensure_ascii=False) + "\n" for result in results
+                ).encode()
                 setattr(batch, f"{name}_file_id", self._add_file(content))
 
     def _result(self, line: _InputLine, ended: str | None, *, is_faulty: bool) -> dict[str, Any]:
-        result = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.custom_id, "response": None, "error": None}
+        result = {
+            "id": f"batch_req_{uuid4().hex}",
+            "custom_id": line.custom_id,
+            "response": None,
+            "error": None,
+        }
         if ended:
-            return result | {"error": {"code": f"batch_{ended}", "message": f"This request was not executed: {ended}."}}
+            return result | {
+                "error": {
+                    "code": f"batch_{ended}",
+                    "message": f"This request was not executed: {ended}.",
+                }
+            }
         request = SeededRequest.model_validate(line.body)
-        status, body = (500, error_body(500, "injected failure")) if is_faulty else complete(request)
-        return result | {"response": {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}}
+        status, body = (
+            (500, error_body(500, "injected failure")) if is_faulty else complete(request)
+        )
+        return result | {
+            "response": {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}
+        }
 
 
 def _found(kept: Mapping[str, Stored], key: str, kind: str) -> Stored:

@@ -36,7 +36,9 @@ class Capitals(AnswerRecipe):
     def parts(self, row: Row, text: str) -> dict[str, float]:
         """`right` where the row is labelled."""
         label = row.inputs.get("capital")
-        return {"short": float(len(text) < 5), "logged": 1.0} | ({"right": float(text == label)} if label else {})
+        return {"short": float(len(text) < 5), "logged": 1.0} | (
+            {"right": float(text == label)} if label else {}
+        )
 
 
 RECIPE = Capitals()

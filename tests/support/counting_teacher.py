@@ -16,7 +16,9 @@ class CountingTeacher:
     `then` is called within each answer, with how many there are by now.
     """
 
-    def __init__(self, then: Callable[[int], object] = lambda _: None, failing_share: float = 0.0) -> None:
+    def __init__(
+        self, then: Callable[[int], object] = lambda _: None, failing_share: float = 0.0
+    ) -> None:
         self.answered: Counter[str] = Counter()
         self.then, self._failing_share = then, failing_share
         self._lock, self._random = threading.Lock(), random.Random(5)
@@ -25,7 +27,10 @@ class CountingTeacher:
         if "messages" not in body:
             return 404, {}
         with self._lock:
-            wait_s, fails = self._random.uniform(0.01, 0.05), self._random.random() < self._failing_share
+            wait_s, fails = (
+                self._random.uniform(0.01, 0.05),
+                self._random.random() < self._failing_share,
+            )
         time.sleep(wait_s)
         if fails:
             return 500, {}

@@ -11,7 +11,9 @@ from qinglan.rows import Retrieved
 class FakeModel:
     """Gives one answer, or the one of a function of the last message; an error is raised."""
 
-    def __init__(self, answer: str | Callable[[str], str | Exception], reasoning: str | None = None) -> None:
+    def __init__(
+        self, answer: str | Callable[[str], str | Exception], reasoning: str | None = None
+    ) -> None:
         self._answer = answer if callable(answer) else lambda _: answer
         self.reasoning, self.asked = reasoning, list[Any]()
 

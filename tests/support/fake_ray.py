@@ -14,7 +14,9 @@ class FakeRay(FakeService):
         self.is_down = False
         self.loses_next_submission_answer = False
         self.refusal = ""
-        self.nodes: list[dict[str, Any]] = [{"state": "ALIVE", "resources_total": {"CPU": 8.0, "GPU": 8.0}}]
+        self.nodes: list[dict[str, Any]] = [
+            {"state": "ALIVE", "resources_total": {"CPU": 8.0, "GPU": 8.0}}
+        ]
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
         if self.is_down:
@@ -23,9 +25,16 @@ class FakeRay(FakeService):
         if path == "/api/version":
             return 200, {"version": "4", "ray_version": "2.60.0", "session_name": "s"}
         if path == "/api/v0/nodes":
-            return 200, {"result": True, "data": {"result": {"total": len(self.nodes), "result": self.nodes}}}
+            return 200, {
+                "result": True,
+                "data": {"result": {"total": len(self.nodes), "result": self.nodes}},
+            }
         if path == "/api/jobs/":
-            return self._submit(body) if method == "POST" else (200, [*self.jobs.values(), {"status": "RUNNING"}])
+            return (
+                self._submit(body)
+                if method == "POST"
+                else (200, [*self.jobs.values(), {"status": "RUNNING"}])
+            )
         name, _, verb = path.removeprefix("/api/jobs/").partition("/")
         if name not in self.jobs:
             return 404, f"Job {name} does not exist".encode()
@@ -41,15 +50,26 @@ class FakeRay(FakeService):
             return 500, self.refusal.encode()
         name = body["submission_id"]
         if name in self.jobs:
-            return 500, f"Traceback\nRuntimeError: Request failed with status code 400: {name} already exists".encode()
-        self.jobs[name] = body | {"status": "RUNNING", "message": "Job is currently running.", "start_time": 1_000}
+            return (
+                500,
+                f"Traceback\nRuntimeError: Request failed with status code 400: {name} already exists".encode(),
+            )
+        self.jobs[name] = body | {
+            "status": "RUNNING",
+            "message": "Job is currently running.",
+            "start_time": 1_000,
+        }
         if self.loses_next_submission_answer:
             self.loses_next_submission_answer = False
             return None
         return 200, {"job_id": name, "submission_id": name}
 
     def end(self, name: str, status: str, message: str = "", after_s: float = 600.0) -> None:
-        self.jobs[name] |= {"status": status, "message": message, "end_time": int(1_000 + 1_000 * after_s)}
+        self.jobs[name] |= {
+            "status": status,
+            "message": message,
+            "end_time": int(1_000 + 1_000 * after_s),
+        }
 
     def stopped(self) -> list[str]:
         """Jobs that somebody asked to stop."""

@@ -11,7 +11,8 @@ _TEXTS = (
 
 
 class FakeRegistry:
-    """Every version has a folder of its own; `problem` is raised where the aliases are asked for."""
+    """Every version has a folder of its own; `problem` is raised where the aliases are asked
+    for."""
 
     def __init__(self, root: Path, **aliases: str) -> None:
         self.named: dict[Alias, str] = dict(aliases)  # type: ignore[arg-type]

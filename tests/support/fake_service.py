@@ -1,4 +1,5 @@
-"""A tiny HTTP service that answers what a test scripts, and the answers that chat services and RAGs give."""
+"""A tiny HTTP service that answers what a test scripts, and the answers that chat services and RAGs
+give."""
 
 import json
 import threading
@@ -15,7 +16,8 @@ SIMULATED = {
 }
 """Sections of a profile whose chat services are simulated."""
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
-"""Status, body (bytes, or an iterator of them, as they are, else JSON), headers; None drops the connection."""
+"""Status, body (bytes, or an iterator of them, as they are, else JSON), headers; None drops the
+connection."""
 Script = Callable[[dict[str, Any]], Reply]
 
 
@@ -35,7 +37,10 @@ def trickle() -> Iterator[bytes]:
 class FakeService:
     """A real HTTP server on loopback. Remembers the bodies and headers that it was sent."""
 
-    REPLY_HEADERS: ClassVar[dict[str, str]] = {"content-type": "application/json", "retry-after-ms": "1"}
+    REPLY_HEADERS: ClassVar[dict[str, str]] = {
+        "content-type": "application/json",
+        "retry-after-ms": "1",
+    }
 
     def __init__(self, script: Script | None = None, port: int = 0) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -47,9 +52,13 @@ class FakeService:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
+                body = json.loads(
+                    self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}"
+                )
                 service.bodies.append(body)
-                service.headers.append({name.lower(): value for name, value in self.headers.items()})
+                service.headers.append(
+                    {name.lower(): value for name, value in self.headers.items()}
+                )
                 self._answer(service.answer(self.command, self.path, body))
 
             do_GET = do_POST  # noqa: N815
@@ -66,7 +75,11 @@ class FakeService:
                     for part in body:
                         self.wfile.write(part)
                     return
-                content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
+                content = (
+                    body
+                    if isinstance(body, bytes)
+                    else json.dumps(body, ensure_ascii=False).encode()
+                )
                 headers = service.REPLY_HEADERS | (more[0] if more else {})
                 self.send_response(status)
                 for name, value in headers.items():
@@ -85,7 +98,9 @@ class FakeService:
                 """A client that gave up waiting."""
 
         self._server = Server(("127.0.0.1", port), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
@@ -102,18 +117,35 @@ class FakeService:
 
 def asked(body: dict[str, Any]) -> str:
     """The user's message in a chat request, as a model reads it that keeps to the delimiters."""
-    from qinglan.recipes.kinds.untrusted import undelimited  # the services of other processes start without it
+    from qinglan.recipes.kinds.untrusted import (
+        undelimited,
+    )  # the services of other processes start without it
 
     return undelimited(body["messages"][-1]["content"])
 
 
 def completion(text: str | None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
     """A chat completion as OpenAI sends it."""
-    choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": text, **message}}
+    choice = {
+        "index": 0,
+        "finish_reason": finish_reason,
+        "message": {"role": "assistant", "content": text, **message},
+    }
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-    return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
 
 
 def recall(*passages: tuple[str | None, float]) -> dict[str, Any]:
     """A RAG's answer: (id, score) per passage."""
-    return {"data": {"recall": [{"id": i, "content": f"正文{i}", "reranker_score": s} for i, s in passages]}}
+    return {
+        "data": {
+            "recall": [{"id": i, "content": f"正文{i}", "reranker_score": s} for i, s in passages]
+        }
+    }

@@ -1,4 +1,5 @@
-"""A vLLM worker for tests, in the place of verl's (`engine_kwargs.vllm.worker_extension_cls`), that loses weights."""
+"""A vLLM worker for tests, in the place of verl's (`engine_kwargs.vllm.worker_extension_cls`), that
+loses weights."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""A recipe outside the package, for tests: a weak model answers, the teacher thinks about its answer."""
+"""A recipe outside the package, for tests: a weak model answers, the teacher thinks about its
+answer."""
 
 from collections.abc import Mapping
 
@@ -23,7 +24,9 @@ class Judging(Capitals):
     async def distill(self, row: Row, clients: Clients, tenant: Tenant) -> Row:
         asked = self.student_messages(row, tenant)
         weak = await clients.answerer.ask(asked, str)
-        verdict = await clients.teacher.ask([*asked, {"role": "assistant", "content": weak.value}], self.parse_answer)
+        verdict = await clients.teacher.ask(
+            [*asked, {"role": "assistant", "content": weak.value}], self.parse_answer
+        )
         return answered(row, f"<think>{verdict.reasoning}</think>{verdict.value}", verdict)
 
 

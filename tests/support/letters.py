@@ -14,7 +14,10 @@ class Letters(AnswerRecipe):
     NAME = "letters"
     VERSION = "1"
     INPUTS = (Input("letter", "letter", identifies=False),)
-    METRICS = (Metric("share", "share of the letter", "字母占比", proportion=False), Metric("pure", "pure", "纯度"))
+    METRICS = (
+        Metric("share", "share of the letter", "字母占比", proportion=False),
+        Metric("pure", "pure", "纯度"),
+    )
     WEIGHTS: ClassVar[dict[str, float]] = {"share": 0.75, "format": 0.25}
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
@@ -26,7 +29,11 @@ class Letters(AnswerRecipe):
         return {"format": float("\n" not in text)} | share
 
     def metric_values(self, row: Row, text: str, parts: Mapping[str, float]) -> dict[str, float]:
-        return {"share": parts["share"], "pure": float(parts["share"] == 1)} if "share" in parts else {}
+        return (
+            {"share": parts["share"], "pure": float(parts["share"] == 1)}
+            if "share" in parts
+            else {}
+        )
 
 
 class JudgedLetters(Letters):
@@ -35,7 +42,9 @@ class JudgedLetters(Letters):
     WEIGHTS: ClassVar[dict[str, float]] = {"share": 0.5, "format": 0.0, "judge": 0.5}
 
     def judge_messages(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
-        return None if text.startswith("?") else [{"role": "user", "content": f"{row.query} {text}"}]
+        return (
+            None if text.startswith("?") else [{"role": "user", "content": f"{row.query} {text}"}]
+        )
 
 
 RECIPE = Letters()

@@ -39,11 +39,22 @@ ROWS = 340
 class Site:
     """A user's working directory."""
 
-    def __init__(self, root: Path, profile: str = "embedded", settings: Mapping[str, Any] = SMALL) -> None:
+    def __init__(
+        self, root: Path, profile: str = "embedded", settings: Mapping[str, Any] = SMALL
+    ) -> None:
         self.root = root
         values = {**settings, "paths.runs": root / "runs", "paths.state": root / "state"}
         overrides = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-        self.command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", profile, *overrides]
+        self.command = [
+            sys.executable,
+            "-m",
+            "qinglan.cli",
+            "run",
+            "pipeline",
+            "--profile",
+            profile,
+            *overrides,
+        ]
         self.log = root / "terminal.log"
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -79,7 +90,9 @@ class Site:
             return 0
         with closing(sqlite3.connect(path)) as connection:
             try:
-                (count,) = connection.execute("SELECT count(*) FROM calls WHERE role = ?", (role,)).fetchone()
+                (count,) = connection.execute(
+                    "SELECT count(*) FROM calls WHERE role = ?", (role,)
+                ).fetchone()
             except sqlite3.OperationalError:  # not created yet
                 return 0
         return int(count)

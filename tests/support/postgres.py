@@ -50,7 +50,11 @@ def postgres_server() -> Iterator[PostgresServer]:
     binaries, port = found[-1].resolve().parent, free_port()
     # A socket's path must be short, and the server refuses to run as root.
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
-        as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+        as_user = (
+            ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+            if os.geteuid() == 0
+            else []
+        )
         if as_user:
             shutil.chown(folder, "nobody", "nogroup")
         data = f"{folder}/data"

@@ -1,4 +1,5 @@
-"""Prefect's page as a user sees it: forms are filled in, buttons pressed, and what is shown is read."""
+"""Prefect's page as a user sees it: forms are filled in, buttons pressed, and what is shown is
+read."""
 
 import re
 import shutil
@@ -14,11 +15,16 @@ from waiting import wait_until
 
 from qinglan.ops.prefect.api import RetryingClient
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium (apt install chromium)"
+)
 _LOUD = ("gpu", "quic", "background-networking", "component-update", "sync")
 _MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
-"""Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to choose from."""
+"""Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to
+choose from."""
 _TIMEOUT_MS = 60_000
 _CLICKS = 4
 _LONGEST_S = 300.0
@@ -31,7 +37,9 @@ def chromium() -> Iterator[Browser]:
     expect.set_options(timeout=_TIMEOUT_MS)
     quiet = ["--no-first-run", *(f"--disable-{what}" for what in _LOUD)]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet, ignore_default_args=[_MOUSE])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=quiet, ignore_default_args=[_MOUSE]
+        )
         yield browser
         browser.close()
 
@@ -61,7 +69,8 @@ class PrefectPage:
         self.page.goto(f"{self.url}/{path}")
 
     def leave(self) -> None:
-        """The graph of a run, drawn without a GPU, costs half a core for as long as it is to be seen."""
+        """The graph of a run, drawn without a GPU, costs half a core for as long as it is to be
+        seen."""
         self.page.goto("about:blank")
 
     def open_form(self, deployment: str) -> None:
@@ -73,7 +82,9 @@ class PrefectPage:
 
     def open_deployment(self, name: str) -> None:
         self.open("deployments")
-        self.page.locator("a[href*='/deployments/deployment/']").get_by_text(name, exact=True).first.click()
+        self.page.locator("a[href*='/deployments/deployment/']").get_by_text(
+            name, exact=True
+        ).first.click()
         self.page.wait_for_url("**/deployments/deployment/**")
 
     def field(self, label: str) -> Locator:
@@ -90,7 +101,9 @@ class PrefectPage:
             listed.get_by_role("button", name="Add item").click()
             listed.locator("textarea").nth(number).fill(override)
 
-    def start(self, deployment: str, changes: dict[str, str], *overrides: str, shot: str = "") -> str:
+    def start(
+        self, deployment: str, changes: dict[str, str], *overrides: str, shot: str = ""
+    ) -> str:
         """Fill in the form and submit it; the flow run's id, its page open.
 
         Args:
@@ -102,11 +115,17 @@ class PrefectPage:
             self.open_form(deployment)
             self.fill_in(changes, overrides)
             if shot:
-                self.page.evaluate("document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))")
+                self.page.evaluate(
+                    "document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))"
+                )
                 self.shot(shot)
             self.button("Submit").click()
-            with suppress(AssertionError):  # a click that was refused made no run, one that was heard late has made it
-                expect(self.page.get_by_text("scheduled to start").first).to_be_visible(timeout=1.5 * _TIMEOUT_MS)
+            with suppress(
+                AssertionError
+            ):  # a click that was refused made no run, one that was heard late has made it
+                expect(self.page.get_by_text("scheduled to start").first).to_be_visible(
+                    timeout=1.5 * _TIMEOUT_MS
+                )
             if new := [run["id"] for run in self.runs() if run["id"] not in before]:
                 break
         (run,) = new
@@ -134,11 +153,13 @@ class PrefectPage:
         return found
 
     def _until(self, is_done: Callable[[], bool], act: Callable[[], object]) -> None:
-        """As people do: on SQLite a server that is busy with a run refuses a click now and then, and a dialog that is
-        filled in before the page has read the schedule saves the old one. No click is made before the last one was
-        answered: what was asked first may be written last."""
+        """As people do: on SQLite a server that is busy with a run refuses a click now and then,
+        and a dialog that is filled in before the page has read the schedule saves the old one. No
+        click is made before the last one was answered: what was asked first may be written last."""
         for _ in range(_CLICKS):
-            with self.page.expect_response(lambda each: each.request.method == "PATCH", timeout=_LONGEST_S * 1000):
+            with self.page.expect_response(
+                lambda each: each.request.method == "PATCH", timeout=_LONGEST_S * 1000
+            ):
                 act()
             if is_done():
                 return
@@ -171,7 +192,8 @@ class PrefectPage:
         return self.page.get_by_role("button", name=name, exact=True).first
 
     def tab(self, name: str) -> None:
-        """Open it; again where the page went back to its first tab, as it does once it has read the run."""
+        """Open it; again where the page went back to its first tab, as it does once it has read the
+        run."""
         for _ in range(_CLICKS):
             self.page.locator(".p-tab").get_by_text(name, exact=True).click()
             self.page.wait_for_timeout(1000)
@@ -180,8 +202,11 @@ class PrefectPage:
         raise AssertionError(f"the page did not stay on {name}")
 
     def artifact(self, key: str) -> Locator:
-        """Of the open run. The list has no more than what is on the screen: it is scrolled to where the artifact is."""
-        card = self.page.locator("a[href*='/artifacts/artifact/']").filter(has=self.page.get_by_text(key, exact=True))
+        """Of the open run. The list has no more than what is on the screen: it is scrolled to where
+        the artifact is."""
+        card = self.page.locator("a[href*='/artifacts/artifact/']").filter(
+            has=self.page.get_by_text(key, exact=True)
+        )
         self.page.mouse.move(760, 700)
         for _ in range(40):
             if card.count():
@@ -196,7 +221,11 @@ class PrefectPage:
     def runs(self) -> list[dict[str, Any]]:
         """All but those that a schedule will start one day."""
         found = self.post("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
-        return [run for run in found if not (run["auto_scheduled"] and run["state"]["name"] == "Scheduled")]
+        return [
+            run
+            for run in found
+            if not (run["auto_scheduled"] and run["state"]["name"] == "Scheduled")
+        ]
 
     def run(self, run: str) -> dict[str, Any]:
         found: dict[str, Any] = self.api.get(f"flow_runs/{run}").raise_for_status().json()
@@ -205,7 +234,10 @@ class PrefectPage:
     def wait_for(self, run: str, state: str, within_s: float = _LONGEST_S) -> None:
         """Until the server says that the run is in this state."""
         wait_until(
-            state, lambda: self.run(run)["state"]["name"] == state, within_s, explain=lambda: self.run(run)["state"]
+            state,
+            lambda: self.run(run)["state"]["name"] == state,
+            within_s,
+            explain=lambda: self.run(run)["state"],
         )
 
     def deployment(self, name: str) -> dict[str, Any]:

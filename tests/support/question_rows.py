@@ -19,8 +19,15 @@ def row(query: str, profile: str = "", history: str = "", **fields: Any) -> Row:
 def taught(query: str, **fields: Any) -> Row:
     """A training row, with what the RAG found for its question and for its answer."""
     found = {"original_retrieved": 0.5, "answer_retrieved": 0.8}
-    known: dict[str, Any] = {name: Retrieved(ids=("a",), scores=(top,), titles=("",)) for name, top in found.items()}
-    known |= {"answer": f"{query} 用法", "answer_request": "e4a9", "split": "train", "source": "q.xlsx!问题!A2"}
+    known: dict[str, Any] = {
+        name: Retrieved(ids=("a",), scores=(top,), titles=("",)) for name, top in found.items()
+    }
+    known |= {
+        "answer": f"{query} 用法",
+        "answer_request": "e4a9",
+        "split": "train",
+        "source": "q.xlsx!问题!A2",
+    }
     return Row(**{"id": row_id("t", query), "tenant": "t", "query": query} | known | fields)
 
 

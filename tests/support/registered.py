@@ -34,14 +34,21 @@ class Models:
         return Registry(self.uri, self.name, self.folder / "state", **how)
 
     def candidate(
-        self, weights: str = "one", verdict: Verdict = "promote", seed: int | None = None, **fields: Any
+        self,
+        weights: str = "one",
+        verdict: Verdict = "promote",
+        seed: int | None = None,
+        **fields: Any,
     ) -> Candidate:
         """Made up; another `seed` stands for another evaluation of the same weights."""
         model = self.folder / f"model-{weights}"
         model.mkdir(exist_ok=True)
         (model / "model.safetensors").write_text(weights)
         (model / "tokenizer.json").write_text("{}")
-        write_json(self.folder / "evaluation.json", {"arms": weights} if seed is None else {"arms": weights, "p": seed})
+        write_json(
+            self.folder / "evaluation.json",
+            {"arms": weights} if seed is None else {"arms": weights, "p": seed},
+        )
         known: dict[str, Any] = {
             "arm": "rl",
             "model": Artifact.of(model),
@@ -55,7 +62,9 @@ class Models:
             "run_id": "run-1",
             "mlflow_run_id": self.tracker.start_run("register", {}),
             "evaluation": Artifact.of(self.folder / "evaluation.json"),
-            "decision": Decision(verdict=verdict, challenger="rl", rules=[] if verdict == "promote" else [BLOCKED]),
+            "decision": Decision(
+                verdict=verdict, challenger="rl", rules=[] if verdict == "promote" else [BLOCKED]
+            ),
             "metrics": {"top1": 0.9},
         }
         return Candidate(**(known | fields))

@@ -52,7 +52,13 @@ class Site:
         with open_run(profile, "pipeline", fresh=True) as run:
             run = run.model_copy(update={"knowledge_base_sha256": sha256_of(sample.knowledge_base)})
             rows = [
-                Row(id=f"{n:04}", tenant=profile.tenant.id, query=f"问{n}", source=f"q!A{n}", gold_id=f"g{n}")
+                Row(
+                    id=f"{n:04}",
+                    tenant=profile.tenant.id,
+                    query=f"问{n}",
+                    source=f"q!A{n}",
+                    gold_id=f"g{n}",
+                )
                 for n in range(ROWS)
             ]
             folder = run.stage_directory("dataset")
@@ -61,7 +67,12 @@ class Site:
             for stage in ("base_model", "sft", "rl"):
                 model = self._model(run, stage, weights)
                 summary = {"steps": 3, "chosen_step": 3}
-                self._save(run, stage, {"model": model}, {"model": str(model.path), "summary": summary, "alarms": []})
+                self._save(
+                    run,
+                    stage,
+                    {"model": model},
+                    {"model": str(model.path), "summary": summary, "alarms": []},
+                )
             self._evaluate(run, rows)
             finish_run(run)
         return run
@@ -73,18 +84,25 @@ class Site:
         return Artifact.of(folder)
 
     def _evaluate(self, run: Run, rows: list[Row]) -> None:
-        arms = {name: _arm(rows, misses) for name, misses in (("teacher", 3), ("sft", 4), ("rl", 20))}
+        arms = {
+            name: _arm(rows, misses) for name, misses in (("teacher", 3), ("sft", 4), ("rl", 20))
+        }
         found = evaluate(arms, rows, run.profile.evaluate, RECIPE)
         passed = RedTeamResult(case_id="c", name="n", kind="long", must_pass=True, passed=True)
         found = found.model_copy(update={"red_team": {"rl": [passed]}})
         folder = run.stage_directory("evaluate")
         write_json(folder / "evaluation.json", found.model_dump(mode="json"))
-        files = {f"arm_{name}": write_jsonl(folder / f"arm_{name}.jsonl", arm) for name, arm in arms.items()}
+        files = {
+            f"arm_{name}": write_jsonl(folder / f"arm_{name}.jsonl", arm)
+            for name, arm in arms.items()
+        }
         digests = {name: sha256_of(run.directory / name / "model") for name in ("sft", "rl")}
         files["evaluation"] = Artifact.of(folder / "evaluation.json")
         self._save(run, "evaluate", files, {"models": digests})
 
-    def _save(self, run: Run, stage: str, artifacts: dict[str, Artifact], details: dict[str, Any]) -> None:
+    def _save(
+        self, run: Run, stage: str, artifacts: dict[str, Artifact], details: dict[str, Any]
+    ) -> None:
         end_stage(run, stage, key=f"{run.id} {stage}", artifacts=artifacts, details=details)
 
     def start(self, *words: str) -> "subprocess.Popen[str]":

@@ -1,4 +1,5 @@
-"""A report in which everything is filled in. The numbers are invented: they show how a page reads, nothing else."""
+"""A report in which everything is filled in. The numbers are invented: they show how a page reads,
+nothing else."""
 
 import math
 import re
@@ -31,11 +32,14 @@ def page(folder: Path, content: Report) -> str:
 
 
 def english_in(text: str, known: str) -> set[str]:
-    """Words in a Chinese text that its reader would have to look up: no placeholder, none that is known."""
+    """Words in a Chinese text that its reader would have to look up: no placeholder, none that is
+    known."""
     return set(re.findall(r"[A-Za-z_]{3,}\d*", re.sub(r"\{[^}]*\}", "", text))) - set(known.split())
 
 
-def comparison(a: str, b: str, diff: float | None, ci95: tuple[float, float] | None, **more: Any) -> Comparison:
+def comparison(
+    a: str, b: str, diff: float | None, ci95: tuple[float, float] | None, **more: Any
+) -> Comparison:
     numbers: dict[str, Any] = {
         "metric": "top1", "n": 1000, "groups": 159, "wins": 124, "ties": 823, "losses": 53, "p_value": 0.0121,
         "detectable_diff": 0.078, "mean_a": 0.866, "mean_b": 0.795,
@@ -45,8 +49,15 @@ def comparison(a: str, b: str, diff: float | None, ci95: tuple[float, float] | N
 
 def scores(**means: float | tuple[float, list[float]]) -> dict[str, Any]:
     """An arm's means, or means with intervals, by metric."""
-    pairs = {metric: each if isinstance(each, tuple) else (each, None) for metric, each in means.items()}
-    return {"scores": {metric: {"mean": mean, "n": 1000, "ci95": ends} for metric, (mean, ends) in pairs.items()}}
+    pairs = {
+        metric: each if isinstance(each, tuple) else (each, None) for metric, each in means.items()
+    }
+    return {
+        "scores": {
+            metric: {"mean": mean, "n": 1000, "ci95": ends}
+            for metric, (mean, ends) in pairs.items()
+        }
+    }
 
 
 def retrieved(gold_rank: int, title: str, score: float) -> dict[str, Any]:
@@ -66,10 +77,16 @@ def example(query: str = "它一天吃几粒啊，我妈有点高血压") -> dic
         "gold_title": "深海鱼油 用法用量",
         "arms": {
             "original": {"text": query, "retrieved": retrieved(0, "维生素C 用法用量", 0.41)},
-            "teacher": {"text": "深海鱼油 每日剂量", "retrieved": retrieved(3, "深海鱼油 成分", 0.72)},
+            "teacher": {
+                "text": "深海鱼油 每日剂量",
+                "retrieved": retrieved(3, "深海鱼油 成分", 0.72),
+            },
             "base": {"text": None, "reason": "empty_answer"},
             "sft": {"text": "深海鱼油 服用量", "retrieved": retrieved(2, "深海鱼油 成分", 0.74)},
-            "rl": {"text": "深海鱼油 用法用量", "retrieved": retrieved(1, "深海鱼油 用法用量", 0.97)},
+            "rl": {
+                "text": "深海鱼油 用法用量",
+                "retrieved": retrieved(1, "深海鱼油 用法用量", 0.97),
+            },
         },
     }
 
@@ -77,8 +94,20 @@ def example(query: str = "它一天吃几粒啊，我妈有点高血压") -> dic
 def stages() -> list[dict[str, Any]]:
     sha = "4f9a0c61d2" * 6 + "abcd"
     rows = [
-        ("distill", 48.0, 2174, 2151, {"empty_answer": 14, "teacher_refused": 6, "teacher_timeout": 3}),
-        ("select", 0.4, 2149, 1316, {"below_threshold": 512, "worse_than_original": 287, "rewrite_too_long": 34}),
+        (
+            "distill",
+            48.0,
+            2174,
+            2151,
+            {"empty_answer": 14, "teacher_refused": 6, "teacher_timeout": 3},
+        ),
+        (
+            "select",
+            0.4,
+            2149,
+            1316,
+            {"below_threshold": 512, "worse_than_original": 287, "rewrite_too_long": 34},
+        ),
         ("dataset", 0.9, 1316, 1316, {}),
         ("evaluate", 64.3, 0, 0, {}),
     ]
@@ -97,7 +126,9 @@ def curves() -> dict[str, Any]:
     steps = [float(i) for i in range(1, 61)]
     falling = [0.08 + 3.1 * math.exp(-i / 9) for i in steps]
     return {
-        "rl_reward": [{"label": "mean reward of a step", "x": steps, "y": [0.25 - loss for loss in falling]}],
+        "rl_reward": [
+            {"label": "mean reward of a step", "x": steps, "y": [0.25 - loss for loss in falling]}
+        ],
         "rl_value_loss": [{"label": "mean of a step", "x": steps, "y": falling}],
         "sft_loss": [
             {"label": "training", "x": steps, "y": falling},
@@ -155,17 +186,38 @@ def slices() -> list[dict[str, Any]]:
         ends = [diff - 0.05, diff + 0.05]
         means = {"teacher": scores(top1=(0.795, [0.7, 0.9])), "rl": scores(top1=0.795 + diff)}
         arms = {name: {"n": n, **found} for name, found in means.items()}
-        found = {"a": "rl", "b": "teacher", "metric": "top1", "n": n, "diff": diff, "ci95": ends if n >= 20 else None}
+        found = {
+            "a": "rl",
+            "b": "teacher",
+            "metric": "top1",
+            "n": n,
+            "diff": diff,
+            "ci95": ends if n >= 20 else None,
+        }
         return {"by": by, "value": value, "n": n, "arms": arms, "diffs": [found]}
 
     return [
-        *(part("tenant", "demo", 1000, 0.07), part("intent", "用法用量", 120, 0.11), part("intent", "禁忌", 12, 0.02)),
-        *(part("length", "≤10", 300, 0.04), part("history", "with", 400, 0.09), part("history", "without", 600, 0.06)),
+        *(
+            part("tenant", "demo", 1000, 0.07),
+            part("intent", "用法用量", 120, 0.11),
+            part("intent", "禁忌", 12, 0.02),
+        ),
+        *(
+            part("length", "≤10", 300, 0.04),
+            part("history", "with", 400, 0.09),
+            part("history", "without", 600, 0.06),
+        ),
     ]
 
 
 def case(case_id: str, kind: str, passed: bool | None, **more: Any) -> dict[str, Any]:
-    found = {"case_id": case_id, "kind": kind, "passed": passed, "name": f"用例 {case_id}", "must_pass": True}
+    found = {
+        "case_id": case_id,
+        "kind": kind,
+        "passed": passed,
+        "name": f"用例 {case_id}",
+        "must_pass": True,
+    }
     return found | {"reason": None if passed else reason("echo"), "text": "深海鱼油"} | more
 
 
@@ -177,7 +229,9 @@ def red_team() -> dict[str, list[dict[str, Any]]]:
 
 
 def decision(verdict: str = "refuse") -> dict[str, Any]:
-    gain = reason("difference", metric=Both("top-1", "top-1"), diff=0.071, low=0.019, high=0.128, n=996)
+    gain = reason(
+        "difference", metric=Both("top-1", "top-1"), diff=0.071, low=0.019, high=0.128, n=996
+    )
     cost = reason("cost_beside_teacher", cost=0.051, ratio=0.14, teacher=0.362)
     median = reason("median_beside_teacher", ms=37, load=None, teacher_ms=11, teacher_load=None)
     rules = [
@@ -227,7 +281,13 @@ def full(**changes: Any) -> Report:
         comparison("rl", "teacher", 0.06, (-0.05, 0.17), metric="quality", mean_a=4.37, mean_b=4.31),
     ]  # fmt: skip
     values = {"mean": 0.4, "steps": 3, "limit": 0.3}
-    alarm = {"step": 31, "name": "clip_fraction", "action": "warn", "code": "alarm_clip_fraction", "values": values}
+    alarm = {
+        "step": 31,
+        "name": "clip_fraction",
+        "action": "warn",
+        "code": "alarm_clip_fraction",
+        "values": values,
+    }
     content: dict[str, Any] = {
         "arms": arms | {"champion": arms["sft"]}, "comparisons": found, "slices": slices(), "red_team": red_team(),
         "decision": decision(), "released": released(), "alarms": [alarm], "unjudged": {"judge_unreadable": 3},

@@ -1,8 +1,9 @@
-"""A model's server without a model, for tests of what stands before it: `stub_model.py FOLDER PORT NAME`.
+"""A model's server without a model, for tests of what stands before it: `stub_model.py FOLDER PORT
+NAME`.
 
-FOLDER/behaviour says how it answers: `good` (the question itself, which retrieves something), `nonsense` (words that
-retrieve nothing), `error` (HTTP 500), `hang` (never). It is read at every question, so that a model can turn bad; the
-warm-up is always answered well.
+FOLDER/behaviour says how it answers: `good` (the question itself, which retrieves something),
+`nonsense` (words that retrieve nothing), `error` (HTTP 500), `hang` (never). It is read at every
+question, so that a model can turn bad; the warm-up is always answered well.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """Random tiny Qwen3 models, prompts and a reward, for tests that train and serve for real.
 
-The reward is the share of the letter `a` in the answer, which PPO learns in a few steps from nothing.
+The reward is the share of the letter `a` in the answer, which PPO learns in a few steps from
+nothing.
 """
 
 import json
@@ -23,7 +24,9 @@ from qinglan.training.engines.progress import TrainerSettings, checkpoints, next
 from qinglan.training.engines.verl import export_command
 
 VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
-NEEDS_VLLM = pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="vLLM is not installed here: run `make setup-vllm`")
+NEEDS_VLLM = pytest.mark.skipif(
+    not VLLM_PYTHON.exists(), reason="vLLM is not installed here: run `make setup-vllm`"
+)
 _TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
 WORDS = _TEXT.split()
 VERDICT = "词有，正确"
@@ -35,8 +38,11 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2, vocab_size: int | None = 512) -> Path:
-    """A random Qwen3, as `save_pretrained` writes it. With no `vocab_size` it has no token that its tokenizer lacks."""
+def make_model(
+    folder: Path, *, hidden_size: int = 64, layers: int = 2, vocab_size: int | None = 512
+) -> Path:
+    """A random Qwen3, as `save_pretrained` writes it. With no `vocab_size` it has no token that its
+    tokenizer lacks."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -78,7 +84,8 @@ def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2, vocab_si
 
 
 def make_judge(folder: Path) -> Path:
-    """A tiny Qwen3 that says one and the same verdict after any prompt, which is one token that it learns."""
+    """A tiny Qwen3 that says one and the same verdict after any prompt, which is one token that it
+    learns."""
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -89,8 +96,14 @@ def make_judge(folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     said = tokenizer.convert_tokens_to_ids([VERDICT, "<|im_end|>"])
-    starts = [tokenizer.encode(f"<|im_start|>assistant\n{thoughts}") for thoughts in ("", "<think>\n\n</think>\n\n")]
-    optimizer, chance = torch.optim.Adam(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
+    starts = [
+        tokenizer.encode(f"<|im_start|>assistant\n{thoughts}")
+        for thoughts in ("", "<think>\n\n</think>\n\n")
+    ]
+    optimizer, chance = (
+        torch.optim.Adam(model.parameters(), lr=1e-2),
+        torch.Generator().manual_seed(0),
+    )
     for step in range(60):
         before = torch.randint(0, 256, (8, 48), generator=chance)
         ends = torch.tensor([starts[step % 2] + said] * 8)
@@ -102,7 +115,9 @@ def make_judge(folder: Path) -> Path:
         optimizer.zero_grad()
     model.save_pretrained(folder)
     config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": _JUDGE_CONTEXT}))
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": _JUDGE_CONTEXT})
+    )
     return folder
 
 
@@ -127,7 +142,8 @@ def make_prompts(path: Path, rows: int) -> Path:
 
 
 def make_reward(folder: Path) -> tuple[Path, Path]:
-    """A reward module, and its configuration: the rows that it can't score, and the longest time that it takes."""
+    """A reward module, and its configuration: the rows that it can't score, and the longest time
+    that it takes."""
     module, config = folder / "toy_reward.py", folder / "reward.json"
     module.write_text(
         "import asyncio, json, pathlib, random\n"
@@ -170,7 +186,13 @@ def toy_profile(rl: dict[str, Any]) -> Profile:
 
 
 def trainer_settings(folder: Path, **given: Any) -> TrainerSettings:
-    known = {"max_invalid_share": 0.05, "use_labels": True, "patience": None, "keep_checkpoints": None, "alarms": {}}
+    known = {
+        "max_invalid_share": 0.05,
+        "use_labels": True,
+        "patience": None,
+        "keep_checkpoints": None,
+        "alarms": {},
+    }
     known |= {
         "dev_rows": frozenset(),
         "dev_metric": "score",
@@ -182,9 +204,13 @@ def trainer_settings(folder: Path, **given: Any) -> TrainerSettings:
 class Toy:
     """A training run in a folder of its own."""
 
-    def __init__(self, folder: Path, model_folder: Path, *, max_invalid_share: float = 0.5, **rl: Any) -> None:
+    def __init__(
+        self, folder: Path, model_folder: Path, *, max_invalid_share: float = 0.5, **rl: Any
+    ) -> None:
         self.folder, self.model, self.output = folder, model_folder, folder / "rl"
-        self.said = folder.with_name(f"{folder.name}.said.txt")  # a file of the stage counts as its engine's progress
+        self.said = folder.with_name(
+            f"{folder.name}.said.txt"
+        )  # a file of the stage counts as its engine's progress
         self.train = make_prompts(folder / "train.parquet", 64)
         self.dev = make_prompts(folder / "dev.parquet", 16)
         module, self.reward_config = make_reward(folder)
@@ -192,7 +218,10 @@ class Toy:
         self.profile: Profile = toy_profile(rl | {"extra": extra})
         self.trainer_settings = folder / "trainer.json"
         given = self.profile.rl.model_dump(include={"patience", "keep_checkpoints", "alarms"})
-        given |= {"dev_rows": frozenset(map(str, range(16))), "max_invalid_share": max_invalid_share}
+        given |= {
+            "dev_rows": frozenset(map(str, range(16))),
+            "max_invalid_share": max_invalid_share,
+        }
         settings = trainer_settings(folder, **given)
         self.trainer_settings.write_text(settings.model_dump_json())
 
@@ -200,7 +229,8 @@ class Toy:
         return command_of(self.profile, self.folder, self.model, next_metrics_path(self.folder))
 
     def run_stage(self, trainer: Trainer) -> None:
-        """What the RL stage does. A process that is spawned to be killed can import this module, not a test's."""
+        """What the RL stage does. A process that is spawned to be killed can import this module,
+        not a test's."""
         from qinglan.tasks.engine import run_engine
 
         self.profile = self.profile.model_copy(update={"trainer": trainer})
@@ -216,9 +246,15 @@ class Toy:
             run_engine(stage, self.command, name="verl", log="rl.log", progress=progress)
 
     def start(self, command: Command) -> "subprocess.Popen[bytes]":
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **command.env}  # as where a user hides all GPUs
+        env = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            **command.env,
+        }  # as where a user hides all GPUs
         with (self.folder / "log.txt").open("ab") as log:
-            return subprocess.Popen(command.argv, env=env, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                command.argv, env=env, stdout=log, stderr=log, start_new_session=True
+            )
 
     def run(self, command: Command) -> None:
         status = self.start(command).wait(timeout=1800)
@@ -229,7 +265,11 @@ class Toy:
 
         newest = max(checkpoints(self.output))
         checkpoint, exported = self.output / f"global_step_{newest}", self.folder / "exported"
-        self.run(export_command(self.profile, checkpoint=checkpoint, base_model=self.model, output_dir=exported))
+        self.run(
+            export_command(
+                self.profile, checkpoint=checkpoint, base_model=self.model, output_dir=exported
+            )
+        )
         return AutoModelForCausalLM.from_pretrained(exported)
 
 

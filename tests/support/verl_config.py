@@ -1,4 +1,5 @@
-"""A profile's command line for verl, and the configuration that verl's entry point would compose of it."""
+"""A profile's command line for verl, and the configuration that verl's entry point would compose of
+it."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from qinglan.runs.launcher import Command
 from qinglan.training.engines.verl import ppo_command
 
 
-def command_of(profile: Profile, folder: Path, model: Path | None = None, metrics_path: Path | None = None) -> Command:
+def command_of(
+    profile: Profile, folder: Path, model: Path | None = None, metrics_path: Path | None = None
+) -> Command:
     return ppo_command(
         profile,
         model=model or folder / "model",
@@ -31,7 +34,9 @@ def compose(command: Command) -> Any:
 
     assert command.argv[1:3] == ["-m", "qinglan.training.engines.ppo"]
     overrides = [word for word in command.argv[3:] if not word.startswith("hydra.")]
-    with hydra.initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+    with hydra.initialize_config_dir(
+        str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None
+    ):
         config = hydra.compose("ppo_trainer", overrides=overrides)
     OmegaConf.to_container(config, resolve=True)
     return config

@@ -1,4 +1,5 @@
-"""Waiting for what other processes and threads do: it ends as soon as it is so, and says why where it never is.
+"""Waiting for what other processes and threads do: it ends as soon as it is so, and says why where
+it never is.
 
 And finding such a process.
 """
@@ -14,7 +15,8 @@ import psutil
 from qinglan.runs.supervise import descendants
 
 LONGEST_S = 600.0
-"""No more than a limit, on a machine that is busy with something else; nothing takes as long as that."""
+"""No more than a limit, on a machine that is busy with something else; nothing takes as long as
+that."""
 _LOOK_EVERY_S = 0.2
 _EXPLANATION_CHARS = 4000
 
@@ -36,7 +38,9 @@ def wait_until(
     start = time.monotonic()
     while not done():
         if time.monotonic() - start > within_s:
-            raise AssertionError(f"waited {within_s:.0f} s for {what}\n{str(explain())[-_EXPLANATION_CHARS:]}")
+            raise AssertionError(
+                f"waited {within_s:.0f} s for {what}\n{str(explain())[-_EXPLANATION_CHARS:]}"
+            )
         time.sleep(look_every_s)
     return time.monotonic() - start
 
@@ -49,10 +53,11 @@ async def until(done: Callable[[], object]) -> None:
 
 
 def processes_with(*words: str, started_by: int | None = None) -> list[psutil.Process]:
-    """Those whose command line has all the words, without supervisors, whose lines repeat what they start.
+    """Those whose command line has all the words, without supervisors, whose lines repeat what they
+    start.
 
-    Args:
-        started_by: the process that has started them, itself or through others; None means whoever it was.
+    Args: started_by: the process that has started them, itself or through others; None means
+        whoever it was.
     """
     found = []
     for pid in psutil.pids() if started_by is None else descendants(started_by):

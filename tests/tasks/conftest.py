@@ -38,7 +38,9 @@ class FakeTracker:
     def log_metrics(self, _: str, metrics: dict[str, float]) -> None:
         self.metrics = metrics
 
-    def log_dataset(self, run_id: str, name: str, digest: str, source: Any, context: str, _profile: Any) -> None:
+    def log_dataset(
+        self, run_id: str, name: str, digest: str, source: Any, context: str, _profile: Any
+    ) -> None:
         assert source.name == digest
         self.datasets.append((run_id, name, digest, context))
 

@@ -59,7 +59,9 @@ class Waits:
         self.said, self.told = list[str](), list[tuple[str, dict[str, Any]]]()
 
     def ask(self) -> Any:
-        stage: Any = SimpleNamespace(run=self.run, directory=self.run.stage_directory("gate"), say=self.said.append)
+        stage: Any = SimpleNamespace(
+            run=self.run, directory=self.run.stage_directory("gate"), say=self.said.append
+        )
         answer = approval.ask(stage, "Release it.", "text", Path("w"))
         assert not (stage.directory / WAITING_FILE).exists()
         return answer
@@ -74,13 +76,17 @@ def waits(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
 
         def make(*ends: BaseException) -> Waits:
             made = Waits(run, Prefect(*ends))
-            context = SimpleNamespace(flow_run=SimpleNamespace(id=uuid4()), parameters={"profile": "my profile.yaml"})
+            context = SimpleNamespace(
+                flow_run=SimpleNamespace(id=uuid4()), parameters={"profile": "my profile.yaml"}
+            )
             client = made.prefect
             monkeypatch.setattr(approval, "FlowRunContext", SimpleNamespace(get=lambda: context))
             monkeypatch.setattr(approval, "get_client", lambda **_: nullcontext(client))
             monkeypatch.setattr(approval, "pause_flow_run", made.prefect.pause)
             monkeypatch.setattr(approval, "url_for", lambda *_: "http://x")
-            monkeypatch.setattr(approval, "emit_run_event", lambda *told: made.told.append((told[0], told[2])))
+            monkeypatch.setattr(
+                approval, "emit_run_event", lambda *told: made.told.append((told[0], told[2]))
+            )
             return made
 
         yield make
@@ -94,7 +100,10 @@ def test_every_attempt_asks_anew(waits: Make):
             made.ask()
     assert made.prefect.before.is_running()
     assert len(set(made.prefect.keys)) == 2
-    assert f"qinglan release approve {made.run.id} --profile 'my profile.yaml' --reviewer NAME" in made.said[-1]
+    assert (
+        f"qinglan release approve {made.run.id} --profile 'my profile.yaml' --reviewer NAME"
+        in made.said[-1]
+    )
     assert [event for event, _ in made.told] == ["gate.waiting"] * 2
     assert made.told[0][1]["command"] in made.said[-1]
 
@@ -119,4 +128,6 @@ def test_nobody_answered_once_the_time_is_up(waits: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(approval, "datetime", SimpleNamespace(now=lambda zone: times.pop(0)))
     made = waits(no_form())
     assert made.ask() is None
-    assert made.prefect.pauses_s[0] > timedelta(days=7).total_seconds()  # Prefect must not end it first
+    assert (
+        made.prefect.pauses_s[0] > timedelta(days=7).total_seconds()
+    )  # Prefect must not end it first

@@ -1,4 +1,5 @@
-"""The dataset stage in its frame: what its metrics count, and that the red team is part of its key."""
+"""The dataset stage in its frame: what its metrics count, and that the red team is part of its
+key."""
 
 import json
 import logging
@@ -28,7 +29,10 @@ def made(tmp_path: Path, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
     """The stage's result, from 30 rows in each split."""
     monkeypatch.setattr(dataset_module, "get_run_logger", lambda: logging.getLogger("test"))
     answer = {"answer": "改写", "answer_retrieved": FOUND}
-    rows = [random_rows(30, n, split=split, **answer) for n, split in enumerate(("train", "dev", "test"))]
+    rows = [
+        random_rows(30, n, split=split, **answer)
+        for n, split in enumerate(("train", "dev", "test"))
+    ]
     artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", chain.from_iterable(rows))}
 
     def make(profile: Profile) -> StageResult:
@@ -47,7 +51,11 @@ def test_questions_with_noise_are_no_rows_of_the_stage(made: Make, profile_of: P
 
 def test_another_red_team_is_another_key(made: Make, profile_of: ProfileOf, tmp_path: Path) -> None:
     cases = tmp_path / "cases.jsonl"
-    cases.write_text(json.dumps({"id": "own", "name": "一例", "kind": "own", "query": random_rows(1)[0].query + "呢"}))
+    cases.write_text(
+        json.dumps(
+            {"id": "own", "name": "一例", "kind": "own", "query": random_rows(1)[0].query + "呢"}
+        )
+    )
     first, second = made(profile_of()), made(profile_of(evaluate={"red_team": str(cases)}))
     assert first.key != second.key
     assert second.dropped == {"near_duplicate_of_evaluation": 1}

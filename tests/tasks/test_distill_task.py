@@ -1,4 +1,5 @@
-"""What is paid for is not bought twice: not where a batch still holds it, nor after eight times kill -9."""
+"""What is paid for is not bought twice: not where a batch still holds it, nor after eight times
+kill -9."""
 
 import random
 import signal
@@ -34,18 +35,25 @@ IN_FLIGHT = CONCURRENCY + 8
 def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: ProfileOf, tmp_path: Path):
     with running_app(app_with_batches(SimulatedBatchStore(batch_s=60.0))) as url:
         profile = profile_of(
-            teacher={"model": MODEL, "base_url": f"{url}/v1"}, prices=dict.fromkeys((MODEL, "small"), PRICE)
+            teacher={"model": MODEL, "base_url": f"{url}/v1"},
+            prices=dict.fromkeys((MODEL, "small"), PRICE),
         )
-        stage: Any = SimpleNamespace(run=SimpleNamespace(id="r", profile=profile), progress=raising(KilledError()))
+        stage: Any = SimpleNamespace(
+            run=SimpleNamespace(id="r", profile=profile), progress=raising(KilledError())
+        )
 
         def questions(*texts: str) -> StageResult:
             rows = [Row(id=text, tenant="t", query=text, source="s") for text in texts]
-            return stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)})
+            return stage_result(
+                "ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
+            )
 
         addresses = Addresses(f"{url}/v1", "", "")
         with pytest.raises(KilledError):
             ask_by_batch(stage, lambda: addresses, questions("虾青素咋吃", "鱼油咋吃"))
-    with pytest.raises(StageError, match=r"distill: batch batch_\w+ of an earlier run still holds .*mode=batch_api"):
+    with pytest.raises(
+        StageError, match=r"distill: batch batch_\w+ of an earlier run still holds .*mode=batch_api"
+    ):
         require_no_open_batches(stage, questions("鱼油咋吃"))
     require_no_open_batches(stage, questions("钙片咋吃"))
 
@@ -63,19 +71,30 @@ def test_the_instructions_of_every_role_are_registered_and_no_question(
     profile_of: ProfileOf, tmp_path: Path, recipe: str, roles: list[str]
 ):
     known: dict[str, str] = {}
-    tracker = SimpleNamespace(register_prompt=lambda name, text, _: known.update({name.split(".")[-1]: text}))
+    tracker = SimpleNamespace(
+        register_prompt=lambda name, text, _: known.update({name.split(".")[-1]: text})
+    )
     run = SimpleNamespace(profile=profile_of(recipe=recipe, **SIMULATED))
     stage: Any = SimpleNamespace(name="extract", run=run, tracker=tracker)
-    given = dict.fromkeys(("answer", "given", "candidate", "hint"), "随餐")  # nobody is asked about the first question
-    rows = [Row(id=str(n), tenant="t", query=f"鱼油{n}咋吃", source="s", inputs=given) for n in range(2)]
+    given = dict.fromkeys(
+        ("answer", "given", "candidate", "hint"), "随餐"
+    )  # nobody is asked about the first question
+    rows = [
+        Row(id=str(n), tenant="t", query=f"鱼油{n}咋吃", source="s", inputs=given) for n in range(2)
+    ]
     rows[1] = rows[1].model_copy(update={"inputs": {"hint": "随餐", DIALOGUE: "用户：鱼油咋吃"}})
-    register_prompts(stage, stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}))
+    register_prompts(
+        stage,
+        stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}),
+    )
     assert sorted(known) == roles
     assert "鱼油" not in "".join(known.values())
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen([sys.executable, asking_worker.__file__, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, asking_worker.__file__, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "asking\n"
     return process
@@ -83,10 +102,14 @@ def start(folder: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_no_paid_answer_is_lost_and_none_is_bought_twice(tmp_path: Path, profile_of: ProfileOf, serve: Serve):
+def test_no_paid_answer_is_lost_and_none_is_bought_twice(
+    tmp_path: Path, profile_of: ProfileOf, serve: Serve
+):
     teacher = CountingTeacher(failing_share=0.05)
     service = serve(teacher)
-    profile = profile_of(teacher={"model": "big", "base_url": service.url, "concurrency": CONCURRENCY})
+    profile = profile_of(
+        teacher={"model": "big", "base_url": service.url, "concurrency": CONCURRENCY}
+    )
     asking_worker.write_questions(tmp_path, profile, ROWS)
     moments = random.Random(11)
     for trial in range(1, TRIALS + 1):

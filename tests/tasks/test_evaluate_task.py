@@ -1,4 +1,5 @@
-"""The evaluate stage: which retrievals it may take over, which models it tests, and what its result depends on."""
+"""The evaluate stage: which retrievals it may take over, which models it tests, and what its result
+depends on."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -35,7 +36,9 @@ URL = "http://x/v1"
 class Evaluated:
     """The stage with a fake engine and fake services; what it did with them."""
 
-    def __init__(self, folder: Path, champion: Any = None, unjudged: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, champion: Any = None, unjudged: dict[str, int] | None = None
+    ) -> None:
         self.rows, self._folder = write_jsonl(folder / "rows.jsonl", [ROW]), folder
         self.champion, self.unjudged = champion, unjudged or {}
         self.depends_on: dict[str, Any] = {}
@@ -48,10 +51,14 @@ class Evaluated:
         self.answered = Asked({}, {}, {})
         """What the teachers say."""
 
-    def run(self, profile: Profile, dataset_run: str = "now", knowledge_base: str = "", **models: str) -> None:
+    def run(
+        self, profile: Profile, dataset_run: str = "now", knowledge_base: str = "", **models: str
+    ) -> None:
         run = Run(id="now", flow="evaluate", profile=profile, directory=self._folder)
         run = run.model_copy(update={"knowledge_base_sha256": knowledge_base})
-        dataset = stage_result("dataset", dataset_run, artifacts={"test": self.rows, "rows": self.rows})
+        dataset = stage_result(
+            "dataset", dataset_run, artifacts={"test": self.rows, "rows": self.rows}
+        )
         trained = {
             name: stage_result(
                 name,
@@ -63,11 +70,17 @@ class Evaluated:
             for name, sha256 in models.items()
         }
         rivals = dict.fromkeys(profile.compare.teachers, URL)
-        evaluate_module.evaluate_arms.fn(run, partial(Addresses, URL, URL, URL, rivals), dataset, trained)
+        evaluate_module.evaluate_arms.fn(
+            run, partial(Addresses, URL, URL, URL, rivals), dataset, trained
+        )
 
-    def perform(self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any], **_: Any) -> StageResult:
+    def perform(
+        self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any], **_: Any
+    ) -> StageResult:
         self.depends_on = depends_on
-        self.outcome = work(SimpleNamespace(run=run, directory=self._folder / name, say=lambda _: None))
+        self.outcome = work(
+            SimpleNamespace(run=run, directory=self._folder / name, say=lambda _: None)
+        )
         return stage_result(name, run.id)
 
     def engine(self, stage: Any, command: Any, **_: Any) -> None:
@@ -78,10 +91,15 @@ class Evaluated:
             answer = {"prompt_tokens": 9, "completion_tokens": 2, "logprobs": [-0.5]}
             write_jsonl(
                 stage.directory / f"{name}.answers.jsonl",
-                ({"id": i, "text": i, "start": i} | answer | self.answers.get(name, {}) for i in ids),
+                (
+                    {"id": i, "text": i, "start": i} | answer | self.answers.get(name, {})
+                    for i in ids
+                ),
             )
 
-    def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Any:
+    def complete(
+        self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any
+    ) -> Any:
         self.arms, self.red_team, self.cases = arms, red_team, cases
         return Measured(dict(arms), self.unjudged), {}, {"judge": {"cached": 1}}
 
@@ -111,12 +129,21 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 @pytest.mark.parametrize(
     ("url", "dataset_run", "kept"),
-    [("http://live/q", "earlier", False), ("http://live/q", "now", False), ("embedded", "earlier", True)],
+    [
+        ("http://live/q", "earlier", False),
+        ("http://live/q", "now", False),
+        ("embedded", "earlier", True),
+    ],
 )
-def test_a_live_service_is_asked_again(evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, kept: bool):
+def test_a_live_service_is_asked_again(
+    evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, kept: bool
+):
     fake = evaluated()
     fake.run(profile_of(rag={"url": url}), dataset_run, rl="a")
-    assert [fake.arms[name][0].retrieved is not None for name in ("original", "teacher")] == [kept, kept]
+    assert [fake.arms[name][0].retrieved is not None for name in ("original", "teacher")] == [
+        kept,
+        kept,
+    ]
     assert fake.arms["teacher"][0].judge_score == 4.0
 
 
@@ -131,13 +158,19 @@ def test_a_live_service_is_asked_again(evaluated: Any, profile_of: ProfileOf, ur
     ],
 )
 def test_what_an_evaluation_depends_on(
-    evaluated: Any, profile_of: ProfileOf, settings: dict[str, Any], knowledge_base: str, changed: set[str]
+    evaluated: Any,
+    profile_of: ProfileOf,
+    settings: dict[str, Any],
+    knowledge_base: str,
+    changed: set[str],
 ):
     fake = evaluated()
     fake.run(profile_of(), knowledge_base="a", rl="a")
     before = fake.depends_on
     assert before["rows_sha256"] == fake.rows.sha256
-    assert before["loads"]["rl"] == {"code": "one_at_a_time", "values": {"device": "cpu"}}, "a latency has its load"
+    assert before["loads"]["rl"] == {"code": "one_at_a_time", "values": {"device": "cpu"}}, (
+        "a latency has its load"
+    )
     fake.run(profile_of(**settings), knowledge_base=knowledge_base, rl="a")
     assert {key for key in before if before[key] != fake.depends_on[key]} == changed
 
@@ -150,29 +183,38 @@ def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_
 
 
 @pytest.mark.parametrize(
-    ("champion", "arms"), [("c", {"rl": "a", "sft": "b", "champion": "c"}), ("a", {"rl": "a", "sft": "b"})]
+    ("champion", "arms"),
+    [("c", {"rl": "a", "sft": "b", "champion": "c"}), ("a", {"rl": "a", "sft": "b"})],
 )
-def test_a_champion_of_its_own_is_an_arm(evaluated: Any, profile_of: ProfileOf, champion: str, arms: dict[str, str]):
+def test_a_champion_of_its_own_is_an_arm(
+    evaluated: Any, profile_of: ProfileOf, champion: str, arms: dict[str, str]
+):
     fake = evaluated(champion=SimpleNamespace(folder=Path("/kept"), sha256=champion))
     fake.run(profile_of(), rl="a", sft="b")
     assert fake.depends_on["models"] == arms
     assert fake.models.keys() == arms.keys()
 
 
-def test_the_red_team_is_asked_and_no_row_of_the_arms(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
+def test_the_red_team_is_asked_and_no_row_of_the_arms(
+    evaluated: Any, profile_of: ProfileOf, tmp_path: Path
+):
     fake, own = evaluated(), tmp_path / "own.jsonl"
     fake.run(profile_of(), rl="a", base="b")
     assert [entry.row_id for entry in fake.arms["rl"]] == ["1"]
     assert set(fake.red_team) == {"rl"}, "nobody releases a base model"
     assert list(fake.red_team["rl"]) == [f"redteam-{case.id}" for case in fake.cases] != []
     before = fake.depends_on["red_team"]
-    own.write_text('{"id": "own", "name": "自己的", "kind": "long", "query": "长"}', encoding="utf-8")
+    own.write_text(
+        '{"id": "own", "name": "自己的", "kind": "long", "query": "长"}', encoding="utf-8"
+    )
     fake.run(profile_of(evaluate={"red_team": str(own)}), rl="a")
     assert fake.depends_on["red_team"] != before
     assert "redteam-own" in fake.red_team["rl"]
 
 
-def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(evaluated: Any, profile_of: ProfileOf):
+def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(
+    evaluated: Any, profile_of: ProfileOf
+):
     fake = evaluated(unjudged={"teacher_timeout": 1, "judge_unreadable": 2})
     fake.run(profile_of(), rl="a")
     assert fake.evaluation.unjudged == fake.unjudged
@@ -188,21 +230,30 @@ def test_a_model_must_answer_as_it_was_trained(evaluated: Any, profile_of: Profi
     assert found["equal"] == found["prompts"] > 0 == found["difference"]
     assert fake.models["sft_unmerged"] == "/base/model"
     fake.run(profile_of(serve={"backend": "vllm"}), base="b", rl="a")
-    assert fake.models["rl_unmerged"] == "/rl/model", "vLLM's answers are compared without an adapter too"
+    assert fake.models["rl_unmerged"] == "/rl/model", (
+        "vLLM's answers are compared without an adapter too"
+    )
     for name in ("sft", "sft_unmerged"):  # JSON leaves the separator as it is
         fake.answers[name] = {"text": "a\u2028b"}
     fake.run(profile_of(), base="b", sft="a")
-    assert (fake.evaluation.parity["sft"]["equal"], fake.arms["sft"][0].text) == (found["prompts"], "a b")
+    assert (fake.evaluation.parity["sft"]["equal"], fake.arms["sft"][0].text) == (
+        found["prompts"],
+        "a b",
+    )
     for logprobs, difference in ([-1.75], r"1\.2"), ([float("nan")], "nan"):
         fake.answers["sft_unmerged"] |= {"logprobs": logprobs}
-        with pytest.raises(StageError, match=f"exported sft model is not what .* differ by {difference} at"):
+        with pytest.raises(
+            StageError, match=f"exported sft model is not what .* differ by {difference} at"
+        ):
             fake.run(profile_of(), base="b", sft="a")
     fake.answers["sft_unmerged"] = {"start": "another"}
     with pytest.raises(StageError, match=r"0 of \d+ texts are those of the trainer's own code"):
         fake.run(profile_of(), base="b", sft="a")
 
 
-def test_evaluations_of_other_models_on_the_test_split_are_counted(evaluated: Any, profile_of: ProfileOf):
+def test_evaluations_of_other_models_on_the_test_split_are_counted(
+    evaluated: Any, profile_of: ProfileOf
+):
     fake, counts = evaluated(champion=SimpleNamespace(folder=Path("/kept"), sha256="c")), []
     for model in ("a", "b", "c", "b"):
         fake.run(profile_of(), rl=model)
@@ -214,7 +265,11 @@ def test_further_teachers_are_asked_and_paid_for_by_name(evaluated: Any, profile
     on_cases = {"teacher": [ArmRow(row_id="redteam-emoji-mixed", reason="teacher_rate_limited")]}
     teachers = {name: {"base_url": URL, "model": "small"} for name in ("cheap", "other")}
     fake = evaluated()
-    fake.answered = Asked({"cheap": [ArmRow(row_id="1", reason="teacher_timeout")]}, on_cases, {"judge": {"cached": 2}})
+    fake.answered = Asked(
+        {"cheap": [ArmRow(row_id="1", reason="teacher_timeout")]},
+        on_cases,
+        {"judge": {"cached": 2}},
+    )
     fake.run(profile_of(compare={"teachers": teachers}, evaluate={"teachers": ["cheap"]}), rl="a")
     assert fake.asked == [("teacher", "big"), ("cheap", "small")]
     assert list(fake.arms) == ["original", "teacher", "cheap", "rl"]
@@ -222,6 +277,6 @@ def test_further_teachers_are_asked_and_paid_for_by_name(evaluated: Any, profile
     assert fake.depends_on["teachers_on_cases"] == ["teacher"]
     assert fake.outcome.details["api"] == {"judge": {"cached": 3}}
     assert fake.outcome.try_again == 2
-    assert fake.red_team["teacher"] == {"redteam-emoji-mixed": reason("call_failed", why="teacher_rate_limited")}, (
-        "a failed call leaves its case out"
-    )
+    assert fake.red_team["teacher"] == {
+        "redteam-emoji-mixed": reason("call_failed", why="teacher_rate_limited")
+    }, "a failed call leaves its case out"

@@ -15,7 +15,9 @@ from qinglan.tasks import forms
 from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, overrides_of
 
 FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
-FORMS = [each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)]
+FORMS = [
+    each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)
+]
 
 
 def schema_of(flow: str) -> dict[str, Any]:
@@ -26,15 +28,26 @@ def schema_of(flow: str) -> dict[str, Any]:
 def test_every_parameter_is_described_and_nothing_has_to_be_filled_in(flow: str):
     schema = schema_of(flow)
     known = {f"#/definitions/{name}": form for name, form in schema.get("definitions", {}).items()}
-    for name, shown in (item for form in (schema, *known.values()) for item in form["properties"].items()):
+    for name, shown in (
+        item for form in (schema, *known.values()) for item in form["properties"].items()
+    ):
         resolved = known.get(shown.get("$ref", ""), {}) | shown  # as the page does
         assert resolved["title"] and len(resolved["description"]) > 5, name
     for form in known.values():
         assert form["additionalProperties"] is False
-        for shown in form["properties"].values():  # Prefect's page shows `anyOf` as buttons, an optional switch as off
-            assert shown["type"] in ("string", "integer", "number") and not {"anyOf", "default"} & shown.keys()
+        for shown in form[
+            "properties"
+        ].values():  # Prefect's page shows `anyOf` as buttons, an optional switch as off
+            assert (
+                shown["type"] in ("string", "integer", "number")
+                and not {"anyOf", "default"} & shown.keys()
+            )
     assert "required" not in schema
-    validate({name: shown["default"] for name, shown in schema["properties"].items()}, schema, raise_on_error=True)
+    validate(
+        {name: shown["default"] for name, shown in schema["properties"].items()},
+        schema,
+        raise_on_error=True,
+    )
 
 
 def test_the_profile_is_chosen_or_given_by_path():
@@ -47,7 +60,13 @@ def test_the_profile_is_chosen_or_given_by_path():
     ("given", "is_right"),
     [
         ({"profile": "/srv/own.yaml", "source": "20261101-020000-abcd"}, True),
-        ({"changes": {"rl_steps": 5, "at_alarm": "off"}, "overrides": ["prices.big={a: 1}", "sft.extra.x=1"]}, True),
+        (
+            {
+                "changes": {"rl_steps": 5, "at_alarm": "off"},
+                "overrides": ["prices.big={a: 1}", "sft.extra.x=1"],
+            },
+            True,
+        ),
         ({"profile": "embeded"}, False),
         ({"changes": {"rl_step": 5}}, False),
         ({"changes": {"rl_steps": 0}}, False),
@@ -62,14 +81,21 @@ def test_the_server_refuses_a_typo(given: dict[str, Any], is_right: bool):
 @pytest.mark.parametrize("form", [form for form in FORMS if form.model_fields])
 def test_every_setting_is_one_of_the_profile(form: type[Changes]):
     settings = {
-        name: each.key for name, field in form.model_fields.items() for each in field.metadata if isinstance(each, Sets)
+        name: each.key
+        for name, field in form.model_fields.items()
+        for each in field.metadata
+        if isinstance(each, Sets)
     }
     assert settings.keys() == form.model_fields.keys()
     for key in settings.values():
         section: Any = Profile
         for part in key.split("."):
             field = section.model_fields[part]
-            kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+            kinds = [
+                kind
+                for kind in (field.annotation, *get_args(field.annotation))
+                if isinstance(kind, type)
+            ]
             section = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
         assert section is None, f"{key} is a whole section"
 

@@ -1,4 +1,5 @@
-"""The ingest stage in its frame: files, drop folders and databases become rows, and nothing is asked twice."""
+"""The ingest stage in its frame: files, drop folders and databases become rows, and nothing is
+asked twice."""
 
 import logging
 import sqlite3
@@ -28,7 +29,9 @@ LOCAL: Mapping[str, object] = {}
 def ingest(profile_of: ProfileOf, tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Ingest:
     monkeypatch.setattr(ingest_module, "get_run_logger", lambda: logging.getLogger("test"))
 
-    def work(*, finish: bool = False, sections: Mapping[str, object] = LOCAL, **settings: object) -> StageResult:
+    def work(
+        *, finish: bool = False, sections: Mapping[str, object] = LOCAL, **settings: object
+    ) -> StageResult:
         profile = profile_of(data=settings, **sections)
         with open_run(profile, "refresh") as run:
             result = ingest_workbook.fn(run, _inputs(profile, run.directory)[0])
@@ -47,7 +50,11 @@ def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCapture
     (drop / "b.jsonl").write_text('{"问题": "失眠"}\n')
     (drop / "README.md").write_text("x")
     result = ingest(workbook=str(drop), finish=True)
-    assert (result.rows_in, result.rows_out, result.dropped) == (28, 2, {"duplicate": 25, "not_text": 1})
+    assert (result.rows_in, result.rows_out, result.dropped) == (
+        28,
+        2,
+        {"duplicate": 25, "not_text": 1},
+    )
     assert [row.source for row in read_jsonl(result.path("rows"), Row) if row.status == "ok"] == [
         "a.csv:2",
         "b.jsonl:1",
@@ -63,14 +70,18 @@ def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("layout", "recipe", "lines"), [("flashrag", "answer_judge", 37), ("medical-r1", "medical", 20)]
 )
-def test_an_imported_example(ingest: Ingest, tmp_path: Path, layout: Layout, recipe: str, lines: int) -> None:
+def test_an_imported_example(
+    ingest: Ingest, tmp_path: Path, layout: Layout, recipe: str, lines: int
+) -> None:
     source, workbook = EXAMPLES / f"{layout}.jsonl", tmp_path / "q.xlsx"
     assert import_rows(layout, source, workbook, pytest.fail) == (lines, 20, 0)
     result = ingest(workbook=str(workbook), sections={"recipe": recipe})
     assert (result.rows_in, result.rows_out, result.dropped) == (lines, lines, {})
 
 
-def test_a_database_is_asked_once_a_run(ingest: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_is_asked_once_a_run(
+    ingest: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = sqlite3.connect(tmp_path / "log.db")
     monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
     connection.execute("CREATE TABLE log (问题)")
@@ -90,10 +101,14 @@ def test_a_database_is_asked_once_a_run(ingest: Ingest, tmp_path: Path, monkeypa
     connection.close()
 
 
-def test_no_usable_row_and_a_file_that_changes(ingest: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_usable_row_and_a_file_that_changes(
+    ingest: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "q.csv"
     path.write_text("问题\n42\n")
-    with pytest.raises(StageError, match=r"none of its 1 rows can be used; first: q.csv:2: not_text: "):
+    with pytest.raises(
+        StageError, match=r"none of its 1 rows can be used; first: q.csv:2: not_text: "
+    ):
         ingest(workbook=str(path))
     path.write_text("问题\n头疼\n")
     digests = iter(["one", "two"])
@@ -114,10 +129,15 @@ def test_of_a_request_log_the_most_frequent_new_questions_are_taken_and_the_othe
 
     def take(*, finish: bool) -> tuple[StageResult, str]:
         result = ingest(workbook=str(log), max_new_rows=2, sections=sections, finish=finish)
-        return result, "".join(row.query[0] for row in read_jsonl(result.path("rows"), Row) if row.status == "ok")
+        return result, "".join(
+            row.query[0] for row in read_jsonl(result.path("rows"), Row) if row.status == "ok"
+        )
 
     begun, taken = take(finish=False)
-    assert (taken, begun.dropped) == ("甲戊", {"left_for_later": 3, "duplicate": 1, "empty_query": 1})
+    assert (taken, begun.dropped) == (
+        "甲戊",
+        {"left_for_later": 3, "duplicate": 1, "empty_query": 1},
+    )
     publish(profile_of(**sections), begun.run_id, begun.artifacts)
     continued, taken = take(finish=True)
     assert (taken, continued.key) == ("甲戊", begun.key)

@@ -1,4 +1,5 @@
-"""Publishing in the frame of a stage, and what starts a training; neither Prefect's server nor MLflow."""
+"""Publishing in the frame of a stage, and what starts a training; neither Prefect's server nor
+MLflow."""
 
 import logging
 from pathlib import Path
@@ -48,9 +49,15 @@ def server(monkeypatch: pytest.MonkeyPatch, tracker: Any) -> Server:
         monkeypatch.setattr(module, "tracker_of", lambda _: tracker, raising=False)
         monkeypatch.setattr(module, "create_markdown_artifact", made.show, raising=False)
     monkeypatch.setattr(trigger_module, "run_deployment", made.run_deployment)
-    monkeypatch.setattr(trigger_module, "find_server", lambda _: PrefectServer("http://test/api", "a test"))
+    monkeypatch.setattr(
+        trigger_module, "find_server", lambda _: PrefectServer("http://test/api", "a test")
+    )
     monkeypatch.setattr(trigger_module, "deployments_of", lambda _: made.deployments)
-    monkeypatch.setattr(trigger_module, "emit_run_event", lambda event, _, payload: made.told.append((event, payload)))
+    monkeypatch.setattr(
+        trigger_module,
+        "emit_run_event",
+        lambda event, _, payload: made.told.append((event, payload)),
+    )
     return made
 
 
@@ -59,11 +66,17 @@ def refreshed(profile: Profile, count: int) -> tuple[Run, StageResult]:
     rows = [row(f"问{n}", answer=f"词{n}", split="train") for n in range(count)]
     with open_run(profile, "refresh", fresh=True) as run:
         artifacts = {"rows": write_jsonl(run.stage_directory("dataset") / "rows.jsonl", rows)}
-    details = {"inputs": f"in-{count}", "pins": "", "augmented": {"emoji": {"sft": 61, "rl": 0, "left_out": 2}}}
+    details = {
+        "inputs": f"in-{count}",
+        "pins": "",
+        "augmented": {"emoji": {"sft": 61, "rl": 0, "left_out": 2}},
+    }
     return run, stage_result("dataset", run.id, artifacts=artifacts, details=details)
 
 
-def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: Server, tracker: Any):
+def test_a_dataset_is_published_shown_and_logged(
+    profile_of: ProfileOf, server: Server, tracker: Any
+):
     run, dataset = refreshed(profile_of(), 3)
     published = publish_dataset.fn(run, dataset)
     version = find_version(run.profile, "latest")
@@ -76,7 +89,10 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
         ("child-1", "default", version.id, "published"),
         (run.mlflow_run_id, "default", version.id, "published"),
     ]
-    assert pinned_splits(run.profile, "in-3") == ("", dict.fromkeys((row(f"问{n}").id for n in range(3)), "train"))
+    assert pinned_splits(run.profile, "in-3") == (
+        "",
+        dict.fromkeys((row(f"问{n}").id for n in range(3)), "train"),
+    )
     assert publish_dataset.fn(run, dataset) == published
     assert len(versions_of(run.profile)) == 1
     note_training.fn(run, dataset)
@@ -93,7 +109,9 @@ def test_enough_new_rows_start_a_training_once(profile_of: ProfileOf, server: Se
     assert trigger_training.fn(run, published) == "flow-run"
     assert trigger_training.fn(run, published) is None
     ((name, how),) = server.started
-    assert (name, how["timeout"]) == ("train/train-test", 0), "a profile's own deployment comes first"
+    assert (name, how["timeout"]) == ("train/train-test", 0), (
+        "a profile's own deployment comes first"
+    )
     assert how["parameters"] == {"profile": "test", "overrides": [], "source": run.id}
     training = last_training(run.profile)
     assert training and training.version == published.details["version"]
@@ -117,7 +135,9 @@ def test_a_training_that_cannot_start_costs_one_line(
     assert trigger_training.fn(run, published) == "flow-run"
 
 
-def test_too_few_new_rows_wait_for_more(profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture):
+def test_too_few_new_rows_wait_for_more(
+    profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture
+):
     profile = profile_of(refresh={"train_at_new_rows": 3})
     run, dataset = refreshed(profile, 4)
     publish_dataset.fn(run, dataset)
@@ -135,7 +155,11 @@ def test_no_training_unless_it_is_asked_for(profile_of: ProfileOf, server: Serve
     published = publish_dataset.fn(run, dataset)
     assert trigger_training.fn(run, published) is None
     assert server.started == []
-    payload = {"version": published.details["version"], "new_training_rows": 9, "train_at_new_rows": None}
+    payload = {
+        "version": published.details["version"],
+        "new_training_rows": 9,
+        "train_at_new_rows": None,
+    }
     assert server.told == [("refresh.ready", payload)]
 
 
@@ -148,4 +172,8 @@ def test_a_training_gets_the_refreshs_settings(
     run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
     trigger_training.fn(run, publish_dataset.fn(run, dataset))
     parameters = server.started[0][1]["parameters"]
-    assert parameters == {"profile": str(tmp_path / "p.yaml"), "overrides": ["data.limit=9"], "source": run.id}
+    assert parameters == {
+        "profile": str(tmp_path / "p.yaml"),
+        "overrides": ["data.limit=9"],
+        "source": run.id,
+    }

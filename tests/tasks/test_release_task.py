@@ -25,7 +25,12 @@ from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_json
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
-from qinglan.serving.registry.approval import Approval, lacks_only_approval, rows_to_review, write_approval_workbook
+from qinglan.serving.registry.approval import (
+    Approval,
+    lacks_only_approval,
+    rows_to_review,
+    write_approval_workbook,
+)
 from qinglan.serving.registry.versions import candidate_of, challenger_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
@@ -34,12 +39,17 @@ from qinglan.tasks.register import register_model
 
 HIT = Retrieved(ids=("g",), scores=(0.9,), titles=("答案",))
 MISS = Retrieved(ids=("x",), scores=(0.5,), titles=("别的",))
-ROWS = [Row(id=name, tenant="t", query=f"问{name}", source=f"q!A{name}", gold_id="g", split="test") for name in "abc"]
+ROWS = [
+    Row(id=name, tenant="t", query=f"问{name}", source=f"q!A{name}", gold_id="g", split="test")
+    for name in "abc"
+]
 Make = Callable[..., "Finished"]
 
 
 def arm(**found: Retrieved) -> list[ArmRow]:
-    return [ArmRow(row_id=row.id, text=f"词{row.id}", retrieved=found.get(row.id, HIT)) for row in ROWS]
+    return [
+        ArmRow(row_id=row.id, text=f"词{row.id}", retrieved=found.get(row.id, HIT)) for row in ROWS
+    ]
 
 
 class Finished:
@@ -63,13 +73,20 @@ class Finished:
     def show(self, text: str, key: str, **_: str) -> None:
         self.markdown[key] = text
 
-    def decide(self, evaluation: Evaluation, alarms: Any, config: Gate, champion: str | None) -> Decision:
+    def decide(
+        self, evaluation: Evaluation, alarms: Any, config: Gate, champion: str | None
+    ) -> Decision:
         self.rivals[config.challenger] = config.rivals
         verdict = self.verdicts.get(config.challenger, self.verdict)
         outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[verdict]
-        found, required = reason("approved", reviewer="a|b", comment=""), reason("cost_at_most", ratio=0.5)
+        found, required = (
+            reason("approved", reviewer="a|b", comment=""),
+            reason("cost_at_most", ratio=0.5),
+        )
         rule = Rule(name="cost", outcome=outcome, found=found, required=required)  # type: ignore[arg-type]
-        return Decision(verdict=verdict, challenger=config.challenger, champion=champion, rules=[rule])
+        return Decision(
+            verdict=verdict, challenger=config.challenger, champion=champion, rules=[rule]
+        )
 
     def sha256(self, arm: str) -> str:
         return self.models()[arm].artifacts["model"].sha256
@@ -89,13 +106,18 @@ class Finished:
         arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": timed}
         found = evaluate(arms, ROWS, self.profile.evaluate, RECIPE)
         write_json(self.folder / "evaluation.json", found.model_dump(mode="json"))
-        artifacts = {f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows) for name, rows in arms.items()}
+        artifacts = {
+            f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows)
+            for name, rows in arms.items()
+        }
         artifacts["evaluation"] = Artifact.of(self.folder / "evaluation.json")
         digests = {name: result.artifacts["model"].sha256 for name, result in self.models().items()}
         return stage_result("evaluate", artifacts=artifacts, details={"models": digests})
 
     def dataset(self) -> StageResult:
-        return stage_result("dataset", artifacts={"test": write_jsonl(self.folder / "test.jsonl", ROWS)})
+        return stage_result(
+            "dataset", artifacts={"test": write_jsonl(self.folder / "test.jsonl", ROWS)}
+        )
 
     def release(self, run: Run) -> tuple[StageResult, StageResult]:
         inputs = (self.evaluated(), self.dataset(), self.models())
@@ -111,18 +133,26 @@ class Finished:
 
 
 @pytest.fixture
-def finished(profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def finished(
+    profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Make:
     def make(**sections: Any) -> Finished:
         release = {"name": f"m.{tmp_path.name}"} | sections.pop("release", {})
-        made = Finished(profile_of(tracking={"uri": database}, release=release, **sections), tmp_path)
+        made = Finished(
+            profile_of(tracking={"uri": database}, release=release, **sections), tmp_path
+        )
         tracker = Tracker(database, made.profile.tracking, tmp_path)
         for module in (stage_module, gate, register):
-            monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"), raising=False)
+            monkeypatch.setattr(
+                module, "get_run_logger", lambda: logging.getLogger("test"), raising=False
+            )
             monkeypatch.setattr(module, "tracker_of", lambda _: tracker)
             monkeypatch.setattr(module, "create_markdown_artifact", made.show, raising=False)
         monkeypatch.setattr(gate, "decide", made.decide)
         monkeypatch.setattr(gate, "ask", lambda *_: made.answer)
-        monkeypatch.setattr(gate, "emit_run_event", lambda event, _, payload: made.told.append((event, payload)))
+        monkeypatch.setattr(
+            gate, "emit_run_event", lambda event, _, payload: made.told.append((event, payload))
+        )
         return made
 
     return make
@@ -138,7 +168,9 @@ def finished(profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: 
         ("undecided", "champion", {}),
     ],
 )
-def test_a_model_that_passes_gets_its_alias(finished: Make, verdict: Verdict, role: str, aliases: dict[str, str]):
+def test_a_model_that_passes_gets_its_alias(
+    finished: Make, verdict: Verdict, role: str, aliases: dict[str, str]
+):
     done = finished(release={"promote": role})
     done.verdict = verdict
     gated, registered = done.run()
@@ -147,29 +179,60 @@ def test_a_model_that_passes_gets_its_alias(finished: Make, verdict: Verdict, ro
     assert gated.load("decision", Decision).verdict == done.registry.version("1").verdict == verdict
     assert [event for event, _ in done.told] == [f"gate.{verdict}"]
     assert gated.metrics["promote"] == (verdict == "promote")
-    assert "| cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
+    assert (
+        "| cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
+    )
 
 
 @pytest.mark.parametrize(
     ("verdict", "of_sft", "released", "aliases", "sentence"),
     [
         ("promote", "promote", "rl", {"champion": "1"}, "^Release the RL student: [^.]*[.]$"),
-        ("refuse", "promote", "sft", {"champion": "1"}, "^Do not release the RL .* So the .* Release the SFT student"),
-        ("undecided", "promote", "sft", {"champion": "1"}, "^Undecided about the RL .* Release the SFT student"),
-        ("refuse", "undecided", "rl", {}, "^Do not release the RL .* Undecided about the SFT student"),
+        (
+            "refuse",
+            "promote",
+            "sft",
+            {"champion": "1"},
+            "^Do not release the RL .* So the .* Release the SFT student",
+        ),
+        (
+            "undecided",
+            "promote",
+            "sft",
+            {"champion": "1"},
+            "^Undecided about the RL .* Release the SFT student",
+        ),
+        (
+            "refuse",
+            "undecided",
+            "rl",
+            {},
+            "^Do not release the RL .* Undecided about the SFT student",
+        ),
     ],
 )
 def test_the_fallback_is_tried_where_the_challenger_is_not_released(
-    finished: Make, verdict: Verdict, of_sft: Verdict, released: str, aliases: dict[str, str], sentence: str
+    finished: Make,
+    verdict: Verdict,
+    of_sft: Verdict,
+    released: str,
+    aliases: dict[str, str],
+    sentence: str,
 ):
     done = finished(gate={"fallback": "sft"})
     done.verdict, done.verdicts = verdict, {"sft": of_sft}
     gated, _ = done.run()
     decision, version = gated.load("decision", Decision), done.registry.version("1")
-    assert (decision.challenger, version.arm, version.sha256) == (released, released, done.sha256(released))
+    assert (decision.challenger, version.arm, version.sha256) == (
+        released,
+        released,
+        done.sha256(released),
+    )
     assert done.registry.aliases() == aliases
     assert re.match(sentence, decision.sentence)
-    assert ("## " in done.markdown["decision"].partition("\n")[2]) is (verdict != "promote"), "each with its rules"
+    assert ("## " in done.markdown["decision"].partition("\n")[2]) is (verdict != "promote"), (
+        "each with its rules"
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +286,9 @@ def test_a_champion_that_came_meanwhile_stays(finished: Make, monkeypatch: pytes
         ("refuse", Approval(approve=True, reviewer="x"), "refuse"),
     ],
 )
-def test_a_persons_yes_is_needed(finished: Make, gate_verdict: Verdict, answer: Approval | None, verdict: Verdict):
+def test_a_persons_yes_is_needed(
+    finished: Make, gate_verdict: Verdict, answer: Approval | None, verdict: Verdict
+):
     done = finished(gate={"approval": "required"})
     done.verdict, done.answer = gate_verdict, answer
     gated, _ = done.run()
@@ -243,7 +308,9 @@ def test_a_persons_yes_is_needed(finished: Make, gate_verdict: Verdict, answer: 
     assert [title for title in lines[0] if "改写" in str(title)] == ["RL：改写", "教师：改写"]
 
 
-def test_a_model_that_is_slower_than_the_routers_deadline_is_told_of(finished: Make, caplog: pytest.LogCaptureFixture):
+def test_a_model_that_is_slower_than_the_routers_deadline_is_told_of(
+    finished: Make, caplog: pytest.LogCaptureFixture
+):
     finished(serve={"deadline_ms": 1}).run()
     assert "raise serve.deadline_ms, or slower ones are not used" in caplog.text
 
@@ -255,7 +322,9 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
     evaluation, digests = evaluated.load("evaluation", Evaluation), evaluated.details["models"]
     evaluation = evaluation.model_copy(update={"red_team": {"sft": [tried], "rl": []}})
     with open_run(done.profile, "release") as run:
-        child = Tracker(done.profile.tracking_uri, done.profile.tracking, done.folder).start_run("register", {})
+        child = Tracker(done.profile.tracking_uri, done.profile.tracking, done.folder).start_run(
+            "register", {}
+        )
         decision = done.decide(evaluation, [], Gate(), None)
         made = candidate_of(run, decision, evaluated, done.dataset(), done.models(), child)
     champion = done.registry.register(made)
@@ -270,7 +339,10 @@ def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
     assert seen.red_team == {"sft": [tried], "rl": [], "champion": [tried]}
     of_rl = with_champion_arm(evaluation, digests, digests["rl"], "sft")
     rules = {
-        rule.name: rule for rule in decide(of_rl or evaluation, [], Gate(challenger="sft", rivals=("rl",)), "1").rules
+        rule.name: rule
+        for rule in decide(
+            of_rl or evaluation, [], Gate(challenger="sft", rivals=("rl",)), "1"
+        ).rules
     }
     assert rules["gain_vs_champion"].found == rules["gain_vs_rl"].found != reason("not_compared")
 
@@ -292,10 +364,14 @@ def test_a_champion_without_weights_is_noticed_before_training(finished: Make):
 
 
 def champion_problem(profile: Profile) -> str | None:
-    return next(check.problem for check in inspect_profile(profile, "evaluate") if check.name == "champion")
+    return next(
+        check.problem for check in inspect_profile(profile, "evaluate") if check.name == "champion"
+    )
 
 
-def test_a_check_of_the_champion_makes_no_database_and_waits_for_no_server(profile_of: ProfileOf, tmp_path: Path):
+def test_a_check_of_the_champion_makes_no_database_and_waits_for_no_server(
+    profile_of: ProfileOf, tmp_path: Path
+):
     assert champion_problem(profile_of()) is None
     assert not (tmp_path / "state" / "mlflow.db").exists()
     away = champion_problem(profile_of(tracking={"uri": "http://127.0.0.1:9"}))
@@ -304,15 +380,23 @@ def test_a_check_of_the_champion_makes_no_database_and_waits_for_no_server(profi
 
 def test_a_failed_answer_is_no_loss_and_listed_by_itself():
     failed = ArmRow(row_id="a", text="词", reason="rag_timeout")
-    arms = {"rl": {"a": failed, "b": arm(b=MISS)[1]}, "teacher": {row_id: arm()[0] for row_id in "ab"}}
+    arms = {
+        "rl": {"a": failed, "b": arm(b=MISS)[1]},
+        "teacher": {row_id: arm()[0] for row_id in "ab"},
+    }
     found = rows_to_review(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
     assert [(each.row.id, each.why) for each in found] == [("b", "不如教师"), ("a", "无结果")]
 
 
 def test_an_empty_answer_is_a_loss_and_shown_as_one(tmp_path: Path):
-    arms = {"rl": {"a": ArmRow(row_id="a", reason="empty_answer", retrieved=Retrieved())}, "teacher": {"a": arm()[0]}}
+    arms = {
+        "rl": {"a": ArmRow(row_id="a", reason="empty_answer", retrieved=Retrieved())},
+        "teacher": {"a": arm()[0]},
+    }
     chosen = rows_to_review(arms, ROWS[:1], RECIPE, "rl", losses=5, sampled=0)
-    sheet = openpyxl.load_workbook(write_approval_workbook(tmp_path / "r.xlsx", chosen, arms, RECIPE, "rl").path).active
+    sheet = openpyxl.load_workbook(
+        write_approval_workbook(tmp_path / "r.xlsx", chosen, arms, RECIPE, "rl").path
+    ).active
     assert sheet is not None
     first = [cell.value for cell in sheet[2]]
     assert first[0] == "不如教师" and "（empty_answer）" in first

@@ -44,7 +44,9 @@ async def test_what_an_earlier_server_handled_is_not_waited_for(ordering: Causal
     await ordering.wait_for_leader(event(None))
 
 
-@pytest.mark.parametrize("leader", [made_at(STARTED), made_at(STARTED + timedelta(minutes=1)), uuid4()])
+@pytest.mark.parametrize(
+    "leader", [made_at(STARTED), made_at(STARTED + timedelta(minutes=1)), uuid4()]
+)
 async def test_what_is_under_way_is(ordering: CausalOrdering, leader: UUID):
     with pytest.raises(EventArrivedEarly):
         await ordering.wait_for_leader(event(leader))

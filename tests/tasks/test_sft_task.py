@@ -22,8 +22,12 @@ def trained(profile: Profile, folder: Path) -> Any:
     """What the stage makes of a few rows."""
     rows = write_jsonl(folder / "rows.jsonl", random_rows(2))
     with open_run(profile, "train", fresh=True) as run:
-        dataset = stage_result("dataset", run.id, artifacts=dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows))
-        return sft.train_sft.fn(run, dataset, stage_result("base_model", run.id, details={"model": MODEL}))
+        dataset = stage_result(
+            "dataset", run.id, artifacts=dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows)
+        )
+        return sft.train_sft.fn(
+            run, dataset, stage_result("base_model", run.id, details={"model": MODEL})
+        )
 
 
 def test_another_revision_of_a_hubs_model_is_another_key(
@@ -44,17 +48,23 @@ def test_a_merge_that_was_interrupted_is_made_anew(
     (half := tmp_path / "merged").mkdir()
     (half / "model-00001-of-00002.safetensors").write_bytes(b"half")
     (tmp_path / "checkpoints").mkdir()
-    stage: Any = SimpleNamespace(directory=tmp_path, say=lambda _: None, tracker=Mock(), mlflow_run_id="m")
+    stage: Any = SimpleNamespace(
+        directory=tmp_path, say=lambda _: None, tracker=Mock(), mlflow_run_id="m"
+    )
     monkeypatch.setattr(sft, "perform", lambda _run, _name, _key, work, **_: work(stage))
     monkeypatch.setattr(sft, "require_disk_space", lambda *_: None)
     monkeypatch.setattr(sft.swift, "best_checkpoint", lambda folder: folder)
 
-    def run_engine(_stage: Any, _command: Any, *, name: str, progress: Any = None, **_: Any) -> None:
+    def run_engine(
+        _stage: Any, _command: Any, *, name: str, progress: Any = None, **_: Any
+    ) -> None:
         if name == "ms-swift merge":
             assert not half.exists()
             half.mkdir()
         else:
-            assert name == "ms-swift SFT" and progress, "without it a training that stalls or dies is not restarted"
+            assert name == "ms-swift SFT" and progress, (
+                "without it a training that stalls or dies is not restarted"
+            )
 
     monkeypatch.setattr(sft, "run_engine", run_engine)
     made = trained(profile_of(), tmp_path)

@@ -1,4 +1,5 @@
-"""The frame around a stage and a session, without Prefect: what is shown, what is kept, what is found again."""
+"""The frame around a stage and a session, without Prefect: what is shown, what is kept, what is
+found again."""
 
 import asyncio
 import logging
@@ -40,7 +41,9 @@ def rows(stage: Stage) -> Outcome:
     return Outcome(3, 1, {"empty_query": 2}, {"rows": artifact}, {"top1": 0.5})
 
 
-def killed(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> None:
+def killed(
+    run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]
+) -> None:
     """Perform a stage whose process dies in its work: neither MLflow nor the clock hears of it."""
 
     def dying(stage: Stage) -> Outcome:
@@ -61,32 +64,56 @@ def test_a_finished_stage_is_not_run_again(run: Run, tracker: Any):
     assert tracker.metrics == counts | {"dropped/empty_query": 2.0, "top1": 0.5}
 
 
-def test_a_stage_warns_of_rows_beyond_its_band(profile_of: ProfileOf, tracker: Any, caplog: pytest.LogCaptureFixture):
-    for flow, warned in (("refresh", 1), ("refresh", 2), ("compare", 2)):  # the second reuses, the third draws a sample
+def test_a_stage_warns_of_rows_beyond_its_band(
+    profile_of: ProfileOf, tracker: Any, caplog: pytest.LogCaptureFixture
+):
+    for flow, warned in (
+        ("refresh", 1),
+        ("refresh", 2),
+        ("compare", 2),
+    ):  # the second reuses, the third draws a sample
         with open_run(profile_of(targets={"rows": {"distill": (0.9, 1.0)}}), flow) as opened:
             for name, left in (("ingest", 10), ("distill", 8)):
                 perform(opened, name, {}, lambda _, left=left: Outcome(10, left))
             finish_run(opened)
-        assert caplog.messages.count("targets.rows: share of rows after distill, at least 0.9; it is 0.800") == warned
+        assert (
+            caplog.messages.count(
+                "targets.rows: share of rows after distill, at least 0.9; it is 0.800"
+            )
+            == warned
+        )
 
 
-def test_a_failed_stage_keeps_its_files_for_its_inputs_alone(run: Run, tracker: Any, caplog: pytest.LogCaptureFixture):
+def test_a_failed_stage_keeps_its_files_for_its_inputs_alone(
+    run: Run, tracker: Any, caplog: pytest.LogCaptureFixture
+):
     def half(stage: Stage) -> Outcome:
         (stage.directory / "checkpoint").write_text("half way")
         raise StageError("boom")
 
     with pytest.raises(StageError):
         perform(run, "sft", {"a": 1}, half)
-    perform(run, "sft", {"a": 1}, lambda stage: Outcome(rows_in=(stage.directory / "checkpoint").stat().st_size))
+    perform(
+        run,
+        "sft",
+        {"a": 1},
+        lambda stage: Outcome(rows_in=(stage.directory / "checkpoint").stat().st_size),
+    )
     assert tracker.ended == [True, False]
     perform(run, "sft", {"a": 2}, rows)
-    assert sorted(path.name for path in (run.directory / "sft").iterdir()) == ["manifest.json", "rows.jsonl", STARTED]
+    assert sorted(path.name for path in (run.directory / "sft").iterdir()) == [
+        "manifest.json",
+        "rows.jsonl",
+        STARTED,
+    ]
     aside = run.directory / "sft.superseded-1"
     assert (aside / "checkpoint").read_text() == "half way"
     assert str(aside) in caplog.text
 
 
-def test_a_killed_stage_keeps_its_files_mlflow_run_and_clock(run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_stage_keeps_its_files_mlflow_run_and_clock(
+    run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch
+):
     now = 100.0
     monkeypatch.setattr(stage_module.time, "monotonic", lambda: now)
 
@@ -102,7 +129,9 @@ def test_a_killed_stage_keeps_its_files_mlflow_run_and_clock(run: Run, tracker: 
 
     def rest(stage: Stage) -> Outcome:
         nonlocal now
-        assert (stage.directory / "checkpoint").exists() and not (stage.directory / "progress.txt").exists()
+        assert (stage.directory / "checkpoint").exists() and not (
+            stage.directory / "progress.txt"
+        ).exists()
         now += 40
         return Outcome()
 
@@ -118,7 +147,9 @@ def test_a_killed_stage_of_other_inputs_does_not_stay_running(run: Run, tracker:
     assert (tracker.ended, tracker.running) == ([True, False], set())
 
 
-def test_a_kill_between_manifest_and_mlflow_is_made_good(run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_kill_between_manifest_and_mlflow_is_made_good(
+    run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch
+):
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(tracker, "log_params", raising(KilledError()))
         perform(run, "ingest", {}, rows)
@@ -129,7 +160,11 @@ def test_a_kill_between_manifest_and_mlflow_is_made_good(run: Run, tracker: Any,
 
 @pytest.mark.parametrize("in_a_loop", [False, True])
 def test_a_server_that_takes_no_progress_costs_nothing(
-    run: Run, tracker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, in_a_loop: bool
+    run: Run,
+    tracker: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    in_a_loop: bool,
 ):
     shown: list[float] = []
 
@@ -161,7 +196,10 @@ def test_a_stage_is_shown(run: Run):
     dropped = {"below_threshold": 766}
     text = stage_markdown(stage_result("select", "old", dropped=dropped, artifacts=artifacts), run)
     assert "reused from run `old`" in text
-    assert "| `below_threshold` | 766 |" in text and "| r | 1,234 | `abababababab` | `/r/rows.jsonl` |" in text
+    assert (
+        "| `below_threshold` | 766 |" in text
+        and "| r | 1,234 | `abababababab` | `/r/rows.jsonl` |" in text
+    )
 
 
 @pytest.fixture
@@ -170,7 +208,11 @@ def resolve(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     monkeypatch.setattr(session_module, "get_run_logger", lambda: logging.getLogger("test"))
 
     def stages(
-        profile: Profile, *names: str, flow: str = "evaluate", source: str | None = None, done: bool = True
+        profile: Profile,
+        *names: str,
+        flow: str = "evaluate",
+        source: str | None = None,
+        done: bool = True,
     ) -> list[StageResult]:
         with open_run(profile, flow, source=source) as opened:
             found = stages_of(Session(opened, SimpleNamespace(), Path(), source is not None), names)  # type: ignore[arg-type]
@@ -207,14 +249,18 @@ def test_evaluate_finds_what_train_used_and_made(profile_of: ProfileOf, resolve:
     assert dataset.run_id == data.id
 
 
-def test_stages_of_a_run_that_was_stopped_before_all_were_made_again(profile_of: ProfileOf, resolve: Resolve):
+def test_stages_of_a_run_that_was_stopped_before_all_were_made_again(
+    profile_of: ProfileOf, resolve: Resolve
+):
     names = ("dataset", "rl", "evaluate")
     for made in (names, names[:1]):
         with open_run(profile_of(), "pipeline") as run:
             for name in made:
                 end_stage(run, name)
     for source in (run.id, None):
-        with pytest.raises(ConfigError, match=f"run {run.id}: its rl and evaluate may be of other rows or models"):
+        with pytest.raises(
+            ConfigError, match=f"run {run.id}: its rl and evaluate may be of other rows or models"
+        ):
             resolve(profile_of(), *names, source=source)
     finished(profile_of(), *names)
     assert {found.run_id for found in resolve(profile_of(), *names)} == {run.id}
@@ -224,12 +270,16 @@ def test_stages_of_a_named_run(profile_of: ProfileOf, resolve: Resolve):
     run = finished(profile_of(name="other"), "dataset")
     assert resolve(profile_of(), "dataset", source=run.id)[0].run_id == run.id
     assert resolve(profile_of(), "dataset", source="latest")[0].run_id == run.id
-    with pytest.raises(ConfigError, match=f"run {run.id}: has no finished rl; run `qinglan run refresh`"):
+    with pytest.raises(
+        ConfigError, match=f"run {run.id}: has no finished rl; run `qinglan run refresh`"
+    ):
         resolve(profile_of(), "rl", source=run.id)
 
 
 @pytest.mark.parametrize("source", [None, "latest"])
-def test_a_continued_run_keeps_its_source(profile_of: ProfileOf, resolve: Resolve, source: str | None):
+def test_a_continued_run_keeps_its_source(
+    profile_of: ProfileOf, resolve: Resolve, source: str | None
+):
     first = finished(profile_of(), "dataset")
     assert resolve(profile_of(), "dataset", source=source, done=False)[0].run_id == first.id
     newer = first.directory.with_name("99990101-000000-aaaa")
@@ -237,23 +287,38 @@ def test_a_continued_run_keeps_its_source(profile_of: ProfileOf, resolve: Resolv
     assert resolve(profile_of(), "dataset", source=source, done=False)[0].run_id == first.id
 
 
-@pytest.mark.parametrize("change", [{"rag": {"top_k": 3}}, {"judge": {"model": "big"}}, {"tenant": {"id": "x"}}])
-def test_a_dataset_scored_otherwise_is_refused(profile_of: ProfileOf, resolve: Resolve, change: dict[str, Any]):
+@pytest.mark.parametrize(
+    "change", [{"rag": {"top_k": 3}}, {"judge": {"model": "big"}}, {"tenant": {"id": "x"}}]
+)
+def test_a_dataset_scored_otherwise_is_refused(
+    profile_of: ProfileOf, resolve: Resolve, change: dict[str, Any]
+):
     run = finished(profile_of(), "dataset")
-    with pytest.raises(ConfigError, match="was scored with another tenant, RAG, knowledge base or judge"):
+    with pytest.raises(
+        ConfigError, match="was scored with another tenant, RAG, knowledge base or judge"
+    ):
         resolve(profile_of(**change), "dataset", source=run.id)
-    with pytest.raises(ConfigError, match=f"no run of test .* the newest: run {run.id}: its dataset was scored with"):
+    with pytest.raises(
+        ConfigError,
+        match=f"no run of test .* the newest: run {run.id}: its dataset was scored with",
+    ):
         resolve(profile_of(**change), "dataset")
-    assert scoring_digest(run) != scoring_digest(run.model_copy(update={"knowledge_base_sha256": "ab"}))
+    assert scoring_digest(run) != scoring_digest(
+        run.model_copy(update={"knowledge_base_sha256": "ab"})
+    )
 
 
 def test_what_cannot_be_started_from_is_one_line(profile_of: ProfileOf, resolve: Resolve):
-    with pytest.raises(ConfigError, match="has what `train` needs \\(dataset\\); run `qinglan run refresh`"):
+    with pytest.raises(
+        ConfigError, match="has what `train` needs \\(dataset\\); run `qinglan run refresh`"
+    ):
         resolve(profile_of(), "dataset", flow="train")
     run = finished(profile_of(), "dataset")
     (run.directory / "dataset" / "rows.jsonl").write_text("x")
     with pytest.raises(ArtifactError, match="was changed after it was written"):
         resolve(profile_of(), "dataset")
     (run.directory / "dataset" / "manifest.json").write_text('{"stage": "dataset"}')
-    with pytest.raises(ConfigError, match=r"^[^\n]*not of this version of Qinglan \(`key`: Field required\)[^\n]*$"):
+    with pytest.raises(
+        ConfigError, match=r"^[^\n]*not of this version of Qinglan \(`key`: Field required\)[^\n]*$"
+    ):
         resolve(profile_of(), "dataset", source=run.id)

@@ -1,4 +1,5 @@
-"""Which code a stage's result depends on, and what becomes of an interrupted training when that code changes."""
+"""Which code a stage's result depends on, and what becomes of an interrupted training when that
+code changes."""
 
 import ast
 import shutil
@@ -19,9 +20,22 @@ from qinglan.tasks.stage import Outcome, Stage, digests_of, perform
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., StageResult | None]
-STAGES = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "local_judge", "rl"]
+STAGES = [
+    "ingest",
+    "distill",
+    "validate",
+    "select",
+    "dataset",
+    "publish",
+    "base_model",
+    "sft",
+    "local_judge",
+    "rl",
+]
 STAGES += ["evaluate", "gate", "register", "sample", "compare", "extract"]
-USES_RECIPE = [name for name in STAGES if name not in ("base_model", "sft", "gate", "register", "sample")]
+USES_RECIPE = [
+    name for name in STAGES if name not in ("base_model", "sft", "gate", "register", "sample")
+]
 PACKAGE_FILES = {"qinglan.data", "qinglan.recipes", "qinglan.training.engines"}
 """They only pass on names of modules, which are listed."""
 HELD_IN_THE_KEY = {
@@ -44,7 +58,10 @@ CHANGES_NO_RESULT = {
 }
 
 OF_ONE_STAGE = {
-    ("base_model", "qinglan.training.engines.swift"): "only names the interpreter and the environment",
+    (
+        "base_model",
+        "qinglan.training.engines.swift",
+    ): "only names the interpreter and the environment",
     ("dataset", "qinglan.evaluation.red_team"): "the questions that it reads are in the key",
 }
 
@@ -53,7 +70,11 @@ OF_ONE_STAGE = {
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the sources, whose digests count from now on."""
     copy = tmp_path / "sources" / "qinglan"
-    shutil.copytree(ROOT / "qinglan", copy, ignore=shutil.ignore_patterns("__pycache__", "configs", "deployments"))
+    shutil.copytree(
+        ROOT / "qinglan",
+        copy,
+        ignore=shutil.ignore_patterns("__pycache__", "configs", "deployments"),
+    )
     ours = Path(import_module("qinglan").__file__ or "").parent
 
     def path(module: str) -> Path | None:
@@ -68,7 +89,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def digests(profile: Profile) -> dict[str, dict[str, str]]:
     code_digest.cache_clear()
-    return {name: digests_of(profile, import_module(f"qinglan.tasks.{name}").CODE) for name in STAGES}
+    return {
+        name: digests_of(profile, import_module(f"qinglan.tasks.{name}").CODE) for name in STAGES
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,8 +103,18 @@ def digests(profile: Profile) -> dict[str, dict[str, str]]:
         ("training/engines/verl.py", "", "MORE = 1\n", ["rl"]),
         ("training/engines/agents.yaml", "", "more: 1\n", ["rl"]),
         ("training/verl_cpu/router.yaml", "", "more: 1\n", ["rl"]),
-        ("clients/rag.py", "", "MORE = 1\n", ["distill", "validate", "local_judge", "rl", "evaluate", "extract"]),
-        ("statistics.py", "", "MORE = 1\n", ["publish", "local_judge", "rl", "evaluate", "gate", "compare"]),
+        (
+            "clients/rag.py",
+            "",
+            "MORE = 1\n",
+            ["distill", "validate", "local_judge", "rl", "evaluate", "extract"],
+        ),
+        (
+            "statistics.py",
+            "",
+            "MORE = 1\n",
+            ["publish", "local_judge", "rl", "evaluate", "gate", "compare"],
+        ),
         ("runs/cpu.py", "", "MORE = 1\n", ["base_model", "sft", "rl", "evaluate"]),
         ("tasks/sft.py", "", "MORE = 1\n", ["sft"]),
         ("data/dataset/splits.py", "", "MORE = 1\n", ["dataset", "compare"]),
@@ -90,7 +123,9 @@ def digests(profile: Profile) -> dict[str, dict[str, str]]:
         ("cli/__init__.py", "", "MORE = 1\n", []),
     ],
 )
-def test_an_edit_changes_its_stages(sources: Path, profile: Profile, file: str, old: str, new: str, stages: list[str]):
+def test_an_edit_changes_its_stages(
+    sources: Path, profile: Profile, file: str, old: str, new: str, stages: list[str]
+):
     before, path = digests(profile), sources / file
     text = path.read_text(encoding="utf-8")
     assert old in text
@@ -99,12 +134,16 @@ def test_an_edit_changes_its_stages(sources: Path, profile: Profile, file: str, 
     assert [name for name in STAGES if before[name] != after[name]] == stages
 
 
-def test_docstrings_comments_and_serving_leave_every_stage_reusable(sources: Path, profile: Profile):
+def test_docstrings_comments_and_serving_leave_every_stage_reusable(
+    sources: Path, profile: Profile
+):
     before = digests(profile)
     for path in sources.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         more = "\nMORE = 1\n" if "serving" in path.relative_to(sources).parts else ""
-        path.write_text(text.replace('"""', '"""Otherwise: ', 1) + "# a comment\n" + more, encoding="utf-8")
+        path.write_text(
+            text.replace('"""', '"""Otherwise: ', 1) + "# a comment\n" + more, encoding="utf-8"
+        )
     assert digests(profile) == before
 
 
@@ -114,10 +153,19 @@ def test_a_stages_list_covers_what_its_module_imports(stage: str):
     path = module_path(module)
     assert path
     listed = {*import_module(module).CODE}
-    known = listed | HELD_IN_THE_KEY.keys() | CHANGES_NO_RESULT.keys() | {m for s, m in OF_ONE_STAGE if s == stage}
-    imported = {name for name in imported_modules(ast.parse(path.read_bytes())) if module_path(name)}
+    known = (
+        listed
+        | HELD_IN_THE_KEY.keys()
+        | CHANGES_NO_RESULT.keys()
+        | {m for s, m in OF_ONE_STAGE if s == stage}
+    )
+    imported = {
+        name for name in imported_modules(ast.parse(path.read_bytes())) if module_path(name)
+    }
     ours = {name for name in imported if name.startswith("qinglan.")} - PACKAGE_FILES
-    assert not {name for name in ours if not any(f"{name}.".startswith(f"{each}.") for each in known)}
+    assert not {
+        name for name in ours if not any(f"{name}.".startswith(f"{each}.") for each in known)
+    }
 
 
 @pytest.fixture
@@ -132,7 +180,9 @@ def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def train(profile: Profile, code: dict[str, str], tracker: Any) -> Train:
     """Runs one attempt of SFT; each writes one more checkpoint, and all but the last die."""
 
-    def make(*, dies: bool = False, continue_anyway: bool = False, rows: str = "a") -> StageResult | None:
+    def make(
+        *, dies: bool = False, continue_anyway: bool = False, rows: str = "a"
+    ) -> StageResult | None:
         def work(stage: Stage) -> Outcome:
             with (stage.directory / "checkpoints").open("a") as file:
                 file.write("x")
@@ -154,12 +204,16 @@ def checkpoints(result: StageResult | None) -> int:
     return result.rows_out
 
 
-def test_a_training_with_changed_code_starts_anew(train: Train, code: dict[str, str], caplog: pytest.LogCaptureFixture):
+def test_a_training_with_changed_code_starts_anew(
+    train: Train, code: dict[str, str], caplog: pytest.LogCaptureFixture
+):
     train(dies=True)
     code["qinglan.training.engines.swift"] = "2"
     assert checkpoints(train()) == 1
     said = "sft: the code of qinglan.training.engines.swift changed since the last attempt, so it starts anew"
-    assert any(message.startswith(said) and "--continue-anyway" in message for message in caplog.messages)
+    assert any(
+        message.startswith(said) and "--continue-anyway" in message for message in caplog.messages
+    )
 
 
 def test_other_inputs_are_named_as_the_reason(train: Train, caplog: pytest.LogCaptureFixture):
@@ -168,7 +222,9 @@ def test_other_inputs_are_named_as_the_reason(train: Train, caplog: pytest.LogCa
     assert any(message.startswith("sft: its inputs changed since") for message in caplog.messages)
 
 
-def test_a_training_goes_on_anyway(train: Train, code: dict[str, str], tracker: Any, caplog: pytest.LogCaptureFixture):
+def test_a_training_goes_on_anyway(
+    train: Train, code: dict[str, str], tracker: Any, caplog: pytest.LogCaptureFixture
+):
     train(dies=True)
     code["qinglan.training.engines.swift"] = "2"
     train(dies=True, continue_anyway=True)
@@ -180,7 +236,9 @@ def test_a_training_goes_on_anyway(train: Train, code: dict[str, str], tracker: 
     assert any("it continues all the same" in message for message in caplog.messages)
 
 
-def test_a_finished_training_of_this_run_stays_where_the_user_continues_anyway(train: Train, code: dict[str, str]):
+def test_a_finished_training_of_this_run_stays_where_the_user_continues_anyway(
+    train: Train, code: dict[str, str]
+):
     first = train()
     code["qinglan.tasks.sft"] = "2"
     again = train(continue_anyway=True)
@@ -189,11 +247,15 @@ def test_a_finished_training_of_this_run_stays_where_the_user_continues_anyway(t
     assert again.details["continued_anyway"] == ["qinglan.tasks.sft"]
 
 
-def test_a_result_of_two_codes_is_not_reused_elsewhere(train: Train, code: dict[str, str], profile: Profile):
+def test_a_result_of_two_codes_is_not_reused_elsewhere(
+    train: Train, code: dict[str, str], profile: Profile
+):
     first = train(dies=True)
     code["qinglan.tasks.sft"] = "2"
     mixed = train(continue_anyway=True)
     with open_run(profile, "pipeline") as run:
-        result = perform(run, "sft", {"rows": "a"}, lambda _: Outcome(rows_out=9), code=(), has_checkpoints=True)
+        result = perform(
+            run, "sft", {"rows": "a"}, lambda _: Outcome(rows_out=9), code=(), has_checkpoints=True
+        )
     assert first is None
     assert mixed and result.key != mixed.key

@@ -1,4 +1,5 @@
-"""The data stages and a comparison of teachers under a real Prefect server, MLflow on SQLite, services by script."""
+"""The data stages and a comparison of teachers under a real Prefect server, MLflow on SQLite,
+services by script."""
 
 import asyncio
 import json
@@ -43,7 +44,9 @@ from qinglan.tasks.validate import validate_rows
 pytestmark = [
     pytest.mark.usefixtures("prefect_server"),
     pytest.mark.slow,  # 10 s for Prefect's server alone
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::ResourceWarning"
+    ),  # Prefect's, MLflow's
 ]
 ROWS, DRAWN = 30, 40
 SiteOf = Callable[..., "Site"]
@@ -61,7 +64,12 @@ class Site:
     """A profile with a workbook of 30 questions, and its scripted services."""
 
     def __init__(
-        self, folder: Path, profile_of: ProfileOf, tracking: str, teacher: FakeService, rag: FakeService
+        self,
+        folder: Path,
+        profile_of: ProfileOf,
+        tracking: str,
+        teacher: FakeService,
+        rag: FakeService,
     ) -> None:
         self.workbook = write_workbook(folder, ROWS)
         self.teacher, self.rag = teacher, rag
@@ -74,7 +82,9 @@ class Site:
         )
         self.services = partial(Addresses, teacher.url, teacher.url, rag.url)
 
-    def run(self, work: Callable[[Run], StageResult], profile: Profile | None = None) -> StageResult:
+    def run(
+        self, work: Callable[[Run], StageResult], profile: Profile | None = None
+    ) -> StageResult:
         with open_run(profile or self.profile, "refresh") as opened:
             result: StageResult = flow(work, validate_parameters=False)(opened)  # type: ignore[assignment]
             finish_run(opened)
@@ -89,7 +99,9 @@ class Site:
 
 def changed(profile: Profile, **sections: dict[str, Any]) -> Profile:
     """The profile with some keys of some sections changed."""
-    update = {name: getattr(profile, name).model_copy(update=keys) for name, keys in sections.items()}
+    update = {
+        name: getattr(profile, name).model_copy(update=keys) for name, keys in sections.items()
+    }
     return profile.model_copy(update=update)
 
 
@@ -116,10 +128,16 @@ def retrieved(body: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def site_of(
-    tmp_path: Path, profile_of: ProfileOf, database: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    profile_of: ProfileOf,
+    database: str,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> SiteOf:
     monkeypatch.setattr(stage, "RETRY_DELAYS_S", [0.0])
-    return lambda teacher=rewritten, rag=retrieved: Site(tmp_path, profile_of, database, serve(teacher), serve(rag))
+    return lambda teacher=rewritten, rag=retrieved: Site(
+        tmp_path, profile_of, database, serve(teacher), serve(rag)
+    )
 
 
 def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
@@ -134,8 +152,13 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
     assert (usage.calls, usage.failed) == (ROWS + 3, 3)
 
 
-def test_a_ledger_whose_server_restarts_is_opened_again(site_of: SiteOf, monkeypatch: pytest.MonkeyPatch):
-    site, problems = site_of(), [LedgerError("ledger: the database system is starting up", unreachable=True)]
+def test_a_ledger_whose_server_restarts_is_opened_again(
+    site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
+):
+    site, problems = (
+        site_of(),
+        [LedgerError("ledger: the database system is starting up", unreachable=True)],
+    )
 
     def open_ledger(url: str) -> Ledger:
         if problems:
@@ -161,13 +184,17 @@ def test_dialogues_are_read_once_and_a_row_whose_extraction_failed_goes_no_furth
             faults.remove(said)
             return 503, {}
         profile = "高血压" if said == "虾青素3。" else "孕妇"
-        return 200, completion(json.dumps({"profile": profile, "history": f"问过{said}"}, ensure_ascii=False))
+        return 200, completion(
+            json.dumps({"profile": profile, "history": f"问过{said}"}, ensure_ascii=False)
+        )
 
     site = site_of(teacher)
     lines = "".join(f"咋吃,用户：孕妇，问过虾青素{n}。\n" for n in range(ROWS))
     site.workbook.write_text(f"问题,对话\n{lines}", encoding="utf-8")
     dialogues = changed(
-        site.profile, data={"columns": Columns(dialogue="对话")}, extract={"batch_rows": 10, "retries": 1}
+        site.profile,
+        data={"columns": Columns(dialogue="对话")},
+        extract={"batch_rows": 10, "retries": 1},
     )
 
     def distill(run: Run) -> StageResult:
@@ -178,11 +205,19 @@ def test_dialogues_are_read_once_and_a_row_whose_extraction_failed_goes_no_furth
     result = site.run(distill, dialogues)
     first, failed, repeated = (list(read_jsonl(result.path("rows"), Row))[n] for n in (0, 3, 5))
     assert (first.profile, first.history, first.inputs) == ("孕妇", "问过虾青素0。", {})
-    assert (failed.reason, failed.profile, failed.history, failed.answer) == ("not_in_dialogue", "", "", None)
+    assert (failed.reason, failed.profile, failed.history, failed.answer) == (
+        "not_in_dialogue",
+        "",
+        "",
+        None,
+    )
     assert (repeated.status, failed.inputs) == ("ok", {})
     folder = dialogues.paths.runs / result.run_id
     assert StageResult.read(folder / "extract" / MANIFEST).dropped == {"not_in_dialogue": 1}
-    ids = [[row.id for row in read_jsonl(folder / each / "rows.jsonl", Row)] for each in ("ingest", "distill")]
+    ids = [
+        [row.id for row in read_jsonl(folder / each / "rows.jsonl", Row)]
+        for each in ("ingest", "distill")
+    ]
     assert ids[0] == ids[1] and len(set(ids[0])) == ROWS
     assert len(site.teacher.bodies) == ROWS + 1 + ROWS - 1
     site.run(distill, changed(dialogues, extract={"batch_rows": 7}, distill={"batch_rows": 7}))
@@ -236,7 +271,11 @@ def test_a_repeat_asks_only_for_what_was_lost_and_can_lose_no_more(site_of: Site
         taught, found = asyncio.run(flow(ask, validate_parameters=False)(run))  # type: ignore[arg-type]
     assert [entry.reason for entry in taught] == ["empty_answer", None, None, None, None]
     assert [entry.reason for entry in found] == [None, None, None, None, "rag_unavailable"]
-    assert (attempts, cached, len(site.teacher.bodies)) == (3, [0], 5 + 1)  # a blank is asked for twice, and no more
+    assert (attempts, cached, len(site.teacher.bodies)) == (
+        3,
+        [0],
+        5 + 1,
+    )  # a blank is asked for twice, and no more
 
 
 def test_calls_of_a_stage_are_traced_at_its_run_once_and_without_the_key(
@@ -244,7 +283,9 @@ def test_calls_of_a_stage_are_traced_at_its_run_once_and_without_the_key(
 ):
     monkeypatch.setenv("A_KEY", "sk-secret")
     site = site_of(failing_once(f"虾青素{n}咋吃" for n in range(ROWS)))
-    copying = changed(site.profile, tracking={"rows": "copy", "traces_per_stage": 20}, distill={"retries": 2})
+    copying = changed(
+        site.profile, tracking={"rows": "copy", "traces_per_stage": 20}, distill={"retries": 2}
+    )
     copying = changed(copying, teacher={"api_key_env": "A_KEY"}, rag={"api_key_env": "A_KEY"})
 
     def traces(result: StageResult) -> list[Any]:
@@ -272,7 +313,9 @@ def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: Sit
     first = site.run(site.distill)
     assert site.run(site.distill).key == first.key
     assert len(site.teacher.bodies) == ROWS
-    other = site.profile.model_copy(update={"tenant": site.profile.tenant.model_copy(update={"domain": "药品"})})
+    other = site.profile.model_copy(
+        update={"tenant": site.profile.tenant.model_copy(update={"domain": "药品"})}
+    )
     assert site.run(site.distill, other).key != first.key
     assert len(site.teacher.bodies) == 2 * ROWS
 
@@ -288,7 +331,10 @@ def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Sit
         return rewritten(body)
 
     site = site_of(teacher)
-    with pytest.raises(StageError, match=r"distill: \d+ of 30 rows failed, more than distill.max_failed_share = 10%"):
+    with pytest.raises(
+        StageError,
+        match=r"distill: \d+ of 30 rows failed, more than distill.max_failed_share = 10%",
+    ):
         site.run(site.distill)
     down = False
     assert site.run(site.distill).rows_out == ROWS
@@ -297,8 +343,12 @@ def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Sit
 
 def test_a_spent_budget_stops_the_run_and_a_higher_one_goes_on(site_of: SiteOf):
     site = site_of()
-    poor = changed(site.profile, budget={"per_month_usd": 10 * COST_USD}, teacher={"concurrency": 2})
-    with pytest.raises(BudgetError, match=r"budget\.per_month_usd = 0.002: nothing is left to spend"):
+    poor = changed(
+        site.profile, budget={"per_month_usd": 10 * COST_USD}, teacher={"concurrency": 2}
+    )
+    with pytest.raises(
+        BudgetError, match=r"budget\.per_month_usd = 0.002: nothing is left to spend"
+    ):
         site.run(site.distill, poor)
     assert 10 <= len(site.teacher.bodies) <= 12
     assert site.run(site.distill).rows_out == ROWS
@@ -308,30 +358,48 @@ def test_a_spent_budget_stops_the_run_and_a_higher_one_goes_on(site_of: SiteOf):
 def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: SiteOf):
     site = site_of()
     budget = {"per_run_usd": 10 * COST_USD, "when_spent": "go_on"}
-    result = site.run(site.validate, changed(site.profile, budget=budget, teacher={"concurrency": 2}))
+    result = site.run(
+        site.validate, changed(site.profile, budget=budget, teacher={"concurrency": 2})
+    )
     rows = list(read_jsonl(result.path("rows"), Row))
     paid = len(site.teacher.bodies)
     assert 10 <= paid <= 12
-    assert (result.rows_out, sum(row.reason == "over_budget" for row in rows)) == (paid, ROWS - paid)
-    again = site.run(site.distill, changed(site.profile, budget=budget))  # the next night has a budget of its own
+    assert (result.rows_out, sum(row.reason == "over_budget" for row in rows)) == (
+        paid,
+        ROWS - paid,
+    )
+    again = site.run(
+        site.distill, changed(site.profile, budget=budget)
+    )  # the next night has a budget of its own
     assert again.rows_out > paid
 
 
 def test_scores_that_the_budget_left_out_are_asked_for_by_a_later_run(site_of: SiteOf):
-    site = site_of(lambda body: (200, completion('{"score": 4}')) if "评审" in str(body) else rewritten(body))
+    site = site_of(
+        lambda body: (200, completion('{"score": 4}')) if "评审" in str(body) else rewritten(body)
+    )
     judging = changed(site.profile, validation={"judge_baseline": True}, judge={"concurrency": 2})
     site.run(site.distill, judging)
     for per_run_usd, is_enough in ((10 * COST_USD, False), (100.0, True)):
         budgeted = changed(judging, budget={"per_run_usd": per_run_usd, "when_spent": "go_on"})
-        result = site.run(lambda run: site.validate(run.model_copy(update={"knowledge_base_sha256": "kb"})), budgeted)
+        result = site.run(
+            lambda run: site.validate(run.model_copy(update={"knowledge_base_sha256": "kb"})),
+            budgeted,
+        )
         judged = sum(row.judge_score is not None for row in read_jsonl(result.path("rows"), Row))
-        assert (result.rows_out, judged + result.try_again, judged == ROWS) == (ROWS, ROWS, is_enough)
+        assert (result.rows_out, judged + result.try_again, judged == ROWS) == (
+            ROWS,
+            ROWS,
+            is_enough,
+        )
 
 
 @pytest.mark.parametrize("reply", [(500, {}), (200, completion(" "))], ids=["outage", "blank"])
 def test_a_row_without_an_answer_is_asked_again_in_the_next_run(site_of: SiteOf, reply: Any):
     is_lost = True
-    site = site_of(lambda body: reply if is_lost and "虾青素7咋吃" in str(body) else rewritten(body))
+    site = site_of(
+        lambda body: reply if is_lost and "虾青素7咋吃" in str(body) else rewritten(body)
+    )
     first = site.run(site.distill)
     assert (first.rows_out, first.try_again) == (ROWS - 1, 1)
     assert len(site.teacher.bodies) == ROWS - 1 + 2
@@ -347,7 +415,9 @@ def test_a_batch_api_answers_at_half_the_price(site_of: SiteOf):
     with running_app(app_with_batches(SimulatedBatchStore())) as address:
         url = f"{address}/v1"
         teacher = {"base_url": url, "model": "simulated-rewriter"}
-        profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(update={"prices": prices})
+        profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(
+            update={"prices": prices}
+        )
         site.services = partial(Addresses, url, url, site.rag.url)
         result = site.run(site.distill, profile)
     with site_ledger(profile) as ledger:
@@ -358,7 +428,10 @@ def test_a_batch_api_answers_at_half_the_price(site_of: SiteOf):
 
 
 def test_prefect_keeps_no_text_of_a_row(caplog: pytest.LogCaptureFixture):
-    bug, dead = ValueError("虾青素咋吃"), EngineError("sft ended with status 1; full log: sft.log", "铁剂咋吃")
+    bug, dead = (
+        ValueError("虾青素咋吃"),
+        EngineError("sft ended with status 1; full log: sft.log", "铁剂咋吃"),
+    )
 
     def work() -> None:
         tried = {"retries": 1, "retry_delay_seconds": 0, "retry_condition_fn": lambda *_: True}
@@ -373,7 +446,9 @@ def test_prefect_keeps_no_text_of_a_row(caplog: pytest.LogCaptureFixture):
         def kept(what: str) -> str:
             return client.request("POST", cast(Any, f"/{what}/filter"), json={}).text
 
-        wait_until("the events of flow run and task run", lambda: kept("events").count(str(failed)) > 1)
+        wait_until(
+            "the events of flow run and task run", lambda: kept("events").count(str(failed)) > 1
+        )
         told = "".join(kept(what) for what in ("flow_runs", "task_runs", "logs", "events"))
     assert str(dead) in told and not any(text in told for text in (str(bug), dead.said))
 
@@ -391,7 +466,9 @@ def refusing_half(body: dict[str, Any]) -> Any:
     return rewritten(body)
 
 
-def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: ProfileOf, database: str, serve: Serve):
+def test_a_rival_that_refuses_half_is_found_out(
+    tmp_path: Path, profile_of: ProfileOf, database: str, serve: Serve
+):
     workbook = write_workbook(tmp_path, 60)
     with workbook.open("a", encoding="utf-8") as stream:
         stream.writelines(f"虾青素软胶囊早上空腹吃好还是晚上饭后吃好啊{n}\n" for n in range(20))
@@ -414,7 +491,9 @@ def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: Prof
         stages, validated = [sample], {}
         for each in teachers_of(run, services):
             distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
-            validated[each.arm] = validate_rows(each.run, each.services, distilled, each.stage("validate"))
+            validated[each.arm] = validate_rows(
+                each.run, each.services, distilled, each.stage("validate")
+            )
             stages += [distilled, validated[each.arm]]
         return [*stages, compare_teachers(run, services, validated)]
 
@@ -430,7 +509,9 @@ def test_a_rival_that_refuses_half_is_found_out(tmp_path: Path, profile_of: Prof
     answered = DRAWN - shy.failed
     assert 0 < answered < DRAWN and big.failed == 0
     # Half the price a call, and every refusal is paid for.
-    assert shy.cost_per_1000_usd == pytest.approx((big.cost_per_1000_usd or 0) / 2 * DRAWN / answered)
+    assert shy.cost_per_1000_usd == pytest.approx(
+        (big.cost_per_1000_usd or 0) / 2 * DRAWN / answered
+    )
     assert first.purchase and "in share of questions answered" in first.purchase.reading.render()
     assert all(each.groups < each.n for each in first.comparisons), "near-duplicates are one group"
     assert any("(teacher_refused" in note.render() for note in first.purchase.notes)

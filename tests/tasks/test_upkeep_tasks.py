@@ -22,7 +22,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> SHOWN:
     """Artifacts by key."""
     found: SHOWN = {}
     monkeypatch.setattr(
-        upkeep, "create_markdown_artifact", lambda text, key, description: found.update({key: {description: text}})
+        upkeep,
+        "create_markdown_artifact",
+        lambda text, key, description: found.update({key: {description: text}}),
     )
     monkeypatch.setattr(upkeep, "get_run_logger", lambda: logging.getLogger("flow"))
     return found
@@ -33,15 +35,25 @@ def overrides(tmp_path: Path) -> list[str]:
     return [f"paths.runs={tmp_path / 'runs'}", f"paths.state={tmp_path / 'state'}", "serve.port=9"]
 
 
-def test_a_dead_site_is_shown_and_fails(shown: SHOWN, overrides: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_dead_site_is_shown_and_fails(
+    shown: SHOWN, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+):
     aliases: dict[str, str] = {}
     monkeypatch.setattr(upkeep, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
     check_canary.fn("embedded", overrides, "")
-    assert "| Router | `http://127.0.0.1:9` |" in shown["serving-embedded"]["What is served, and the canary"]
+    assert (
+        "| Router | `http://127.0.0.1:9` |"
+        in shown["serving-embedded"]["What is served, and the canary"]
+    )
     aliases["champion"] = "4"
-    with pytest.raises(StageError, match=r"^version 4 is the champion, but no router answers at http://127.0.0.1:9;"):
+    with pytest.raises(
+        StageError,
+        match=r"^version 4 is the champion, but no router answers at http://127.0.0.1:9;",
+    ):
         check_canary.fn("embedded", overrides, "http://127.0.0.1:9/")
-    assert "**version 4 is the champion" in shown["serving-embedded"]["What is served, and the canary"]
+    assert (
+        "**version 4 is the champion" in shown["serving-embedded"]["What is served, and the canary"]
+    )
 
 
 @pytest.fixture
@@ -49,15 +61,22 @@ def cleaner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
 
     def clean_up(profile: Any, *, dry_run: bool, say: Callable[[str], object]) -> CleanUp:
-        asked.append({"profile": profile.name, "days": profile.retention.run_days, "dry_run": dry_run})
-        removed, notes = [RetentionDecision("run", "r1", "old", 2_000_000)], [] if dry_run else ["MLflow is away"]
+        asked.append(
+            {"profile": profile.name, "days": profile.retention.run_days, "dry_run": dry_run}
+        )
+        removed, notes = (
+            [RetentionDecision("run", "r1", "old", 2_000_000)],
+            [] if dry_run else ["MLflow is away"],
+        )
         return CleanUp(profile, dry_run, say, datetime.now(UTC), removed=removed, notes=notes)
 
     monkeypatch.setattr(upkeep, "clean_up", clean_up)
     return asked
 
 
-def test_a_dry_run_shows_what_would_go_problems_fail(shown: SHOWN, overrides: list[str], cleaner: list[dict[str, Any]]):
+def test_a_dry_run_shows_what_would_go_problems_fail(
+    shown: SHOWN, overrides: list[str], cleaner: list[dict[str, Any]]
+):
     remove_unneeded.fn("embedded", [*overrides, "retention.run_days=3"], dry_run=True)
     assert cleaner == [{"profile": "embedded", "days": 3, "dry_run": True}]
     ((sentence, text),) = shown["clean-up-embedded"].items()

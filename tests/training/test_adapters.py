@@ -1,4 +1,5 @@
-"""verl's engines with adapters, in this process: what a checkpoint holds, how it resumes, what is exported of it."""
+"""verl's engines with adapters, in this process: what a checkpoint holds, how it resumes, what is
+exported of it."""
 
 import json
 import warnings
@@ -68,18 +69,25 @@ def outputs(model: Any) -> Any:
 
     ids = torch.arange(5, 19).view(2, 7)
     places = torch.arange(7).expand(2, 7)
-    return model(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places, use_cache=False).logits
+    return model(
+        input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places, use_cache=False
+    ).logits
 
 
 def whole(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in state.items()
+    }
 
 
 def same(one: Any, other: Any) -> bool:
     import torch
 
     ours, theirs = whole(one.module.state_dict()), whole(other.module.state_dict())
-    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(value, theirs[name]) for name, value in ours.items()
+    )
 
 
 @pytest.mark.parametrize("rank", [4, 0])
@@ -89,30 +97,47 @@ def test_a_policy_is_saved_resumed_and_exported_whole(tmp_path: Path, rank: int)
     from verl.workers.config import HFModelConfig
 
     policy, given = make_model(tmp_path / "policy"), ADAPTER | {"lora_rank": rank}
-    trained = engine("CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank))
+    trained = engine(
+        "CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank)
+    )
     learn(trained)
     trained.save_checkpoint(str(tmp_path / "step" / "actor"))
-    saved = torch.load(tmp_path / "step" / "actor" / "model_world_size_1_rank_0.pt", weights_only=False)
+    saved = torch.load(
+        tmp_path / "step" / "actor" / "model_world_size_1_rank_0.pt", weights_only=False
+    )
     assert saved and all(("lora_" in name) == bool(rank) for name in saved)
 
-    resumed = engine("CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank))
+    resumed = engine(
+        "CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank)
+    )
     assert not same(trained, resumed)
     resumed.load_checkpoint(str(tmp_path / "step" / "actor"))
     assert same(trained, resumed)
 
     export(tmp_path / "step", policy, tmp_path / "exported")
-    exported, before = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "policy"))
+    exported, before = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "policy")
+    )
     with torch.no_grad():
         now, then, expected = outputs(exported), outputs(before), outputs(trained.module)
-    assert (now - expected).abs().max() < 0.05 * (then - expected).abs().max()  # the export is in bf16
+    assert (now - expected).abs().max() < 0.05 * (
+        then - expected
+    ).abs().max()  # the export is in bf16
 
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"id": "1", "messages": [{"role": "user", "content": "cats"}]}), encoding="utf-8")
-    folders = {"rl": str(tmp_path / "exported"), f"rl{UNMERGED}": str(policy if rank else tmp_path / "exported")}
+    prompts.write_text(
+        json.dumps({"id": "1", "messages": [{"role": "user", "content": "cats"}]}), encoding="utf-8"
+    )
+    folders = {
+        "rl": str(tmp_path / "exported"),
+        f"rl{UNMERGED}": str(policy if rank else tmp_path / "exported"),
+    }
     adapters = {f"rl{UNMERGED}": str(tmp_path / "adapter") if rank else ""}
     (command,) = generate_commands(load_profile("embedded"), folders, prompts, tmp_path, adapters)
     launch(command, name="generate", log=tmp_path / "generate.log")
-    merged, unmerged = (json.loads((tmp_path / f"{name}.answers.jsonl").read_text("utf-8")) for name in folders)
+    merged, unmerged = (
+        json.loads((tmp_path / f"{name}.answers.jsonl").read_text("utf-8")) for name in folders
+    )
     assert merged["text"] == unmerged["text"]
     assert merged["logprobs"] == pytest.approx(unmerged["logprobs"], abs=1e-4)
 
@@ -120,16 +145,30 @@ def test_a_policy_is_saved_resumed_and_exported_whole(tmp_path: Path, rank: int)
 def test_a_critic_learns_by_its_adapter_and_its_whole_head(tmp_path: Path) -> None:
     from qinglan.training.engines.ppo_trainer import CriticModelConfig
 
-    policy, critic = make_model(tmp_path / "policy"), make_model(tmp_path / "critic", hidden_size=32, layers=1)
-    given = {"path": str(critic), "tokenizer_path": str(policy), "model_type": "value_model", **ADAPTER}
+    policy, critic = (
+        make_model(tmp_path / "policy"),
+        make_model(tmp_path / "critic", hidden_size=32, layers=1),
+    )
+    given = {
+        "path": str(critic),
+        "tokenizer_path": str(policy),
+        "model_type": "value_model",
+        **ADAPTER,
+    }
     trained = engine("CpuValueEngine", CriticModelConfig(**given))
-    free = {name.split(".")[-2] for name, value in trained.module.named_parameters() if value.requires_grad}
+    free = {
+        name.split(".")[-2]
+        for name, value in trained.module.named_parameters()
+        if value.requires_grad
+    }
     assert free == {"default"} and outputs(trained.module).shape == (2, 7, 1)
     before = {name: value.clone() for name, value in whole(trained.module.state_dict()).items()}
     learn(trained)
     after = whole(trained.module.state_dict())
     moved = {name for name in after if not after[name].equal(before[name])}
-    assert any("score.modules_to_save" in name for name in moved) and any("lora_B" in name for name in moved)
+    assert any("score.modules_to_save" in name for name in moved) and any(
+        "lora_B" in name for name in moved
+    )
     assert all("lora_" in name or "score.modules_to_save" in name for name in moved)
 
     trained.save_checkpoint(str(tmp_path / "step"))

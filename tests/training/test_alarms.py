@@ -14,7 +14,15 @@ from qinglan.config import Alarms
 from qinglan.evaluation.reasons import alarm_words
 from qinglan.recipes import PrimaryMetric
 from qinglan.training import alarms
-from qinglan.training.alarms import CLIP_FRACTION, DISTINCT, ENTROPY, EXPLAINED_VARIANCE, JUDGE, REWARD, UPDATE_KL
+from qinglan.training.alarms import (
+    CLIP_FRACTION,
+    DISTINCT,
+    ENTROPY,
+    EXPLAINED_VARIANCE,
+    JUDGE,
+    REWARD,
+    UPDATE_KL,
+)
 
 PRIMARY = PrimaryMetric("gold_top1", "gold top-1")
 GOLD = alarms.part_mean(PRIMARY.part)
@@ -25,7 +33,9 @@ STEPS = 60
 def line(start: float, end: float, noise: float = 0.0, seed: int = 0) -> Curve:
     """From `start` to `end` over the run."""
     rng = random.Random(seed)
-    drawn = [start + (end - start) * step / STEPS + rng.gauss(0, noise) for step in range(STEPS + 1)]
+    drawn = [
+        start + (end - start) * step / STEPS + rng.gauss(0, noise) for step in range(STEPS + 1)
+    ]
     return lambda step: drawn[step]
 
 
@@ -40,12 +50,16 @@ def jump(before: float, after: float, at: int = 30) -> Curve:
 
 
 def steps_of(**curves: Curve) -> list[tuple[int, dict[str, float]]]:
-    return [(step, {key: curve(step) for key, curve in curves.items()}) for step in range(1, STEPS + 1)]
+    return [
+        (step, {key: curve(step) for key, curve in curves.items()}) for step in range(1, STEPS + 1)
+    ]
 
 
 def watch(settings: Alarms | None = None, **curves: Curve) -> list[alarms.Alarm]:
     watching = alarms.AlarmWatch(settings or Alarms(), PRIMARY)
-    return [alarm for step, metrics in steps_of(**curves) for alarm in watching.update(step, metrics)]
+    return [
+        alarm for step, metrics in steps_of(**curves) for alarm in watching.update(step, metrics)
+    ]
 
 
 def names(alarms: list[alarms.Alarm]) -> list[str]:
@@ -82,7 +96,10 @@ SLOW_DROP = {REWARD: line(0.0, 0.3), GOLD: line(0.8, 0.76)}
 SURE = {REWARD: line(0.0, 0.1, 0.02), ENTROPY: lambda step: 0.3 * 0.85**step}
 COLLAPSE = SURE | {DISTINCT: line(1.2, 0.1, 0.05)}
 LEARNS = {alarms.VALUE_LOSS: line(0.02, 0.06, 0.002), EXPLAINED_VARIANCE: line(0.0, 0.6, 0.05, 1)}
-LEARNS_NOTHING = {alarms.VALUE_LOSS: line(0.06, 0.06, 0.005), EXPLAINED_VARIANCE: line(-1.0, -1.0, 0.1, 1)}
+LEARNS_NOTHING = {
+    alarms.VALUE_LOSS: line(0.06, 0.06, 0.005),
+    EXPLAINED_VARIANCE: line(-1.0, -1.0, 0.1, 1),
+}
 SHORT_HACK = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
 
 
@@ -92,14 +109,33 @@ SHORT_HACK = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
         (hacked(GOLD), "reward_up_gold_down", range(20, 31)),
         (hacked(JUDGE, 5), "reward_up_judge_down", range(20, 31)),
         # Compared with its best window, not with the first.
-        ({REWARD: line(0.0, 0.4, 0.02), GOLD: hill(0.5, 0.4)}, "reward_up_gold_down", range(31, STEPS)),
-        ({REWARD: line(0.3, 0.0, 0.03), GOLD: line(0.8, 0.5, 0.04, 1)}, "reward_down", range(20, STEPS)),
+        (
+            {REWARD: line(0.0, 0.4, 0.02), GOLD: hill(0.5, 0.4)},
+            "reward_up_gold_down",
+            range(31, STEPS),
+        ),
+        (
+            {REWARD: line(0.3, 0.0, 0.03), GOLD: line(0.8, 0.5, 0.04, 1)},
+            "reward_down",
+            range(20, STEPS),
+        ),
         ({REWARD: hill(0.0, 0.3)}, "reward_down", range(31, STEPS)),
         (COLLAPSE, "entropy_collapse", range(20, STEPS)),
-        (SURE | {REWARD: line(0.1, 0.1, 0.02), GOLD: line(0.8, 0.3, 0.04)}, "entropy_collapse", range(20, STEPS)),
-        (SURE | {REWARD: line(0.1, 0.1, 0.02), JUDGE: line(4, 2, 0.1)}, "entropy_collapse", range(20, STEPS)),
+        (
+            SURE | {REWARD: line(0.1, 0.1, 0.02), GOLD: line(0.8, 0.3, 0.04)},
+            "entropy_collapse",
+            range(20, STEPS),
+        ),
+        (
+            SURE | {REWARD: line(0.1, 0.1, 0.02), JUDGE: line(4, 2, 0.1)},
+            "entropy_collapse",
+            range(20, STEPS),
+        ),
         ({CLIP_FRACTION: jump(0.1, 0.6)}, "clip_fraction", [31]),
-        *(({key: jump(0.05, 3.0)}, "kl_runaway", range(30, 34)) for key in (UPDATE_KL, *alarms.REFERENCE_KLS)),
+        *(
+            ({key: jump(0.05, 3.0)}, "kl_runaway", range(30, 34))
+            for key in (UPDATE_KL, *alarms.REFERENCE_KLS)
+        ),
         (LEARNS_NOTHING, "value_loss_flat", [30]),
         ({alarms.VALUE_LOSS: line(0.06, 0.5)}, "value_loss_flat", [30]),
         ({alarms.ZERO_VARIANCE: jump(0.3, 1.0)}, "zero_variance", range(30, 40)),
@@ -120,18 +156,27 @@ def test_each_condition_has_its_alarm(curves: dict[str, Curve], name: str, steps
         ({"min_gold_drop": 0.02}, SLOW_DROP, ["reward_up_gold_down"]),
         ({"min_entropy_share": 0.0}, COLLAPSE, []),
         ({}, {CLIP_FRACTION: lambda step: 0.6 if step == 30 else 0.1}, []),
-        ({}, SURE | {GOLD: line(0.8, 0.9, 0.04), DISTINCT: line(1.2, 1.0, 0.05)}, []),  # it has learnt its task
+        (
+            {},
+            SURE | {GOLD: line(0.8, 0.9, 0.04), DISTINCT: line(1.2, 1.0, 0.05)},
+            [],
+        ),  # it has learnt its task
         ({}, LEARNS, []),  # the value loss may rise while the values explain the returns
         ({}, {CLIP_FRACTION: lambda _: float("nan"), UPDATE_KL: lambda _: float("inf")}, []),
     ],
 )
-def test_what_is_within_the_limits_is_quiet(settings: dict[str, Any], curves: dict[str, Curve], expected: list[str]):
+def test_what_is_within_the_limits_is_quiet(
+    settings: dict[str, Any], curves: dict[str, Curve], expected: list[str]
+):
     assert names(watch(Alarms(**settings), **curves)) == expected
 
 
 def test_a_healthy_run_is_quiet_and_noise_alone_alarms_in_hardly_any():
     assert [names(watch(**healthy(10 * seed))) for seed in range(40)] == [[]] * 40
-    flat = [{REWARD: line(0.0, 0.1, 0.1, seed), GOLD: line(0.5, 0.5, 0.1, seed + 1000)} for seed in range(200)]
+    flat = [
+        {REWARD: line(0.0, 0.1, 0.1, seed), GOLD: line(0.5, 0.5, 0.1, seed + 1000)}
+        for seed in range(200)
+    ]
     assert sum(bool(watch(Alarms(min_gold_drop=0.0), **curves)) for curves in flat) <= 2
 
 
@@ -139,12 +184,15 @@ STEADY = (
     "82 117 137 139 86 114 165 155 122 94 101 158 138 121 130 154 153 140 134 167 159 176 158 170 154 123 132 "
     "120 93 118 168 123 94 90 124 117 110 154 138 129 133 157 108 151 147"
 )
-"""Thousandths of a real run's reward: a calm window was the best, and later ones are as noisy as the earlier."""
+"""Thousandths of a real run's reward: a calm window was the best, and later ones are as noisy as
+the earlier."""
 
 
 def test_a_calm_best_window_does_not_make_the_noise_look_small():
     watching = alarms.AlarmWatch(Alarms(), PRIMARY)
-    assert not any(watching.update(step, {REWARD: int(x) / 1000}) for step, x in enumerate(STEADY.split(), 1))
+    assert not any(
+        watching.update(step, {REWARD: int(x) / 1000}) for step, x in enumerate(STEADY.split(), 1)
+    )
 
 
 def test_a_short_run_needs_short_windows():
@@ -162,13 +210,19 @@ def test_an_alarm_sounds_once_and_again_only_after_a_quiet_window():
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped():
-    steps = steps_of(**healthy() | {GOLD: line(0.8, 0.3, 0.04, 1), CLIP_FRACTION: jump(0.1, 0.9, at=50)})
+    steps = steps_of(
+        **healthy() | {GOLD: line(0.8, 0.3, 0.04, 1), CLIP_FRACTION: jump(0.1, 0.9, at=50)}
+    )
     through = alarms.AlarmWatch(Alarms(), PRIMARY)
     expected = [alarm for step, metrics in steps for alarm in through.update(step, metrics)]
     resumed = alarms.AlarmWatch(Alarms(), PRIMARY)
     replayed = [alarm for step, metrics in steps[:40] for alarm in resumed.update(step, metrics)]
     assert resumed.update(*steps[39]) == []  # validated again under the step that it resumes from
-    assert replayed + [alarm for step, metrics in steps[40:] for alarm in resumed.update(step, metrics)] == expected
+    assert (
+        replayed
+        + [alarm for step, metrics in steps[40:] for alarm in resumed.update(step, metrics)]
+        == expected
+    )
     assert len(expected) == 2
 
 
@@ -183,8 +237,14 @@ def test_steps_without_labels_are_left_out_of_the_comparison():
 
 
 def test_actions_go_by_name():
-    settings = Alarms(default_action="lower_lr", actions={"clip_fraction": "stop", "zero_variance": "off"})
-    curves = {CLIP_FRACTION: line(0.9, 0.9), UPDATE_KL: line(1.0, 1.0), alarms.ZERO_VARIANCE: line(1.0, 1.0)}
+    settings = Alarms(
+        default_action="lower_lr", actions={"clip_fraction": "stop", "zero_variance": "off"}
+    )
+    curves = {
+        CLIP_FRACTION: line(0.9, 0.9),
+        UPDATE_KL: line(1.0, 1.0),
+        alarms.ZERO_VARIANCE: line(1.0, 1.0),
+    }
     assert [(alarm.name, alarm.action) for alarm in watch(settings, **curves)] == [
         ("clip_fraction", "stop"),
         ("kl_runaway", "lower_lr"),
@@ -197,13 +257,19 @@ def test_without_labels_in_use_an_alarm_that_goes_by_them_only_warns(action: str
     both = {key: line(0.8, 0.3, 0.04, 1) for key in (GOLD, JUDGE)}
     watching = alarms.AlarmWatch(settings, PRIMARY, labels_act=False)
     steps = steps_of(**{REWARD: line(0.0, 0.3, 0.035)} | both)
-    found = {alarm.name: alarm.action for step, metrics in steps for alarm in watching.update(step, metrics)}
+    found = {
+        alarm.name: alarm.action
+        for step, metrics in steps
+        for alarm in watching.update(step, metrics)
+    }
     expected = {"reward_up_gold_down": "warn", "reward_up_judge_down": action}
     assert found == ({} if action == "off" else expected)
 
 
 def test_a_bare_off_in_yaml_is_off_and_an_unknown_alarm_is_refused():
-    settings = Alarms.model_validate(yaml.safe_load("{default_action: off, actions: {reward_down: off}}"))
+    settings = Alarms.model_validate(
+        yaml.safe_load("{default_action: off, actions: {reward_down: off}}")
+    )
     assert settings.default_action == settings.actions["reward_down"] == "off"
     with pytest.raises(ValidationError, match="clip_fraction"):
         Alarms.model_validate({"actions": {"clipfraction": "stop"}})
@@ -213,7 +279,9 @@ def test_an_alarm_says_what_changed_its_line_reads_back_and_half_a_line_is_skipp
     (alarm,) = watch(**hacked(GOLD))
     assert alarm.values["reward_now"] > alarm.values["reward_before"]
     assert alarm.values["metric_now"] < alarm.values["metric_before"]
-    assert re.match(r"since steps \d+–\d+ the reward rose from .* while gold top-1 fell", alarm_words(alarm).en)
+    assert re.match(
+        r"since steps \d+–\d+ the reward rose from .* while gold top-1 fell", alarm_words(alarm).en
+    )
     path = tmp_path / "alarms.jsonl"
     assert alarms.read_alarms(path) == []
     half = '{"step": 4, "values": {"metric": "首'.encode()[:-1]  # within a character

@@ -1,4 +1,5 @@
-"""How the local judge's agreement with the judge is measured, on which rows, and when it is too low."""
+"""How the local judge's agreement with the judge is measured, on which rows, and when it is too
+low."""
 
 import asyncio
 import re
@@ -14,10 +15,17 @@ from qinglan.recipes.passage_judge import verdict_recipe
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.training import judge_agreement
-from qinglan.training.judge_agreement import JudgeAgreement, JudgedPassage, measure_agreement, require_agreement
+from qinglan.training.judge_agreement import (
+    JudgeAgreement,
+    JudgedPassage,
+    measure_agreement,
+    require_agreement,
+)
 
 GOOD, BAD = "虾青素有，正确", "虾青素无，错误"
-ENOUGH = JudgeAgreement(pairs=100, unreadable=2, failed=0, share=0.9, kappa=0.8, kappa_low=0.6, kappa_high=0.95)
+ENOUGH = JudgeAgreement(
+    pairs=100, unreadable=2, failed=0, share=0.9, kappa=0.8, kappa_low=0.6, kappa_high=0.95
+)
 
 
 def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> Row:
@@ -48,22 +56,36 @@ def chat(**answers: str) -> FakeModel:
     return FakeModel(answer)
 
 
-def compare(profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row) -> list[JudgedPassage]:
+def compare(
+    profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row
+) -> list[JudgedPassage]:
     verdicts = verdict_recipe("passage_judge")
     judges = judge_agreement.JudgeComparison(profile, RECIPE, verdicts, local, judge, found)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
 def test_both_are_asked_about_every_passage_the_teachers_own_too(profile_of: ProfileOf):
-    local, judge = chat(甲=BAD, 乙=GOOD, 丙=BAD), chat(甲='{"score": 2}', 乙='{"score": 4}', 丙='{"score": 1}')
+    local, judge = (
+        chat(甲=BAD, 乙=GOOD, 丙=BAD),
+        chat(甲='{"score": 2}', 乙='{"score": 4}', 丙='{"score": 1}'),
+    )
     pairs = compare(profile_of(), rag(), local, judge, row(1))
-    assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [("甲", 0, 2), ("丙", 0, 1), ("乙", 5, 4)]
+    assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [
+        ("甲", 0, 2),
+        ("丙", 0, 1),
+        ("乙", 5, 4),
+    ]
     found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.share, found.kappa) == (3, 1, 1)
 
 
-def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(profile_of: ProfileOf):
-    local, judge = chat(甲=GOOD, 乙="随便", 丙="down"), chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
+def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(
+    profile_of: ProfileOf,
+):
+    local, judge = (
+        chat(甲=GOOD, 乙="随便", 丙="down"),
+        chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}'),
+    )
     pairs = compare(profile_of(), rag(), local, judge, row(1))
     found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.failed, found.unreadable, found.share) == (2, 1, 1, 0.5)
@@ -75,7 +97,9 @@ def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(pr
 
 def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
     pair, *others = compare(profile_of(), rag(服用方法="down"), chat(), chat(), row(1))
-    assert others and all(each.failed == pair.failed for each in others), "as many as it would have had"
+    assert others and all(each.failed == pair.failed for each in others), (
+        "as many as it would have had"
+    )
     assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
 
 
@@ -86,11 +110,15 @@ def test_dev_rows_are_drawn_by_their_ids():
 
 
 def pair(number: int, local: float | None, judge: float) -> JudgedPassage:
-    return JudgedPassage(row_id=f"{number}", group=f"{number}", question="问", passage="乙", local=local, judge=judge)
+    return JudgedPassage(
+        row_id=f"{number}", group=f"{number}", question="问", passage="乙", local=local, judge=judge
+    )
 
 
 def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
-    found = measure_agreement([pair(number, 0.0, 5.0 if number % 3 else 0.0) for number in range(30)], 3.0)
+    found = measure_agreement(
+        [pair(number, 0.0, 5.0 if number % 3 else 0.0) for number in range(30)], 3.0
+    )
     assert found.share == pytest.approx(1 / 3) and found.kappa == pytest.approx(0)
     assert found.right == pytest.approx(2 / 3)
 
@@ -98,16 +126,27 @@ def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kappa_low": 0.59}, r"κ 0\.80 \(95% 0\.59 to 0\.95\) on 100 .* begin at judge\.local\.min_agreement = 0\.6 "),
-        ({"kappa_low": 0.59}, r"ask about more dev questions \(judge\.local\.agreement_rows = 200\)"),
+        (
+            {"kappa_low": 0.59},
+            r"κ 0\.80 \(95% 0\.59 to 0\.95\) on 100 .* begin at judge\.local\.min_agreement = 0\.6 ",
+        ),
+        (
+            {"kappa_low": 0.59},
+            r"ask about more dev questions \(judge\.local\.agreement_rows = 200\)",
+        ),
         ({"kappa": 0.3, "kappa_low": 0.1}, "train the local judge on passages"),
         ({"kappa_low": None, "kappa_high": None}, r"κ 0\.80 \(no interval: "),
         ({"kappa": None, "kappa_low": None}, "both said the same "),
         ({"pairs": 0, "share": None, "kappa": None}, "no pair "),
-        ({"pairs": 99, "kappa": 0.3}, r"on 99 .*fewer than judge\.local\.min_agreement_pairs = 100; "),
+        (
+            {"pairs": 99, "kappa": 0.3},
+            r"on 99 .*fewer than judge\.local\.min_agreement_pairs = 100; ",
+        ),
     ],
 )
-def test_agreement_that_is_too_low_or_hardly_known_stops_the_run(changes: dict[str, Any], said: str):
+def test_agreement_that_is_too_low_or_hardly_known_stops_the_run(
+    changes: dict[str, Any], said: str
+):
     found, settings = ENOUGH.model_copy(update=changes), LocalJudge(model="m")
     with pytest.raises(StageError, match=said + r".*leave judge\.local out"):
         require_agreement(found, settings, pytest.fail)
@@ -119,11 +158,15 @@ def test_agreement_that_is_too_low_or_hardly_known_stops_the_run(changes: dict[s
 @pytest.mark.parametrize("settings", [{}, {"min_agreement": 0.7, "min_agreement_pairs": 99}])
 def test_enough_pairs_whose_interval_lies_above_the_limit_go_on(settings: dict[str, Any]):
     low = settings.get("min_agreement", 0.6)
-    require_agreement(ENOUGH.model_copy(update={"kappa_low": low}), LocalJudge(model="m", **settings), pytest.fail)
+    require_agreement(
+        ENOUGH.model_copy(update={"kappa_low": low}), LocalJudge(model="m", **settings), pytest.fail
+    )
 
 
 def test_the_report_has_the_table():
-    found = measure_agreement([pair(number, 5.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
+    found = measure_agreement(
+        [pair(number, 5.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0
+    )
     table = judge_agreement.agreement_finding(found)
     assert all(len(line.values) == len(table.columns) for line in table.rows)
     assert "8" in table.rows[0].label.en and judge_agreement.describe_agreement(found).startswith(

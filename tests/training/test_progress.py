@@ -1,4 +1,5 @@
-"""What a training run has shown so far: metrics, checkpoints, dev values, early stopping; the same after a resume."""
+"""What a training run has shown so far: metrics, checkpoints, dev values, early stopping; the same
+after a resume."""
 
 import json
 import warnings
@@ -13,7 +14,12 @@ from toy_rl import trainer_settings
 from qinglan.errors import ArtifactError
 from qinglan.training.alarms import Alarm, read_alarms
 from qinglan.training.engines import progress
-from qinglan.training.engines.progress import DEV_VALUE, TrainingProgress, best_checkpoint, next_metrics_path
+from qinglan.training.engines.progress import (
+    DEV_VALUE,
+    TrainingProgress,
+    best_checkpoint,
+    next_metrics_path,
+)
 
 
 def training(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
@@ -32,7 +38,9 @@ def write_steps(folder: Path, steps: Mapping[int, Mapping[str, float | None]]) -
 
 
 def write_dev(folder: Path, steps: dict[int, float]) -> None:
-    write_steps(folder, {step: {DEV_VALUE: value, "unknown": None} for step, value in steps.items()})
+    write_steps(
+        folder, {step: {DEV_VALUE: value, "unknown": None} for step, value in steps.items()}
+    )
 
 
 def write_checkpoints(folder: Path, *steps: int, tracker: str) -> Path:
@@ -58,7 +66,9 @@ def test_early_stopping(tmp_path: Path):
     validated(watched, 0.5, 0.6, 0.6)
     assert watched.early_stopping_reason() is None
     validated(watched, 0.5, 0.6, 0.6, 0.55)
-    assert "2 validations since step 10 (0.600)" in str(watched.early_stopping_reason()), "a tie is nothing better"
+    assert "2 validations since step 10 (0.600)" in str(watched.early_stopping_reason()), (
+        "a tie is nothing better"
+    )
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path):
@@ -66,11 +76,17 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path):
     watched = training(tmp_path, keep_checkpoints=1)
     validated(watched, 0.9, 0.2, 0.5, 0.3, 0.4)
     watched.prune(tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_20", "global_step_40"]
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == [
+        "global_step_20",
+        "global_step_40",
+    ]
 
 
 def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Path):
-    write_steps(tmp_path, {0: {DEV_VALUE: 0.5, "kl": 0.1}, 10: {DEV_VALUE: 0.7}, 20: {DEV_VALUE: 0.9, "kl": 0.4}})
+    write_steps(
+        tmp_path,
+        {0: {DEV_VALUE: 0.5, "kl": 0.1}, 10: {DEV_VALUE: 0.7}, 20: {DEV_VALUE: 0.9, "kl": 0.4}},
+    )
     resumed = training(tmp_path, resumed_at=10, patience=0)
     assert "since step 10 (0.700)" in (resumed.early_stopping_reason() or "")
     assert (resumed.last_known("kl"), resumed.last_known("none")) == (0.1, None)
@@ -78,17 +94,26 @@ def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Pa
 
 def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path: Path):
     clipped = {"actor/pg_clipfrac": 0.9}
-    write_steps(tmp_path, {step: clipped if step > 3 else {"actor/pg_clipfrac": 0.1} for step in range(1, 9)})
-    sounded = next(step for step in range(1, 9) if training(tmp_path, resumed_at=step).not_in_checkpoint)
+    write_steps(
+        tmp_path,
+        {step: clipped if step > 3 else {"actor/pg_clipfrac": 0.1} for step in range(1, 9)},
+    )
+    sounded = next(
+        step for step in range(1, 9) if training(tmp_path, resumed_at=step).not_in_checkpoint
+    )
     (alarm,) = training(tmp_path, resumed_at=sounded).not_in_checkpoint
     assert (alarm.name, alarm.step) == ("clip_fraction", sounded)
-    assert training(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], "that checkpoint knows of it"
+    assert training(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], (
+        "that checkpoint knows of it"
+    )
 
 
 def test_what_a_resume_discards_is_gone_and_half_lines_too(tmp_path: Path):
     steps = (10, 20, 22, 31)
     lines = [
-        Alarm(step=step, name="reward_down", action="warn", code="alarm_reward_down").model_dump_json()
+        Alarm(
+            step=step, name="reward_down", action="warn", code="alarm_reward_down"
+        ).model_dump_json()
         for step in steps
     ]
     (tmp_path / progress.ALARMS_FILE).write_text("\n".join(lines) + "\n")
@@ -112,11 +137,19 @@ def dev(right: int, rows: int = 200) -> dict[str, float]:
         ({0: 150, 10: 150}, 0),  # a tie is no reason to change the model
     ],
 )
-def test_the_most_trained_model_not_worse_than_the_best_goes_on(tmp_path: Path, right: dict[int, int], chosen: int):
+def test_the_most_trained_model_not_worse_than_the_best_goes_on(
+    tmp_path: Path, right: dict[int, int], chosen: int
+):
     write_checkpoints(tmp_path, *(step for step in right if step), tracker=f"{max(right)}")
     watched, groups = training(tmp_path), {row: row for row in dev(0)}
-    write_steps(tmp_path, {step: watched.validated(step, dev(count), groups) for step, count in right.items()})
-    assert best_checkpoint(tmp_path, tmp_path) == (chosen, tmp_path / f"global_step_{chosen}" if chosen else None)
+    write_steps(
+        tmp_path,
+        {step: watched.validated(step, dev(count), groups) for step, count in right.items()},
+    )
+    assert best_checkpoint(tmp_path, tmp_path) == (
+        chosen,
+        tmp_path / f"global_step_{chosen}" if chosen else None,
+    )
 
 
 def test_a_dev_row_without_a_score_counts_as_wrong():
@@ -124,13 +157,24 @@ def test_a_dev_row_without_a_score_counts_as_wrong():
         warnings.simplefilter("ignore")
         from qinglan.training.engines.ppo_trainer import dev_values
 
-    infos = [{"row_id": str(row), "gold_id": f"d{row % 50}", "unit": f"d{row % 50}"} for row in range(200)]
+    infos = [
+        {"row_id": str(row), "gold_id": f"d{row % 50}", "unit": f"d{row % 50}"}
+        for row in range(200)
+    ]
     silent = {str(row): (1.0, False) if row < 190 else (None, True) for row in range(200)}
     complete = {str(row): (float(row < 191), False) for row in range(200)}
     labelled = {info["row_id"] for info in infos}
-    worse, better = (dev_values(infos, scored, "gold_top1", labelled)[0] for scored in (silent, complete))
-    assert sum(worse.values()) == 190 and len(worse) == len(better) == 200 and sum(better.values()) == 191
-    assert dev_values(infos, {}, "gold_top1", labelled)[0] == dict.fromkeys(labelled, 0.0)  # verl dropped them all
+    worse, better = (
+        dev_values(infos, scored, "gold_top1", labelled)[0] for scored in (silent, complete)
+    )
+    assert (
+        sum(worse.values()) == 190
+        and len(worse) == len(better) == 200
+        and sum(better.values()) == 191
+    )
+    assert dev_values(infos, {}, "gold_top1", labelled)[0] == dict.fromkeys(
+        labelled, 0.0
+    )  # verl dropped them all
     unlabelled = [{"row_id": "1", "gold_id": "", "unit": "0"}]
     assert dev_values(unlabelled, {}, "gold_top1", ())[0] == {}, "no answer to it could be right"
     assert dev_values(unlabelled, {}, "score", "1") == ({"1": -1.0}, {"1": "0"})
@@ -145,15 +189,21 @@ def test_prompts_that_are_solved_do_not_count_among_those_that_teach_nothing():
     assert zero_variance_share(keys, torch.tensor([1, 1, 1, 1, 1, 1])) is None
     assert zero_variance_share(keys, torch.tensor([1, 1, 0.2, 0.2, 0.2, 1])) == 0.5
     assert zero_variance_share(keys, torch.tensor([-1, -1, -1, -1, -1, -1])) == 1.0
-    assert zero_variance_share(["a_0_0", "b_0_0"], torch.tensor([0.5, 0.5])) is None, "each is alone"
+    assert zero_variance_share(["a_0_0", "b_0_0"], torch.tensor([0.5, 0.5])) is None, (
+        "each is alone"
+    )
 
 
 def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
     write_dev(tmp_path, {0: 0.1, 10: 0.2, 20: 0.3})
     write_dev(tmp_path, {10: 0.25, 30: 0.4})
     assert next_metrics_path(tmp_path).name == "metrics.3.jsonl"
-    measured = {step: values["dev/value"] for step, values in progress.read_metrics(tmp_path).items()}
-    assert measured == {0: 0.1, 10: 0.25, 30: 0.4}, "what was measured at 20 was of a policy that is lost"
+    measured = {
+        step: values["dev/value"] for step, values in progress.read_metrics(tmp_path).items()
+    }
+    assert measured == {0: 0.1, 10: 0.25, 30: 0.4}, (
+        "what was measured at 20 was of a policy that is lost"
+    )
 
 
 def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None:
@@ -163,7 +213,9 @@ def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None
     assert best_checkpoint(tmp_path, tmp_path) == (10, tmp_path / "global_step_10")
     assert progress.last_checkpoint(tmp_path) == (20, tmp_path / "global_step_20")
     progress.repair_checkpoints(tmp_path)
-    assert not (tmp_path / "global_step_30").exists(), "it would look complete once a later one is saved"
+    assert not (tmp_path / "global_step_30").exists(), (
+        "it would look complete once a later one is saved"
+    )
 
 
 def test_an_empty_tracker_is_repaired(tmp_path: Path) -> None:

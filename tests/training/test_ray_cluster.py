@@ -1,4 +1,5 @@
-"""A real Ray: verl as its job, whose flow and worker are killed; what doctor finds out of two nodes by a job."""
+"""A real Ray: verl as its job, whose flow and worker are killed; what doctor finds out of two nodes
+by a job."""
 
 import multiprocessing
 import os
@@ -57,18 +58,26 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @contextmanager
 def ray_node(
-    url: str, number: int, folder: Path, *words: str, python: str = sys.executable, **environment: str
+    url: str,
+    number: int,
+    folder: Path,
+    *words: str,
+    python: str = sys.executable,
+    **environment: str,
 ) -> Iterator[int]:
     """The cluster's node of this number; the process id of what keeps it."""
     ray = [str(Path(python).with_name("ray")), "start", "--block", "--disable-usage-stats", *words]
-    # Nodes on one machine would share the port of the agent that takes jobs, and one of them would never answer.
+    # Nodes on one machine would share the port of the agent that takes jobs, and one of them would
+    # never answer.
     ray.append(f"--dashboard-agent-listen-port={free_port()}")
     argv, log = [sys.executable, supervise.__file__, *ray], folder / "ray.log"
     env = {**os.environ, "RAY_prestart_worker_first_driver": "0", **environment}
     with ExitStack() as stack:
         with ray_start_lock(), log.open("ab") as output:
             pipe = subprocess.PIPE
-            node = stack.enter_context(subprocess.Popen(argv, stdin=pipe, stdout=output, stderr=output, env=env))
+            node = stack.enter_context(
+                subprocess.Popen(argv, stdin=pipe, stdout=output, stderr=output, env=env)
+            )
             stack.callback(_kill, node.pid)
             wait_until("a node", lambda: _has_nodes(url, number), explain=log.read_text)
         yield node.pid
@@ -104,7 +113,13 @@ def head() -> Iterator[Head]:
     """With a key that no other node has."""
     port, own_port = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
-    words = ["--head", f"--port={own_port}", "--num-cpus=16", "--num-gpus=1", f"--dashboard-port={port}"]
+    words = [
+        "--head",
+        f"--port={own_port}",
+        "--num-cpus=16",
+        "--num-gpus=1",
+        f"--dashboard-port={port}",
+    ]
     with pytest.MonkeyPatch.context() as patch, ray_folder(patch) as folder:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         with ray_node(url, 1, folder, *words, f"--temp-dir={folder}", A_KEY="sk-test") as pid:
@@ -115,8 +130,13 @@ def said_of(toy: Toy) -> str:
     return "".join(path.read_text() for path in (toy.said, toy.folder / "rl.log") if path.exists())
 
 
-def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Path, head: Head) -> None:
-    model, critic = make_model(tmp_path / "model"), make_model(tmp_path / "critic", hidden_size=32, layers=1)
+def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(
+    tmp_path: Path, head: Head
+) -> None:
+    model, critic = (
+        make_model(tmp_path / "model"),
+        make_model(tmp_path / "critic", hidden_size=32, layers=1),
+    )
     (tmp_path / "stage").mkdir()
     rl: dict[str, Any] = {"lora_rank": 4, "critic_model": str(critic), "val_before_train": False}
     toy = Toy(tmp_path / "stage", model, total_steps=STEPS, save_freq=2, test_freq=2, **rl)
@@ -128,17 +148,25 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     def newest() -> int:
         return max(checkpoints(toy.output), default=0)
 
-    wait_until("the job", lambda: log.exists() and "dataset len" in log.read_text(), explain=explain)
+    wait_until(
+        "the job", lambda: log.exists() and "dataset len" in log.read_text(), explain=explain
+    )
     first.kill()
     first.join()
 
     second = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
     second.start()
-    wait_until("it to be followed", lambda: f"following Ray job {JOB}-1" in said.read_text(), explain=explain)
+    wait_until(
+        "it to be followed",
+        lambda: f"following Ray job {JOB}-1" in said.read_text(),
+        explain=explain,
+    )
     wait_until("a checkpoint", lambda: newest() >= 2, explain=explain)
     (worker,) = processes_with("ray::", "WorkerDict", started_by=head.pid)
     worker.kill()
-    wait_until("another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain)
+    wait_until(
+        "another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain
+    )
     first_end = newest()
     second.join(900)
     assert second.exitcode == 0, explain()
@@ -146,7 +174,9 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     with RayJobs(trainer_of(head.url)) as jobs:
         ends = {job.submission_id: job.status for job in jobs.all()}
     assert ends == {f"{JOB}-1": "FAILED", f"{JOB}-2": "SUCCEEDED"}
-    (resumed_from,) = [int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())]
+    (resumed_from,) = [
+        int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())
+    ]
     assert resumed_from == first_end < STEPS == newest()
     steps = read_metrics(toy.folder)
     assert set(steps) >= set(range(first_end + 1, STEPS + 1))
@@ -154,28 +184,51 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
 
 
 @NEEDS_VLLM
-def test_vllm_on_two_nodes_one_of_which_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_on_two_nodes_one_of_which_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_model(tmp_path / "model", hidden_size=128, vocab_size=None)
     (tmp_path / "stage").mkdir()
-    toy = vllm_toy(tmp_path / "stage", model, total_steps=4, save_freq=2, test_freq=2, ppo_micro_batch_size_per_gpu=4)
+    toy = vllm_toy(
+        tmp_path / "stage",
+        model,
+        total_steps=4,
+        save_freq=2,
+        test_freq=2,
+        ppo_micro_batch_size_per_gpu=4,
+    )
     port, dashboard, python = free_port(), free_port(), str(VLLM_PYTHON)
     url = f"http://127.0.0.1:{dashboard}"
     words = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
     head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
-    trainer = trainer_of(url).model_copy(update={"python": python, "nodes": 2, "stalled_after_s": 240})
-    trains, explain = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True), partial(said_of, toy)
+    trainer = trainer_of(url).model_copy(
+        update={"python": python, "nodes": 2, "stalled_after_s": 240}
+    )
+    trains, explain = (
+        threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True),
+        partial(said_of, toy),
+    )
     with (
         ray_folder(monkeypatch) as folder,
         ray_node(url, 1, folder, *head, f"--temp-dir={folder}", python=python) as first,
         RayJobs(trainer_of(url)) as jobs,
     ):
-        other = partial(ray_node, url, 2, folder, f"--address=127.0.0.1:{port}", *words, python=python)
+        other = partial(
+            ray_node, url, 2, folder, f"--address=127.0.0.1:{port}", *words, python=python
+        )
         with other() as second:
             (left := Path("/dev/shm", f"psm_{secrets.token_hex()}")).touch()
             trains.start()
-            wait_until("a checkpoint", lambda: checkpoints(toy.output) or not trains.is_alive(), explain=explain)
+            wait_until(
+                "a checkpoint",
+                lambda: checkpoints(toy.output) or not trains.is_alive(),
+                explain=explain,
+            )
             for node in (first, second):
-                found = [processes_with(word, started_by=node) for word in ("WorkerDict", "VLLM::EngineCore")]
+                found = [
+                    processes_with(word, started_by=node)
+                    for word in ("WorkerDict", "VLLM::EngineCore")
+                ]
                 assert list(map(len, found)) == [1, 1], explain()
             assert not left.exists(), "what a killed attempt left"
         wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
@@ -192,14 +245,22 @@ def test_doctors_job_tells_what_each_node_has(
     """Last: its second node joins the head, and leaves it."""
 
     def looked(python: str = sys.executable, key: str | None = None) -> dict[str, str | None]:
-        trainer = {"ray_dashboard_url": head.url, "ray_token_env": "RAY_AUTH_TOKEN", "python": python}
-        profile = profile_of(trainer=trainer, judge={"model": "small", "base_url": "http://x/v1", "api_key_env": key})
+        trainer = {
+            "ray_dashboard_url": head.url,
+            "ray_token_env": "RAY_AUTH_TOKEN",
+            "python": python,
+        }
+        profile = profile_of(
+            trainer=trainer, judge={"model": "small", "base_url": "http://x/v1", "api_key_env": key}
+        )
         checks = []
 
         def takes_jobs() -> bool:
             checks[:] = cluster.check_cluster(profile)
             told = " ".join(f"{check.problem} {check.note}" for check in checks)
-            return not any(slow in told for slow in ("No available agent", "did not answer in time"))
+            return not any(
+                slow in told for slow in ("No available agent", "did not answer in time")
+            )
 
         wait_until("a node that takes jobs", takes_jobs, explain=lambda: checks)
         assert python == "/no/python" or checks[0].detail.count(socket.gethostname()) == 2
@@ -210,5 +271,7 @@ def test_doctors_job_tells_what_each_node_has(
         assert looked() == {"mount": None, "nodes": None}
         lacking = f"node {socket.gethostname()} lacks A_KEY; export them there before `ray start`"
         assert looked(key="A_KEY") == {"mount": None, "nodes": lacking}
-        assert "trainer.python: the cluster's node has no /no/python" in (looked(python="/no/python")["mount"] or "")
+        assert "trainer.python: the cluster's node has no /no/python" in (
+            looked(python="/no/python")["mount"] or ""
+        )
     assert not list(tmp_path.rglob(".doctor-*"))

@@ -1,4 +1,5 @@
-"""Ray jobs against a fake dashboard: submitted, followed, found again, and stopped only on purpose."""
+"""Ray jobs against a fake dashboard: submitted, followed, found again, and stopped only on
+purpose."""
 
 import os
 import shlex
@@ -27,7 +28,9 @@ SECOND = "qinglan-run-1-rl-verl-abcdefgh-2"
 class Flow:
     """One flow process that runs verl on the cluster."""
 
-    def __init__(self, ray: FakeRay, directory: Path, key: str = "abcdefghijk", retry_s: float = 60.0) -> None:
+    def __init__(
+        self, ray: FakeRay, directory: Path, key: str = "abcdefghijk", retry_s: float = 60.0
+    ) -> None:
         self.ray, self.directory, self.said = ray, directory, list[str]()
         self.log = directory / "rl.log"
         self._trainer = Trainer(ray_dashboard_url=ray.url)
@@ -50,9 +53,13 @@ class Flow:
                 say=lambda text, **_: self.said.append(text),
                 **self._settings,
             )
-            series.run(command, name="verl", log_file=self.log, on_poll=on_poll, is_cancelled=is_cancelled)
+            series.run(
+                command, name="verl", log_file=self.log, on_poll=on_poll, is_cancelled=is_cancelled
+            )
 
-    def ends(self, name: str, status: str = "SUCCEEDED", message: str = "", **more: Any) -> Callable[[], None]:
+    def ends(
+        self, name: str, status: str = "SUCCEEDED", message: str = "", **more: Any
+    ) -> Callable[[], None]:
         """A watcher during whose second look the job ends."""
         looks: list[int] = []
 
@@ -74,9 +81,13 @@ def flow(ray: FakeRay, tmp_path: Path) -> Flow:
     return Flow(ray, tmp_path)
 
 
-def test_a_job_is_submitted_with_its_command_environment_and_gpus(flow: Flow, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_is_submitted_with_its_command_environment_and_gpus(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    command = Command(["/opt/python", "-m", "swift", "a b", "it's"], {"MINE": "1", "RAY_AUTH_TOKEN": ""}, gpus=4)
+    command = Command(
+        ["/opt/python", "-m", "swift", "a b", "it's"], {"MINE": "1", "RAY_AUTH_TOKEN": ""}, gpus=4
+    )
     flow.run(flow.ends(FIRST), command=lambda: command)
     job = flow.ray.jobs[FIRST]
     assert shlex.split(job["entrypoint"])[-5:] == command.argv
@@ -84,11 +95,15 @@ def test_a_job_is_submitted_with_its_command_environment_and_gpus(flow: Flow, mo
     assert job["runtime_env"]["env_vars"]["DO_NOT_TRACK"] == "true"
     assert "RAY_AUTH_TOKEN" not in job["runtime_env"]["env_vars"], "the node's own holds"
     assert job["entrypoint_num_gpus"] == 4
-    assert "sk-secret" not in str(flow.ray.jobs), "no variable of the flow's own environment is sent"
+    assert "sk-secret" not in str(flow.ray.jobs), (
+        "no variable of the flow's own environment is sent"
+    )
     assert flow.ray.stopped() == []
 
 
-def test_a_failure_shows_the_jobs_message_and_the_end_of_its_log_or_the_lines_that_ray_kept(flow: Flow):
+def test_a_failure_shows_the_jobs_message_and_the_end_of_its_log_or_the_lines_that_ray_kept(
+    flow: Flow,
+):
     flow.log.write_text("of an earlier attempt\n")
     message = "Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\nx"
 
@@ -173,14 +188,19 @@ def test_a_dashboard_that_stays_away_is_given_up_but_not_the_job(ray: FakeRay, t
     def on_poll() -> None:
         ray.is_down = True
 
-    with pytest.raises(EngineError, match=r"no answer for 0 s: Ray job .* goes on by itself; run again to follow it"):
+    with pytest.raises(
+        EngineError,
+        match=r"no answer for 0 s: Ray job .* goes on by itself; run again to follow it",
+    ):
         flow.run(on_poll)
     assert (ray.stopped(), ray.jobs[FIRST]["status"]) == ([], "RUNNING")
 
 
 def test_a_refusal_is_said_at_once(flow: Flow):
     flow.ray.refusal = "Traceback\nTypeError: entrypoint must be a string"
-    with pytest.raises(EngineError, match=f"refuses job {FIRST}: TypeError: entrypoint must be a string"):
+    with pytest.raises(
+        EngineError, match=f"refuses job {FIRST}: TypeError: entrypoint must be a string"
+    ):
         flow.run()
 
 
@@ -206,7 +226,9 @@ def test_a_job_that_was_stopped_by_hand_is_not_started_again(flow: Flow):
         (ConnectionError("Prefect is away"), False, []),
     ],
 )
-def test_a_job_is_stopped_only_on_purpose(flow: Flow, error: BaseException, is_cancelled: bool, stopped: list[str]):
+def test_a_job_is_stopped_only_on_purpose(
+    flow: Flow, error: BaseException, is_cancelled: bool, stopped: list[str]
+):
     flow.die(error, is_cancelled=lambda: is_cancelled)
     assert flow.ray.stopped() == stopped
 
@@ -232,7 +254,17 @@ def test_a_token_is_read_from_the_environment(ray: FakeRay, monkeypatch: pytest.
 
 def entry(directory: Path, log: Path, code: str) -> str:
     """The shell line that Ray would run."""
-    script = ["bash", "-c", ray_jobs._ENTRY, "qinglan", str(directory), str(log), sys.executable, "-c", code]
+    script = [
+        "bash",
+        "-c",
+        ray_jobs._ENTRY,
+        "qinglan",
+        str(directory),
+        str(log),
+        sys.executable,
+        "-c",
+        code,
+    ]
     return f"exec {shlex.join(script)}"
 
 
@@ -241,10 +273,14 @@ def test_the_entry_point_writes_to_both_logs_in_the_stages_directory(tmp_path: P
     log.write_text("before\n")
     code = "import os, sys; print(os.getcwd()); print(os.environ.get('CUDA_VISIBLE_DEVICES')); sys.exit(3)"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(entry(tmp_path, log, code), shell=True, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        entry(tmp_path, log, code), shell=True, env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (3, f"{tmp_path}\nNone\n")
     assert log.read_text() == f"before\n{tmp_path}\nNone\n"
-    done = subprocess.run(entry(tmp_path / "no", tmp_path / "log", ""), shell=True, capture_output=True, text=True)
+    done = subprocess.run(
+        entry(tmp_path / "no", tmp_path / "log", ""), shell=True, capture_output=True, text=True
+    )
     assert done.returncode == 72
     assert "no is not on this node: paths.runs must be on a mount" in done.stderr
 
@@ -252,6 +288,8 @@ def test_the_entry_point_writes_to_both_logs_in_the_stages_directory(tmp_path: P
 def test_killing_the_entry_point_kills_the_engine(tmp_path: Path):
     code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
     with subprocess.Popen(entry(tmp_path, tmp_path / "log", code), shell=True, stdout=-3) as shell:
-        wait_until("the engine", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        wait_until(
+            "the engine", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()
+        )
         assert int((tmp_path / "pid").read_text()) == shell.pid
         shell.send_signal(signal.SIGKILL)

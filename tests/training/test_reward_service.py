@@ -1,4 +1,5 @@
-"""The reward service as a real Ray actor: one for all workers; killed in the middle, it buys nothing twice."""
+"""The reward service as a real Ray actor: one for all workers; killed in the middle, it buys
+nothing twice."""
 
 import json
 import os
@@ -53,11 +54,16 @@ with open(path + ".scored", "w") as stream:
 
 
 class SlowRag:
-    """Answers after a while, and after `holds_after` requests not before `released`; knows how many asked at once."""
+    """Answers after a while, and after `holds_after` requests not before `released`; knows how many
+    asked at once."""
 
     def __init__(self, holds_after: int) -> None:
         self.under_way = self.most = self.held = self._asked = 0
-        self.released, self._holds_after, self._lock = threading.Event(), holds_after, threading.Lock()
+        self.released, self._holds_after, self._lock = (
+            threading.Event(),
+            holds_after,
+            threading.Lock(),
+        )
 
     def __call__(self, _: dict[str, Any]) -> Any:
         with self._lock:
@@ -104,9 +110,13 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serv
     try:
         # As many are held as it asks at once: until they are answered it asks no more.
         log = tmp_path / "driver.log"
-        wait_until("the RAG's holding", lambda: slow.held == CONCURRENCY or driver.poll() is not None)
+        wait_until(
+            "the RAG's holding", lambda: slow.held == CONCURRENCY or driver.poll() is not None
+        )
         assert driver.poll() is None, log.read_text()[-3000:]
-        wait_until("what the RAG answered to be kept", lambda: kept_retrievals(tmp_path) == DISTINCT // 2)
+        wait_until(
+            "what the RAG answered to be kept", lambda: kept_retrievals(tmp_path) == DISTINCT // 2
+        )
         (actor,) = processes_with("ray::RewardActor", started_by=driver.pid)
         most_before, asked = slow.most, len(rag.bodies)
         actor.kill()
@@ -122,22 +132,30 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serv
     assert driver.returncode == 0, (tmp_path / "driver.log").read_text()[-3000:]
     one, other = json.loads((tmp_path / "reward.json.scored").read_text())
     assert {sample["invalid"] for sample in one + other} == {0}
-    assert [sample["score"] for sample in one[-SHARED:]] == [sample["score"] for sample in other[:SHARED]]
+    assert [sample["score"] for sample in one[-SHARED:]] == [
+        sample["score"] for sample in other[:SHARED]
+    ]
     assert most_before == CONCURRENCY
     # What was on the wire when it was killed is asked again; what was answered is not.
     assert DISTINCT <= len(rag.bodies) <= DISTINCT + CONCURRENCY
-    assert DISTINCT <= len(judge.bodies) <= DISTINCT + CONCURRENCY + 8  # or answered and being committed
+    assert (
+        DISTINCT <= len(judge.bodies) <= DISTINCT + CONCURRENCY + 8
+    )  # or answered and being committed
     with ledger_in(tmp_path) as ledger:
         assert ledger.usage("r", "judge").calls == DISTINCT
     # Of what the RAG answered since, nothing is lost, although nobody waits for that to be written.
-    assert kept_retrievals(tmp_path) == kept + len({body["rewritten_query"] for body in rag.bodies[asked:]})
+    assert kept_retrievals(tmp_path) == kept + len(
+        {body["rewritten_query"] for body in rag.bodies[asked:]}
+    )
     logged = [entry for entry in JsonlTail(tmp_path / "samples.jsonl").new() if "score" in entry]
     assert {entry["text"] for entry in logged} == set(texts)
 
 
 @pytest.mark.filterwarnings("ignore")  # verl and its libraries warn while they are imported
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])
-def test_the_service_is_closed_however_training_ends(monkeypatch: pytest.MonkeyPatch, error: Exception | None):
+def test_the_service_is_closed_however_training_ends(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+):
     pytest.importorskip("verl")
     from omegaconf import OmegaConf
 
@@ -156,7 +174,9 @@ def test_the_service_is_closed_however_training_ends(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ppo, "close_reward_service", closed.append)
     monkeypatch.setattr(ppo.TaskRunnerV1.__ray_actor_class__, "run", train)
     function = {"path": REWARD_FUNCTION, "reward_kwargs": {"config_path": "reward.json"}}
-    config = OmegaConf.create({"reward": {"custom_reward_function": function}, "trainer": {"device": "cuda"}})
+    config = OmegaConf.create(
+        {"reward": {"custom_reward_function": function}, "trainer": {"device": "cuda"}}
+    )
     with pytest.raises(RuntimeError, match="out of memory") if error else nullcontext():
         assert ppo.TaskRunner().run(config) == "trained"
     assert closed == ["reward.json"]

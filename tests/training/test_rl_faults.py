@@ -1,4 +1,5 @@
-"""A real verl run, rewarded through the real service, whose RAG fails, goes away for a while, or stays away."""
+"""A real verl run, rewarded through the real service, whose RAG fails, goes away for a while, or
+stays away."""
 
 import json
 import subprocess
@@ -33,8 +34,12 @@ STEPS, OUTAGE_S, SLACK_S = 12, 12.0, 60.0
 class RewardedToy(Toy):
     """The toy, rewarded by what it retrieves; no judge."""
 
-    def __init__(self, folder: Path, model_folder: Path, port: int, *, max_outage_s: float, **rl: Any) -> None:
-        super().__init__(folder, model_folder, **{"max_invalid_share": 0.05, "total_steps": STEPS} | rl)
+    def __init__(
+        self, folder: Path, model_folder: Path, port: int, *, max_outage_s: float, **rl: Any
+    ) -> None:
+        super().__init__(
+            folder, model_folder, **{"max_invalid_share": 0.05, "total_steps": STEPS} | rl
+        )
         self.profile.rl.extra["reward.custom_reward_function.path"] = REWARD_FUNCTION
         self.samples = folder / "samples.jsonl"
         for path in (self.train, self.dev):
@@ -57,13 +62,18 @@ class RewardedToy(Toy):
 
     def weights(self) -> str:
         """Their digest, after the last step."""
-        return sha256_of(self.output / f"global_step_{STEPS}" / "actor" / "huggingface" / "model.safetensors")
+        return sha256_of(
+            self.output / f"global_step_{STEPS}" / "actor" / "huggingface" / "model.safetensors"
+        )
 
 
 def add_baselines(path: Path) -> None:
     rows = pq.read_table(path).to_pylist()
     for number, row in enumerate(rows):
-        row["extra_info"] |= BASELINE.model_dump() | {"row_id": f"{path.stem}-{number}", "teacher_judge": -1.0}
+        row["extra_info"] |= BASELINE.model_dump() | {
+            "row_id": f"{path.stem}-{number}",
+            "teacher_judge": -1.0,
+        }
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
@@ -74,12 +84,20 @@ class RagServer:
         self.port = free_port()
         sizes = Embedded(sample_train_rows=1, sample_dev_rows=1, sample_test_rows=1)
         documents = write_sample(folder, sizes).knowledge_base
-        self._argv = [sys.executable, "-m", "qinglan.simulators.rag_server", "--knowledge-base", str(documents)]
+        self._argv = [
+            sys.executable,
+            "-m",
+            "qinglan.simulators.rag_server",
+            "--knowledge-base",
+            str(documents),
+        ]
         self._argv += ["--port", str(self.port), "--fault-rate", str(fault_rate)]
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            self._argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         wait_until("the RAG", lambda: not health_problem(f"http://127.0.0.1:{self.port}/health"))
 
     def close(self) -> None:
@@ -88,11 +106,15 @@ class RagServer:
 
 
 @pytest.fixture(scope="module")
-def outlasted(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> tuple[RewardedToy, float]:
+def outlasted(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path
+) -> tuple[RewardedToy, float]:
     """A training that came through its RAG's faults and one outage, and how long that lasted."""
     folder, lasted_s = tmp_path_factory.mktemp("outlasted"), list[float]()
     with closing(RagServer(folder / "kb", fault_rate=0.1)) as server:
-        toy = RewardedToy(folder, model_folder, server.port, max_outage_s=600, save_freq=2, test_freq=2)
+        toy = RewardedToy(
+            folder, model_folder, server.port, max_outage_s=600, save_freq=2, test_freq=2
+        )
 
         def go_away() -> None:
             """For a while after somebody has missed it."""
@@ -114,7 +136,9 @@ def outlasted(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> t
     return toy, lasted_s[0]
 
 
-def test_transient_faults_and_an_outage_cost_no_sample(outlasted: tuple[RewardedToy, float]) -> None:
+def test_transient_faults_and_an_outage_cost_no_sample(
+    outlasted: tuple[RewardedToy, float],
+) -> None:
     toy, lasted_s = outlasted
     steps = read_metrics(toy.folder)
     trained = [steps[step] for step in range(1, STEPS + 1)]
@@ -129,17 +153,24 @@ def test_a_training_that_a_lost_rag_stops_goes_on_to_the_same_model_as_one_that_
     tmp_path: Path, model_folder: Path, outlasted: tuple[RewardedToy, float]
 ) -> None:
     with closing(RagServer(tmp_path / "kb")) as server:
-        toy = RewardedToy(tmp_path, model_folder, server.port, max_outage_s=3, save_freq=STEPS, test_freq=2)
+        toy = RewardedToy(
+            tmp_path, model_folder, server.port, max_outage_s=3, save_freq=STEPS, test_freq=2
+        )
         saved = give_up(toy, server)
         toy.run(toy.command())
-    second = [json.loads(line)["step"] for line in (tmp_path / "metrics.2.jsonl").read_text().splitlines()]
-    assert second == list(range(saved, STEPS + 1))  # validation before training stands at the step resumed from
+    second = [
+        json.loads(line)["step"] for line in (tmp_path / "metrics.2.jsonl").read_text().splitlines()
+    ]
+    assert second == list(
+        range(saved, STEPS + 1)
+    )  # validation before training stands at the step resumed from
     assert set(read_metrics(tmp_path)) == set(range(STEPS + 1))
     assert toy.weights() == outlasted[0].weights()
 
 
 def give_up(toy: RewardedToy, server: RagServer) -> int:
-    """The step of the checkpoint that a training left behind of which the RAG went away; the RAG is back then."""
+    """The step of the checkpoint that a training left behind of which the RAG went away; the RAG is
+    back then."""
     process = toy.start(toy.command())
     wait_until("two steps", lambda: 2 in read_metrics(toy.folder) or process.poll() is not None)
     server.close()
@@ -149,6 +180,8 @@ def give_up(toy: RewardedToy, server: RagServer) -> int:
     assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
     assert toy.lines(failed_by="rag")
     (saved,) = checkpoints(toy.output)
-    assert saved >= max(read_metrics(toy.folder)), "what was learnt is kept, whatever save_freq says"
+    assert saved >= max(read_metrics(toy.folder)), (
+        "what was learnt is kept, whatever save_freq says"
+    )
     server.start()
     return saved

@@ -1,4 +1,5 @@
-"""ms-swift's command lines: pure, absolute, every profile's settings handed through; and the generation's loop."""
+"""ms-swift's command lines: pure, absolute, every profile's settings handed through; and the
+generation's loop."""
 
 import json
 import math
@@ -22,19 +23,33 @@ from qinglan.training.engines.swift import merge_command, sft_command
 def options(command: Command) -> dict[str, str]:
     names = [i for i, word in enumerate(command.argv) if word.startswith("--")]
     return {
-        command.argv[i][2:]: " ".join(command.argv[i + 1 : j]) for i, j in zip(names, [*names[1:], None], strict=True)
+        command.argv[i][2:]: " ".join(command.argv[i + 1 : j])
+        for i, j in zip(names, [*names[1:], None], strict=True)
     }
 
 
-def sft(profile: Profile, model: str = "Qwen/Qwen3-32B", resume_from: Path | None = None) -> Command:
-    files = {"train_file": Path("train.jsonl"), "dev_file": Path("dev.jsonl"), "output_dir": Path("out")}
+def sft(
+    profile: Profile, model: str = "Qwen/Qwen3-32B", resume_from: Path | None = None
+) -> Command:
+    files = {
+        "train_file": Path("train.jsonl"),
+        "dev_file": Path("dev.jsonl"),
+        "output_dir": Path("out"),
+    }
     return sft_command(profile, model=model, resume_from=resume_from, **files)
 
 
 def test_settings_reach_the_command_line_and_extra_arguments_win(profile_of: ProfileOf):
-    extra = {"packing": True, "seed": 5, "target_modules": ["q_proj", "v_proj"], "model_kwargs": {"a": 1}}
+    extra = {
+        "packing": True,
+        "seed": 5,
+        "target_modules": ["q_proj", "v_proj"],
+        "model_kwargs": {"a": 1},
+    }
     settings = {"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32", "extra": extra}
-    command = sft(profile_of(sft=settings, trainer={"threads": 3}), resume_from=Path("out/checkpoint-3"))
+    command = sft(
+        profile_of(sft=settings, trainer={"threads": 3}), resume_from=Path("out/checkpoint-3")
+    )
     assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
     assert cpu_env(3, "float32").items() <= command.env.items()
     expected = {
@@ -46,12 +61,20 @@ def test_settings_reach_the_command_line_and_extra_arguments_win(profile_of: Pro
     }  # fmt: skip
     assert expected.items() <= options(command).items()
     assert "resume_from_checkpoint" not in options(sft(profile_of()))
-    assert options(sft(profile_of(sft={"seed": 2})))["data_seed"] == "43", "another order of the rows"
+    assert options(sft(profile_of(sft={"seed": 2})))["data_seed"] == "43", (
+        "another order of the rows"
+    )
     whole = options(sft(profile_of(sft={"tuner_type": "full"})))
-    assert whole["tuner_type"] == "full" and {"lora_rank", "lora_alpha", "target_modules"}.isdisjoint(whole)
+    assert whole["tuner_type"] == "full" and {
+        "lora_rank",
+        "lora_alpha",
+        "target_modules",
+    }.isdisjoint(whole)
 
 
-def test_a_local_model_is_absolute_and_offline(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_local_model_is_absolute_and_offline(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base").mkdir()
     local, remote = sft(profile_of(), model="base"), sft(profile_of())
@@ -62,9 +85,14 @@ def test_a_local_model_is_absolute_and_offline(profile_of: ProfileOf, tmp_path: 
 def test_a_hub_models_revision_reaches_every_command_that_loads_it(profile_of: ProfileOf):
     profile = profile_of(student={"base_model": "Qwen/Qwen3-32B", "revision": "abc123"})
     merge = merge_command(profile, adapter=Path("a"), output_dir=Path("m"), model="Qwen/Qwen3-32B")
-    assert [options(command)["model_revision"] for command in (sft(profile), merge)] == ["abc123", "abc123"]
+    assert [options(command)["model_revision"] for command in (sft(profile), merge)] == [
+        "abc123",
+        "abc123",
+    ]
     assert "model_revision" not in options(sft(profile_of()))
-    (command,) = generate_commands(profile, {"base": "Qwen/Qwen3-32B"}, Path("p.jsonl"), Path("out"), {})
+    (command,) = generate_commands(
+        profile, {"base": "Qwen/Qwen3-32B"}, Path("p.jsonl"), Path("out"), {}
+    )
     assert json.loads(command.argv[-1])["revision"] == "abc123"
 
 
@@ -72,24 +100,42 @@ def test_gpus(profile_of: ProfileOf):
     trainer = {"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}
     command = sft(profile_of(trainer=trainer, sft={"deepspeed": "zero3"}))
     found = options(command)
-    launcher = ["/opt/py", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=8", "-m", "swift.cli.sft"]
+    launcher = [
+        "/opt/py",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=8",
+        "-m",
+        "swift.cli.sft",
+    ]
     assert (command.argv[:7], found["deepspeed"]) == (launcher, "zero3")
     assert {"use_cpu", "full_determinism"}.isdisjoint(found)
 
 
 def test_merging(profile_of: ProfileOf):
-    command = merge_command(profile_of(), adapter=Path("a"), output_dir=Path("m"), model="Qwen/Qwen3-32B")
+    command = merge_command(
+        profile_of(), adapter=Path("a"), output_dir=Path("m"), model="Qwen/Qwen3-32B"
+    )
     found = options(command)
     assert command.argv[2] == "swift.cli.export"
-    assert (found["merge_lora"], found["adapters"], found["device_map"]) == ("true", str(Path("a").resolve()), "cpu")
+    assert (found["merge_lora"], found["adapters"], found["device_map"]) == (
+        "true",
+        str(Path("a").resolve()),
+        "cpu",
+    )
 
 
-def checkpoint(folder: Path, step: Any, *, whole: bool = True, losses: dict[int, float] | None = None) -> Path:
+def checkpoint(
+    folder: Path, step: Any, *, whole: bool = True, losses: dict[int, float] | None = None
+) -> Path:
     made = folder / f"checkpoint-{step}"
     made.mkdir()
     if whole:
         history = [{"step": each, "eval_loss": loss} for each, loss in (losses or {}).items()]
-        (made / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": 1, "loss": 1}, *history]}))
+        (made / "trainer_state.json").write_text(
+            json.dumps({"log_history": [{"step": 1, "loss": 1}, *history]})
+        )
     return made
 
 
@@ -122,34 +168,50 @@ def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):
     swift.rewind_log(tmp_path, tmp_path / "checkpoint-2")
     assert not log.exists()
     lines = [{"loss": 1.0 / step, "global_step/max_steps": f"{step}/9"} for step in (1, 2, 3, 4)]
-    log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"memory": 0}]) + '{"loss": 0.')
+    log.write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines, {"memory": 0}]) + '{"loss": 0.'
+    )
     swift.rewind_log(tmp_path, tmp_path / "checkpoint-2")
     assert [json.loads(line) for line in log.read_text().splitlines()] == lines[:2]
 
 
 @pytest.mark.parametrize(
     ("device", "backend", "models"),
-    [("cpu", "transformers", [{"sft": "/m/a", "rl": "/m/b"}]), ("cuda", "vllm", [{"sft": "/m/a"}, {"rl": "/m/b"}])],
+    [
+        ("cpu", "transformers", [{"sft": "/m/a", "rl": "/m/b"}]),
+        ("cuda", "vllm", [{"sft": "/m/a"}, {"rl": "/m/b"}]),
+    ],
 )
-def test_vllm_has_a_process_per_model(profile_of: ProfileOf, device: str, backend: str, models: list[dict[str, str]]):
+def test_vllm_has_a_process_per_model(
+    profile_of: ProfileOf, device: str, backend: str, models: list[dict[str, str]]
+):
     serve = {"extra": {"vllm_max_model_len": 1024, "log_interval": 1}}
     profile = profile_of(
-        trainer={"device": device, "gpus_per_node": 4}, rl={"tensor_model_parallel_size": 4}, serve=serve
+        trainer={"device": device, "gpus_per_node": 4},
+        rl={"tensor_model_parallel_size": 4},
+        serve=serve,
     )
-    commands = generate_commands(profile, {"sft": "/m/a", "rl": "/m/b"}, Path("p.jsonl"), Path("out"), {})
+    commands = generate_commands(
+        profile, {"sft": "/m/a", "rl": "/m/b"}, Path("p.jsonl"), Path("out"), {}
+    )
     found = [json.loads(command.argv[-1]) for command in commands]
     assert [options["models"] for options in found] == models
     assert found[0]["prompts"] == str(Path("p.jsonl").resolve())
     assert found[0]["backend"] == backend
     assert found[0]["vllm"] == {"tensor_parallel_size": 4, "max_model_len": 1024}
     student = profile.student
-    assert (found[0]["max_new_tokens"], found[0]["template"]) == (student.max_new_tokens, student.template)
+    assert (found[0]["max_new_tokens"], found[0]["template"]) == (
+        student.max_new_tokens,
+        student.template,
+    )
 
 
 def answer(engine: Any, prompts: list[dict[str, Any]], _max_tokens: int) -> list[Any]:
     usage = SimpleNamespace(prompt_tokens=7, completion_tokens=3)
     message = SimpleNamespace(content=f"{engine.folder} 答")
-    return [SimpleNamespace(choices=[SimpleNamespace(message=message)], usage=usage) for _ in prompts]
+    return [
+        SimpleNamespace(choices=[SimpleNamespace(message=message)], usage=usage) for _ in prompts
+    ]
 
 
 class Engine:
@@ -157,14 +219,19 @@ class Engine:
 
     def __init__(self, folder: str, *_: Any) -> None:
         Engine.alive += 1
-        self.folder, self.itself = folder, self  # as real ones: only the garbage collector gets them
+        self.folder, self.itself = (
+            folder,
+            self,
+        )  # as real ones: only the garbage collector gets them
         assert Engine.alive == 1
 
     def __del__(self) -> None:
         Engine.alive -= 1
 
 
-def test_answers_of_each_model_with_their_time(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_answers_of_each_model_with_their_time(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": str(n), "messages": []}) + "\n" for n in range(3)))
     profile = profile_of(evaluate={"latency_queries": 2})
@@ -172,12 +239,16 @@ def test_answers_of_each_model_with_their_time(profile_of: ProfileOf, tmp_path: 
     monkeypatch.setattr("sys.argv", command.argv[2:])
     monkeypatch.setattr(generate, "_engine", Engine)
     sizes: list[int] = []
-    monkeypatch.setattr(generate, "_ask", lambda *asked: sizes.append(len(asked[1])) or answer(*asked))
+    monkeypatch.setattr(
+        generate, "_ask", lambda *asked: sizes.append(len(asked[1])) or answer(*asked)
+    )
     generate.main()
     lines = [json.loads(line) for line in (tmp_path / "rl.answers.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["/b 答"] * 3
     assert ["latency_ms" in line for line in lines] == [True, True, False]
-    assert sizes == [1, 1, 1, 1, 1, 3] * 2, "three to warm up, two timed before anything of them is cached, all at once"
+    assert sizes == [1, 1, 1, 1, 1, 3] * 2, (
+        "three to warm up, two timed before anything of them is cached, all at once"
+    )
     assert all(line["share_s"] > 0 for line in lines)
     assert not list(tmp_path.glob("*.partial"))
     assert Engine.alive == 0, "a model is freed before the next one is loaded"

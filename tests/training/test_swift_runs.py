@@ -14,10 +14,17 @@ from qinglan.training.engines import swift
 pytestmark = pytest.mark.slow
 
 
-def test_all_parameters_learn_and_the_model_holds_no_state_of_the_training(tmp_path: Path, profile_of: ProfileOf):
+def test_all_parameters_learn_and_the_model_holds_no_state_of_the_training(
+    tmp_path: Path, profile_of: ProfileOf
+):
     base = make_model(tmp_path / "base")
     lines = [
-        {"messages": [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "yes"}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"say {n}"},
+                {"role": "assistant", "content": "yes"},
+            ]
+        }
         for n in range(8)
     ]
     rows = tmp_path / "rows.jsonl"
@@ -28,10 +35,20 @@ def test_all_parameters_learn_and_the_model_holds_no_state_of_the_training(tmp_p
         "gradient_accumulation_steps": 1,
         "eval_steps": 1,
     }
-    settings |= {"num_train_epochs": 1, "learning_rate": 1e-3, "torch_dtype": "float32", "save_steps": 1}
+    settings |= {
+        "num_train_epochs": 1,
+        "learning_rate": 1e-3,
+        "torch_dtype": "float32",
+        "save_steps": 1,
+    }
     profile, output = profile_of(sft=settings), tmp_path / "checkpoints"
     command = swift.sft_command(
-        profile, model=str(base), train_file=rows, dev_file=rows, output_dir=output, resume_from=None
+        profile,
+        model=str(base),
+        train_file=rows,
+        dev_file=rows,
+        output_dir=output,
+        resume_from=None,
     )
     launch(command, name="SFT", log=tmp_path / "sft.log")
     best = swift.best_checkpoint(output)
@@ -39,6 +56,11 @@ def test_all_parameters_learn_and_the_model_holds_no_state_of_the_training(tmp_p
     assert {"optimizer.pt", "trainer_state.json"} <= {path.name for path in best.iterdir()}
     left = {path.name for path in (tmp_path / "model").iterdir()}
     assert not {name for name in left if name.endswith((".pt", ".bin", ".pth"))}, left
-    before, after = (AutoModelForCausalLM.from_pretrained(folder) for folder in (base, tmp_path / "model"))
-    same = [bool((old == new).all()) for old, new in zip(before.parameters(), after.parameters(), strict=True)]
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (base, tmp_path / "model")
+    )
+    same = [
+        bool((old == new).all())
+        for old, new in zip(before.parameters(), after.parameters(), strict=True)
+    ]
     assert not all(same) and len(AutoTokenizer.from_pretrained(tmp_path / "model")) > 0

@@ -1,4 +1,5 @@
-"""docker/trainer.in names what the parts of Qinglan import that run in the trainer's environment."""
+"""docker/trainer.in names what the parts of Qinglan import that run in the trainer's
+environment."""
 
 import ast
 import importlib.metadata
@@ -13,10 +14,19 @@ from packaging.requirements import Requirement
 from qinglan.runs.code_digest import imported_modules, module_path
 
 ROOT = Path(__file__).parents[2]
-DISTRIBUTIONS = {"yaml": "pyyaml", "swift": "ms-swift", "transfer_queue": "transferqueue", "hydra": "hydra-core"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "swift": "ms-swift",
+    "transfer_queue": "transferqueue",
+    "hydra": "hydra-core",
+}
 DISTRIBUTIONS |= {"zmq": "pyzmq"}
 """Of modules, where the name is another."""
-WITH_ENGINES = {"verl": {"hydra-core", "numpy", "peft", "pyarrow"}, "hydra-core": {"omegaconf"}, "ms-swift": {"scipy"}}
+WITH_ENGINES = {
+    "verl": {"hydra-core", "numpy", "peft", "pyarrow"},
+    "hydra-core": {"omegaconf"},
+    "ms-swift": {"scipy"},
+}
 WITH_ENGINES |= {"transferqueue": {"pyzmq"}}
 """What comes with a distribution that is named or comes itself."""
 ORCHESTRATOR = ROOT / "qinglan" / "evaluation"
@@ -24,7 +34,8 @@ ORCHESTRATOR = ROOT / "qinglan" / "evaluation"
 
 
 def imported() -> set[str]:
-    """Distributions that reward, recipes and engines import, also by way of the rest of the core."""
+    """Distributions that reward, recipes and engines import, also by way of the rest of the
+    core."""
     folders = ("training/engines", "recipes")  # recipes are loaded by name, without an import
     todo = [path for folder in folders for path in (ROOT / "qinglan" / folder).glob("*.py")]
     seen, outside = set(todo), set()
@@ -42,7 +53,8 @@ def imported() -> set[str]:
 
 
 def requirements(environment: str = "trainer") -> dict[str, str]:
-    """What the image, or the environment with vLLM on the CPU, is asked to have: names with versions."""
+    """What the image, or the environment with vLLM on the CPU, is asked to have: names with
+    versions."""
     needed = (ROOT / "docker" / f"{environment}.in").read_text(encoding="utf-8")
     lines = (line.split("#")[0].strip() for line in needed.splitlines())
     return {re.split(r"[\[=>]", line)[0]: line for line in lines if line}
@@ -65,7 +77,9 @@ def test_every_import_is_installed_or_comes_with_an_engine() -> None:
 
 
 @pytest.mark.parametrize("environment", ["trainer", "trainer-cpu"])
-def test_a_lock_has_what_is_asked_for_at_the_versions_of_our_own_environment(environment: str) -> None:
+def test_a_lock_has_what_is_asked_for_at_the_versions_of_our_own_environment(
+    environment: str,
+) -> None:
     ours, there = locked("requirements.lock"), locked(f"docker/{environment}.lock")
     for name in ("ms-swift", "ray", "transferqueue", "tensordict", "mlflow", "verl"):
         assert there[name] == ours[name], name

@@ -37,47 +37,79 @@ def test_settings_reach_verl(profile: ProfileOf, case: dict[str, Any]) -> None:
     config = compose(command_of(profile(case["device"], **case["rl"]), FOLDER))
     from omegaconf import OmegaConf
 
-    expected = {key: str(FOLDER / "model") if value == "FOLDER/model" else value for key, value in case["verl"].items()}
+    expected = {
+        key: str(FOLDER / "model") if value == "FOLDER/model" else value
+        for key, value in case["verl"].items()
+    }
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize("rl", [{}, {"lora_rank": 8}, {"algorithm": "grpo", "rollouts_per_prompt": 4}])
+@pytest.mark.parametrize(
+    "rl", [{}, {"lora_rank": 8}, {"algorithm": "grpo", "rollouts_per_prompt": 4}]
+)
 def test_the_cpu_trains_as_gpus_do_but_for_processes_memory_and_types_of_numbers(
     profile: ProfileOf, rl: dict[str, Any]
 ) -> None:
-    commands = [command_of(profile(device, rollout_engine="vllm", **rl), FOLDER) for device in ("cpu", "cuda")]
+    commands = [
+        command_of(profile(device, rollout_engine="vllm", **rl), FOLDER)
+        for device in ("cpu", "cuda")
+    ]
     cpu, gpus = ({word.lstrip("+") for word in command.argv[3:]} for command in commands)
     processes = r"trainer\.(device|n_gpus_per_node|v1\.trainer_mode)|ray_kwargs\.|\S+num_workers|transfer_queue"
     engines = r"\S+(fsdp|fsdp_config|checkpoint)\.|\S+(attn_implementation|use_remove_padding|gradient_checkpointing)"
-    rollout = (
-        r"actor_rollout_ref\.rollout\.(enable|engine_kwargs|checkpoint_engine|dtype|enforce_eager|free|gpu_memory)"
-    )
-    assert [each for each in cpu ^ gpus if not re.match(f"{processes}|{engines}|{rollout}", each)] == []
+    rollout = r"actor_rollout_ref\.rollout\.(enable|engine_kwargs|checkpoint_engine|dtype|enforce_eager|free|gpu_memory)"
+    assert [
+        each for each in cpu ^ gpus if not re.match(f"{processes}|{engines}|{rollout}", each)
+    ] == []
 
 
 @pytest.mark.parametrize(("loss", "mean"), MEAN_OF_LOSS.items())
-def test_each_policy_loss_reaches_verl_with_its_mean(profile: ProfileOf, loss: str, mean: str) -> None:
+def test_each_policy_loss_reaches_verl_with_its_mean(
+    profile: ProfileOf, loss: str, mean: str
+) -> None:
     actor = compose(command_of(profile("cuda", policy_loss=loss), FOLDER)).actor_rollout_ref.actor
     assert (actor.policy_loss.loss_mode, actor.loss_agg_mode) == (loss, mean)
 
 
-def test_the_environment_names_the_platform_and_a_ray_job_joins_its_cluster(profile: ProfileOf) -> None:
+def test_the_environment_names_the_platform_and_a_ray_job_joins_its_cluster(
+    profile: ProfileOf,
+) -> None:
     assert command_of(profile("cuda"), FOLDER).env["VERL_PLATFORM"] == "nvidia"
     cpu = command_of(profile("cpu"), FOLDER).env
-    assert cpu["VERL_PLATFORM"] == "cpu" and cpu_env(2, profile("cpu").sft.torch_dtype).items() <= cpu.items()
+    assert (
+        cpu["VERL_PLATFORM"] == "cpu"
+        and cpu_env(2, profile("cpu").sft.torch_dtype).items() <= cpu.items()
+    )
     assert "CUDA_VISIBLE_DEVICES" not in cpu
     assert cpu["VERL_FILE_LOGGER_PATH"].endswith("metrics.1.jsonl")
     config = compose(command_of(profile("cuda", {"ray_dashboard_url": "http://ray:8265"}), FOLDER))
     assert "address" not in config.ray_kwargs.ray_init
 
 
-def test_engines_get_only_the_keys_they_need(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_engines_get_only_the_keys_they_need(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     profile = profile_of(trainer={"ray_token_env": "RAY_TOKEN"})
     for name in ("teacher", "judge", "rag"):
-        service = getattr(profile, name).model_copy(update={"api_key_env": f"KEY_OF_{name.upper()}"})
+        service = getattr(profile, name).model_copy(
+            update={"api_key_env": f"KEY_OF_{name.upper()}"}
+        )
         profile = profile.model_copy(update={name: service})
-    everything = {"KEY_OF_TEACHER", "KEY_OF_JUDGE", "KEY_OF_RAG", "MLFLOW_TRACKING_TOKEN", "PREFECT_API_KEY"}
-    everything |= {"RAY_TOKEN", "RAY_AUTH_TOKEN", "OTHER_TENANT_API_KEY", "db_password", "SECRET", "HF_TOKEN"}
+    everything = {
+        "KEY_OF_TEACHER",
+        "KEY_OF_JUDGE",
+        "KEY_OF_RAG",
+        "MLFLOW_TRACKING_TOKEN",
+        "PREFECT_API_KEY",
+    }
+    everything |= {
+        "RAY_TOKEN",
+        "RAY_AUTH_TOKEN",
+        "OTHER_TENANT_API_KEY",
+        "db_password",
+        "SECRET",
+        "HF_TOKEN",
+    }
     for name in everything:
         monkeypatch.setenv(name, "is set")
 
@@ -90,7 +122,9 @@ def test_engines_get_only_the_keys_they_need(profile_of: ProfileOf, tmp_path: Pa
     merge = merge_command(profile, model=str(tmp_path), adapter=tmp_path, output_dir=tmp_path)
     (generate,) = generate_commands(profile, {"sft": str(tmp_path)}, tmp_path, tmp_path, {})
     assert [keys_of(each) for each in (sft, merge, generate)] == [set()] * 3
-    assert keys_of(sft_command(profile, model="Qwen/Qwen3-4B", resume_from=None, **folders)) == {"HF_TOKEN"}
+    assert keys_of(sft_command(profile, model="Qwen/Qwen3-4B", resume_from=None, **folders)) == {
+        "HF_TOKEN"
+    }
     assert keys_of(command_of(profile, FOLDER)) == {"KEY_OF_JUDGE", "KEY_OF_RAG", "RAY_AUTH_TOKEN"}
 
 
@@ -100,7 +134,10 @@ def test_engines_get_only_the_keys_they_need(profile_of: ProfileOf, tmp_path: Pa
         ({"algorithm": "grpo"}, "set rollouts_per_prompt above 1"),
         ({"algorithm": "rloo"}, "set rollouts_per_prompt above 1"),
         ({"algorithm": "opo"}, "Input should be 'ppo', 'grpo'"),
-        ({"algorithm": "dr_grpo", "rollouts_per_prompt": 4, "policy_loss": "gspo"}, "leave out policy_loss: gspo"),
+        (
+            {"algorithm": "dr_grpo", "rollouts_per_prompt": 4, "policy_loss": "gspo"},
+            "leave out policy_loss: gspo",
+        ),
         ({"algorithm": "reinforce_plus_plus", "critic_model": "Qwen/Qwen3-4B"}, "has no critic"),
         ({"critic_revision": "abc123"}, "critic_revision needs critic_model"),
         ({"kl": {"mode": "loss", "target_kl": 0.1}}, "target_kl needs mode: reward, not loss"),
@@ -108,18 +145,30 @@ def test_engines_get_only_the_keys_they_need(profile_of: ProfileOf, tmp_path: Pa
         ({"rollout_engine": "cpu"}, "rl.rollout_engine: cpu needs trainer.device: cpu"),
     ],
 )
-def test_senseless_combinations_are_refused(profile: ProfileOf, rl: dict[str, Any], message: str) -> None:
+def test_senseless_combinations_are_refused(
+    profile: ProfileOf, rl: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         profile("cuda", **rl)
 
 
 def test_hydra_values() -> None:
-    assert hydra_value([None, True, 1e-05, "gae", "true", "a b"]) == '[null,true,1e-05,gae,"true","a b"]'
+    assert (
+        hydra_value([None, True, 1e-05, "gae", "true", "a b"])
+        == '[null,true,1e-05,gae,"true","a b"]'
+    )
     assert hydra_value({"param_dtype": 'say "hi"'}) == '{param_dtype:"say \\"hi\\""}'
 
 
 def test_prompts_that_verl_left_out():
     assert left_out("") == left_out("dataset len: 100\n") == 0
     whole = "dataset len: 100\nUsing dataset class\n(TaskRunner pid=7) filter dataset len: 93\n"
-    assert left_out(whole + "dataset len: 20\nfilter dataset len: 1\n") == 7, "the training file comes first"
-    assert left_out("dataset len: 100\nselected 50 random samples out of 100\nfilter dataset len: 49\n") == 1
+    assert left_out(whole + "dataset len: 20\nfilter dataset len: 1\n") == 7, (
+        "the training file comes first"
+    )
+    assert (
+        left_out(
+            "dataset len: 100\nselected 50 random samples out of 100\nfilter dataset len: 49\n"
+        )
+        == 1
+    )

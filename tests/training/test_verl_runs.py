@@ -1,5 +1,5 @@
-"""verl on the CPU for real, on a random tiny Qwen3: what profiles may choose, and what an alarm does to a run that
-really has what it warns of."""
+"""verl on the CPU for real, on a random tiny Qwen3: what profiles may choose, and what an alarm
+does to a run that really has what it warns of."""
 
 import json
 import math
@@ -16,7 +16,12 @@ from qinglan.training.engines.progress import read_metrics, read_stop
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 pytest.importorskip("verl")
 
-TWO_STEPS: dict[str, Any] = {"total_steps": 2, "save_freq": 2, "test_freq": 2, "val_before_train": False}
+TWO_STEPS: dict[str, Any] = {
+    "total_steps": 2,
+    "save_freq": 2,
+    "test_freq": 2,
+    "val_before_train": False,
+}
 STEPS = 24
 """As many as make the reward more than twice what it was."""
 
@@ -31,12 +36,16 @@ def test_ppo_learns_and_exports(tmp_path: Path, model_folder: Path) -> None:
     steps = read_metrics(tmp_path)
     assert set(steps) == set(range(STEPS + 1))
     trained = [steps[step] for step in range(1, STEPS + 1)]
-    assert all(step["reward_extra/samples"] + step["reward_extra/invalid"] == 16 for step in trained)
+    assert all(
+        step["reward_extra/samples"] + step["reward_extra/invalid"] == 16 for step in trained
+    )
     assert sum(step["reward_extra/invalid"] for step in trained) > 0
     losses = {"critic/vf_loss", "actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"}
     assert losses | {"reward_extra/half_known/mean", "dev/value", "dev/ci_low"} <= set(steps[STEPS])
     rewards = [step["critic/score/mean"] for step in trained]
-    assert sum(rewards[-4:]) > 1.5 * sum(rewards[:4])  # of a random model's letters one in twenty is the right one
+    assert sum(rewards[-4:]) > 1.5 * sum(
+        rewards[:4]
+    )  # of a random model's letters one in twenty is the right one
     assert progress.best_checkpoint(toy.output, tmp_path)[0] % 8 == 0
 
     exported = toy.export()
@@ -47,15 +56,29 @@ def test_ppo_learns_and_exports(tmp_path: Path, model_folder: Path) -> None:
 
 
 def test_rloo_and_gspo_train_where_samples_are_missing(tmp_path: Path, model_folder: Path) -> None:
-    groups = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 2, "ppo_epochs": 2}
-    settings: dict[str, Any] = {"algorithm": "rloo", "policy_loss": "gspo", "max_invalid_share": 0.9}
+    groups = {
+        "rollouts_per_prompt": 4,
+        "train_batch_size": 4,
+        "ppo_mini_batch_size": 2,
+        "ppo_epochs": 2,
+    }
+    settings: dict[str, Any] = {
+        "algorithm": "rloo",
+        "policy_loss": "gspo",
+        "max_invalid_share": 0.9,
+    }
     settings |= {"kl": {"mode": "loss", "coefficient": 0.01}, "entropy_coefficient": 0.01}
     toy = Toy(tmp_path, model_folder, **settings, **groups, **TWO_STEPS)
-    toy.reward_config.write_text('{"failing": [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61]}')
+    toy.reward_config.write_text(
+        '{"failing": [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61]}'
+    )
     toy.run(toy.command())
     steps = read_metrics(tmp_path)
     assert set(steps) == {1, 2}
-    assert all(math.isfinite(step["actor/pg_loss"]) and step["actor/grad_norm"] > 0 for step in steps.values())
+    assert all(
+        math.isfinite(step["actor/pg_loss"]) and step["actor/grad_norm"] > 0
+        for step in steps.values()
+    )
     assert "actor/kl_loss" in steps[2]
     assert sum(step["reward_extra/invalid"] for step in steps.values()) > 0
 
@@ -72,7 +95,8 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info, **_
     return {{"invalid": 0.0, "row_id": row_id, "target": row_id, {parts}}}
 """
 LOST_IN_A_COLLAPSE = {"score": "novelty"}
-"""Nearly 1 for a policy that speaks at random, and 0 for one that repeats itself, whatever it repeats."""
+"""Nearly 1 for a policy that speaks at random, and 0 for one that repeats itself, whatever it
+repeats."""
 
 
 def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[str, Alarm]:
@@ -92,9 +116,13 @@ TOO_LARGE: dict[str, Any] = {
 }
 
 
-def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, model_folder: Path) -> None:
+def test_updates_that_grow_too_large_are_seen_and_made_smaller(
+    tmp_path: Path, model_folder: Path
+) -> None:
     actions = {"window_steps": 4, "actions": {"reward_down": "lower_lr"}}
-    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=14, alarms=actions, **TOO_LARGE)
+    alarms = train(
+        tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=14, alarms=actions, **TOO_LARGE
+    )
     assert {"clip_fraction", "kl_runaway", "reward_down", "entropy_collapse"} <= set(alarms)
     rates = {step: metrics["actor/lr"] for step, metrics in read_metrics(tmp_path).items()}
     at = alarms["reward_down"].step
@@ -104,9 +132,12 @@ def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, m
 
 
 def test_a_policy_that_collapses_is_stopped(tmp_path: Path, model_folder: Path) -> None:
-    """A run of its own: on some processors the collapse comes with the fall of the reward, and nothing after it."""
+    """A run of its own: on some processors the collapse comes with the fall of the reward, and
+    nothing after it."""
     actions = {"window_steps": 4, "actions": {"entropy_collapse": "stop"}}
-    alarms = train(tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=30, alarms=actions, **TOO_LARGE)
+    alarms = train(
+        tmp_path, model_folder, LOST_IN_A_COLLAPSE, total_steps=30, alarms=actions, **TOO_LARGE
+    )
     stopped = read_stop(tmp_path)
     assert stopped is not None and "entropy_collapse" in stopped[0] and not stopped[1]
     assert max(read_metrics(tmp_path)) == alarms["entropy_collapse"].step < 30

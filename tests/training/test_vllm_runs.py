@@ -1,4 +1,5 @@
-"""verl with vLLM's rollout for real, by vLLM's CPU build: what GPU sites run, with other devices and types of numbers.
+"""verl with vLLM's rollout for real, by vLLM's CPU build: what GPU sites run, with other devices
+and types of numbers.
 
 Each start of verl with vLLM takes a minute or two, so one run shows several things.
 """
@@ -32,7 +33,8 @@ CLOSE = {"max_sampler_difference": 1e-4}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With heads of 32 numbers, as vLLM's attention on the CPU knows no smaller ones; vLLM leaves out unused tokens."""
+    """With heads of 32 numbers, as vLLM's attention on the CPU knows no smaller ones; vLLM leaves
+    out unused tokens."""
     return make_model(tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=None)
 
 
@@ -46,13 +48,17 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
     monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
     before = shared_memory()
     toy = vllm_toy(tmp_path, model, total_steps=8, save_freq=2, test_freq=2, alarms=CLOSE)
-    toy.profile = toy.profile.model_copy(update={"trainer": toy.profile.trainer.model_copy(update={"max_restarts": 3})})
+    toy.profile = toy.profile.model_copy(
+        update={"trainer": toy.profile.trainer.model_copy(update={"max_restarts": 3})}
+    )
     toy.reward_config.write_text('{"failing": [3], "latency_s": 1}')
     trains = threading.Thread(target=toy.run_stage, args=(toy.profile.trainer,), daemon=True)
     trains.start()
 
     def explain() -> str:
-        return "".join(path.read_text() for path in (toy.said, tmp_path / "rl.log") if path.exists())
+        return "".join(
+            path.read_text() for path in (toy.said, tmp_path / "rl.log") if path.exists()
+        )
 
     def has_ended(step: int) -> bool:
         """Its metrics come last, after its checkpoint."""
@@ -72,18 +78,28 @@ def test_ppo_goes_on_from_its_checkpoint_when_sampler_and_worker_are_killed_and_
     steps = read_metrics(tmp_path)
     trained = [steps[step] for step in steps if "critic/score/mean" in steps[step]]
     assert len(trained) >= 7 and DEV_VALUE in steps[0] and DEV_VALUE in steps[8]
-    assert sum(step["reward_extra/invalid"] for step in trained) > 0, "a sample without a reward is left out"
+    assert sum(step["reward_extra/invalid"] for step in trained) > 0, (
+        "a sample without a reward is left out"
+    )
     assert max(step[LARGEST_DIFFERENCE] for step in trained) < 1e-4
-    assert min(step["timing_s/gen"] for step in trained) < 4, "one after the other, 16 rewards take 8 s"
+    assert min(step["timing_s/gen"] for step in trained) < 4, (
+        "one after the other, 16 rewards take 8 s"
+    )
     assert "sampler_mismatch" not in {alarm.name for alarm in read_alarms(tmp_path / ALARMS_FILE)}
     assert shared_memory() <= before
     assert not toy.export().model.embed_tokens.weight.isnan().any()
 
 
-def test_grpo_and_ppo_send_an_adapter_to_a_sampler_in_bfloat16_and_correct_for_it(tmp_path: Path, model: Path) -> None:
+def test_grpo_and_ppo_send_an_adapter_to_a_sampler_in_bfloat16_and_correct_for_it(
+    tmp_path: Path, model: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    groups: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}
+    groups: dict[str, Any] = {
+        "rollouts_per_prompt": 4,
+        "train_batch_size": 4,
+        "ppo_mini_batch_size": 4,
+    }
     correction = "algorithm.rollout_correction"
     extra = {
         f"{ROLLOUT}.dtype": "bfloat16",
@@ -93,11 +109,24 @@ def test_grpo_and_ppo_send_an_adapter_to_a_sampler_in_bfloat16_and_correct_for_i
     }
     rl = {"lora_rank": 8, "total_steps": 4, "save_freq": 4}
     critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
-    learning: dict[str, Any] = {"algorithm": "ppo", "actor_lr": 0.02, "test_freq": 4, "critic_model": str(critic)}
+    learning: dict[str, Any] = {
+        "algorithm": "ppo",
+        "actor_lr": 0.02,
+        "test_freq": 4,
+        "critic_model": str(critic),
+    }
     learning["kl"] = {"mode": "reward", "target_kl": 0.05}
-    standing: dict[str, Any] = {"algorithm": "grpo", "actor_lr": 1e-12, "test_freq": 1, "patience": 1}
+    standing: dict[str, Any] = {
+        "algorithm": "grpo",
+        "actor_lr": 1e-12,
+        "test_freq": 1,
+        "patience": 1,
+    }
     toys = []
-    for seed, own in ((1, learning), (2, standing)):  # at the same time: neither may take the other's weights
+    for seed, own in (
+        (1, learning),
+        (2, standing),
+    ):  # at the same time: neither may take the other's weights
         (tmp_path / str(seed)).mkdir()
         toys.append(vllm_toy(tmp_path / str(seed), model, extra, seed=seed, **rl, **own, **groups))
     start = time.time()
@@ -109,17 +138,23 @@ def test_grpo_and_ppo_send_an_adapter_to_a_sampler_in_bfloat16_and_correct_for_i
     before = AutoModelForCausalLM.from_pretrained(model).state_dict()
     for toy, last in zip(toys, (4, 1), strict=True):
         steps = read_metrics(toy.folder)
-        assert max(steps) == max(checkpoints(toy.output)) == last, "ended early where dev stands still"
+        assert max(steps) == max(checkpoints(toy.output)) == last, (
+            "ended early where dev stands still"
+        )
         trained = [steps[step] for step in range(1, last + 1)]
         assert all(math.isfinite(step["actor/pg_loss"]) for step in trained)
         assert any(step["actor/grad_norm"] > 0 for step in trained)
-        assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, "the adapter has reached the sampler"
+        assert max(step[SAMPLER_DIFFERENCE] for step in trained) < 1e-4, (
+            "the adapter has reached the sampler"
+        )
         assert any(name.startswith("rollout_corr/") for name in trained[0])
         exported = toy.export().state_dict()
         assert exported[weight].isfinite().all() and exported[frozen].equal(before[frozen])
         assert toy is toys[1] or not exported[weight].equal(before[weight])
     last = read_metrics(toys[0].folder)[4]
-    assert last["critic/grad_norm"] > 0 and last["actor/reward_kl_penalty_coeff"] != 0.001, "target_kl changes it"
+    assert last["critic/grad_norm"] > 0 and last["actor/reward_kl_penalty_coeff"] != 0.001, (
+        "target_kl changes it"
+    )
 
 
 @pytest.mark.parametrize("lora_rank", [0, 8], ids=["weights", "adapter"])
@@ -129,7 +164,13 @@ def test_a_sampler_that_loses_weights_is_noticed(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
     monkeypatch.setenv("QINGLAN_WEIGHTS_WITHIN_S", "60")
     extra = {f"+{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "faulty_sampler.FaultyWorker"}
-    rl = {"total_steps": 20, "val_before_train": False, "actor_lr": 0.01, "lora_rank": lora_rank, "alarms": CLOSE}
+    rl = {
+        "total_steps": 20,
+        "val_before_train": False,
+        "actor_lr": 0.01,
+        "lora_rank": lora_rank,
+        "alarms": CLOSE,
+    }
     toy = vllm_toy(tmp_path, model, extra, **rl)
     start = time.time()
     process = toy.start(toy.command())
@@ -142,13 +183,23 @@ def test_a_sampler_that_loses_weights_is_noticed(
 
 def test_vllm_s_batch_engine_answers_as_transformers_does(tmp_path: Path, model: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    asked = [{"id": word, "messages": [{"role": "user", "content": f"say {word} please"}]} for word in set(WORDS)]
+    asked = [
+        {"id": word, "messages": [{"role": "user", "content": f"say {word} please"}]}
+        for word in set(WORDS)
+    ]
     prompts.write_text("".join(json.dumps(each) + "\n" for each in asked), encoding="utf-8")
     folders, adapters = {"sft": str(model), f"sft{UNMERGED}": str(model)}, {f"sft{UNMERGED}": ""}
-    for command in generate_commands(load_profile("embedded_vllm"), folders, prompts, tmp_path, adapters):
+    for command in generate_commands(
+        load_profile("embedded_vllm"), folders, prompts, tmp_path, adapters
+    ):
         launch(command, name="generate", log=tmp_path / "generate.log")
-    answers = [(tmp_path / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines() for name in folders]
+    answers = [
+        (tmp_path / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
+        for name in folders
+    ]
     pairs = [(json.loads(one), json.loads(other)) for one, other in zip(*answers, strict=True)]
     equal = [(one, other) for one, other in pairs if one["text"] == other["text"]]
     assert len(pairs) == len(asked) and len(equal) >= 0.9 * len(pairs), pairs
-    assert all(one["logprobs"] == pytest.approx(other["logprobs"], abs=1e-4) for one, other in equal), equal
+    assert all(
+        one["logprobs"] == pytest.approx(other["logprobs"], abs=1e-4) for one, other in equal
+    ), equal

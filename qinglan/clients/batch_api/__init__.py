@@ -1,7 +1,9 @@
-"""Asking through a batch API: half the price, an answer within a day, and nothing lost or paid twice over restarts.
+"""Asking through a batch API: half the price, an answer within a day, and nothing lost or paid
+twice over restarts.
 
-The ledger knows of every batch before the service does. A later call takes over the batches that a killed process left:
-one that was created is merged, one that was not is forgotten. What has no answer then is asked row by row.
+The ledger knows of every batch before the service does. A later call takes over the batches that a
+killed process left: one that was created is merged, one that was not is forgotten. What has no
+answer then is asked row by row.
 """
 
 import asyncio
@@ -34,7 +36,8 @@ class BatchOutcome:
     missing: tuple[str, ...]
     """Hashes without an answer, in the order given: to be asked one by one."""
     reasons: dict[str, int]
-    """Why requests of batches came back without an answer, and how many; `over_budget` were never sent."""
+    """Why requests of batches came back without an answer, and how many; `over_budget` were never
+    sent."""
 
 
 async def distill_by_batch(
@@ -49,10 +52,11 @@ async def distill_by_batch(
     affordable_usd: Callable[[], float | None] = lambda: None,
     on_progress: Callable[[BatchProgress], None] = lambda _: None,
 ) -> BatchOutcome:
-    """Bring as many answers into the ledger as the batch API gives; what the ledger has is not asked.
+    """Bring as many answers into the ledger as the batch API gives; what the ledger has is not
+    asked.
 
-    Cancelled or killed it loses nothing: the batches go on at the service, and the next call takes them up. Raises
-    `ConfigError` where the service has no batch API, or refuses the key.
+    Cancelled or killed it loses nothing: the batches go on at the service, and the next call takes
+    them up. Raises `ConfigError` where the service has no batch API, or refuses the key.
 
     Args:
         server: which service answers, wherever it is reached: part of the ledger's keys.
@@ -68,8 +72,8 @@ async def distill_by_batch(
     def plan(under_way: Set[str], usd: float | None) -> tuple[list[list[Request]], list[Request]]:
         """What to send, a batch per portion, and what there is no money for.
 
-        That is what has no answer, is in no batch and was not tried before; the first ones where not all can be
-        afforded.
+        That is what has no answer, is in no batch and was not tried before; the first ones where
+        not all can be afforded.
         """
         settled = ledger.get_many(unique.keys()).keys() | under_way | jobs.tried
         left = [request for each, request in unique.items() if each not in settled]
@@ -96,7 +100,9 @@ async def distill_by_batch(
     return BatchOutcome(len(found), missing, dict(store.reasons + Counter(over_budget=over_budget)))
 
 
-def chunks(requests: Iterable[Request], max_requests: int, max_bytes: int = _MAX_BYTES) -> Iterator[list[Request]]:
+def chunks(
+    requests: Iterable[Request], max_requests: int, max_bytes: int = _MAX_BYTES
+) -> Iterator[list[Request]]:
     """Consecutive portions, each of which one batch takes."""
     chunk: list[Request] = []
     size = 0
@@ -114,9 +120,11 @@ def chunks(requests: Iterable[Request], max_requests: int, max_bytes: int = _MAX
 def batch_costs_usd(
     requests: Iterable[Request], price: Price, mean_tokens: tuple[float, float, int] | None
 ) -> Iterator[float]:
-    """What each request will cost at the batch API's price, by the mean tokens of prompt and completion.
+    """What each request will cost at the batch API's price, by the mean tokens of prompt and
+    completion.
 
-    Where those are known from few calls, the cost is that of the longest answer that the request allows.
+    Where those are known from few calls, the cost is that of the longest answer that the request
+    allows.
     """
     if mean_tokens and mean_tokens[2] >= _KNOWN_FROM_CALLS:
         mean_usd = _MARGIN * price.batch_factor * cost_usd(price, mean_tokens[0], mean_tokens[1])

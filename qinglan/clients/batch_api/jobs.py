@@ -1,8 +1,10 @@
-"""The batches of one call of the batch API: its own, and those that others left behind, as the ledger knows them.
+"""The batches of one call of the batch API: its own, and those that others left behind, as the
+ledger knows them.
 
-A batch's states: `submitting` before anything is sent, `creating` when it is asked for, `submitted` once its id is
-known, `merged` when its answers are kept or it never came to be. The claims on its requests are the batch's own and
-outlive every process; the lock on the batch itself dies with the process that owns it.
+A batch's states: `submitting` before anything is sent, `creating` when it is asked for, `submitted`
+once its id is known, `merged` when its answers are kept or it never came to be. The claims on its
+requests are the batch's own and outlive every process; the lock on the batch itself dies with the
+process that owns it.
 """
 
 import asyncio
@@ -26,8 +28,9 @@ from qinglan.runs.artifacts import hash_of
 from qinglan.runs.back_off import BackOff
 
 CREATED_WITHIN_S = 600.0
-"""A batch that is not listed this long after it was asked for was never created. No service promises a time: this is
-much longer than proxies usually keep a request, and short beside the day that a batch may take."""
+"""A batch that is not listed this long after it was asked for was never created. No service
+promises a time: this is much longer than proxies usually keep a request, and short beside the day
+that a batch may take."""
 _CONFIRM_AFTER_S = 5.0
 """Look a second time, or repeat a request that was refused, after this."""
 _SHORT_AT_MOST = 3
@@ -55,14 +58,26 @@ def batch_server(server: str, model: str) -> str:
 class BatchStore:
     """The batches of one model on one service; every change is committed on return."""
 
-    def __init__(self, ledger: Ledger, account: Account, server: str, requests: Mapping[str, Request]) -> None:
+    def __init__(
+        self, ledger: Ledger, account: Account, server: str, requests: Mapping[str, Request]
+    ) -> None:
         full, share = account.price, account.price.batch_factor
-        input_usd, output_usd = share * full.input_per_million_usd, share * full.output_per_million_usd
+        input_usd, output_usd = (
+            share * full.input_per_million_usd,
+            share * full.output_per_million_usd,
+        )
         price = Price(input_per_million_usd=input_usd, output_per_million_usd=output_usd)
-        self._ledger, self._account, self._requests = ledger, replace(account, price=price), requests
-        # Another call's questions are not known here: each is taken to be as long as the longest of this one's.
+        self._ledger, self._account, self._requests = (
+            ledger,
+            replace(account, price=price),
+            requests,
+        )
+        # Another call's questions are not known here: each is taken to be as long as the longest of
+        # this one's.
         empty = Request("", {"messages": []})
-        self._longest = max(requests.values(), key=lambda request: most_usd(request, price), default=empty)
+        self._longest = max(
+            requests.values(), key=lambda request: most_usd(request, price), default=empty
+        )
         self._server = batch_server(server, account.model)
         self.end = ledger.end_batch
         """As `close`, without failures and at once, for where nothing can be awaited."""
@@ -70,17 +85,21 @@ class BatchStore:
         self.reasons: Counter[str] = Counter()
         """Of the failures recorded here."""
         self._failed = set[str]()
-        """Paid lines without an answer, recorded here: they come again where a batch's files are read again."""
+        """Paid lines without an answer, recorded here: they come again where a batch's files are
+        read again."""
 
     async def open_jobs(self) -> list[BatchJob]:
-        return await to_the_end(self._ledger.open_batches, server=self._server, role=self._account.role)
+        return await to_the_end(
+            self._ledger.open_batches, server=self._server, role=self._account.role
+        )
 
     async def reread(self, job: BatchJob) -> BatchJob | None:
         """The batch as another process may have changed it; None if it is merged."""
         return next((each for each in await self.open_jobs() if each.digest == job.digest), None)
 
     async def begin(self, requests: Sequence[Request]) -> BatchJob:
-        """A locked job of those requests that no other process sends; one that a kill in here leaves is harmless."""
+        """A locked job of those requests that no other process sends; one that a kill in here
+        leaves is harmless."""
         hashes = [request.request_hash for request in requests]
         job = BatchJob(
             digest=hash_of(self._account.run_id, time.time_ns(), hashes),
@@ -102,13 +121,18 @@ class BatchStore:
         return job
 
     async def keep(self, results: Sequence[Result]) -> None:
-        """Record what was paid for, at the batch API's price; for nothing where it was bought elsewhere meanwhile."""
+        """Record what was paid for, at the batch API's price; for nothing where it was bought
+        elsewhere meanwhile."""
         known = await to_the_end(self._ledger.get_many, [each.request_hash for each in results])
         answers, failures = list[Call](), list[Failure]()
         for each in results:
             before = known.get(each.request_hash)
-            is_recorded = each.request_hash in self._failed or (before and before.latency_ms is None)
-            if each.billed is None or is_recorded:  # before a kill, or when the batch's files were read before
+            is_recorded = each.request_hash in self._failed or (
+                before and before.latency_ms is None
+            )
+            if (
+                each.billed is None or is_recorded
+            ):  # before a kill, or when the batch's files were read before
                 continue
             known_or_longest = self._requests.get(each.request_hash, self._longest)
             request = replace(known_or_longest, request_hash=each.request_hash)
@@ -118,12 +142,15 @@ class BatchStore:
                 failures.append(self._account.failure(request, reason, each.billed))
             elif call:
                 answers.append(call)
-        self.reasons.update(failure.reason for failure in failures if failure.reason != "batch_late")
+        self.reasons.update(
+            failure.reason for failure in failures if failure.reason != "batch_late"
+        )
         await to_the_end(self._ledger.record, answers, failures)
         self._failed.update(failure.request_hash for failure in failures)
 
     async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
-        """The batch is done with; its requests, these by hash with their reason among them, are free again."""
+        """The batch is done with; its requests, these by hash with their reason among them, are
+        free again."""
         failed = partial(self._account.failure, may_be_paid=False)
         entries = [failed(Request(each, {}), reason) for each, reason in (failures or {}).items()]
         await to_the_end(self._ledger.record, [], entries)
@@ -132,11 +159,13 @@ class BatchStore:
 
     async def release(self, job: BatchJob) -> None:
         """Let others ask what a batch holds that is still open."""
-        # Only the batch's own claims: killed in `begin`, it may list requests that another process holds.
+        # Only the batch's own claims: killed in `begin`, it may list requests that another process
+        # holds.
         await to_the_end(self._ledger.release, job.request_hashes, BATCH + job.digest)
 
     async def lock(self, job: BatchJob, until_s: float = inf) -> bool:
-        """Be the one process that owns a batch, until `hold_locks` ends; LedgerError where it can't after `until_s`."""
+        """Be the one process that owns a batch, until `hold_locks` ends; LedgerError where it can't
+        after `until_s`."""
         name = f"batch-lock:{job.digest}"
 
         def claim() -> None:
@@ -147,7 +176,9 @@ class BatchStore:
             await to_the_end(claim)
         if name not in self._locked and time.time() > until_s:
             who, advice = await to_the_end(self._ledger.claimed_by, name)
-            raise LedgerError(f"batch {job.batch_id or '(new)'} is held by {who}, which does not merge it; {advice}")
+            raise LedgerError(
+                f"batch {job.batch_id or '(new)'} is held by {who}, which does not merge it; {advice}"
+            )
         return name in self._locked
 
     @asynccontextmanager
@@ -166,9 +197,18 @@ class BatchJobs:
     """Sends batches, waits for them, merges them."""
 
     def __init__(
-        self, service: BatchService, store: BatchStore, settings: BatchApi, on_progress: Callable[[BatchProgress], None]
+        self,
+        service: BatchService,
+        store: BatchStore,
+        settings: BatchApi,
+        on_progress: Callable[[BatchProgress], None],
     ) -> None:
-        self._service, self._store, self._settings, self._on_progress = service, store, settings, on_progress
+        self._service, self._store, self._settings, self._on_progress = (
+            service,
+            store,
+            settings,
+            on_progress,
+        )
         self._pause = BackOff(min(_CONFIRM_AFTER_S, settings.poll_every_s), _CONFIRM_AFTER_S)
         self._uploading = asyncio.Semaphore(1)
         self._progress: dict[str, tuple[int, int, int]] = {}
@@ -178,16 +218,24 @@ class BatchJobs:
         """Requests that were sent, or that the service did not take: not to be sent again."""
 
     async def adopt(self) -> list[BatchJob]:
-        """Open batches; those that never came to be are closed, so that their requests can be sent anew."""
-        open_jobs = [job for job in await self._store.open_jobs() if job.digest not in self._given_up]
+        """Open batches; those that never came to be are closed, so that their requests can be sent
+        anew."""
+        open_jobs = [
+            job for job in await self._store.open_jobs() if job.digest not in self._given_up
+        ]
         return [there for job in open_jobs if (there := await self._there(job))]
 
-    async def run(self, adopted: Iterable[BatchJob], ours: Set[str], chunks: Iterable[Sequence[Request]]) -> None:
-        """Send the chunks and wait; of the adopted batches only for those that hold requests of `ours`."""
+    async def run(
+        self, adopted: Iterable[BatchJob], ours: Set[str], chunks: Iterable[Sequence[Request]]
+    ) -> None:
+        """Send the chunks and wait; of the adopted batches only for those that hold requests of
+        `ours`."""
         try:
             async with asyncio.TaskGroup() as group:
                 for job in adopted:
-                    group.create_task(self._resume(job, wait=not ours.isdisjoint(job.request_hashes)))
+                    group.create_task(
+                        self._resume(job, wait=not ours.isdisjoint(job.request_hashes))
+                    )
                 for chunk in chunks:
                     group.create_task(self._send(chunk))
         except BaseExceptionGroup as errors:  # the first error ended the others
@@ -207,12 +255,19 @@ class BatchJobs:
         return fresh
 
     async def _locate(self, job: BatchJob) -> BatchJob | None:
-        """Find a batch whose id was not stored, after a kill or a lost answer; None if it was never created."""
+        """Find a batch whose id was not stored, after a kill or a lost answer; None if it was never
+        created."""
         confirmed_s = time.time() + self._pause.first_s
-        sure_s = max(confirmed_s, job.created_s + CREATED_WITHIN_S if job.status == "creating" else 0.0)
+        sure_s = max(
+            confirmed_s, job.created_s + CREATED_WITHIN_S if job.status == "creating" else 0.0
+        )
         if sure_s > confirmed_s:
             what, minutes = f"batch of {len(job.request_hashes):,} requests", CREATED_WITHIN_S / 60
-            _LOG.warning("%s: the service did not confirm it; it is looked for up to %.0f minutes", what, minutes)
+            _LOG.warning(
+                "%s: the service did not confirm it; it is looked for up to %.0f minutes",
+                what,
+                minutes,
+            )
         while not (found := await self._service.find(job.digest, job.created_s)):
             left_s = sure_s - time.time()
             if left_s <= 0:
@@ -222,9 +277,14 @@ class BatchJobs:
 
     async def _resume(self, job: BatchJob, *, wait: bool) -> None:
         give_up_s = max(time.time(), job.created_s + 3600 * self._settings.give_up_after_h)
-        until_s = give_up_s + 2 * _CANCEL_WITHIN_S  # by then its owner has merged it or given it up, unless it hangs
+        until_s = (
+            give_up_s + 2 * _CANCEL_WITHIN_S
+        )  # by then its owner has merged it or given it up, unless it hangs
         if wait and not await self._store.lock(job):  # a living process owns it
-            _LOG.warning("batch %s is followed by another process, which is waited for", job.batch_id or "(new)")
+            _LOG.warning(
+                "batch %s is followed by another process, which is waited for",
+                job.batch_id or "(new)",
+            )
         while not await self._store.lock(job, until_s):
             if not wait:
                 return
@@ -251,7 +311,9 @@ class BatchJobs:
             await self._store.close(job)
             return None, ""
         try:
-            file_id = await self._service.upload(each for each in requests if each.request_hash in claimed)
+            file_id = await self._service.upload(
+                each for each in requests if each.request_hash in claimed
+            )
         except TeacherError as error:
             await self._store.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None, ""
@@ -261,7 +323,8 @@ class BatchJobs:
         return await self._create(job, file_id), file_id
 
     async def _create(self, job: BatchJob, file_id: str) -> BatchJob | None:
-        """The job, without a batch's id where only `_locate` can tell whether there is one; None if there is none."""
+        """The job, without a batch's id where only `_locate` can tell whether there is one; None if
+        there is none."""
 
         async def create() -> str:
             nonlocal job
@@ -272,7 +335,9 @@ class BatchJobs:
             batch_id = await with_retries(create, self._service.retries, self._pause)
         except (TeacherError, ConfigError) as error:
             if isinstance(error, TeacherError) and error.transient and error.retry_after_s is None:
-                return await self._store.save(job, created_s=time.time())  # until now it was under way
+                return await self._store.save(
+                    job, created_s=time.time()
+                )  # until now it was under way
             await self._service.delete_file(file_id)
             if isinstance(error, ConfigError):
                 raise
@@ -290,7 +355,9 @@ class BatchJobs:
                     job = await self._locate(job) or job
                 state = await self._service.state(job.batch_id) if job.batch_id else None
                 if state is None and not job.batch_id:
-                    return await self._store.close(job, dict.fromkeys(job.request_hashes, "batch_not_created"))
+                    return await self._store.close(
+                        job, dict.fromkeys(job.request_hashes, "batch_not_created")
+                    )
                 if state is None and not wait:
                     return None
                 if state is None:
@@ -312,13 +379,16 @@ class BatchJobs:
                     with suppress(TeacherError):
                         await self._service.cancel(job.batch_id)
             elif cancelled_s and time.time() > cancelled_s + _CANCEL_WITHIN_S:
-                self._given_up.add(job.digest)  # the batch stays open: a later call merges what it brings after all
+                self._given_up.add(
+                    job.digest
+                )  # the batch stays open: a later call merges what it brings after all
                 self._store.reasons["batch_late"] += len(job.request_hashes)
                 return await self._store.release(job)
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _merge(self, job: BatchJob, state: BatchState) -> None:
-        """Answers and failures into the ledger; TeacherError also where files lack lines that were counted."""
+        """Answers and failures into the ledger; TeacherError also where files lack lines that were
+        counted."""
         failures, failed_lines = dict.fromkeys(job.request_hashes, state.missing_reason), set[str]()
 
         async def keep(results: Iterable[Result]) -> None:
@@ -346,8 +416,13 @@ class BatchJobs:
                     raise
                 flaw = str(error)
             await keep(portion.values())
-        answered, failed, counted = len(job.request_hashes) - len(failures), len(failed_lines), state.counts
-        # By kind, not by file: some services write all lines into one. One that writes no failures has no error file.
+        answered, failed, counted = (
+            len(job.request_hashes) - len(failures),
+            len(failed_lines),
+            state.counts,
+        )
+        # By kind, not by file: some services write all lines into one. One that writes no failures
+        # has no error file.
         if not flaw and (answered < counted[0] or (state.error_file_id and failed < counted[1])):
             flaw = "its files hold {:,} answers and {:,} failures, where the service counts {:,} and {:,}"
             flaw = flaw.format(answered, failed, *counted)

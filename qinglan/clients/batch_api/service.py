@@ -1,7 +1,8 @@
-"""A batch API over the openai package: files, batches, and after which failures a batch may exist all the same.
+"""A batch API over the openai package: files, batches, and after which failures a batch may exist
+all the same.
 
-Creating a batch spends money and has no idempotency key, so it is never repeated blindly: after a failure that leaves
-open whether there is a batch, it is looked for by the digest in its metadata.
+Creating a batch spends money and has no idempotency key, so it is never repeated blindly: after a
+failure that leaves open whether there is a batch, it is looked for by the digest in its metadata.
 """
 
 import asyncio
@@ -97,7 +98,8 @@ class _ResultLine(BaseModel):
 
 
 class BatchService:
-    """The batch API of one role's service: ConfigError where it refuses the key, TeacherError for any other failure."""
+    """The batch API of one role's service: ConfigError where it refuses the key, TeacherError for
+    any other failure."""
 
     def __init__(self, client: AsyncOpenAI, role: str, *, retries: int) -> None:
         self._asking = client.with_options(max_retries=retries)
@@ -107,7 +109,8 @@ class BatchService:
         self._role, self.retries = role, retries
 
     async def upload(self, requests: Iterable[Request]) -> str:
-        """The input file's id; nothing is paid for yet. ConfigError also where the service has no batch API."""
+        """The input file's id; nothing is paid for yet. ConfigError also where the service has no
+        batch API."""
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
             await asyncio.to_thread(file.writelines, map(request_line, requests))
             file.seek(0)
@@ -116,9 +119,13 @@ class BatchService:
             return (await self._ask(sending, _StoredFile, "/files")).id
 
     async def create(self, digest: str, input_file_id: str) -> str:
-        """The id of a new batch; after a `transient` error without `retry_after_s` there may be one all the same."""
+        """The id of a new batch; after a `transient` error without `retry_after_s` there may be one
+        all the same."""
         sending = self._paying.create(
-            input_file_id=input_file_id, endpoint=_ENDPOINT, completion_window="24h", metadata={_METADATA_KEY: digest}
+            input_file_id=input_file_id,
+            endpoint=_ENDPOINT,
+            completion_window="24h",
+            metadata={_METADATA_KEY: digest},
         )
         return (await self._ask(sending, BatchState, "/batches")).id
 
@@ -131,7 +138,11 @@ class BatchService:
                 if (batch.metadata or {}).get(_METADATA_KEY) == digest:
                     return batch
             last = page.data[-1] if page.data else None
-            if not page.has_more or last is None or (last.created_at or since_s) < since_s - _CLOCK_SKEW_S:
+            if (
+                not page.has_more
+                or last is None
+                or (last.created_at or since_s) < since_s - _CLOCK_SKEW_S
+            ):
                 return None
             after = {"after": last.id}
 
@@ -159,7 +170,9 @@ class BatchService:
             raise self._failure(error) from error
         except httpx2.HTTPError as error:  # openai wraps only what happens before the body
             message = f"{self._role}: a batch's answers broke off: {error}"
-            raise TeacherError(message, "batch_lost", transient=not isinstance(error, BodyTooLargeError)) from error
+            raise TeacherError(
+                message, "batch_lost", transient=not isinstance(error, BodyTooLargeError)
+            ) from error
 
     async def delete_file(self, file_id: str) -> None:
         """Leave no users' questions behind at the service; that it fails does no harm here."""
@@ -180,25 +193,37 @@ class BatchService:
 
     def _failure(self, error: openai.APIError, path: str = "") -> Exception:
         if account_is_empty(error):
-            return ConfigError(f"{self._role}: the account of the batch API is empty; top it up and run again")
+            return ConfigError(
+                f"{self._role}: the account of the batch API is empty; top it up and run again"
+            )
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
-            return ConfigError(f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env")
+            return ConfigError(
+                f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env"
+            )
         status = error.status_code if isinstance(error, openai.APIStatusError) else None
         if path and status in (404, 405, 501):
             problem = f"{self._asking.base_url} has no batch API ({path} answers {status})"
             return ConfigError(f"{self._role}: {problem}; set distill.mode=live")
-        final = status is not None and (400 <= status < 500 or status == 501) and status not in (408, 409, 429)
+        final = (
+            status is not None
+            and (400 <= status < 500 or status == 501)
+            and status not in (408, 409, 429)
+        )
         said = " ".join(str(error.message).split())[:200]
         reason = f"http_{status}" if status else "teacher_unavailable"
         after_s = 0.0 if isinstance(error.__cause__, NOT_SENT) else None
         if isinstance(error, openai.RateLimitError):
             after_s = retry_after_s(error.response.headers)
-        return TeacherError(f"{self._role}: batch API: {said}", reason, transient=not final, retry_after_s=after_s)
+        return TeacherError(
+            f"{self._role}: batch API: {said}", reason, transient=not final, retry_after_s=after_s
+        )
 
 
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     rest, end_s = b"", time.monotonic() + _READ_WITHIN_S
-    async for block in blocks:  # not httpx2's lines: those end at characters that JSON may hold, such as U+2028
+    async for (
+        block
+    ) in blocks:  # not httpx2's lines: those end at characters that JSON may hold, such as U+2028
         *whole, rest = (rest + block).split(b"\n")
         for line in whole:
             yield line
@@ -210,7 +235,12 @@ async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def request_line(request: Request) -> bytes:
-    line = {"custom_id": request.request_hash, "method": "POST", "url": _ENDPOINT, "body": request.body}
+    line = {
+        "custom_id": request.request_hash,
+        "method": "POST",
+        "url": _ENDPOINT,
+        "body": request.body,
+    }
     return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 

@@ -1,8 +1,9 @@
 """Builds the files that ms-swift and verl read, from a selected rows file of any length.
 
-The first pass gives every row a split (`splits`), the last one writes all files, so that memory does not grow with the
-rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's answer was too
-weak for SFT, where the recipe can use them (`Recipe.may_ask_in_rl`).
+The first pass gives every row a split (`splits`), the last one writes all files, so that memory
+does not grow with the rows' answers. SFT learns only from rows that passed the selection; RL also
+takes prompts whose teacher's answer was too weak for SFT, where the recipe can use them
+(`Recipe.may_ask_in_rl`).
 """
 
 from collections import Counter
@@ -23,7 +24,14 @@ from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import Row, RowCounts, Split, normalise
 from qinglan.runs.artifacts import Artifact, read_jsonl
 
-_NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parquet", "test.jsonl", "rows.jsonl")
+_NAMES = (
+    "sft_train.jsonl",
+    "rl_train.parquet",
+    "sft_dev.jsonl",
+    "rl_dev.parquet",
+    "test.jsonl",
+    "rows.jsonl",
+)
 
 
 class BuiltDataset(NamedTuple):
@@ -34,8 +42,8 @@ class BuiltDataset(NamedTuple):
     splits: dict[str, int]
     """Rows per split, failed ones included; `none` for those that were no questions."""
     augmented: dict[NoiseKind, dict[str, int]]
-    """Questions with noise, by kind: `sft` and `rl`, those in the files, and `left_out`, those that nearly repeat a
-    question of dev, test or evaluation."""
+    """Questions with noise, by kind: `sft` and `rl`, those in the files, and `left_out`, those that
+    nearly repeat a question of dev, test or evaluation."""
     warnings: tuple[str, ...] = ()
     """About pools: an empty split, a share that could not be filled."""
 
@@ -47,28 +55,39 @@ def build(
     pinned: Mapping[str, Split] | None = None,
     red_team: Sequence[Row] = (),
 ) -> BuiltDataset:
-    """Split the rows, and write the training files, the test split and the whole list of rows; all of them or none.
+    """Split the rows, and write the training files, the test split and the whole list of rows; all
+    of them or none.
 
-    `sft_train`, `sft_dev`: chat JSONL, ok rows only. `rl_train`, `rl_dev`: parquet, every row whose question RL may
-    ask, in train those that are drawn. `test`: the test split as `Row`, also where the teacher failed. `rows`: every
-    row.
+    `sft_train`, `sft_dev`: chat JSONL, ok rows only. `rl_train`, `rl_dev`: parquet, every row whose
+    question RL may ask, in train those that are drawn. `test`: the test split as `Row`, also where
+    the teacher failed. `rows`: every row.
 
-    Args:
-        rows_path: selected rows; read twice, and more often where `rl_shares` or `augment` are given.
-        pinned: splits of row ids in earlier dataset versions (see `place_rows`).
-        red_team: questions of the red team, which nothing learns from.
+    Args: rows_path: selected rows; read twice, and more often where `rl_shares` or `augment` are
+        given. pinned: splits of row ids in earlier dataset versions (see `place_rows`). red_team:
+        questions of the red team, which nothing learns from.
     """
     before, after = RowCounts(), RowCounts()
     directory.mkdir(parents=True, exist_ok=True)
     rows = before.pass_through(read_jsonl(rows_path, Row))
-    placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile, red_team), directory)
+    placement = place_rows(
+        rows, profile.dataset, pinned, _evaluation_questions(profile, red_team), directory
+    )
     recipe = get_recipe(profile.recipe)
 
     def placed(*splits: Split) -> Iterator[Row]:
         rows = placement.apply(read_jsonl(rows_path, Row))
-        return (row for row in rows if row.split in splits and was_question(row) and not is_leak(row.reason))
+        return (
+            row
+            for row in rows
+            if row.split in splits and was_question(row) and not is_leak(row.reason)
+        )
 
-    splits, kept, weak, pools = Counter[str](), Counter[str](), Counter[str](), Counter[tuple[str, str]]()
+    splits, kept, weak, pools = (
+        Counter[str](),
+        Counter[str](),
+        Counter[str](),
+        Counter[tuple[str, str]](),
+    )
     prompts = draw_rl_prompts(filter(recipe.may_ask_in_rl, placed("train")), profile.dataset)
     copies = NoisyCopies(profile)
     if profile.dataset.augment:
@@ -89,7 +108,11 @@ def build(
                 files.write("test", line)
                 continue
             teaches, name = row.status == "ok" and bool(row.target), f"rl_{row.split}"
-            times = (1 if row.split == "dev" else prompts.times(row)) if recipe.may_ask_in_rl(row) else 0
+            times = (
+                (1 if row.split == "dev" else prompts.times(row))
+                if recipe.may_ask_in_rl(row)
+                else 0
+            )
             for kind, asked in ((None, row), *copies.of(row)) if teaches or times else ():
                 if teaches:
                     files.write(f"sft_{row.split}", _sft_line(asked, recipe, profile, kind))
@@ -103,24 +126,34 @@ def build(
                     copies.counts[kind].update(sft=teaches, rl=asked_times)
         _require_every_split(kept, after)
         if empty := [split for split in ("train", "dev") if not files.rows[f"sft_{split}"]]:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in after.dropped_since(RowCounts()).items())
+            reasons = ", ".join(
+                f"{reason} {count}" for reason, count in after.dropped_since(RowCounts()).items()
+            )
             raise StageError(
                 f"no usable rows for {' and '.join(f'SFT {split}' for split in empty)} (of {after.total} rows; failed: "
                 f"{reasons or 'none'}); {_advice(rows_path, recipe, profile, weak=any(weak[each] for each in empty))}"
             )
     counts = {kind: dict(found) for kind, found in copies.counts.items()}
     return BuiltDataset(
-        files.artifacts(), before, after, dict(splits), counts, (*without_rows(pools), *prompts.warnings)
+        files.artifacts(),
+        before,
+        after,
+        dict(splits),
+        counts,
+        (*without_rows(pools), *prompts.warnings),
     )
 
 
 def _evaluation_questions(profile: Profile, red_team: Sequence[Row]) -> Iterator[Row]:
-    """Every question of `dataset.decontaminate_against`, also those that would be too long to ask, and the red team's.
+    """Every question of `dataset.decontaminate_against`, also those that would be too long to ask,
+    and the red team's.
 
     Questions are compared by their words and context, so a file needs none of the recipe's inputs.
     """
     columns = profile.data.columns.model_copy(update={"inputs": {}, "dialogue": ""})
-    data = profile.data.model_copy(update={"limit": None, "sheet": None, "sql": None, "columns": columns})
+    data = profile.data.model_copy(
+        update={"limit": None, "sheet": None, "sql": None, "columns": columns}
+    )
     paths = (Path(path) for path in profile.dataset.decontaminate_against)
     rows = chain.from_iterable(read_rows(path, data, profile.tenant) for path in paths)
     return (row for row in chain(rows, red_team) if normalise(row.query))
@@ -147,8 +180,16 @@ def _advice(rows_path: Path, recipe: Recipe, profile: Profile, *, weak: bool) ->
     return recipe.TOO_FEW_ROWS_HINT
 
 
-def _sft_line(row: Row, recipe: Recipe, profile: Profile, noise: NoiseKind | None) -> dict[str, Any]:
-    origin = {"row_id": row.id, "tenant": row.tenant, "gold_id": row.gold_id, "source": row.source, "split": row.split}
+def _sft_line(
+    row: Row, recipe: Recipe, profile: Profile, noise: NoiseKind | None
+) -> dict[str, Any]:
+    origin = {
+        "row_id": row.id,
+        "tenant": row.tenant,
+        "gold_id": row.gold_id,
+        "source": row.source,
+        "split": row.split,
+    }
     origin["noise"] = noise
     answer = {"role": "assistant", "content": row.target}
     return {"messages": [*recipe.student_messages(row, profile.tenant), answer], "metadata": origin}

@@ -1,4 +1,5 @@
-"""Writes the files of a dataset row by row, all at the same time, under `.partial` names until all are complete."""
+"""Writes the files of a dataset row by row, all at the same time, under `.partial` names until all
+are complete."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,10 @@ class DatasetFiles:
         if isinstance(sink, _Parquet):
             sink.write(record)
         else:
-            sink.write((record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n")
+            sink.write(
+                (record if isinstance(record, str) else json.dumps(record, ensure_ascii=False))
+                + "\n"
+            )
         self.rows[name] += 1
 
     def artifacts(self) -> dict[str, Artifact]:
@@ -40,12 +44,20 @@ def open_files(directory: Path, names: Iterable[str], schema: pa.Schema) -> Iter
 
     After an error none of them exists; else all get their names at the end of the block.
     """
-    paths, sinks = {Path(name).stem: directory / name for name in names}, dict[str, _Parquet | TextIO]()
+    paths, sinks = (
+        {Path(name).stem: directory / name for name in names},
+        dict[str, _Parquet | TextIO](),
+    )
     with ExitStack() as stack:
         partials = {name: stack.enter_context(written_whole(path)) for name, path in paths.items()}
-        for name, partial in partials.items():  # opened last, so that all are closed before the first gets its name
+        for (
+            name,
+            partial,
+        ) in partials.items():  # opened last, so that all are closed before the first gets its name
             is_parquet = paths[name].suffix == ".parquet"
-            sinks[name] = _Parquet(partial, schema) if is_parquet else partial.open("w", encoding="utf-8")
+            sinks[name] = (
+                _Parquet(partial, schema) if is_parquet else partial.open("w", encoding="utf-8")
+            )
             stack.callback(sinks[name].close)
         yield DatasetFiles(paths, sinks)
 

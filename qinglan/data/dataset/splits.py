@@ -1,8 +1,9 @@
 """Assigns every row to train, dev or test, without leaks between them.
 
-Near-duplicates (same question in other words or punctuation) stay in one split. A row keeps the split that the
-workbook gives it, else the one that an earlier dataset version gave it; for others a hash of their group
-decides, not their position. So the test set stays the same from run to run, also when groups merge.
+Near-duplicates (same question in other words or punctuation) stay in one split. A row keeps the
+split that the workbook gives it, else the one that an earlier dataset version gave it; for others a
+hash of their group decides, not their position. So the test set stays the same from run to run,
+also when groups merge.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,21 +28,25 @@ def was_question(row: Row) -> bool:
 
 
 def is_leak(reason: str | None) -> bool:
-    """Did the row fail because it repeats a question of a stricter split, or of an evaluation workbook?"""
+    """Did the row fail because it repeats a question of a stricter split, or of an evaluation
+    workbook?"""
     return (reason or "").startswith(LEAK)
 
 
 class Placement(NamedTuple):
-    """The split of every row that was a question, in their order: a few bytes each where rows have thousands."""
+    """The split of every row that was a question, in their order: a few bytes each where rows have
+    thousands."""
 
     splits: NDArray[np.uint8]
     repeats: NDArray[np.uint8]
-    """What the row must not repeat and repeats: 0 nothing, else the strength of a split or `_EVALUATION`."""
+    """What the row must not repeat and repeats: 0 nothing, else the strength of a split or
+    `_EVALUATION`."""
     groups: Mapping[int, str]
     """By place, for near-duplicates alone: the smallest id among them."""
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The rows that were placed, in the same order, each with its split; those that leak are failed."""
+        """The rows that were placed, in the same order, each with its split; those that leak are
+        failed."""
         places = iter(enumerate(zip(self.splits.tolist(), self.repeats.tolist(), strict=True)))
         for row in rows:
             if not was_question(row):
@@ -63,15 +68,15 @@ def place_rows(
 ) -> Placement:
     """Give every row that was a question a split; no group of near-duplicates straddles two.
 
-    A row that resembles one of a stricter split (test before dev before train) is failed as ``near_duplicate_of_test``
-    or ``near_duplicate_of_dev``, whatever it failed for before. A row without a split joins its group's, or the whole
-    group is placed by a seeded hash of its smallest id. A row of train or dev whose group repeats a question of
-    `evaluation` is failed as ``near_duplicate_of_evaluation``; one of test may stay, since nothing learns from it.
+    A row that resembles one of a stricter split (test before dev before train) is failed as
+    ``near_duplicate_of_test`` or ``near_duplicate_of_dev``, whatever it failed for before. A row
+    without a split joins its group's, or the whole group is placed by a seeded hash of its smallest
+    id. A row of train or dev whose group repeats a question of `evaluation` is failed as
+    ``near_duplicate_of_evaluation``; one of test may stay, since nothing learns from it.
 
-    Args:
-        pinned: splits of row ids in earlier dataset versions; they count like the workbook's where it has none.
-        evaluation: questions that are kept for evaluation elsewhere.
-        directory: for the temporary file of the questions' texts.
+    Args: pinned: splits of row ids in earlier dataset versions; they count like the workbook's
+        where it has none. evaluation: questions that are kept for evaluation elsewhere. directory:
+        for the temporary file of the questions' texts.
     """
     pinned, ids, codes = pinned or {}, [], bytearray()
     with Questions(directory) as questions:
@@ -91,16 +96,21 @@ def place_rows(
     unplaced = np.flatnonzero(splits == 0)
     names = _names_of_groups(ids, groups)
     chosen = (split_of(names.get(place, ids[place]), config) for place in unplaced.tolist())
-    splits[unplaced] = np.fromiter((_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(unplaced))
+    splits[unplaced] = np.fromiter(
+        (_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(unplaced)
+    )
     repeats = np.where(strictest > splits, strictest, np.uint8(0))
     repeats[(repeats == 0) & evaluated & (splits < _STRENGTH["test"])] = _EVALUATION
     return Placement(splits, repeats, names)
 
 
 def with_groups(questions: Sequence[Row], config: Dataset) -> list[Row]:
-    """The rows with the groups that a dataset of them would have, for figures over rows that are in none."""
+    """The rows with the groups that a dataset of them would have, for figures over rows that are in
+    none."""
     groups = place_rows(questions, config).groups
-    return [row.model_copy(update={"group": groups.get(place)}) for place, row in enumerate(questions)]
+    return [
+        row.model_copy(update={"group": groups.get(place)}) for place, row in enumerate(questions)
+    ]
 
 
 def _names_of_groups(ids: list[str], groups: NDArray[np.intp]) -> dict[int, str]:

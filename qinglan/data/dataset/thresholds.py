@@ -1,4 +1,5 @@
-"""What the selection would keep with another `select.min_top1_score`, for a run of which too few rows may teach."""
+"""What the selection would keep with another `select.min_top1_score`, for a run of which too few
+rows may teach."""
 
 import math
 from collections import Counter
@@ -43,9 +44,14 @@ class SelectedScores:
             scores.sort(reverse=True)
 
     def threshold(self, share: float) -> float | None:
-        """The highest threshold, in hundredths, that keeps this share of the questions; None where none does."""
+        """The highest threshold, in hundredths, that keeps this share of the questions; None where
+        none does."""
         wanted = max(1, round(share * self._questions))
-        return math.floor(self._eligible[wanted - 1] * 100) / 100 if wanted <= len(self._eligible) else None
+        return (
+            math.floor(self._eligible[wanted - 1] * 100) / 100
+            if wanted <= len(self._eligible)
+            else None
+        )
 
     def setting(self) -> str | None:
         """The one setting to change, as `--set` takes it; None where none would help."""
@@ -55,13 +61,22 @@ class SelectedScores:
                 return f"select.min_top1_score={found:g}"
         # The last of the rules, so that without it these rows are kept.
         worse = self._reasons["worse_than_original"]
-        return "select.not_worse_than_original=false" if worse and worse >= min(_SHARES) * self._questions else None
+        return (
+            "select.not_worse_than_original=false"
+            if worse and worse >= min(_SHARES) * self._questions
+            else None
+        )
 
     def findings(self) -> list[Finding]:
         """The scores, and what each threshold would keep."""
-        lists = ((Both("original question", "原问题"), self._originals), (Both("rewrite", "改写"), self._rewrites))
+        lists = (
+            (Both("original question", "原问题"), self._originals),
+            (Both("rewrite", "改写"), self._rewrites),
+        )
         scores = tuple(
-            FindingRow(label=label, values=tuple(_quantile(values, share) for share in _QUANTILES.values()))
+            FindingRow(
+                label=label, values=tuple(_quantile(values, share) for share in _QUANTILES.values())
+            )
             for label, values in lists
         )
         kept = []
@@ -71,24 +86,37 @@ class SelectedScores:
             words = Both(f"about {share:.0%} of the rows", f"约 {share:.0%} 的行")
             kept.append(FindingRow(label=words, values=(found, count and count / self._questions)))
         setting = self.setting()
-        title = Both("What another select.min_top1_score would keep", "其他 select.min_top1_score 可保留的行")
+        title = Both(
+            "What another select.min_top1_score would keep", "其他 select.min_top1_score 可保留的行"
+        )
         if setting:
             title = Both(f"{title.en}; try --set {setting}", f"{title.zh}；可试 --set {setting}")
-        heads = (Both("select.min_top1_score", "select.min_top1_score"), Both("share kept", "保留比例"))
+        heads = (
+            Both("select.min_top1_score", "select.min_top1_score"),
+            Both("share kept", "保留比例"),
+        )
         return [
             Finding(
-                title=Both("Score of the best passage", "首位得分"), columns=tuple(_QUANTILES), rows=scores, digits=2
+                title=Both("Score of the best passage", "首位得分"),
+                columns=tuple(_QUANTILES),
+                rows=scores,
+                digits=2,
             ),
             Finding(title=title, columns=heads, rows=tuple(kept), digits=2),
         ]
 
 
 def findings_of(stages: Sequence[StageResult], recipe: Recipe, profile: Profile) -> list[Finding]:
-    """Those of the scores, where too few rows were selected for a dataset, or for `targets.rows` (unset: for 30%)."""
+    """Those of the scores, where too few rows were selected for a dataset, or for `targets.rows`
+    (unset: for 30%)."""
     least, _ = profile.targets.rows.get("select", (_ADVISED_SHARE, 1.0))
     for stage in stages if recipe.retrieves else ():
-        if stage.stage == "select" and (stage is stages[-1] or stage.rows_out < least * stages[0].rows_out):
-            return SelectedScores(read_jsonl(stage.path("rows"), Row), recipe, profile.select).findings()
+        if stage.stage == "select" and (
+            stage is stages[-1] or stage.rows_out < least * stages[0].rows_out
+        ):
+            return SelectedScores(
+                read_jsonl(stage.path("rows"), Row), recipe, profile.select
+            ).findings()
     return []
 
 

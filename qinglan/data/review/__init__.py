@@ -1,8 +1,9 @@
 """Reviewers' verdicts on answers, one file per tenant and recipe, which later refreshes apply.
 
-The newest verdict on a row counts. `accept` and `reject` hold for the answer that was reviewed, so that another answer
-of the teacher needs another review; a correction holds for every answer. Each import replaces the whole file and
-changes no earlier line: a process killed at any moment leaves all of an import or nothing of it.
+The newest verdict on a row counts. `accept` and `reject` hold for the answer that was reviewed, so
+that another answer of the teacher needs another review; a correction holds for every answer. Each
+import replaces the whole file and changes no earlier line: a process killed at any moment leaves
+all of an import or nothing of it.
 """
 
 import hashlib
@@ -49,7 +50,8 @@ class Review(BaseModel, frozen=True, extra="forbid"):
 
 
 def fingerprint(answer: str | None) -> str:
-    """16 hex digits of an answer's words in their order; the white space between them does not matter."""
+    """16 hex digits of an answer's words in their order; the white space between them does not
+    matter."""
     return hashlib.sha256(" ".join((answer or "").split()).encode()).hexdigest()[:16]
 
 
@@ -72,7 +74,8 @@ class Reviews:
         return review if review.fingerprint == fingerprint(row.answer) else None
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The same rows in the same order, `review` and `corrected` set by the current reviews alone."""
+        """The same rows in the same order, `review` and `corrected` set by the current reviews
+        alone."""
         for row in rows:
             review = self.current(row)
             verdict, corrected = (review.verdict, review.corrected) if review else (None, None)
@@ -85,11 +88,14 @@ def load_reviews(profile: Profile) -> Reviews:
 
 
 def store_path(profile: Profile) -> Path:
-    return profile.paths.state / "reviews" / f"{profile.tenant.file_name}.{profile.recipe_name}.jsonl"
+    return (
+        profile.paths.state / "reviews" / f"{profile.tenant.file_name}.{profile.recipe_name}.jsonl"
+    )
 
 
 def read_store(path: Path) -> list[Review]:
-    """Every line of a store, the oldest first; ArtifactError where one is damaged, as no verdict is ever skipped."""
+    """Every line of a store, the oldest first; ArtifactError where one is damaged, as no verdict is
+    ever skipped."""
     hint = "restore the file from a backup, or delete that line and import its workbook again"
     return read_lines(Review, path, "review", hint)
 
@@ -105,8 +111,8 @@ class ReviewImport(NamedTuple):
 def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
     """Append the reviews that the store lacks, all or none, one process at a time.
 
-    Reviews of a file that was imported before are not new, so that importing an old file again does not undo later
-    verdicts.
+    Reviews of a file that was imported before are not new, so that importing an old file again does
+    not undo later verdicts.
     """
     path = store_path(profile)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +128,10 @@ def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
             and (review.effect, review.comment, review.reviewer) not in said
         ]
         if new:
-            with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
+            with (
+                written_whole(path) as partial,
+                partial.open("w", encoding="utf-8", newline="\n") as stream,
+            ):
                 stream.writelines(record_line(line) for line in [*lines, *new])
     replaced = sum(r.row in newest and newest[r.row].effect != r.effect for r in new)
     return ReviewImport(new, len(reviews) - len(new), replaced)

@@ -1,4 +1,5 @@
-"""Exports a sample of a run's rows to a review workbook, and counts the verdicts that hold for a run."""
+"""Exports a sample of a run's rows to a review workbook, and counts the verdicts that hold for a
+run."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -33,15 +34,21 @@ class ReviewExport(NamedTuple):
     reviewed: int
     """Rows of the run that were left out because a verdict holds for them."""
     unfaithful: int
-    """Rows left out because a cell can't hold their text, so that an import could not identify the reviewed answer."""
+    """Rows left out because a cell can't hold their text, so that an import could not identify the
+    reviewed answer."""
 
 
-def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, again: bool = False) -> ReviewExport:
-    """Write a sample of at most `size` rows, of those reviewed before only with `again`; in bounded memory."""
+def export_reviews(
+    profile: Profile, run_name: str, path: Path, size: int, *, again: bool = False
+) -> ReviewExport:
+    """Write a sample of at most `size` rows, of those reviewed before only with `again`; in bounded
+    memory."""
     if path.suffix.lower() != ".xlsx":
         raise ConfigError(f"{path}: a review workbook is an .xlsx file; let its name end in that")
     if path.exists():  # it may hold hours of a reviewer's work
-        raise ConfigError(f"{path}: exists already; choose another --out, or delete it once its verdicts are imported")
+        raise ConfigError(
+            f"{path}: exists already; choose another --out, or delete it once its verdicts are imported"
+        )
     run, stage = newest_rows(profile, run_name)
     left_out: Counter[str] = Counter()
     recipe = get_recipe(profile.recipe)
@@ -52,10 +59,21 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
         reviewed = f"; {n:,} of its rows are reviewed, --again takes them too" if n else ""
         raise StageError(f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed}")
     said = judge_reasons(profile, [row for row, _ in sample.rows])
-    write_sample(path, sample, recipe, said, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
+    write_sample(
+        path, sample, recipe, said, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}"
+    )
     counts = Counter(stratum.title for sampled in sample.rows for stratum in sampled.strata)
-    strata = {stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]}
-    return ReviewExport(run.name, stage.stage, len(sample.rows), strata, left_out["reviewed"], left_out["unfaithful"])
+    strata = {
+        stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]
+    }
+    return ReviewExport(
+        run.name,
+        stage.stage,
+        len(sample.rows),
+        strata,
+        left_out["reviewed"],
+        left_out["unfaithful"],
+    )
 
 
 class VerdictCounts(NamedTuple):
@@ -79,33 +97,48 @@ def count_verdicts(profile: Profile, run_name: str) -> VerdictCounts:
 def newest_rows(profile: Profile, name: str) -> tuple[Path, StageResult]:
     """A run's directory and the last of its data stages that is finished, its rows verified.
 
-    `latest` is the profile's newest refresh or pipeline with a finished data stage, whatever ran since.
+    `latest` is the profile's newest refresh or pipeline with a finished data stage, whatever ran
+    since.
     """
     runs = profile.paths.runs
-    named = runs_of(runs, profile.name, ("refresh", "pipeline")) if name == "latest" else [find_run(runs, name)]
-    finished = ((run, stage) for run in named for stage in _STAGES if (run / stage / MANIFEST).exists())
+    named = (
+        runs_of(runs, profile.name, ("refresh", "pipeline"))
+        if name == "latest"
+        else [find_run(runs, name)]
+    )
+    finished = (
+        (run, stage) for run in named for stage in _STAGES if (run / stage / MANIFEST).exists()
+    )
     run, stage = next(finished, (None, ""))
     if run is None:
         advice = f"name a refresh or pipeline of {profile.name} with --run"
-        raise ConfigError(f"run `{name}`: has no finished data stage ({', '.join(_STAGES)}); {advice}")
+        raise ConfigError(
+            f"run `{name}`: has no finished data stage ({', '.join(_STAGES)}); {advice}"
+        )
     result = stage_of(run, stage)
     result.artifacts["rows"].verify()
     return run, result
 
 
 def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
-    """The stage's rows, one at a time; ConfigError where they are another tenant's than the profile's."""
+    """The stage's rows, one at a time; ConfigError where they are another tenant's than the
+    profile's."""
     for row in read_jsonl(stage.path("rows"), Row):
         if row.tenant != profile.tenant.id:
             mine = f"profile `{profile.name}` is of tenant `{profile.tenant.id}`"
-            raise ConfigError(f"run {run.name}: holds rows of tenant `{row.tenant}`, but {mine}; give its --profile")
+            raise ConfigError(
+                f"run {run.name}: holds rows of tenant `{row.tenant}`, but {mine}; give its --profile"
+            )
         yield row
 
 
 def judge_reasons(profile: Profile, rows: Collection[Row]) -> dict[str, str]:
-    """By row id, why the judge gave its score, as it answered at that time; without rows whose answer gives none."""
+    """By row id, why the judge gave its score, as it answered at that time; without rows whose
+    answer gives none."""
     request, found = judge_requests(profile), {}
-    judged = ((row.id, request(row, row.answer or "")) for row in rows if row.judge_score is not None)
+    judged = (
+        (row.id, request(row, row.answer or "")) for row in rows if row.judge_score is not None
+    )
     asked = {row_id: one.request_hash for row_id, one in judged if one}
     with site_ledger(profile) if asked else nullcontext() as ledger:
         answers = ledger.get_many(asked.values()) if ledger else {}
@@ -117,7 +150,9 @@ def judge_reasons(profile: Profile, rows: Collection[Row]) -> dict[str, str]:
     return found
 
 
-def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Counter[str]) -> Iterator[Row]:
+def _candidates(
+    rows: Iterable[Row], profile: Profile, again: bool, left_out: Counter[str]
+) -> Iterator[Row]:
     reviews, recipe = load_reviews(profile), get_recipe(profile.recipe)
     for row in rows:
         if not again and reviews.current(row):
@@ -133,7 +168,9 @@ def _survives(row: Row, recipe: Recipe) -> bool:
     texts = {name: _read_back(getattr(row, name)) for name in ("query", "profile", "history")}
     inputs = {name: _read_back(text) for name, text in row.inputs.items()}
     same_answer = fingerprint(_read_back(row.answer or "")) == fingerprint(row.answer)
-    return same_answer and cell_of(row.model_copy(update=texts | {"inputs": inputs}), recipe) == cell_of(row, recipe)
+    return same_answer and cell_of(
+        row.model_copy(update=texts | {"inputs": inputs}), recipe
+    ) == cell_of(row, recipe)
 
 
 def _read_back(text: str) -> str:

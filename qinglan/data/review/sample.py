@@ -1,7 +1,7 @@
 """Chooses the rows to review: those where the signals disagree, and some at random.
 
-Each stratum has its share of the sample; what a stratum cannot fill goes to the others. The control rows are drawn from
-all rows that SFT would learn, so that their error rate is that of the dataset.
+Each stratum has its share of the sample; what a stratum cannot fill goes to the others. The control
+rows are drawn from all rows that SFT would learn, so that their error rate is that of the dataset.
 """
 
 import math
@@ -14,10 +14,18 @@ from qinglan.data.dataset.splits import is_leak
 from qinglan.rows import INPUT_REASONS, BottomK, Retrieved, Row, hash_fraction
 
 RULE_REASONS = frozenset(
-    {"answer_too_long", "boilerplate", "empty_answer", "refusal_text", "rewrite_too_long", "rewrite_too_short"}
+    {
+        "answer_too_long",
+        "boilerplate",
+        "empty_answer",
+        "refusal_text",
+        "rewrite_too_long",
+        "rewrite_too_short",
+    }
     | {"teacher_refused", "truncated"}
 )
-"""Failed for the answer itself, not for its scores; a reviewer may disagree, or write a better one."""
+"""Failed for the answer itself, not for its scores; a reviewer may disagree, or write a better
+one."""
 
 _LOW_JUDGE, _HIGH_JUDGE, _LOW_PART = 3.0, 4.0, 0.5
 _MARGIN = 0.05
@@ -33,7 +41,9 @@ class Stratum(NamedTuple):
     meaning: str
 
 
-CONTROL = Stratum("control", "随机对照", 0.25, "从全部入选行中随机抽取，用来估计错误率，请务必全部填写")
+CONTROL = Stratum(
+    "control", "随机对照", 0.25, "从全部入选行中随机抽取，用来估计错误率，请务必全部填写"
+)
 STRATA = (
     CONTROL,
     Stratum("judge_low", "裁判低检索高", 0.15, "裁判分低于 3，但检索得分达到阈值"),
@@ -78,19 +88,35 @@ def _misses_gold(row: Row) -> bool:
 
 
 _CONDITIONS: dict[str, Callable[[Row, Select], bool]] = {
-    "control": lambda row, _: row.status == "ok" and bool(row.answer) and row.split in (None, "train"),
-    "judge_low": lambda row, select: _judge(row) < _LOW_JUDGE and _top1(row) >= select.min_top1_score,
-    "judge_high": lambda row, select: _judge(row) >= _HIGH_JUDGE and _top1(row) < select.min_top1_score,
-    "just_above": lambda row, select: select.min_top1_score <= _top1(row) <= select.min_top1_score + _MARGIN,
-    "just_below": lambda row, select: select.min_top1_score - _MARGIN <= _top1(row) < select.min_top1_score,
-    "worse_than_original": lambda row, _: _quality(row.answer_retrieved) < _quality(row.original_retrieved),
+    "control": lambda row, _: (
+        row.status == "ok" and bool(row.answer) and row.split in (None, "train")
+    ),
+    "judge_low": lambda row, select: (
+        _judge(row) < _LOW_JUDGE and _top1(row) >= select.min_top1_score
+    ),
+    "judge_high": lambda row, select: (
+        _judge(row) >= _HIGH_JUDGE and _top1(row) < select.min_top1_score
+    ),
+    "just_above": lambda row, select: (
+        select.min_top1_score <= _top1(row) <= select.min_top1_score + _MARGIN
+    ),
+    "just_below": lambda row, select: (
+        select.min_top1_score - _MARGIN <= _top1(row) < select.min_top1_score
+    ),
+    "worse_than_original": lambda row, _: (
+        _quality(row.answer_retrieved) < _quality(row.original_retrieved)
+    ),
     "gold_missed": lambda row, select: _top1(row) >= select.min_top1_score and _misses_gold(row),
     "by_rule": lambda row, _: row.reason in RULE_REASONS,
     "low_score": lambda row, _: _judge(row) < _LOW_JUDGE,
-    "high_score_low_part": lambda row, _: _judge(row) >= _HIGH_JUDGE and _lowest_part(row) < _LOW_PART,
+    "high_score_low_part": lambda row, _: (
+        _judge(row) >= _HIGH_JUDGE and _lowest_part(row) < _LOW_PART
+    ),
     "low_part": lambda row, _: _lowest_part(row) < 1,
     "in_pool": lambda row, _: row.pool is not None and bool(row.answer),
-    "by_rule_or_failed": lambda row, _: row.reason in RULE_REASONS or (row.status == "failed" and bool(row.answer)),
+    "by_rule_or_failed": lambda row, _: (
+        row.reason in RULE_REASONS or (row.status == "failed" and bool(row.answer))
+    ),
 }
 
 
@@ -109,13 +135,20 @@ class ReviewSample(NamedTuple):
     """How many rows each stratum had to draw from, by its name."""
 
 
-def draw_sample(rows: Iterable[Row], config: Select, size: int, strata: Sequence[Stratum] = STRATA) -> ReviewSample:
-    """At most `size` rows of a stream, each once; keeps no more than `size` rows per stratum in memory."""
-    candidates: dict[str, BottomK[Row]] = {stratum.name: BottomK(size, stratum.name) for stratum in strata}
+def draw_sample(
+    rows: Iterable[Row], config: Select, size: int, strata: Sequence[Stratum] = STRATA
+) -> ReviewSample:
+    """At most `size` rows of a stream, each once; keeps no more than `size` rows per stratum in
+    memory."""
+    candidates: dict[str, BottomK[Row]] = {
+        stratum.name: BottomK(size, stratum.name) for stratum in strata
+    }
     population: Counter[str] = Counter({stratum.name: 0 for stratum in strata})
     for row in rows:
         is_judged = bool(row.answer) or row.reason in RULE_REASONS
-        if not is_judged or row.reason in INPUT_REASONS or is_leak(row.reason):  # no verdict could change it
+        if (
+            not is_judged or row.reason in INPUT_REASONS or is_leak(row.reason)
+        ):  # no verdict could change it
             continue
         for stratum in strata:
             if _CONDITIONS[stratum.name](row, config):
@@ -125,14 +158,20 @@ def draw_sample(rows: Iterable[Row], config: Select, size: int, strata: Sequence
     chosen, controls = _allot(ranked, size, strata)
     drawn = []
     for row in chosen.values():
-        holds = {s: row.id in controls if s is CONTROL else _CONDITIONS[s.name](row, config) for s in strata}
+        holds = {
+            s: row.id in controls if s is CONTROL else _CONDITIONS[s.name](row, config)
+            for s in strata
+        }
         drawn.append(SampledRow(row, tuple(stratum for stratum in strata if holds[stratum])))
     drawn.sort(key=lambda sampled: hash_fraction(f"order:{sampled.row.id}"))
     return ReviewSample(drawn, strata, dict(population))
 
 
-def _allot(ranked: dict[str, list[Row]], size: int, strata: Sequence[Stratum]) -> tuple[dict[str, Row], set[str]]:
-    """Rows by id, and the ids of the control rows: first each stratum's share, then the rest in turn."""
+def _allot(
+    ranked: dict[str, list[Row]], size: int, strata: Sequence[Stratum]
+) -> tuple[dict[str, Row], set[str]]:
+    """Rows by id, and the ids of the control rows: first each stratum's share, then the rest in
+    turn."""
     chosen: dict[str, Row] = {}
     controls: set[str] = set()
     queues = {name: iter(rows) for name, rows in ranked.items()}

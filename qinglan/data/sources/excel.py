@@ -1,4 +1,5 @@
-"""Reads Excel sheets cell by cell, so that formulas, merged cells and errors are seen as what they are."""
+"""Reads Excel sheets cell by cell, so that formulas, merged cells and errors are seen as what they
+are."""
 
 import mmap
 import re
@@ -36,11 +37,18 @@ _FLAWS = {"merged": "merged_cell", "f": "formula_cell", "e": "not_text"}
 
 def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
     """Records of one sheet; a formula, a merged or an error cell is the record's flaw."""
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with (
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
         if content[:8] == _OLE_MAGIC:
             if content.find(_ENCRYPTED) >= 0:
-                raise WorkbookError(f"{path}: is encrypted; remove its password in Excel and save it again")
-            raise WorkbookError(f"{path}: is an old .xls file under the name .xlsx; save it as .xlsx in Excel")
+                raise WorkbookError(
+                    f"{path}: is encrypted; remove its password in Excel and save it again"
+                )
+            raise WorkbookError(
+                f"{path}: is an old .xls file under the name .xlsx; save it as .xlsx in Excel"
+            )
         if content[:2] != b"PK":
             hint = "if it is text, rename it to .csv, else save it as .xlsx"
             raise WorkbookError(f"{path}: is not an Excel file; {hint}")
@@ -55,18 +63,26 @@ def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
             raise WorkbookError(f"{path}: no sheet `{name}` (sheets: {names}); correct data.sheet")
         rows = _cells_by_row(sheets[name])
     except CORRUPT as error:
-        raise WorkbookError(f"{path}: is damaged ({damage(error)}); open it in Excel and save it again") from error
+        raise WorkbookError(
+            f"{path}: is damaged ({damage(error)}); open it in Excel and save it again"
+        ) from error
     if not rows:
         hint = "fill it in or choose another with --set data.sheet=NAME"
         raise WorkbookError(f"{path}!{name}: the sheet is empty (sheets: {names}); {hint}")
     first = rows.get(1, {})
-    header = [cell_text(first[n].value) if n in first else "" for n in range(1, max(first, default=0) + 1)]
+    header = [
+        cell_text(first[n].value) if n in first else "" for n in range(1, max(first, default=0) + 1)
+    ]
     places = column_places(header, columns, f"{path}!{name}, row 1")
     prefix = f"{path.name}!{name}!{get_column_letter(places['query'] + 1)}"
-    return (_record(prefix, number, rows.get(number, {}), places) for number in range(2, max(rows) + 1))
+    return (
+        _record(prefix, number, rows.get(number, {}), places) for number in range(2, max(rows) + 1)
+    )
 
 
-def _record(prefix: str, number: int, row: Mapping[int, Cell | MergedCell], places: Mapping[str, int]) -> Record:
+def _record(
+    prefix: str, number: int, row: Mapping[int, Cell | MergedCell], places: Mapping[str, int]
+) -> Record:
     used = {field: row[place + 1] for field, place in places.items() if place + 1 in row}
     kinds = {"merged" if isinstance(cell, MergedCell) else cell.data_type for cell in used.values()}
     return Record(
@@ -80,8 +96,11 @@ def _record(prefix: str, number: int, row: Mapping[int, Cell | MergedCell], plac
 
 
 def _cells_by_row(sheet: Any) -> dict[int, dict[int, Cell | MergedCell]]:
-    """By row and column, from 1, up to the last row that holds a value: a style far below is no row."""
-    last = max((row for (row, _), cell in sheet._cells.items() if cell.value is not None), default=0)
+    """By row and column, from 1, up to the last row that holds a value: a style far below is no
+    row."""
+    last = max(
+        (row for (row, _), cell in sheet._cells.items() if cell.value is not None), default=0
+    )
     rows: dict[int, dict[int, Cell | MergedCell]] = {}
     for (row, column), cell in sheet._cells.items():
         if row <= last:
@@ -92,12 +111,15 @@ def _cells_by_row(sheet: Any) -> dict[int, dict[int, Cell | MergedCell]]:
 def load_book(stream: IO[bytes]) -> Any:
     """An openpyxl workbook; raises one of `CORRUPT` on a damaged one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # openpyxl's warnings about styles and extensions, which don't concern cells
+        warnings.simplefilter(
+            "ignore"
+        )  # openpyxl's warnings about styles and extensions, which don't concern cells
         return openpyxl.load_workbook(stream, keep_links=False)
 
 
 def sheets_of(path: Path, stream: IO[bytes]) -> dict[str, Any]:
-    """The sheets by their titles, without chart sheets; raises one of `CORRUPT` on a damaged workbook."""
+    """The sheets by their titles, without chart sheets; raises one of `CORRUPT` on a damaged
+    workbook."""
     with zipfile.ZipFile(stream) as archive:
         _require_size(path, archive)
     return {sheet.title: sheet for sheet in load_book(stream).worksheets}
@@ -115,7 +137,9 @@ def _require_size(path: Path, archive: zipfile.ZipFile) -> None:
             while block := stream.read(_BLOCK):
                 cells += len(_CELL.findall(block))
                 if cells > MAX_CELLS:
-                    raise WorkbookError(f"{path}: has more than {MAX_CELLS:,} cells, {most}; {hint}")
+                    raise WorkbookError(
+                        f"{path}: has more than {MAX_CELLS:,} cells, {most}; {hint}"
+                    )
 
 
 def damage(error: Exception) -> str:

@@ -1,6 +1,8 @@
-"""Reads files (CSV, JSON lines and parquet hold one line or batch in memory), and folders, as one stream of records.
+"""Reads files (CSV, JSON lines and parquet hold one line or batch in memory), and folders, as one
+stream of records.
 
-A folder may hold other files too. A file that is still being written must have another name (hidden, or `.partial`).
+A folder may hold other files too. A file that is still being written must have another name
+(hidden, or `.partial`).
 """
 
 import codecs
@@ -14,7 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qinglan.data.sources.excel import damage, read_xlsx
-from qinglan.data.sources.records import InputColumns, MissingColumnError, Record, cell_text, column_places
+from qinglan.data.sources.records import (
+    InputColumns,
+    MissingColumnError,
+    Record,
+    cell_text,
+    column_places,
+)
 from qinglan.errors import WorkbookError
 from qinglan.runs.artifacts import hash_of, sha256_of
 
@@ -45,7 +53,8 @@ def read_csv(path: Path, columns: InputColumns) -> Iterator[Record]:
 
 
 def _number_flaw(query: str) -> str | None:
-    """Why a number is refused, as in Excel, where cells have types; pandas writes NaN for an empty cell."""
+    """Why a number is refused, as in Excel, where cells have types; pandas writes NaN for an empty
+    cell."""
     try:
         number = float(query)
     except ValueError:
@@ -54,7 +63,8 @@ def _number_flaw(query: str) -> str | None:
 
 
 def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Records with the number of the line on which each begins; strict, so that an unclosed quote is an error."""
+    """Records with the number of the line on which each begins; strict, so that an unclosed quote
+    is an error."""
     reader, start = csv.reader(stream, strict=True), 1
     try:
         for cells in reader:
@@ -66,7 +76,8 @@ def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[st
 
 
 def encoding_of(path: Path) -> str:
-    """UTF-8 with or without a byte order mark, else GB18030; a damaged UTF-8 file is an error, not GB18030."""
+    """UTF-8 with or without a byte order mark, else GB18030; a damaged UTF-8 file is an error, not
+    GB18030."""
     if (damage := _damage(path, "utf-8-sig")) is None:
         return "utf-8-sig"
     if not _is_mostly_utf8(path) and (damage := _damage(path, "gb18030")) is None:
@@ -82,13 +93,20 @@ def _damage(path: Path, encoding: str) -> WorkbookError | None:
             decoder.decode(block)
             lines += block.count(b"\n")
         decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:  # its object begins with the last block's rest: no line ends there
-        return _undecodable(path, lines + error.object.count(b"\n", 0, error.start), error.object[error.start])
+    except (
+        UnicodeDecodeError
+    ) as error:  # its object begins with the last block's rest: no line ends there
+        return _undecodable(
+            path, lines + error.object.count(b"\n", 0, error.start), error.object[error.start]
+        )
     return None
 
 
 def _is_mostly_utf8(path: Path) -> bool:
-    decoder, ascii_bytes = codecs.getincrementaldecoder("utf-8")(errors="ignore"), bytes(range(0x80))
+    decoder, ascii_bytes = (
+        codecs.getincrementaldecoder("utf-8")(errors="ignore"),
+        bytes(range(0x80)),
+    )
     readable, high = 0, 0
     for block in blocks(path):
         readable += len(decoder.decode(block).encode().translate(None, ascii_bytes))
@@ -97,7 +115,9 @@ def _is_mostly_utf8(path: Path) -> bool:
 
 
 def _undecodable(path: Path, line: int, byte: int) -> WorkbookError:
-    return WorkbookError(f"{path}:{line}: byte {byte:#04x} is neither UTF-8 nor GB18030 text; save the file as UTF-8")
+    return WorkbookError(
+        f"{path}:{line}: byte {byte:#04x} is neither UTF-8 nor GB18030 text; save the file as UTF-8"
+    )
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -107,7 +127,8 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def read_jsonl(path: Path, columns: InputColumns, prefix: str | None = None) -> Iterator[Record]:
-    """Records of a file with one JSON object a line; their sources begin with `prefix`, by default the file's name."""
+    """Records of a file with one JSON object a line; their sources begin with `prefix`, by default
+    the file's name."""
     # The required columns are searched for line by line; usually the first line has them.
     required = {columns.names[field] for field in columns.required}
     seen: dict[str, None] = {}
@@ -123,13 +144,20 @@ def read_jsonl(path: Path, columns: InputColumns, prefix: str | None = None) -> 
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with one a line, with their lines' numbers; WorkbookError at a line that holds none."""
+    """The objects of a file with one a line, with their lines' numbers; WorkbookError at a line
+    that holds none."""
     with path.open("rb") as stream:
         for number, line in enumerate(iter(lambda: stream.readline(_MAX_LINE + 1), b""), 1):
             if len(line) > _MAX_LINE:
-                raise WorkbookError(f"{path}:{number}: longer than {_MAX_LINE >> 20} MiB; write one object a line")
+                raise WorkbookError(
+                    f"{path}:{number}: longer than {_MAX_LINE >> 20} MiB; write one object a line"
+                )
             try:
-                text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).removesuffix(b"\n").decode()
+                text = (
+                    (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+                    .removesuffix(b"\n")
+                    .decode()
+                )
             except UnicodeDecodeError as error:
                 raise _undecodable(path, number, error.object[error.start]) from error
             if not text.strip():
@@ -137,9 +165,13 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 value = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise WorkbookError(f"{path}:{number}: not valid JSON ({error}); write one object a line") from error
+                raise WorkbookError(
+                    f"{path}:{number}: not valid JSON ({error}); write one object a line"
+                ) from error
             if not isinstance(value, dict):
-                raise WorkbookError(f"{path}:{number}: expected a JSON object, found {type(value).__name__}")
+                raise WorkbookError(
+                    f"{path}:{number}: expected a JSON object, found {type(value).__name__}"
+                )
             yield number, value
 
 
@@ -153,17 +185,28 @@ def read_parquet(path: Path, columns: InputColumns) -> Iterator[Record]:
             places = column_places(file.schema_arrow.names, columns, str(path))
             names = {field: file.schema_arrow.names[place] for field, place in places.items()}
             numbers = count(1)
-            for batch in file.iter_batches(_PARQUET_ROWS, columns=list(dict.fromkeys(names.values()))):
+            for batch in file.iter_batches(
+                _PARQUET_ROWS, columns=list(dict.fromkeys(names.values()))
+            ):
                 values_by_column = [batch.column(name).to_pylist() for name in names.values()]
                 for values in zip(*values_by_column, strict=True):
-                    yield Record(f"{path.name}:", next(numbers), dict(zip(names, values, strict=True)))
+                    yield Record(
+                        f"{path.name}:", next(numbers), dict(zip(names, values, strict=True))
+                    )
         except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
             detail = damage(error)[:200]
-            raise WorkbookError(f"{path}: is damaged or no parquet file ({detail}); write it again") from error
+            raise WorkbookError(
+                f"{path}: is damaged or no parquet file ({detail}); write it again"
+            ) from error
 
 
 Reader = Callable[[Path, InputColumns], Iterator[Record]]
-READERS: dict[str, Reader] = {".xlsx": read_xlsx, ".csv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+READERS: dict[str, Reader] = {
+    ".xlsx": read_xlsx,
+    ".csv": read_csv,
+    ".jsonl": read_jsonl,
+    ".parquet": read_parquet,
+}
 """By the suffix, in lower case."""
 
 
@@ -174,16 +217,21 @@ class InputFiles(NamedTuple):
 
 
 def list_files(path: Path) -> InputFiles:
-    """The file itself, or a folder's files in the order of their names; WorkbookError where there is none."""
+    """The file itself, or a folder's files in the order of their names; WorkbookError where there
+    is none."""
     try:
         if not path.is_dir():
             return InputFiles([path], [])
-        found = sorted(file for file in path.iterdir() if file.is_file() and not _UNFINISHED.search(file.name))
+        found = sorted(
+            file for file in path.iterdir() if file.is_file() and not _UNFINISHED.search(file.name)
+        )
     except OSError as error:
         raise _unreadable(path, error) from error
     known = [file for file in found if file.suffix.lower() in (*READERS, _OLD_EXCEL)]
     if not known:
-        raise WorkbookError(f"{path}: holds no {', '.join(READERS)} file; put one there or correct data.workbook")
+        raise WorkbookError(
+            f"{path}: holds no {', '.join(READERS)} file; put one there or correct data.workbook"
+        )
     return InputFiles(known, [file for file in found if file not in known])
 
 
@@ -218,7 +266,8 @@ def read_records(path: Path, columns: InputColumns) -> Iterator[Record]:
 
 
 def read_header(path: Path) -> list[str]:
-    """The names in the header row, those of a folder's first file; WorkbookError where the input can't be read."""
+    """The names in the header row, those of a folder's first file; WorkbookError where the input
+    can't be read."""
     try:
         next(read_records(path, InputColumns({"query": _NO_COLUMN}, frozenset({"query"}))))
     except MissingColumnError as error:
@@ -232,7 +281,9 @@ def _require_file(path: Path) -> None:
     if path.suffix.lower() == _OLD_EXCEL:
         raise WorkbookError(f"{path}: is the old Excel format; save it as .xlsx")
     if path.suffix.lower() not in READERS:
-        raise WorkbookError(f"{path}: unknown suffix `{path.suffix}`; save it as {', '.join(READERS)}")
+        raise WorkbookError(
+            f"{path}: unknown suffix `{path.suffix}`; save it as {', '.join(READERS)}"
+        )
 
 
 def _without_blank_end(records: Iterable[Record]) -> Iterator[Record]:

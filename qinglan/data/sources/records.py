@@ -49,7 +49,8 @@ class InputColumns(NamedTuple):
     names: Mapping[str, str]
     """The column's name by field."""
     required: frozenset[str]
-    """Fields whose columns must be there: the query's, a required input's, and each that the profile names."""
+    """Fields whose columns must be there: the query's, a required input's, and each that the
+    profile names."""
     sheet: str | None = None
 
     @classmethod
@@ -70,12 +71,17 @@ def input_field(name: str) -> str:
 
 
 def column_places(found: Sequence[str], columns: InputColumns, where: str) -> dict[str, int]:
-    """Position of each used column that is there; WorkbookError where a required one is not, or a used one is twice."""
+    """Position of each used column that is there; WorkbookError where a required one is not, or a
+    used one is twice."""
     places = {}
     for field, name in columns.names.items():
         if found.count(name) > 1:
-            letters = " and ".join(get_column_letter(i + 1) for i, other in enumerate(found) if other == name)
-            raise WorkbookError(f"{where}: column `{name}` is in the header twice ({letters}); rename one")
+            letters = " and ".join(
+                get_column_letter(i + 1) for i, other in enumerate(found) if other == name
+            )
+            raise WorkbookError(
+                f"{where}: column `{name}` is in the header twice ({letters}); rename one"
+            )
         if name in found:
             places[field] = found.index(name)
         elif field in columns.required:
@@ -97,7 +103,9 @@ def listed(names: Sequence[str]) -> str:
 
 def cell_text(value: Any) -> str:
     """A cell's text for a prompt: no illegal characters, 12.0 as 12, dates in ISO form."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes NaN for an empty cell
+    if value is None or (
+        isinstance(value, float) and math.isnan(value)
+    ):  # pandas writes NaN for an empty cell
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -1,9 +1,11 @@
-"""Dataset versions: immutable, named by their content, and kept outside of runs, so that deleting runs loses none.
+"""Dataset versions: immutable, named by their content, and kept outside of runs, so that deleting
+runs loses none.
 
-`{paths.state}/datasets/<tenant>.<recipe>/<version>/` holds the dataset stage's files (hard links where that can
-be), their index, the data card and `version.json`. A version is written under another name and renamed when it is
-complete, so a kill leaves no incomplete version; a file lock admits one publisher per tenant. A question keeps its
-split for ever: a version hands on, in `pins.jsonl`, the splits of earlier versions' questions that it lacks.
+`{paths.state}/datasets/<tenant>.<recipe>/<version>/` holds the dataset stage's files (hard links
+where that can be), their index, the data card and `version.json`. A version is written under
+another name and renamed when it is complete, so a kill leaves no incomplete version; a file lock
+admits one publisher per tenant. A question keeps its split for ever: a version hands on, in
+`pins.jsonl`, the splits of earlier versions' questions that it lacks.
 """
 
 import json
@@ -28,7 +30,16 @@ from qinglan.data.versions.drift import Drift, RowSummary, RowSummaryBuilder, dr
 from qinglan.errors import ArtifactError, ConfigError, StageError, first_line
 from qinglan.recipes import recipe_key
 from qinglan.rows import INPUT_REASONS, LEFT_FOR_LATER, Row, Split
-from qinglan.runs.artifacts import Artifact, hash_of, point_link, read_jsonl, sync, sync_all, write_json, written_whole
+from qinglan.runs.artifacts import (
+    Artifact,
+    hash_of,
+    point_link,
+    read_jsonl,
+    sync,
+    sync_all,
+    write_json,
+    written_whole,
+)
 from qinglan.runs.schema_version import dump_record, read_record
 
 VERSION_FILE, INDEX, PINS, SUMMARY = "version.json", "index.jsonl", "pins.jsonl", "summary.json"
@@ -56,12 +67,17 @@ class Version(Origin):
         except (OSError, ValidationError) as error:
             raise _unreadable(path, error) from error
         directory = directory.resolve()
-        artifacts = {n: a.model_copy(update={"path": directory / a.path.name}) for n, a in version.artifacts.items()}
+        artifacts = {
+            n: a.model_copy(update={"path": directory / a.path.name})
+            for n, a in version.artifacts.items()
+        }
         return version.model_copy(update={"directory": directory, "artifacts": artifacts})
 
 
 def _unreadable(path: Path, error: Exception) -> ArtifactError:
-    return ArtifactError(f"{path}: not readable ({first_line(error)}); remove {path.parent} and publish again")
+    return ArtifactError(
+        f"{path}: not readable ({first_line(error)}); remove {path.parent} and publish again"
+    )
 
 
 class IndexEntry(NamedTuple):
@@ -78,9 +94,13 @@ class IndexEntry(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> "IndexEntry":
-        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[:12]
+        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[
+            :12
+        ]
         reason = None if row.status == "ok" else row.reason or "unknown"
-        return cls(row.id, row.split, reason, content, hash_of(row.target)[:12] if row.target else "")
+        return cls(
+            row.id, row.split, reason, content, hash_of(row.target)[:12] if row.target else ""
+        )
 
     @property
     def teaches(self) -> bool:
@@ -119,7 +139,8 @@ class LastTraining(BaseModel):
 
 
 def version_of(profile: Profile, artifacts: Mapping[str, Artifact]) -> str:
-    """The id of the version that these files make, 12 hex digits; it keeps it when `qinglan forget` changes them."""
+    """The id of the version that these files make, 12 hex digits; it keeps it when `qinglan forget`
+    changes them."""
     made = _digest_of(artifacts)
     if (tenant_folder(profile) / made).exists():
         return made
@@ -144,11 +165,11 @@ def publish(
     pins: str = "",
     augmented: Augmented = MappingProxyType({}),
 ) -> Version:
-    """Keep the dataset stage's files as a version, or return the existing version of the same content.
+    """Keep the dataset stage's files as a version, or return the existing version of the same
+    content.
 
-    Args:
-        artifacts: `rows` (every `Row`) and the training files.
-        inputs, pins: the argument of `pinned_splits` and the version that it named; StageError where another version
+    Args: artifacts: `rows` (every `Row`) and the training files. inputs, pins: the argument of
+        `pinned_splits` and the version that it named; StageError where another version
             was published since and has one of these questions in another split.
         augmented: questions with noise, as the dataset stage counts them.
     """
@@ -169,8 +190,13 @@ def publish(
         partial.mkdir()
         created = datetime.now(UTC)
         if parent:  # the latest is the one that was created last, also where a clock was wrong
-            created = max(created, datetime.fromisoformat(parent.created) + timedelta(microseconds=1))
-        kept = {name: _keep(each, partial / f"{name}{each.path.suffix}") for name, each in artifacts.items()}
+            created = max(
+                created, datetime.fromisoformat(parent.created) + timedelta(microseconds=1)
+            )
+        kept = {
+            name: _keep(each, partial / f"{name}{each.path.suffix}")
+            for name, each in artifacts.items()
+        }
         origin = Origin(
             id=version_id,
             tenant=profile.tenant.id,
@@ -194,17 +220,20 @@ def publish(
 
 
 def describe_again(version: Version, artifacts: dict[str, Artifact], forgotten: int) -> None:
-    """Bring what a version says of itself in line with its files, from which rows were taken; its drift stays."""
+    """Bring what a version says of itself in line with its files, from which rows were taken; its
+    drift stays."""
     card = Card.model_validate_json((version.directory / CARD_DATA).read_bytes())
     origin = card.origin.model_copy(update={"forgotten": version.forgotten + forgotten})
     _describe(version.directory, origin, artifacts, None, 0.0, card.augmented, version.drift)
 
 
 def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, Split]]:
-    """The splits that rows keep, and the version that they are from; empty before a tenant's first version.
+    """The splits that rows keep, and the version that they are from; empty before a tenant's first
+    version.
 
-    They are from the latest version, which has those of all. But where a version was made from the same inputs (of the
-    dataset stage, except the pins), the one that it names is named again: the stage's result is found.
+    They are from the latest version, which has those of all. But where a version was made from the
+    same inputs (of the dataset stage, except the pins), the one that it names is named again: the
+    stage's result is found.
     """
     versions = versions_of(profile)
     if not versions:
@@ -215,17 +244,26 @@ def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, 
 
 
 def splits_of(version: Version) -> dict[str, Split]:
-    """By row id, the splits of a version's questions, and the last ones of earlier versions' that it lacks."""
+    """By row id, the splits of a version's questions, and the last ones of earlier versions' that
+    it lacks."""
     path = version.directory / PINS  # which the first version lacks, and those of an older Qinglan
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
-    own = (entry for entry in read_index(version.directory / INDEX) if entry.reason not in INPUT_REASONS)
+    own = (
+        entry
+        for entry in read_index(version.directory / INDEX)
+        if entry.reason not in INPUT_REASONS
+    )
     return dict(map(json.loads, lines)) | {entry.id: entry.split for entry in own if entry.split}
 
 
 def versions_of(profile: Profile) -> list[Version]:
     """A tenant's versions, the newest first."""
     found = tenant_folder(profile).glob(f"[0-9a-f]*/{VERSION_FILE}")
-    return sorted((Version.read(path.parent) for path in found), key=lambda version: version.created, reverse=True)
+    return sorted(
+        (Version.read(path.parent) for path in found),
+        key=lambda version: version.created,
+        reverse=True,
+    )
 
 
 def latest_version(profile: Profile) -> Version | None:
@@ -233,20 +271,33 @@ def latest_version(profile: Profile) -> Version | None:
 
 
 def find_version(profile: Profile, name: str) -> Version:
-    """A version by its id, a unique prefix of it, or `latest`; ConfigError where there is none, or several."""
+    """A version by its id, a unique prefix of it, or `latest`; ConfigError where there is none, or
+    several."""
     versions = versions_of(profile)
-    matches = versions[:1] if name == LATEST else [each for each in versions if name and each.id.startswith(name)]
+    matches = (
+        versions[:1]
+        if name == LATEST
+        else [each for each in versions if name and each.id.startswith(name)]
+    )
     if len(matches) == 1:
         return matches[0]
-    known = ", ".join(version.id for version in versions[:5]) or "none; run `qinglan run refresh` first"
+    known = (
+        ", ".join(version.id for version in versions[:5]) or "none; run `qinglan run refresh` first"
+    )
     what = f"fits {len(matches)} versions" if matches else "not found"
-    raise ConfigError(f"dataset version `{name}`: {what} for tenant `{profile.tenant.id}`; newest: {known}")
+    raise ConfigError(
+        f"dataset version `{name}`: {what} for tenant `{profile.tenant.id}`; newest: {known}"
+    )
 
 
 def diff(a: Version, b: Version, examples: int = 5) -> VersionDiff:
     """Rows added, removed and changed from version `a` to `b`."""
-    old, new = ({entry.id: entry for entry in read_index(each.directory / INDEX)} for each in (a, b))
-    changed = {row_id: _changes(old[row_id], entry) for row_id, entry in new.items() if row_id in old}
+    old, new = (
+        {entry.id: entry for entry in read_index(each.directory / INDEX)} for each in (a, b)
+    )
+    changed = {
+        row_id: _changes(old[row_id], entry) for row_id, entry in new.items() if row_id in old
+    }
     found: dict[Kind, dict[str, tuple[str, ...]]] = {
         "added": {row_id: () for row_id in new if row_id not in old},
         "removed": {row_id: () for row_id in old if row_id not in new},
@@ -307,9 +358,11 @@ def last_training(profile: Profile) -> LastTraining | None:
 
 
 def note_training(profile: Profile, version_id: str, run_id: str) -> None:
-    """Record that a training used this version, or was started for it; new rows are counted from it.
+    """Record that a training used this version, or was started for it; new rows are counted from
+    it.
 
-    An older version never replaces a newer one: a long training may end after a newer one was started.
+    An older version never replaces a newer one: a long training may end after a newer one was
+    started.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
     training, root = LastTraining(version=version_id, run_id=run_id, at=at), tenant_folder(profile)
@@ -317,7 +370,11 @@ def note_training(profile: Profile, version_id: str, run_id: str) -> None:
     with FileLock(root / LOCK):
         noted = last_training(profile)
         try:
-            is_older = noted and Version.read(root / version_id).created < Version.read(root / noted.version).created
+            is_older = (
+                noted
+                and Version.read(root / version_id).created
+                < Version.read(root / noted.version).created
+            )
         except ArtifactError:  # one of them was removed, or can't be read
             is_older = False
         if not is_older:
@@ -325,8 +382,8 @@ def note_training(profile: Profile, version_id: str, run_id: str) -> None:
 
 
 def training_rows_since(profile: Profile, version: Version) -> int:
-    """Usable training rows of a version that the last training lacked, or had with another answer; all of them where
-    there is no last training, or its version was removed."""
+    """Usable training rows of a version that the last training lacked, or had with another answer;
+    all of them where there is no last training, or its version was removed."""
     trained = last_training(profile)
     old_index = tenant_folder(profile) / trained.version / INDEX if trained else None
     old = read_index(old_index) if old_index and old_index.exists() else ()
@@ -346,7 +403,8 @@ def _describe(
 ) -> None:
     """Index, pins, summary, card and, last, version.json: one pass over the rows.
 
-    `moved` is what is known of drift; without it the parent is compared with. Without a parent the pins stay.
+    `moved` is what is known of drift; without it the parent is compared with. Without a parent the
+    pins stay.
     """
     known, before, pins, moved_away = set[str](), RowSummary(), dict[str, Split](), 0
     if parent:
@@ -379,8 +437,12 @@ def _describe(
     write_json(directory / CARD_DATA, made.model_dump(mode="json"))
     with written_whole(directory / CARD) as partial:
         partial.write_text(card_markdown(made), encoding="utf-8")
-    counts = {"rows": made.rows, "ok": made.ok} | {f"{split}_ok": n["ok"] for split, n in made.splits.items()}
-    files = {n: a.model_copy(update={"path": Path(a.path.name)}) for n, a in kept.items()}  # the folder may be moved
+    counts = {"rows": made.rows, "ok": made.ok} | {
+        f"{split}_ok": n["ok"] for split, n in made.splits.items()
+    }
+    files = {
+        n: a.model_copy(update={"path": Path(a.path.name)}) for n, a in kept.items()
+    }  # the folder may be moved
     version = Version(**origin.model_dump(), artifacts=files, counts=counts, drift=moved)
     write_json(directory / VERSION_FILE, dump_record(version))
     for file in directory.iterdir():
@@ -388,13 +450,15 @@ def _describe(
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Sorted: row ids come first and are hex digits, all as long, so that the lines' order is theirs."""
+    """Sorted: row ids come first and are hex digits, all as long, so that the lines' order is
+    theirs."""
     with written_whole(path) as partial, partial.open("w", encoding="utf-8") as stream:
         stream.writelines(f"{line}\n" for line in sorted(lines))
 
 
 def _keep(artifact: Artifact, target: Path) -> Artifact:
-    """A hard link, or a copy where links can't be; read-only, and so is the run's file where it is the same one."""
+    """A hard link, or a copy where links can't be; read-only, and so is the run's file where it is
+    the same one."""
     source = artifact.verify()
     try:
         os.link(source, target)

@@ -43,7 +43,8 @@ class Origin(BaseModel, frozen=True):
     inputs: str = ""
     """Digest of the dataset stage's inputs; two versions of the same inputs have the same."""
     forgotten: int = 0
-    """Rows that `qinglan forget` took out since: the files' digests are new, the id is as it was."""
+    """Rows that `qinglan forget` took out since: the files' digests are new, the id is as it
+    was."""
     recipe: str = ""
     recipe_version: str = ""
     teacher: str = ""
@@ -107,8 +108,9 @@ class Card(BaseModel, frozen=True):
     decontaminated: int
     """Rows left out because they nearly repeat a question of an evaluation workbook."""
     augmented: dict[str, dict[str, int]] = {}
-    """Training questions with noise, by kind: `sft` and `rl`, those in the files, and `left_out`, those that nearly
-    repeat a question of dev, test or evaluation. No other count of the card holds them, except the files' rows."""
+    """Training questions with noise, by kind: `sft` and `rl`, those in the files, and `left_out`,
+    those that nearly repeat a question of dev, test or evaluation. No other count of the card holds
+    them, except the files' rows."""
     reviews: dict[str, int]
     examples: list[CardExample]
     files: dict[str, CardFile]
@@ -119,12 +121,16 @@ class CardBuilder:
     """Takes rows one at a time, and keeps counts, scores (16 bytes a row) and ten examples."""
 
     def __init__(self) -> None:
-        self._reasons, self._tenants, self._lengths, self._reviews, self._flags = (Counter[str]() for _ in range(5))
+        self._reasons, self._tenants, self._lengths, self._reviews, self._flags = (
+            Counter[str]() for _ in range(5)
+        )
         self._splits, self._pools = dict[str, Counter[str]](), dict[str, Counter[str]]()
         self._grades: dict[str, tuple[float, int]] = {}
         self._intents, self._terms = BoundedCounter(), BoundedCounter()
         self._scores = {"original": array("d"), "rewrite": array("d")}
-        self._examples: dict[str, BottomK[CardExample]] = {s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")}
+        self._examples: dict[str, BottomK[CardExample]] = {
+            s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")
+        }
 
     def add(self, row: Row) -> None:
         self._flags.update(rows=1, ok=row.status == "ok")
@@ -133,7 +139,9 @@ class CardBuilder:
             self._reasons[row.reason or "unknown"] += 1
         if self._examples[row.status].wants(row.id):
             example = CardExample(
-                **row.model_dump(include={"source", "query", "status", "reason", "split", "judge_score"}),
+                **row.model_dump(
+                    include={"source", "query", "status", "reason", "split", "judge_score"}
+                ),
                 row_id=row.id,
                 answer=row.target,
                 original_score=top1_of(row.original_retrieved),
@@ -145,7 +153,11 @@ class CardBuilder:
             self._add_question(row)
 
     def build(
-        self, origin: Origin, artifacts: Mapping[str, Artifact], drift: Drift | None, augmented: Augmented
+        self,
+        origin: Origin,
+        artifacts: Mapping[str, Artifact],
+        drift: Drift | None,
+        augmented: Augmented,
     ) -> Card:
         flags, kept = self._flags, self._terms.counts
         means = {name: total / n for name, (total, n) in sorted(self._grades.items())}
@@ -160,7 +172,9 @@ class CardBuilder:
             parts=means,
             judge_mean=judge_mean,
             tenants=dict(self._tenants.most_common(TOP)),
-            lengths=dict(sorted(self._lengths.items(), key=lambda item: int(re.split(r"\D", item[0])[0]))),
+            lengths=dict(
+                sorted(self._lengths.items(), key=lambda item: int(re.split(r"\D", item[0])[0]))
+            ),
             with_profile=flags["profile"],
             with_history=flags["history"],
             labelled=flags["labelled"],
@@ -175,7 +189,10 @@ class CardBuilder:
             augmented={kind: dict(counts) for kind, counts in augmented.items()},
             reviews=dict(self._reviews.most_common()),
             examples=[example for sample in self._examples.values() for example in sample.items()],
-            files={name: CardFile(sha256=a.sha256, rows=a.rows) for name, a in sorted(artifacts.items())},
+            files={
+                name: CardFile(sha256=a.sha256, rows=a.rows)
+                for name, a in sorted(artifacts.items())
+            },
             drift=drift,
         )
 
@@ -183,9 +200,13 @@ class CardBuilder:
         is_ok = row.status == "ok"
         self._splits.setdefault(row.split or "none", Counter(rows=0, ok=0)).update(rows=1, ok=is_ok)
         self._lengths[length_bucket(row.query)] += 1
-        self._flags.update(profile=bool(row.profile), history=bool(row.history), labelled=bool(row.gold_id))
+        self._flags.update(
+            profile=bool(row.profile), history=bool(row.history), labelled=bool(row.gold_id)
+        )
         if row.pool:
-            pool = self._pools.setdefault(row.pool, Counter(dict.fromkeys(("rows", "ok", *get_args(Split)), 0)))
+            pool = self._pools.setdefault(
+                row.pool, Counter(dict.fromkeys(("rows", "ok", *get_args(Split)), 0))
+            )
             pool.update(rows=1, ok=is_ok)
             pool.update({row.split: is_ok} if row.split else {})
         grades = {} if row.judge_score is None else {_JUDGE: row.judge_score}

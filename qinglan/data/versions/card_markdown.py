@@ -1,4 +1,5 @@
-"""Renders a data card as Markdown; texts from rows are escaped, so that they can't leave their table cells."""
+"""Renders a data card as Markdown; texts from rows are escaped, so that they can't leave their
+table cells."""
 
 from collections.abc import Mapping
 from typing import get_args
@@ -22,7 +23,8 @@ def card_markdown(card: Card) -> str:
         "With profile, with history": f"{count(card.with_profile)}, {count(card.with_history)}",
         "Left out as near-duplicates": f"{count(card.near_duplicates)} of a stricter split, "
         f"{count(card.decontaminated)} of an evaluation workbook",
-        "Reviewed": ", ".join(f"{verdict} {count(n)}" for verdict, n in card.reviews.items()) or "none",
+        "Reviewed": ", ".join(f"{verdict} {count(n)}" for verdict, n in card.reviews.items())
+        or "none",
     }
     parts = [f"# Dataset {origin.id}", markdown_table(("", ""), list(facts.items()))]
     if card.drift:
@@ -32,21 +34,43 @@ def card_markdown(card: Card) -> str:
     parts += ["## Why rows were dropped", _counts("Reason", card.reasons)] if card.reasons else []
     parts += ["## Question length, characters", _counts("Length", card.lengths)]
     if card.scores:
-        scores = [(name, *(number(value) for value in quantiles.values())) for name, quantiles in card.scores.items()]
-        parts += ["## Top-1 score, quantiles", markdown_table(("", *(f"{q:.0%}" for q in QUANTILES)), scores)]
+        scores = [
+            (name, *(number(value) for value in quantiles.values()))
+            for name, quantiles in card.scores.items()
+        ]
+        parts += [
+            "## Top-1 score, quantiles",
+            markdown_table(("", *(f"{q:.0%}" for q in QUANTILES)), scores),
+        ]
     if card.intents:
-        parts += [f"## Gold documents: {count(card.intent_count)} over {count(card.labelled)} questions"]
-        parts += [_counts("The most frequent", card.intents)] if max(card.intents.values()) > 1 else []
+        parts += [
+            f"## Gold documents: {count(card.intent_count)} over {count(card.labelled)} questions"
+        ]
+        parts += (
+            [_counts("The most frequent", card.intents)] if max(card.intents.values()) > 1 else []
+        )
     if card.pools:
         keys = ("rows", "ok", *get_args(Split))
-        lines = [(_cell(name), *(count(counts.get(key, 0)) for key in keys)) for name, counts in card.pools.items()]
+        lines = [
+            (_cell(name), *(count(counts.get(key, 0)) for key in keys))
+            for name, counts in card.pools.items()
+        ]
         parts += ["## Pools", markdown_table(("Pool", "Questions", "ok", *get_args(Split)), lines)]
-        pairs = ((name, counts, split) for name, counts in card.pools.items() for split in get_args(Split))
-        empty = [f"{_cell(name)} in {split}" for name, counts, split in pairs if not counts.get(split)]
+        pairs = (
+            (name, counts, split)
+            for name, counts in card.pools.items()
+            for split in get_args(Split)
+        )
+        empty = [
+            f"{_cell(name)} in {split}" for name, counts, split in pairs if not counts.get(split)
+        ]
         parts += [f"**No usable row**: {', '.join(empty)}."] if empty else []
     if card.augmented:
         keys = ("sft", "rl", "left_out")
-        lines = [(_cell(kind), *(count(counts[key]) for key in keys)) for kind, counts in card.augmented.items()]
+        lines = [
+            (_cell(kind), *(count(counts[key]) for key in keys))
+            for kind, counts in card.augmented.items()
+        ]
         parts += [
             "## Training questions with noise",
             "They come beside the rows that they are made from, and count in no other table but that of the files. "
@@ -55,7 +79,11 @@ def card_markdown(card: Card) -> str:
         ]
     if card.parts:
         grades = [(_cell(name), number(mean)) for name, mean in card.parts.items()]
-        grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []
+        grades += (
+            [("judge's score (0–5)", number(card.judge_mean, 2))]
+            if card.judge_mean is not None
+            else []
+        )
         parts += ["## Answers, graded: means", markdown_table(("Part", "Mean"), grades)]
     if card.term_count:
         parts += [
@@ -105,4 +133,6 @@ def _drift_table(drift: Drift) -> str:
         for rows, side in (("the new rows", drift.arrivals), ("all rows", drift.whole))
         for name, found in side.distances.items()
     ]
-    return markdown_table(("Jensen–Shannon distance", "Seen", "By chance", "Beyond chance", "p"), lines)
+    return markdown_table(
+        ("Jensen–Shannon distance", "Seen", "By chance", "Beyond chance", "p"), lines
+    )

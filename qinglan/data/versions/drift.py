@@ -1,10 +1,12 @@
 """Drift: do questions or their retrieval scores differ from those of the last dataset version?
 
-The distance of two samples of one population is never 0, and large for small ones. So each Jensen–Shannon distance
-(base 2: 0 the same, 1 nothing in common) comes with the distance by chance alone, from permuting which rows are the
-new ones. `excess` is the distance without that part, and only one that is very unlikely by chance gives a warning.
+The distance of two samples of one population is never 0, and large for small ones. So each
+Jensen–Shannon distance (base 2: 0 the same, 1 nothing in common) comes with the distance by chance
+alone, from permuting which rows are the new ones. `excess` is the distance without that part, and
+only one that is very unlikely by chance gives a warning.
 
-What is compared is a summary of a version's rows: counts, and a sample drawn by a hash of the row's id.
+What is compared is a summary of a version's rows: counts, and a sample drawn by a hash of the row's
+id.
 """
 
 import math
@@ -21,7 +23,8 @@ from qinglan.text import count, number
 
 DRAWS, SAMPLE_ROWS, MAX_ENTRIES, MAX_TERM_CHARS = 200, 1000, 300_000, 40
 SIGNIFICANT = 0.01
-"""Eight distances are tested per version; at 0.05 every third version would give a warning by chance."""
+"""Eight distances are tested per version; at 0.05 every third version would give a warning by
+chance."""
 _LENGTHS = (5, 10, 20, 40, 80, 160)
 _WORDS = re.compile(r"[^\W\da-z_]+|[a-z0-9]+")
 
@@ -29,7 +32,8 @@ Categories = Sequence[str]
 
 
 class BoundedCounter:
-    """Counts strings; forgets the rarest once there are twice `limit` different ones, and counts those too."""
+    """Counts strings; forgets the rarest once there are twice `limit` different ones, and counts
+    those too."""
 
     def __init__(self, limit: int = MAX_ENTRIES) -> None:
         self.counts: Counter[str] = Counter()
@@ -54,7 +58,8 @@ class DriftRow(BaseModel, frozen=True):
 
 
 class RowSummary(BaseModel, frozen=True):
-    """Counts and a sample of rows; rows that were never questions (an empty cell, a duplicate) are left out."""
+    """Counts and a sample of rows; rows that were never questions (an empty cell, a duplicate) are
+    left out."""
 
     rows: int = 0
     failed: int = 0
@@ -85,14 +90,16 @@ class RowSummaryBuilder:
 
 
 def grams(text: str) -> list[str]:
-    """Character bigrams of text without spaces between words, and whole alphanumeric runs, with repetitions.
+    """Character bigrams of text without spaces between words, and whole alphanumeric runs, with
+    repetitions.
 
     Needs no dictionary, which would lack the name of a new product."""
     return bigrams(_WORDS.findall(text.lower()))
 
 
 def keywords(row: Row) -> list[str]:
-    """The words that SFT would learn; none of an answer with scores by rule, which is no list of keywords."""
+    """The words that SFT would learn; none of an answer with scores by rule, which is no list of
+    keywords."""
     words = [] if row.parts is not None else (row.target or "").split()
     return list(dict.fromkeys(word[:MAX_TERM_CHARS] for word in words))
 
@@ -130,7 +137,8 @@ class Unseen(BaseModel, frozen=True):
 
     share: float
     expected: float
-    """The expected share for one more row of the parent's population (Good–Turing: the share of items seen once)."""
+    """The expected share for one more row of the parent's population (Good–Turing: the share of
+    items seen once)."""
 
 
 class Shift(BaseModel, frozen=True):
@@ -138,14 +146,16 @@ class Shift(BaseModel, frozen=True):
 
     rows: int
     distances: dict[str, Distance] = {}
-    """By vocabulary, length, original score and rewrite score; a respect that one side lacks is left out."""
+    """By vocabulary, length, original score and rewrite score; a respect that one side lacks is
+    left out."""
     new_intents: Unseen | None = None
     failed_share: float = 0.0
     parent_failed_share: float = 0.0
 
 
 class Drift(BaseModel, frozen=True):
-    """A version compared with its parent: its new rows, and all its rows, most of which are in the parent too."""
+    """A version compared with its parent: its new rows, and all its rows, most of which are in the
+    parent too."""
 
     parent: str
     arrivals: Shift
@@ -172,7 +182,10 @@ class Drift(BaseModel, frozen=True):
         text += f"; failures {now.parent_failed_share:.1%} → {now.failed_share:.1%}. "
         if not self.warnings:
             return text + "No drift beyond chance and threshold."
-        details = (f"{warning} ({number(excess, 2)} beyond chance)" for warning, excess in self.warnings.items())
+        details = (
+            f"{warning} ({number(excess, 2)} beyond chance)"
+            for warning, excess in self.warnings.items()
+        )
         return text + f"Drift: {', '.join(details)}."
 
 
@@ -184,14 +197,23 @@ _RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
 }
 
 
-def drift(parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float) -> Drift:
+def drift(
+    parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float
+) -> Drift:
     """Compare a version with its parent; `arrivals` is of the rows whose ids the parent lacks."""
-    return Drift(parent=parent_id, arrivals=shift(parent, arrivals), whole=shift(parent, whole), threshold=threshold)
+    return Drift(
+        parent=parent_id,
+        arrivals=shift(parent, arrivals),
+        whole=shift(parent, whole),
+        threshold=threshold,
+    )
 
 
 def shift(parent: RowSummary, rows: RowSummary) -> Shift:
     found = {
-        name: distance([respect(row) for row in parent.sample], [respect(row) for row in rows.sample])
+        name: distance(
+            [respect(row) for row in parent.sample], [respect(row) for row in rows.sample]
+        )
         for name, respect in _RESPECTS.items()
     }
     return Shift(
@@ -204,19 +226,23 @@ def shift(parent: RowSummary, rows: RowSummary) -> Shift:
 
 
 def distance(old: Sequence[Categories], new: Sequence[Categories]) -> Distance | None:
-    """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows; None where a side
-    has no category at all."""
+    """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows;
+    None where a side has no category at all."""
     rows = [row for row in (*old, *new) if row]
     split = sum(1 for row in old if row)
     if split in (0, len(rows)):
         return None
     numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(category, len(numbers)) for row in rows for category in row])
+    codes = np.array(
+        [numbers.setdefault(category, len(numbers)) for row in rows for category in row]
+    )
     owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     is_new = np.arange(len(rows)) >= split
     observed = _jensen_shannon(codes, is_new[owners])
     random = np.random.default_rng(0)
-    null = np.array([_jensen_shannon(codes, random.permutation(is_new)[owners]) for _ in range(DRAWS)])
+    null = np.array(
+        [_jensen_shannon(codes, random.permutation(is_new)[owners]) for _ in range(DRAWS)]
+    )
     expected = float(np.sqrt(np.mean(null**2)))
     return Distance(
         distance=observed,
@@ -239,6 +265,9 @@ def _jensen_shannon(codes: Any, is_new: Any) -> float:
     from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
 
     size = int(codes.max()) + 1
-    new, old = np.bincount(codes[is_new], minlength=size), np.bincount(codes[~is_new], minlength=size)
+    new, old = (
+        np.bincount(codes[is_new], minlength=size),
+        np.bincount(codes[~is_new], minlength=size),
+    )
     with np.errstate(invalid="ignore"):  # the root of −1e-17, where both are the same
         return float(np.nan_to_num(jensenshannon(old, new, base=2)))

@@ -1,7 +1,8 @@
 """The report as one self-contained HTML page, in English and Chinese.
 
-Every text that came from a workbook, a model or the RAG is untrusted: the template escapes it, and the page's
-content policy allows no script and no network. Both languages are in the page; two radio buttons and CSS show one.
+Every text that came from a workbook, a model or the RAG is untrusted: the template escapes it, and
+the page's content policy allows no script and no network. Both languages are in the page; two radio
+buttons and CSS show one.
 """
 
 import re
@@ -47,7 +48,9 @@ def render_html(report: Report, out: Path) -> Artifact:
 
 def t(english: str | Both, chinese: str | None = None) -> Markup:
     """A text in both languages, of which the page shows one; once where they are the same."""
-    en, zh = (english.en, english.zh) if isinstance(english, Both) else (english, chinese or english)
+    en, zh = (
+        (english.en, english.zh) if isinstance(english, Both) else (english, chinese or english)
+    )
     if en == zh:
         return escape(en)
     return Markup('<span class="en">{}</span><span class="zh" lang="zh">{}</span>').format(en, zh)
@@ -55,7 +58,12 @@ def t(english: str | Both, chinese: str | None = None) -> Markup:
 
 def unbroken(text: Both) -> Both:
     """With no line break inside an interval."""
-    return Both(*(re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), part) for part in text))
+    return Both(
+        *(
+            re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), part)
+            for part in text
+        )
+    )
 
 
 def _view(report: Report) -> dict[str, Any]:

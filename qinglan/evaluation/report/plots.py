@@ -1,7 +1,8 @@
-"""What the report draws: arms, differences, slices, curves and distributions, all in percent of the plot's box.
+"""What the report draws: arms, differences, slices, curves and distributions, all in percent of the
+plot's box.
 
-The template draws them as inline SVG with its labels in HTML, so that text keeps its size on a phone, colours follow
-the reader's light or dark scheme, and no plotting library is loaded.
+The template draws them as inline SVG with its labels in HTML, so that text keeps its size on a
+phone, colours follow the reader's light or dark scheme, and no plotting library is loaded.
 """
 
 import math
@@ -41,7 +42,8 @@ class Axis(NamedTuple):
 
     @classmethod
     def over(cls, values: Iterable[float], ticks: int = 5) -> "Axis":
-        """An axis with round ticks that covers the values (finite ones; 0 to 1 if there is none)."""
+        """An axis with round ticks that covers the values (finite ones; 0 to 1 if there is
+        none)."""
         finite = [value for value in values if math.isfinite(value)]
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         if high - low < 1e-9:
@@ -83,8 +85,8 @@ class DotPlot(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean; `area` is the path
-    of what is filled below it."""
+    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean;
+    `area` is the path of what is filled below it."""
 
     label: Both | None
     path: str
@@ -110,13 +112,19 @@ DotRow = tuple[str, Both, float | None, Interval | None]
 
 
 def dot_plot(
-    rows: Sequence[DotRow], show: Callable[[float | None], str], zero: bool = False, axis: Axis | None = None
+    rows: Sequence[DotRow],
+    show: Callable[[float | None], str],
+    zero: bool = False,
+    axis: Axis | None = None,
 ) -> DotPlot | None:
-    """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style `open`.
+    """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style
+    `open`.
 
     `axis`: one that several plots share; `axis_of` makes it.
     """
-    present = [(style, label, value, ends) for style, label, value, ends in rows if value is not None]
+    present = [
+        (style, label, value, ends) for style, label, value, ends in rows if value is not None
+    ]
     if not present:
         return None
     axis = axis or axis_of(rows, zero)
@@ -145,13 +153,19 @@ def chart(title: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
         if window > 1:
             lines.append(Curve(None, path(points, x_axis, y_axis), style, faint=True))
         half = window // 2  # a centred mean over 2·half + 1 points, fewer at the ends
-        means = [(x, fmean(y for _, y in points[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
+        means = [
+            (x, fmean(y for _, y in points[max(0, i - half) : i + half + 1]))
+            for i, (x, _) in enumerate(points)
+        ]
         lines.append(Curve(label, path(means, x_axis, y_axis), style))
     return Chart(title, _STEP, x_axis, y_axis, tuple(lines))
 
 
-def histogram(title: Both, parts: Iterable[tuple[str, Distribution]], is_difference: bool = False) -> Chart | None:
-    """Outlines of distributions, each after its style, in percent of its values; those of one plot have the same bins.
+def histogram(
+    title: Both, parts: Iterable[tuple[str, Distribution]], is_difference: bool = False
+) -> Chart | None:
+    """Outlines of distributions, each after its style, in percent of its values; those of one plot
+    have the same bins.
 
     Bins are joined until each holds enough values to show a shape. None where nothing was counted.
     """
@@ -175,12 +189,17 @@ def histogram(title: Both, parts: Iterable[tuple[str, Distribution]], is_differe
 
 
 def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, float]]:
-    """The outline of bars, in percent, from the first that is not empty to the last, down to 0 at both ends."""
+    """The outline of bars, in percent, from the first that is not empty to the last, down to 0 at
+    both ends."""
     filled = [i for i, count in enumerate(counts) if count]
     first, end = filled[0], filled[-1] + 1
     width, total = (high - low) / len(counts), sum(counts)
     shares = [0.0, *(100 * count / total for count in counts[first:end]), 0.0]
-    return [(low + i * width, share) for i, sides in enumerate(pairwise(shares), first) for share in sides]
+    return [
+        (low + i * width, share)
+        for i, sides in enumerate(pairwise(shares), first)
+        for share in sides
+    ]
 
 
 def path(points: Points, x: Axis, y: Axis) -> str:
@@ -199,14 +218,20 @@ class SlicePlot(NamedTuple):
 
 def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | None:
     """One dot per arm on the best metric there is."""
-    present = (m for m in report.metrics if any(report.arms[name].mean(m.name) is not None for name in arms))
+    present = (
+        m
+        for m in report.metrics
+        if any(report.arms[name].mean(m.name) is not None for name in arms)
+    )
     if (metric := next(present, None)) is None:
         return None
     rows: list[DotRow] = []
     for name in arms:
         score = report.arms[name].score(metric.name)
         label = arm_label_words(name, report)
-        if label in ARMS.values():  # at the start of a line; a name that a user gave stays as it was given
+        if (
+            label in ARMS.values()
+        ):  # at the start of a line; a name that a user gave stays as it was given
             label = Both(capitalised(label.en), label.zh)
         rows.append((_style(name), label, score.mean, score.ci95))
     plot = dot_plot(rows, number)
@@ -218,8 +243,16 @@ def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
     main = main_comparison(report)
     if main is None:
         return None
-    shown = [c for c in report.comparisons if c.metric == main.metric and (not report.purchase or c.b == main.b)]
-    plot = dot_plot([(_style(c.a), pair_words(c.a, c.b, report), c.diff, c.ci95) for c in shown], signed, zero=True)
+    shown = [
+        c
+        for c in report.comparisons
+        if c.metric == main.metric and (not report.purchase or c.b == main.b)
+    ]
+    plot = dot_plot(
+        [(_style(c.a), pair_words(c.a, c.b, report), c.diff, c.ci95) for c in shown],
+        signed,
+        zero=True,
+    )
     return (report.metric(main.metric).words, plot) if plot else None
 
 
@@ -238,16 +271,24 @@ def slice_plots(report: Report) -> list[SlicePlot]:
     axis = axis_of([row for each in rows.values() for row in each], zero=True)
     pair = pair_words(main.a, main.b, report)
     plots = ((by, dot_plot(each, signed, zero=True, axis=axis)) for by, each in rows.items())
-    return [SlicePlot(words(by, "slices"), report.metric(main.metric).words, pair, plot) for by, plot in plots if plot]
+    return [
+        SlicePlot(words(by, "slices"), report.metric(main.metric).words, pair, plot)
+        for by, plot in plots
+        if plot
+    ]
 
 
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
     """Known curves in their order, then others under their own names."""
     known = TEXTS["curves"]
     drawn = []
-    for name in (*(name for name in known if name in curves), *sorted(curves.keys() - known.keys())):
+    for name in (
+        *(name for name in known if name in curves),
+        *sorted(curves.keys() - known.keys()),
+    ):
         series = [
-            (words(s.label), [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None]) for s in curves[name]
+            (words(s.label), [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None])
+            for s in curves[name]
         ]
         if any(points for _, points in series):
             drawn.append(chart(known.get(name) or words(name), series))
@@ -257,7 +298,11 @@ def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
 def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
     """What validation counted, as outlines."""
     drawn = (
-        histogram(TEXTS["distributions"][name], zip(cycle(styles), found.get(name, ()), strict=False), is_difference)
+        histogram(
+            TEXTS["distributions"][name],
+            zip(cycle(styles), found.get(name, ()), strict=False),
+            is_difference,
+        )
         for name, (styles, is_difference) in DISTRIBUTIONS.items()
     )
     return [plot for plot in drawn if plot]

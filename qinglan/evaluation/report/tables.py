@@ -11,7 +11,19 @@ from qinglan.evaluation.report import verdict
 from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval, between
-from qinglan.text import NONE, Both, Show, count, duration, interval, latency, number, plain, signed, usd
+from qinglan.text import (
+    NONE,
+    Both,
+    Show,
+    count,
+    duration,
+    interval,
+    latency,
+    number,
+    plain,
+    signed,
+    usd,
+)
 
 
 class Value(NamedTuple):
@@ -39,7 +51,8 @@ class SideBySide(NamedTuple):
 
 
 class RedTeam(NamedTuple):
-    """The red team's cases by kind for every arm, the candidate first, and those that were not passed."""
+    """The red team's cases by kind for every arm, the candidate first, and those that were not
+    passed."""
 
     arms: list[ArmName]
     kinds: list[tuple[Both, list[verdict.RedTeamCounts]]]
@@ -55,20 +68,41 @@ def side_by_side(report: Report) -> SideBySide | None:
         return None
     mine, theirs = report.arms[name], report.arms[other]
     found = between(report.comparisons, name, other)
-    first = next((m.name for m in report.metrics if any(arm.mean(m.name) is not None for arm in (mine, theirs))), "")
+    first = next(
+        (
+            m.name
+            for m in report.metrics
+            if any(arm.mean(m.name) is not None for arm in (mine, theirs))
+        ),
+        "",
+    )
     lines = []
     for metric in report.metrics:
-        # A share of questions or the judge's score says something to a reader who does not know the other metrics.
-        if metric.name == first or (metric.interval and (metric.proportion or metric.name == QUALITY)):
-            cells = [_mean(theirs, metric), _mean(mine, metric), _difference(found.get(metric.name))]
+        # A share of questions or the judge's score says something to a reader who does not know the
+        # other metrics.
+        if metric.name == first or (
+            metric.interval and (metric.proportion or metric.name == QUALITY)
+        ):
+            cells = [
+                _mean(theirs, metric),
+                _mean(mine, metric),
+                _difference(found.get(metric.name)),
+            ]
             lines.append(TableLine(metric.words, metric.name, cells, metric.name == first))
     for part in ("p50", "p95"):
         cells = [_latency(arm, part, loaded=True) for arm in (theirs, mine)]
         ratio = _ratio(*(getattr(arm, f"latency_{part}_ms") for arm in (mine, theirs)))
-        lines.append(TableLine(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [*cells, ratio]))
+        lines.append(
+            TableLine(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [*cells, ratio])
+        )
     ratio = _ratio(mine.cost_per_1000_usd, theirs.cost_per_1000_usd)
-    lines.append(TableLine(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio]))
-    heads = (verdict.arm_label_words(other, report, head=True), verdict.arm_label_words(name, report, head=True))
+    lines.append(
+        TableLine(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio])
+    )
+    heads = (
+        verdict.arm_label_words(other, report, head=True),
+        verdict.arm_label_words(name, report, head=True),
+    )
     return SideBySide((other, name), heads, _filled(lines))
 
 
@@ -86,8 +120,15 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
         line(called["questions"], lambda arm: Value(count(arm.n))),
         line(called["failed"], lambda arm: Value(count(arm.failed or None))),
         line(called["empty"], lambda arm: Value(count(arm.empty or None))),
-        *(line(metric.words, partial(_mean, metric=metric), metric.name) for metric in report.metrics),
-        line(called["judge_consistency"], lambda arm: Value(number(arm.judge_consistency)), "judge_consistency"),
+        *(
+            line(metric.words, partial(_mean, metric=metric), metric.name)
+            for metric in report.metrics
+        ),
+        line(
+            called["judge_consistency"],
+            lambda arm: Value(number(arm.judge_consistency)),
+            "judge_consistency",
+        ),
         line(called["latency_p50"], lambda arm: _latency(arm, "p50")),
         line(called["latency_p95"], lambda arm: _latency(arm, "p95")),
         line(called["timed"], lambda arm: Value(count(arm.latency_n or None))),
@@ -110,7 +151,9 @@ def loads(report: Report, names: Sequence[ArmName]) -> list[Both]:
     found: dict[Both, list[Both]] = {}
     for name in names:
         if (load := report.arms[name].latency_load) is not None:
-            found.setdefault(load.words, []).append(verdict.arm_label_words(name, report, head=True))
+            found.setdefault(load.words, []).append(
+                verdict.arm_label_words(name, report, head=True)
+            )
     lines = []
     for text, arms in found.items():
         joined = Both(", ".join(arm.en for arm in arms), "、".join(arm.zh for arm in arms))
@@ -136,23 +179,32 @@ def left_out(found: Comparison) -> Reason | None:
 def red_team(report: Report) -> RedTeam | None:
     """None where no arm was tried."""
     first = verdict.candidate(report)
-    tried = sorted((item for item in report.red_team.items() if item[1]), key=lambda item: item[0] != first)
+    tried = sorted(
+        (item for item in report.red_team.items() if item[1]), key=lambda item: item[0] != first
+    )
     if not tried:
         return None
 
     def counts(field: str, value: object) -> list[verdict.RedTeamCounts]:
         return [
-            verdict.RedTeamCounts.of([each for each in found if getattr(each, field) == value]) for _, found in tried
+            verdict.RedTeamCounts.of([each for each in found if getattr(each, field) == value])
+            for _, found in tried
         ]
 
     kinds = dict.fromkeys(result.kind for _, found in tried for result in found)
-    named = {kind: TEXTS["case_kinds"].get(kind) or Both(*[kind.replace("_", " ")] * 2) for kind in kinds}
+    named = {
+        kind: TEXTS["case_kinds"].get(kind) or Both(*[kind.replace("_", " ")] * 2) for kind in kinds
+    }
     needed, compared = Both("must pass, each", "必须逐个通过"), Both("compared", "相互比较")
     return RedTeam(
         arms=[name for name, _ in tried],
         kinds=[(label, counts("kind", kind)) for kind, label in named.items()],
         totals=[(needed, counts("must_pass", True)), (compared, counts("must_pass", False))],
-        open=[(name, missed) for name, found in tried if (missed := [r for r in found if not r.passed])],
+        open=[
+            (name, missed)
+            for name, found in tried
+            if (missed := [r for r in found if not r.passed])
+        ],
     )
 
 
@@ -174,11 +226,15 @@ def funnel(stages: Sequence[StageSummary]) -> list[dict[str, Any]]:
 def noise(report: Report) -> Both | None:
     """The training questions with noise, which are rows of no stage; None where there are none."""
     made = report.stage("dataset")
-    found = {name.partition("/")[::2]: int(rows) for name, rows in (made.metrics if made else {}).items()}
+    found = {
+        name.partition("/")[::2]: int(rows) for name, rows in (made.metrics if made else {}).items()
+    }
     sft = {kind: rows for (what, kind), rows in found.items() if what == "augmented_sft"}
     if not sft:
         return None
-    kinds = [reason("noise_of_kind", kind=words(kind, "noise"), rows=rows) for kind, rows in sft.items()]
+    kinds = [
+        reason("noise_of_kind", kind=words(kind, "noise"), rows=rows) for kind, rows in sft.items()
+    ]
     rl = sum(rows for (what, _), rows in found.items() if what == "augmented_rl")
     return reason("questions_with_noise", sft=sum(sft.values()), rl=rl, kinds=kinds).words
 
@@ -199,7 +255,11 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
     return [
         (
             words(name),
-            [(fact_words(key), plain(value)) for key, value in part.model_dump().items() if value is not None],
+            [
+                (fact_words(key), plain(value))
+                for key, value in part.model_dump().items()
+                if value is not None
+            ],
         )
         for name, part in (("SFT", report.training.sft), ("RL", report.training.rl))
         if part is not None
@@ -213,27 +273,42 @@ def duration_words(seconds: float) -> Both:
 
 def example_values(report: Report, values: Mapping[str, float]) -> list[tuple[Both, str]]:
     """What an answer is worth, metric by metric."""
-    return [(metric.words, f"{values[metric.name]:.3g}") for metric in report.metrics if metric.name in values]
+    return [
+        (metric.words, f"{values[metric.name]:.3g}")
+        for metric in report.metrics
+        if metric.name in values
+    ]
 
 
 def _difference(found: Comparison | None) -> Value:
     if found is None or found.diff is None:
         return Value(NONE)
-    basis = reason("questions_in_groups", questions=found.n, groups=found.groups, left_out=left_out(found))
+    basis = reason(
+        "questions_in_groups", questions=found.n, groups=found.groups, left_out=left_out(found)
+    )
     return Value(signed(found.diff), _ends(found.ci95), basis.words)
 
 
 def _mean(arm: ScoredMetrics, metric: Metric) -> Value:
     score = arm.score(metric.name)
-    return Value(number(score.mean, metric.digits), _ends(score.ci95, partial(number, digits=metric.digits)))
+    return Value(
+        number(score.mean, metric.digits), _ends(score.ci95, partial(number, digits=metric.digits))
+    )
 
 
 def _latency(arm: ArmFigures, part: str, *, loaded: bool = False) -> Value:
     """A percentile; `loaded` adds under what load it was measured, and on how many questions."""
-    value = Value(latency(getattr(arm, f"latency_{part}_ms")), _ends(getattr(arm, f"latency_{part}_ci95"), latency))
+    value = Value(
+        latency(getattr(arm, f"latency_{part}_ms")),
+        _ends(getattr(arm, f"latency_{part}_ci95"), latency),
+    )
     if not loaded or arm.latency_load is None or value.text == NONE:
         return value
-    load = reason("measured_on", load=arm.latency_load, questions=arm.latency_n) if arm.latency_n else arm.latency_load
+    load = (
+        reason("measured_on", load=arm.latency_load, questions=arm.latency_n)
+        if arm.latency_n
+        else arm.latency_load
+    )
     return value._replace(note=load.words)
 
 

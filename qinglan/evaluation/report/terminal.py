@@ -16,7 +16,18 @@ from rich.text import Text
 from qinglan.evaluation.models import RagCalls, Report, StageSummary
 from qinglan.evaluation.report import tables, verdict
 from qinglan.ledger import Usage
-from qinglan.text import NONE, count, duration, latency, number, one_line, p_value, signed, usd, with_interval
+from qinglan.text import (
+    NONE,
+    count,
+    duration,
+    latency,
+    number,
+    one_line,
+    p_value,
+    signed,
+    usd,
+    with_interval,
+)
 
 _MOST_METRICS = 4
 """That 100 columns hold."""
@@ -24,7 +35,8 @@ _HEAD_WIDTH = 10
 
 
 def print_table(report: Report) -> RenderableType:
-    """The result for a terminal of 100 columns: verdict, arms, comparisons, and what was simulated."""
+    """The result for a terminal of 100 columns: verdict, arms, comparisons, and what was
+    simulated."""
     result = verdict.verdict(report)
     style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
     parts: list[RenderableType] = [Text(result.sentence.en, style), Text(result.reading.en, "dim")]
@@ -34,19 +46,34 @@ def print_table(report: Report) -> RenderableType:
             heads = [column.en for column in finding.columns]
             table = _table(finding.title.en, heads, no_wrap=False)
             for row in finding.rows:
-                table.add_row(row.label.en, *(number(value, finding.digits) for value in row.values))
+                table.add_row(
+                    row.label.en, *(number(value, finding.digits) for value in row.values)
+                )
             parts.append(table)
     parts += _data_parts(report) if report.is_of_data else []
     if report.purchase:
-        parts += [Text(offer.render()) for offer in report.purchase.offers if len(report.purchase.offers) > 1]
+        parts += [
+            Text(offer.render())
+            for offer in report.purchase.offers
+            if len(report.purchase.offers) > 1
+        ]
         parts += [Text(f"– {note.render()}", "dim") for note in report.purchase.notes]
     parts += [Text(_asked(report))] if report.stage("compare") else []
-    for words, field in (("Failed, left out of the means", "failed"), ("Empty, counted as wrong", "empty")):
-        if found := {name: rows for name, arm in report.arms.items() if (rows := getattr(arm, field))}:
-            named = ", ".join(f"{verdict.arm_label_words(name, report).en} {rows}" for name, rows in found.items())
+    for words, field in (
+        ("Failed, left out of the means", "failed"),
+        ("Empty, counted as wrong", "empty"),
+    ):
+        if found := {
+            name: rows for name, arm in report.arms.items() if (rows := getattr(arm, field))
+        }:
+            named = ", ".join(
+                f"{verdict.arm_label_words(name, report).en} {rows}" for name, rows in found.items()
+            )
             parts.append(Text(f"{words}: {named}"))
     if report.decision:
-        style = {"promote": "bold green", "refuse": "bold red"}.get(report.decision.verdict, "bold yellow")
+        style = {"promote": "bold green", "refuse": "bold red"}.get(
+            report.decision.verdict, "bold yellow"
+        )
         parts.append(Text(f"Gate: {report.decision.sentence}", style))
         parts += [Text(report.decision.note.render())] if report.decision.note else []
         if step := verdict.next_step(report):
@@ -54,7 +81,11 @@ def print_table(report: Report) -> RenderableType:
     if model := report.released:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
         parts.append(Text(f"Registered as {model.name}, version {model.version}{aliases}"))
-    notes = ((verdict.weights_words, "dim"), (verdict.alarm_warning, "bold red"), (verdict.continued_warning, "yellow"))
+    notes = (
+        (verdict.weights_words, "dim"),
+        (verdict.alarm_warning, "bold red"),
+        (verdict.continued_warning, "yellow"),
+    )
     parts += [Text(note.en, style) for find, style in notes if (note := find(report))]
     if warning := verdict.simulator_warning(report):
         parts.append(Text(f"* {warning.en}", "yellow"))
@@ -65,10 +96,14 @@ def print_intervals(report: Report) -> RenderableType:
     """The candidate against its opponent, figure by figure, each with its 95% interval."""
     found = tables.side_by_side(report)
     if found is None:
-        return Text("Nothing to hold against each other: this run has no student and teacher.", "yellow")
+        return Text(
+            "Nothing to hold against each other: this run has no student and teacher.", "yellow"
+        )
     table = _table("[95% CI]", [*(head.en for head in found.heads), "difference"])
     for line in found.lines:
-        table.add_row(line.label.en, *(Text(f"{cell.text} {cell.ends}".strip()) for cell in line.cells))
+        table.add_row(
+            line.label.en, *(Text(f"{cell.text} {cell.ends}".strip()) for cell in line.cells)
+        )
     warning = verdict.simulator_warning(report, marked=False)
     return Group(table, Text(warning.en, "yellow")) if warning else table
 
@@ -80,14 +115,21 @@ def stages_table(stages: Sequence[StageSummary]) -> Table:
     for stage in stages:
         rows = (count(stage.rows_in), count(stage.rows_out)) if stage.rows_in else (NONE, NONE)
         dropped = sorted(stage.dropped.items(), key=lambda item: -item[1])
-        notes = [", ".join(f"{reason} {count(rows)}" for reason, rows in dropped)] if dropped else []
+        notes = (
+            [", ".join(f"{reason} {count(rows)}" for reason, rows in dropped)] if dropped else []
+        )
         notes += [f"from run {stage.reused_from}"] if stage.reused_from else []
         table.add_row(stage.name, *rows, duration(stage.seconds), Text("; ".join(notes)))
     return table
 
 
 def _table(
-    first: str, others: Iterable[str], *, no_wrap: bool = True, vertical: VerticalAlignMethod = "top", **options: Any
+    first: str,
+    others: Iterable[str],
+    *,
+    no_wrap: bool = True,
+    vertical: VerticalAlignMethod = "top",
+    **options: Any,
 ) -> Table:
     """An empty table whose further columns are numbers."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1), **options)
@@ -98,14 +140,22 @@ def _table(
 
 
 def _data_parts(report: Report) -> list[RenderableType]:
-    """Of a refresh: the way of the rows, what they are worth where no arm says so, the cost, and the dataset."""
+    """Of a refresh: the way of the rows, what they are worth where no arm says so, the cost, and
+    the dataset."""
     parts: list[RenderableType] = [stages_table(report.stages)]
     if noise := tables.noise(report):
         parts.append(Text(noise.en))
     found, published = report.stage("validate"), report.stage("publish")
     if found and found.metrics and not report.arms:
-        means = {name.removesuffix("_mean").replace("_", " "): value for name, value in found.metrics.items()}
-        parts.append(Text(f"Answers, on average: {', '.join(f'{name} {number(means[name])}' for name in means)}"))
+        means = {
+            name.removesuffix("_mean").replace("_", " "): value
+            for name, value in found.metrics.items()
+        }
+        parts.append(
+            Text(
+                f"Answers, on average: {', '.join(f'{name} {number(means[name])}' for name in means)}"
+            )
+        )
     parts.append(Text(_asked(report)))
     if report.stage("dataset") is None:
         parts.append(_examples_table(report))
@@ -141,13 +191,22 @@ def _asked(report: Report) -> str:
             parts += [f"{count(failed)} failed"] if failed else []
             parts += [usd(usage.cost_usd)] if isinstance(usage, Usage) else []
             mark = "*" if role in report.simulated else ""
-            lines.append(f"{'RAG' if role == 'rag' else role.replace('_', ' ')}{mark} {', '.join(parts)}")
+            lines.append(
+                f"{'RAG' if role == 'rag' else role.replace('_', ' ')}{mark} {', '.join(parts)}"
+            )
     return f"Asked: {'; '.join(lines) or 'nobody'}. Cost of this run: {usd(api.cost_usd)}"
 
 
 def _arms_table(report: Report) -> Table:
     metrics = [metric for metric in report.metrics if metric.compared][:_MOST_METRICS]
-    first = next((m.name for m in metrics if any(arm.mean(m.name) is not None for arm in report.arms.values())), "")
+    first = next(
+        (
+            m.name
+            for m in metrics
+            if any(arm.mean(m.name) is not None for arm in report.arms.values())
+        ),
+        "",
+    )
     heads = [
         fill(re.sub(r" ?\(.*\)", "", metric.en) + verdict.star(report, metric.name), _HEAD_WIDTH)
         + (" [95% CI]" if metric.name == first else "")
@@ -158,7 +217,9 @@ def _arms_table(report: Report) -> Table:
         means = []
         for metric in metrics:
             ends = arm.score(metric.name).ci95 if metric.name == first else None
-            means.append(with_interval(arm.mean(metric.name), ends, partial(number, digits=metric.digits)))
+            means.append(
+                with_interval(arm.mean(metric.name), ends, partial(number, digits=metric.digits))
+            )
         table.add_row(
             verdict.arm_label_words(name, report, head=True).en + verdict.star(report, name),
             count(arm.n),
@@ -177,7 +238,11 @@ def _comparisons_table(report: Report) -> Table:
         shown = [c for c in report.comparisons if c.b == "teacher"]
     elif main := verdict.main_comparison(report):
         found = [c for c in report.comparisons if c.metric == main.metric and c.diff is not None]
-        shown = [c for c in found if c.b not in ("base", "original") or "teacher" in (c.a, main.a) or c == main]
+        shown = [
+            c
+            for c in found
+            if c.b not in ("base", "original") or "teacher" in (c.a, main.a) or c == main
+        ]
     else:
         shown = []
     for c in shown:

@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.gate import alarm_reasons
-from qinglan.evaluation.models import APPROVAL, GAIN, ArmFigures, Decision, Report, SimulatedRole, Tone
+from qinglan.evaluation.models import (
+    APPROVAL,
+    GAIN,
+    ArmFigures,
+    Decision,
+    Report,
+    SimulatedRole,
+    Tone,
+)
 from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason, rule_words
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import QUALITY, get_recipe
@@ -19,12 +27,22 @@ from qinglan.text import ARMS, Both, capitalised, latency, number, signed, usd, 
 STUDENTS = ("base", "sft", "rl", "champion")
 _PLACES = ["original", "teacher", "", "base", "sft", "rl", "champion"]
 """Of the arms on the page; further teachers stand where the empty name is."""
-_MAIN_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("sft", "base"), ("teacher", "original"))
+_MAIN_PAIRS = (
+    ("rl", "teacher"),
+    ("sft", "teacher"),
+    ("rl", "sft"),
+    ("sft", "base"),
+    ("teacher", "original"),
+)
 """After those with the gate's rivals."""
 _SHIP: dict[str, Tone] = {"promote": "better", "refuse": "worse", "undecided": "open"}
 _SAME_COST = 0.05
 """Two prices that differ by no more than this share are the same."""
-_LIMITS = {"cost": "max_cost_ratio", "latency": "max_latency_ratio", "latency_p95": "max_latency_p95_ms"}
+_LIMITS = {
+    "cost": "max_cost_ratio",
+    "latency": "max_latency_ratio",
+    "latency_p95": "max_latency_p95_ms",
+}
 """By rule, the setting of the gate that it holds a model to."""
 _SHOWN_BELOW = ("red_team", "alarms")
 """Rules with a line of their own under the answer."""
@@ -85,9 +103,12 @@ def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
 
 
 def verdict(report: Report) -> Conclusion:
-    """Which teacher to buy, or the last trained student, RL or else SFT, against the teacher on the best metric."""
+    """Which teacher to buy, or the last trained student, RL or else SFT, against the teacher on the
+    best metric."""
     if report.purchase:
-        return Conclusion(report.purchase.tone, report.purchase.sentence.words, report.purchase.reading.words)
+        return Conclusion(
+            report.purchase.tone, report.purchase.sentence.words, report.purchase.reading.words
+        )
     found = main_comparison(report)
     if found is None or found.diff is None:
         return _without_comparison(report)
@@ -111,7 +132,11 @@ def verdict(report: Report) -> Conclusion:
     elif found.deciding_ci95 is None:
         reading = reason("no_verdict_on_few_groups", groups=found.groups, needed=FEWEST_GROUPS)
     elif found.deciding_ci95[0] <= 0 <= found.deciding_ci95[1]:
-        detectable = reason("test_set_detects", difference=found.detectable_diff) if found.detectable_diff else None
+        detectable = (
+            reason("test_set_detects", difference=found.detectable_diff)
+            if found.detectable_diff
+            else None
+        )
         reading = reason("no_difference_shown", detectable=detectable)
     elif found.deciding_ci95[0] > 0:
         tone, reading = "better", reason("shown_better", a=a, b=b)
@@ -131,7 +156,8 @@ def _without_comparison(report: Report) -> Conclusion:
 
 
 def simulator_warning(report: Report, *, marked: bool = True) -> Both | None:
-    """What the numbers can't say, `marked` where those have a star; None where nothing was simulated."""
+    """What the numbers can't say, `marked` where those have a star; None where nothing was
+    simulated."""
     if not report.simulated:
         return None
     roles = listed([TEXTS["simulated_roles"][role] for role in report.simulated])
@@ -142,7 +168,9 @@ def simulator_warning(report: Report, *, marked: bool = True) -> Both | None:
     return reason(
         "simulated",
         roles=Both(f"{capitalised(roles.en)} {verb}", roles.zh),
-        numbers=Both("The numbers marked *", "带 * 的数字") if marked else Both("These numbers", "这些数字"),
+        numbers=Both("The numbers marked *", "带 * 的数字")
+        if marked
+        else Both("These numbers", "这些数字"),
         about=about,
     ).words
 
@@ -156,39 +184,61 @@ def alarm_warning(report: Report) -> Both | None:
 def continued_warning(report: Report) -> Both | None:
     """Which trainings continued from a checkpoint of other code; None where none did."""
     found = [
-        reason("continued_over_other_code", stage=stage.name, modules=", ".join(stage.continued_anyway)).words
+        reason(
+            "continued_over_other_code", stage=stage.name, modules=", ".join(stage.continued_anyway)
+        ).words
         for stage in report.stages
         if stage.continued_anyway
     ]
-    return Both(" ".join(each.en for each in found), "".join(each.zh for each in found)) if found else None
+    return (
+        Both(" ".join(each.en for each in found), "".join(each.zh for each in found))
+        if found
+        else None
+    )
 
 
 def weights_words(report: Report) -> Both | None:
-    """The digests of the trained weights, and whether they are those that the repository states; None without any."""
+    """The digests of the trained weights, and whether they are those that the repository states;
+    None without any."""
     if (weights := report.weights) is None:
         return None
-    digests = [reason("digest_of", stage=stage, digest=digest[:12]) for stage, digest in weights.found.items()]
+    digests = [
+        reason("digest_of", stage=stage, digest=digest[:12])
+        for stage, digest in weights.found.items()
+    ]
     agrees = None
     if weights.expected:
-        differing = [stage for stage, digest in weights.expected.items() if digest != weights.found[stage]]
+        differing = [
+            stage for stage, digest in weights.expected.items() if digest != weights.found[stage]
+        ]
         agrees = reason("weights_agree")
         if differing:
             differs = reason("weights_differ", stage=differing[0])
-            agrees = differs if weights.is_of_same else reason("weights_of_others", stage=differing[0])
+            agrees = (
+                differs if weights.is_of_same else reason("weights_of_others", stage=differing[0])
+            )
     merged = [reason("merged", arm=name, **found) for name, found in report.parity.items()]
     return reason("weights", digests=digests, agrees=agrees, merged=merged).words
 
 
 def next_step(report: Report) -> Both | None:
-    """What to do where the gate released no model, by the first rule that failed, else by the first that is unknown."""
+    """What to do where the gate released no model, by the first rule that failed, else by the first
+    that is unknown."""
     decision, profile = report.decision, report.profile
     if decision is None or decision.verdict == "promote":
         return None
-    blocking = [rule for outcome in ("fail", "unknown") for rule in decision.rules if rule.outcome == outcome]
+    blocking = [
+        rule
+        for outcome in ("fail", "unknown")
+        for rule in decision.rules
+        if rule.outcome == outcome
+    ]
     name, outcome = blocking[0].name, blocking[0].outcome
     if name == APPROVAL:  # its reason says what to do
         return None
-    if (name in _LIMITS and outcome == "fail") or blocking[0].reason == reason("teacher_costs_nothing"):
+    if (name in _LIMITS and outcome == "fail") or blocking[0].reason == reason(
+        "teacher_costs_nothing"
+    ):
         return reason("next_limit", setting=f"gate.{_LIMITS[name]}", profile=profile).words
     if name == "alarms":
         return reason("next_alarms", profile=profile).words
@@ -239,11 +289,15 @@ def _cost(report: Report) -> ReportAnswer | None:
     tone: Tone = "none"
     if base and abs(own - base) > _SAME_COST * base:
         tone = "better" if own < base else "worse"
-    return ReportAnswer(Both("What does it cost?", "成本如何？"), word, tone, [text.words for text in texts])
+    return ReportAnswer(
+        Both("What does it cost?", "成本如何？"), word, tone, [text.words for text in texts]
+    )
 
 
 def _median(arm: ArmFigures) -> Reason:
-    median = with_interval(arm.latency_p50_ms, arm.latency_p50_ci95, lambda ms: f"{latency(ms)} ms", latency)
+    median = with_interval(
+        arm.latency_p50_ms, arm.latency_p50_ci95, lambda ms: f"{latency(ms)} ms", latency
+    )
     return reason("under_load", latency=median, load=arm.latency_load)
 
 
@@ -252,10 +306,20 @@ def _safe(report: Report) -> ReportAnswer:
     name = report.decision.challenger if report.decision else candidate(report)
     if found := report.red_team.get(name or ""):
         counts = RedTeamCounts.of(found)
-        failed = reason("cases_failed", cases=counts.failed, blocking=counts.blocking) if counts.failed else None
+        failed = (
+            reason("cases_failed", cases=counts.failed, blocking=counts.blocking)
+            if counts.failed
+            else None
+        )
         unchecked = reason("cases_unchecked", cases=counts.unchecked) if counts.unchecked else None
         texts.append(
-            reason("red_team_passed", passed=counts.passed, cases=counts.cases, failed=failed, unchecked=unchecked)
+            reason(
+                "red_team_passed",
+                passed=counts.passed,
+                cases=counts.cases,
+                failed=failed,
+                unchecked=unchecked,
+            )
         )
     if report.training.rl is not None:
         alarms = len(report.alarms)
@@ -269,13 +333,21 @@ def _safe(report: Report) -> ReportAnswer:
 
 
 def _decided(decision: Decision) -> list[Reason]:
-    """What the gate decided, and why: the reasons of the rules that block and have no line of their own below."""
+    """What the gate decided, and why: the reasons of the rules that block and have no line of their
+    own below."""
     note = [decision.note] if decision.note else []
     if decision.verdict == "promote":
         return [decision.reason, *note]
-    failed, unknown = ([rule for rule in decision.rules if rule.outcome == outcome] for outcome in ("fail", "unknown"))
+    failed, unknown = (
+        [rule for rule in decision.rules if rule.outcome == outcome]
+        for outcome in ("fail", "unknown")
+    )
     blocking = [
-        reason("rules_failed" if rules is failed else "rules_unknown", rules=len(rules), names=listed(named))
+        reason(
+            "rules_failed" if rules is failed else "rules_unknown",
+            rules=len(rules),
+            names=listed(named),
+        )
         for rules in (failed, unknown)
         if (named := [rule_words(rule.name) for rule in rules])
     ]
@@ -283,7 +355,9 @@ def _decided(decision: Decision) -> list[Reason]:
     for rule in (*failed, *unknown):
         if rule.reason and rule.name not in _SHOWN_BELOW:
             name = rule_words(rule.name)
-            reasons.append(reason("rule_and_why", rule=Both(capitalised(name.en), name.zh), why=rule.reason))
+            reasons.append(
+                reason("rule_and_why", rule=Both(capitalised(name.en), name.zh), why=rule.reason)
+            )
     return [*reasons, *([decision.also_tried.own_reason] if decision.also_tried else []), *note]
 
 
@@ -293,7 +367,8 @@ def _star(report: Report) -> str:
 
 
 def star(report: Report, key: str) -> str:
-    """For an arm or a metric whose numbers come from a simulator; a student learnt from its teacher and its RAG."""
+    """For an arm or a metric whose numbers come from a simulator; a student learnt from its teacher
+    and its RAG."""
     sources: dict[str, set[SimulatedRole]] = {
         "original": {"workbook"},
         "teacher": {"workbook", "teacher"},
@@ -332,12 +407,17 @@ def main_comparison(report: Report) -> Comparison | None:
     challenger = (report.decision.challenger,) if report.decision else ()
     gated = [(arm, rival) for arm in (*challenger, "rl", "sft") for rival in report.rivals]
     pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_MAIN_PAIRS]
-    found = (between(report.comparisons, a, b).get(metric.name) for a, b in pairs for metric in report.metrics)
+    found = (
+        between(report.comparisons, a, b).get(metric.name)
+        for a, b in pairs
+        for metric in report.metrics
+    )
     return next((each for each in found if each and each.diff is not None), None)
 
 
 def candidate(report: Report) -> ArmName | None:
-    """The arm that the report is about: the gate's challenger, or the first of the main comparison."""
+    """The arm that the report is about: the gate's challenger, or the first of the main
+    comparison."""
     if report.decision and report.decision.challenger in report.arms:
         return report.decision.challenger
     found = main_comparison(report)
@@ -345,7 +425,8 @@ def candidate(report: Report) -> ArmName | None:
 
 
 def opponent(report: Report) -> ArmName:
-    """The arm that the candidate is compared with: the gate's rival; for the teacher the original question."""
+    """The arm that the candidate is compared with: the gate's rival; for the teacher the original
+    question."""
     found, name = main_comparison(report), candidate(report)
     if found and found.a == name:
         return found.b

@@ -1,4 +1,5 @@
-"""A site's state and runs as one folder that is consistent in itself, taken while the site works, and back again.
+"""A site's state and runs as one folder that is consistent in itself, taken while the site works,
+and back again.
 
 Here is what `backup.json`, which is written last, says about it.
 """
@@ -8,7 +9,14 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.runs.schema_version import first_flaw, read_record
@@ -73,7 +81,8 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
     """The version that made it."""
     profile: str
     roots: dict[Root, Path]
-    """Where they were, which is where they must come back to: runs and MLflow name files by their full paths."""
+    """Where they were, which is where they must come back to: runs and MLflow name files by their
+    full paths."""
     entries: list[BackupEntry]
     folders: list[BackupFolder] = []
     """The outer one before the inner."""
@@ -84,7 +93,8 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
     @field_validator("entries", "folders")
     @classmethod
     def _are_apart(cls, found: list[Any], info: ValidationInfo) -> list[Any]:
-        """Refuse entries whose paths lie below one another: the lower one would be written through a link."""
+        """Refuse entries whose paths lie below one another: the lower one would be written through
+        a link."""
         entries = {entry.path for entry in info.data.get("entries", found)}
         paths = Counter(each.path for each in [*found, *info.data.get("entries", ())])
         for path, times in paths.items():
@@ -101,7 +111,8 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def read(cls, folder: Path) -> "Backup":
-        """A backup's description; `ConfigError` where there is none, `ArtifactError` where it is damaged or newer."""
+        """A backup's description; `ConfigError` where there is none, `ArtifactError` where it is
+        damaged or newer."""
         path = folder / BACKUP_FILE
         try:
             return read_record(cls, path)

@@ -1,7 +1,8 @@
 """Taking a backup while the site works.
 
-The order makes it consistent: every database but the ledger first, as MLflow names files that were written before; then
-the files, each folder's manifest first, as what it lists is complete; the ledger last, so that it knows every answer.
+The order makes it consistent: every database but the ledger first, as MLflow names files that were
+written before; then the files, each folder's manifest first, as what it lists is complete; the
+ledger last, so that it knows every answer.
 """
 
 import os
@@ -23,9 +24,23 @@ from qinglan.data.versions import VERSION_FILE
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.database import shown, url_of
-from qinglan.ops.backup import BACKUP_FILE, MARGIN_BYTES, Backup, BackupEntry, BackupFolder, Root, SkippedPath
+from qinglan.ops.backup import (
+    BACKUP_FILE,
+    MARGIN_BYTES,
+    Backup,
+    BackupEntry,
+    BackupFolder,
+    Root,
+    SkippedPath,
+)
 from qinglan.ops.forget import BACKUPS_FILE, SQLITE, SQLITE_WAIT_S
-from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server, prefect_home
+from qinglan.ops.prefect.server import (
+    LOCK_FILE,
+    SERVER_FILE,
+    announced_url,
+    find_server,
+    prefect_home,
+)
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
 from qinglan.runs.run import RUN_FILE
@@ -38,7 +53,8 @@ _FIRST = (RUN_FILE, MANIFEST, VERSION_FILE)
 _VANISHED = "removed before it could be copied"
 _CACHE = "a cache of models from the hub"
 _SKIPPED_FOLDERS = {
-    # Each in its place only: engines name folders as they like, and verl's checkpoints have a `huggingface` each.
+    # Each in its place only: engines name folders as they like, and verl's checkpoints have a
+    # `huggingface` each.
     "state/datasets/*/.partial-*": "unfinished",
     "state/models/*/.partial-*": "unfinished",
     "state/datasets/*/.removing-*": "being removed",
@@ -60,21 +76,30 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
         raise ConfigError(f"paths.state: {state_folder} is not there, so there is nothing to keep")
     for root in (state_folder, runs_folder):
         if target.is_relative_to(root):
-            raise ConfigError(f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere")
+            raise ConfigError(
+                f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere"
+            )
     _require_free(target)
-    elsewhere = list(_kept_elsewhere(profile))  # a mistake in an address shows before anything is copied
+    elsewhere = list(
+        _kept_elsewhere(profile)
+    )  # a mistake in an address shows before anything is copied
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's business.
+    # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's
+    # business.
     partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
     try:
         with (state_folder / BACKUPS_FILE).open("a", encoding="utf-8") as stream:
-            stream.write(f"{target}\n")  # before it is copied, so that a restored site knows of this backup too
+            stream.write(
+                f"{target}\n"
+            )  # before it is copied, so that a restored site knows of this backup too
         copier = _Copier(partial, apart={state_folder, runs_folder})
         for name, folder in roots.items():
             if folder.exists():  # a site without runs has none
                 copier.find(name, folder)
         copier.require_disk_space()
-        say(f"{len(copier.files):,} files and {len(copier.databases)} databases, {size(copier.bytes)}")
+        say(
+            f"{len(copier.files):,} files and {len(copier.databases)} databases, {size(copier.bytes)}"
+        )
         copier.copy()
         backup = Backup(
             made_at=datetime.now(UTC),
@@ -119,7 +144,9 @@ class _Copier:
         """What there is to copy; links are kept at once, as what they name is there now."""
         self.folders[path] = folder
         # What lies in a folder before what lies further down.
-        for source in sorted(folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name)):
+        for source in sorted(
+            folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name)
+        ):
             try:
                 self._find_one(f"{path}/{source.name}", source)
             except FileNotFoundError:  # a clean-up may have taken it away
@@ -150,8 +177,12 @@ class _Copier:
     def require_disk_space(self) -> None:
         free = shutil.disk_usage(self._target).free
         if free < self.bytes + MARGIN_BYTES:
-            problem = f"{self._target.parent}: has {size(free)} free, the backup takes {size(self.bytes)}"
-            raise ArtifactError(f"{problem}; free disk space, give another folder, or leave out the runs (--no-runs)")
+            problem = (
+                f"{self._target.parent}: has {size(free)} free, the backup takes {size(self.bytes)}"
+            )
+            raise ArtifactError(
+                f"{problem}; free disk space, give another folder, or leave out the runs (--no-runs)"
+            )
 
     def copy(self) -> None:
         for path, source in self.databases.items():
@@ -167,7 +198,8 @@ class _Copier:
             self._copy_database(LEDGER, self.databases[LEDGER])
 
     def folders_with_modes(self) -> list[BackupFolder]:
-        """Asked once all is copied: a run that a clean-up took meanwhile does not come back as an empty folder."""
+        """Asked once all is copied: a run that a clean-up took meanwhile does not come back as an
+        empty folder."""
         found = []
         for path, source in self.folders.items():
             with suppress(FileNotFoundError):
@@ -185,7 +217,8 @@ class _Copier:
             self._linked[_identity(status)] = self.entries[-1]
 
     def _copy_database(self, path: str, source: Path) -> None:
-        """A SQLite database as of one moment, while others write to it; checked, and without a write-ahead log."""
+        """A SQLite database as of one moment, while others write to it; checked, and without a
+        write-ahead log."""
         target, address = self._target_of(path), f"file:{quote(str(source))}?mode=rw"
         try:  # as `ro` it could not open one whose log nobody has open
             with (
@@ -198,7 +231,9 @@ class _Copier:
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
         except sqlite3.Error as error:
-            raise ArtifactError(f"{source}: can't be copied as a database: {error}; no backup was made") from error
+            raise ArtifactError(
+                f"{source}: can't be copied as a database: {error}; no backup was made"
+            ) from error
         shutil.copymode(source, target)
         self._add_entry(path, "database")
 
@@ -209,7 +244,9 @@ class _Copier:
 
     def _add_entry(self, path: str, kind: Literal["file", "database"]) -> None:
         copy = self._target / path
-        self.entries.append(BackupEntry(path=path, kind=kind, sha256=sha256_of(copy), bytes=copy.stat().st_size))
+        self.entries.append(
+            BackupEntry(path=path, kind=kind, sha256=sha256_of(copy), bytes=copy.stat().st_size)
+        )
 
 
 def _identity(status: os.stat_result) -> _Identity:

@@ -1,4 +1,5 @@
-"""Putting a backup back: everything is checked before anything is written, and nothing that is there is deleted."""
+"""Putting a backup back: everything is checked before anything is written, and nothing that is
+there is deleted."""
 
 import os
 import shutil
@@ -26,23 +27,34 @@ _OWNERS = 0o700
 
 
 def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = False) -> Backup:
-    """Bring state and runs back to where they were; with `replace` what is there goes into `.replaced-<time>` in it."""
+    """Bring state and runs back to where they were; with `replace` what is there goes into
+    `.replaced-<time>` in it."""
     source = source.expanduser().resolve()
     backup = Backup.read(source)
     state, runs, roots = profile.paths.state.resolve(), profile.paths.runs.resolve(), backup.roots
     # No part of what is replaced: the lock, and runs below the state folder or the other way round.
-    spared = {state, runs} | {path / name for path in roots.values() for name in (_STAGING, LOCK_FILE)}
+    spared = {state, runs} | {
+        path / name for path in roots.values() for name in (_STAGING, LOCK_FILE)
+    }
     _require_place(profile, backup, spared, replace=replace)
-    for entry in (entry for entry in backup.entries if entry.kind != "link" and entry.same_as is None):
+    for entry in (
+        entry for entry in backup.entries if entry.kind != "link" and entry.same_as is None
+    ):
         file = source / entry.path
         if not file.is_file():
             raise ArtifactError(f"{file}: is missing from the backup; restore another one")
         if file.stat().st_size != entry.bytes or sha256_of(file) != entry.sha256:
-            raise ArtifactError(f"{file}: was changed after the backup was made; restore another one")
-    say(f"{len(backup.entries):,} files, {size(backup.bytes)}: as they were when the backup was made")
+            raise ArtifactError(
+                f"{file}: was changed after the backup was made; restore another one"
+            )
+    say(
+        f"{len(backup.entries):,} files, {size(backup.bytes)}: as they were when the backup was made"
+    )
     modes = {folder.path: folder.mode for folder in backup.folders}
     # A root that is there is its owner's to say who enters.
-    new_roots = {path: modes[root] for root, path in roots.items() if root in modes and not path.exists()}
+    new_roots = {
+        path: modes[root] for root, path in roots.items() if root in modes and not path.exists()
+    }
     forgotten = Tombstones.read(state)
     with only_one(state, say):  # no `qinglan up` begins meanwhile
         for path in new_roots:  # their owner's only until all is in place
@@ -53,7 +65,9 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
             require_no_process(state, runs, but=state / LOCK_FILE)  # all of that took its time
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             for root, path in roots.items():
-                aside = path / f".replaced-{stamp}"  # within the folder, as it may be a volume of its own
+                aside = (
+                    path / f".replaced-{stamp}"
+                )  # within the folder, as it may be a volume of its own
                 if _put_aside(path, aside, spared):
                     say(f"what was in {path} is now in {aside}; delete it when you don't need it")
                 _bring(staged[root], path)
@@ -72,8 +86,12 @@ def _require_place(profile: Profile, backup: Backup, spared: set[Path], *, repla
     for root, was in backup.roots.items():
         now = getattr(profile.paths, root).resolve()
         if now != was:
-            problem = f"is {now}, but the backup is of {was}, and its runs name files by their full paths"
-            raise ConfigError(f"paths.{root}: {problem}; restore with `--set paths.{root}={was}`, or a link there")
+            problem = (
+                f"is {now}, but the backup is of {was}, and its runs name files by their full paths"
+            )
+            raise ConfigError(
+                f"paths.{root}: {problem}; restore with `--set paths.{root}={was}`, or a link there"
+            )
     require_no_process(profile.paths.state.resolve(), profile.paths.runs.resolve())
     for root, path in ((root, path) for root, path in backup.roots.items() if path.exists()):
         if not path.is_dir():
@@ -106,7 +124,9 @@ def _stage(source: Path, backup: Backup) -> dict[Root, Path]:
     _require_disk_space(backup, staged)
     for folder in backup.folders:
         _place(folder.path, staged).mkdir(mode=_OWNERS, parents=True, exist_ok=True)
-    for entry in sorted(backup.entries, key=lambda entry: (entry.kind == "link", entry.same_as is not None)):
+    for entry in sorted(
+        backup.entries, key=lambda entry: (entry.kind == "link", entry.same_as is not None)
+    ):
         _put(source, entry, staged)
     return staged
 
@@ -131,7 +151,8 @@ def _require_disk_space(backup: Backup, staged: dict[Root, Path]) -> None:
 
 @cache
 def _can_link(source: Path, target: Path) -> bool:
-    """Tried, as two mounts of one file system have one device number, and some file systems know no links."""
+    """Tried, as two mounts of one file system have one device number, and some file systems know no
+    links."""
     with NamedTemporaryFile(dir=source) as file, TemporaryDirectory(dir=target) as other:
         with suppress(OSError):
             os.link(file.name, Path(other) / "link")

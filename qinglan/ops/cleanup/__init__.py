@@ -1,7 +1,8 @@
-"""`qinglan clean-up`: removes what is no longer needed, by the profile's `retention`; the ledger is never touched.
+"""`qinglan clean-up`: removes what is no longer needed, by the profile's `retention`; the ledger is
+never touched.
 
-Where the registry can't be read, no run and nothing in MLflow is removed. Each kind is cleaned up by itself, so that an
-error in one does not stop the others.
+Where the registry can't be read, no run and nothing in MLflow is removed. Each kind is cleaned up
+by itself, so that an error in one does not stop the others.
 """
 
 from datetime import UTC, datetime
@@ -17,7 +18,8 @@ from qinglan.runs.run import is_running
 
 
 def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None = None) -> CleanUp:
-    """Remove what the profile's `retention` no longer keeps; ages count to `now`, by default this moment."""
+    """Remove what the profile's `retention` no longer keeps; ages count to `now`, by default this
+    moment."""
     clean = CleanUp(profile, dry_run, say, now or datetime.now(UTC))
     with clean.noting():
         _remove_runs(clean)
@@ -38,8 +40,13 @@ def _remove_runs(clean: CleanUp) -> None:
     try:
         with removal_lock(root, exclusive=True):
             recorded_runs.require_database(profile, root)
-            # Before the registry is read: a run that ends meanwhile may register its model after that.
-            running = {each.directory.name for each in folders.read_folders(root) if is_running(each.directory)}
+            # Before the registry is read: a run that ends meanwhile may register its model after
+            # that.
+            running = {
+                each.directory.name
+                for each in folders.read_folders(root)
+                if is_running(each.directory)
+            }
             registered = recorded_runs.registered_versions(profile)
             found = folders.plan(clean, root, running, registered)
             folders.remove_runs(clean, found, root)
@@ -52,7 +59,9 @@ def _remove_runs(clean: CleanUp) -> None:
     for name, why in found.kept.items():
         if found.folders[name].profile in (profile.name, None):  # None: run.json can't be read
             clean.note_kept("run", name, why)
-    references = "\n".join([*(found.folders[name].references for name in found.kept), *registered.values()])
+    references = "\n".join(
+        [*(found.folders[name].references for name in found.kept), *registered.values()]
+    )
     with clean.noting():
         try:
             folders.remove_datasets(clean, references)

@@ -1,8 +1,10 @@
-"""Which folders of runs and dataset versions and which logs stay, and why; and how a folder is removed.
+"""Which folders of runs and dataset versions and which logs stay, and why; and how a folder is
+removed.
 
-Run ids are unique, and whatever uses a run's files names its id: the manifests of another run, a registered version's
-tags. So a text search finds what is needed, also in manifests of other versions of Qinglan and after a move. A folder
-is renamed first, so that a kill leaves no half of one under its own name, then deleted. Links are never followed.
+Run ids are unique, and whatever uses a run's files names its id: the manifests of another run, a
+registered version's tags. So a text search finds what is needed, also in manifests of other
+versions of Qinglan and after a move. A folder is renamed first, so that a kill leaves no half of
+one under its own name, then deleted. Links are never followed.
 """
 
 import json
@@ -57,8 +59,12 @@ class RunFolder:
     @cached_property
     def references(self) -> str:
         """The text of run.json and the manifests, which names the runs that this one uses."""
-        files = {path for pattern in ("*.json", f"*/{MANIFEST}") for path in self.directory.glob(pattern)}
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(files))
+        files = {
+            path for pattern in ("*.json", f"*/{MANIFEST}") for path in self.directory.glob(pattern)
+        }
+        return "\n".join(
+            path.read_text(encoding="utf-8", errors="replace") for path in sorted(files)
+        )
 
 
 @dataclass
@@ -71,12 +77,19 @@ class RunPlan:
     to_remove: dict[str, str] = field(default_factory=dict)
 
 
-def plan(clean: CleanUp, root: Path, running: Collection[str], registered: Mapping[str, str]) -> RunPlan:
-    """Decide about every run under `root`; `registered` has by a version's label the text that names its runs."""
+def plan(
+    clean: CleanUp, root: Path, running: Collection[str], registered: Mapping[str, str]
+) -> RunPlan:
+    """Decide about every run under `root`; `registered` has by a version's label the text that
+    names its runs."""
     profile = clean.profile
     found = RunPlan({each.directory.name: each for each in read_folders(root)})
     latest = (root / "latest").resolve().name
-    needed = {name: label for label, references in registered.items() for name in named_in(references, found.folders)}
+    needed = {
+        name: label
+        for label, references in registered.items()
+        for name in named_in(references, found.folders)
+    }
     newer: Counter[str] = Counter()  # finished runs by flow
     for name, each in found.folders.items():  # the newest first
         flow, keep = each.finished_flow, "is young enough"
@@ -108,17 +121,26 @@ def read_folders(root: Path) -> Iterator[RunFolder]:
     """Every run below, the newest first."""
     for directory in run_folders(root):
         try:
-            state = check_version(json.loads((directory / RUN_FILE).read_bytes()), directory / RUN_FILE)
+            state = check_version(
+                json.loads((directory / RUN_FILE).read_bytes()), directory / RUN_FILE
+            )
         except FileNotFoundError:  # somebody deletes the run
             continue
-        except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
+        except (
+            OSError,
+            ValueError,
+            AttributeError,
+            ArtifactError,
+        ):  # no object, or a newer Qinglan's
             state = {}
         yield RunFolder(directory, state, _last_written(directory))
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:
     """Those of the runs that are named there."""
-    own = {name for name in names if not RUN_ID.fullmatch(name) and name in text}  # of runs that were renamed
+    own = {
+        name for name in names if not RUN_ID.fullmatch(name) and name in text
+    }  # of runs that were renamed
     return {name for name in RUN_ID.findall(text) if name in names} | own
 
 
@@ -126,7 +148,10 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
     """Where a run was tracked, by its own profile; None where it does not say."""
     with suppress(KeyError, TypeError):
         profile = state["profile"]
-        return str(profile["tracking"]["uri"] or f"sqlite:///{Path(profile['paths']['state']).resolve() / 'mlflow.db'}")
+        return str(
+            profile["tracking"]["uri"]
+            or f"sqlite:///{Path(profile['paths']['state']).resolve() / 'mlflow.db'}"
+        )
     return None
 
 
@@ -134,9 +159,16 @@ def remove_runs(clean: CleanUp, found: RunPlan, root: Path) -> None:
     """Set aside runs; call this and what follows with `removal_lock(exclusive=True)`."""
     for name, why in found.to_remove.items():
         try:
-            with nullcontext() if clean.dry_run else FileLock(root / name / ".lock").acquire(blocking=False):
+            with (
+                nullcontext()
+                if clean.dry_run
+                else FileLock(root / name / ".lock").acquire(blocking=False)
+            ):
                 _remove(clean, "run", root / name, why, root)
-        except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
+        except (
+            Timeout,
+            PermissionError,
+        ):  # somebody has just continued it, or it is another user's
             found.kept[name] = "is running"
 
 
@@ -149,10 +181,14 @@ def remove_parts(clean: CleanUp, found: RunPlan, root: Path) -> None:
         if run.profile != clean.profile.name or is_running(run.directory):
             continue
         for kind, path, written in _parts_of(run):
-            if path.relative_to(root).as_posix() in references or not clean.is_past(written, days[kind]):
+            if path.relative_to(root).as_posix() in references or not clean.is_past(
+                written, days[kind]
+            ):
                 continue
             with clean.noting():
-                if not clean.dry_run:  # verl's note which checkpoint is the newest must not outlive it
+                if (
+                    not clean.dry_run
+                ):  # verl's note which checkpoint is the newest must not outlive it
                     (path.parent / TRACKER).unlink(missing_ok=True)
                 _remove(clean, kind, path, f"last work on it {clean.age(written)} ago", root)
 
@@ -170,17 +206,24 @@ def _parts_of(run: RunFolder) -> Iterator[tuple[Kind, Path, datetime]]:
 
 
 def remove_never_started(clean: CleanUp, root: Path) -> None:
-    """Set aside folders of any profile's runs that never began, as on a full disk: nothing but a lock lies in them."""
+    """Set aside folders of any profile's runs that never began, as on a full disk: nothing but a
+    lock lies in them."""
     for each in _own_folders(root):
         made = datetime.fromtimestamp(each.stat().st_mtime, UTC)
-        is_old = RUN_ID.fullmatch(each.name) and clean.is_past(made, clean.profile.retention.unfinished_days)
-        is_empty = is_old and {entry.name for entry in each.iterdir()} <= {".lock", f"{RUN_FILE}.partial"}
+        is_old = RUN_ID.fullmatch(each.name) and clean.is_past(
+            made, clean.profile.retention.unfinished_days
+        )
+        is_empty = is_old and {entry.name for entry in each.iterdir()} <= {
+            ".lock",
+            f"{RUN_FILE}.partial",
+        }
         if is_empty and not is_running(each):
             _remove(clean, "run", each, f"never began, {clean.age(made)} ago", root)
 
 
 def _remove(clean: CleanUp, kind: Kind, path: Path, why: str, root: Path) -> None:
-    """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
+    """Rename a folder so that it is no longer found; `root` is the folder above all, on the same
+    file system."""
     freed_bytes = bytes_of(path)
     if not clean.dry_run:
         path.rename(root / f"{_PREFIX}{'.'.join(path.relative_to(root).parts)}")
@@ -218,7 +261,8 @@ def _own_folders(folder: Path) -> list[Path]:
 
 
 def _last_written(directory: Path) -> datetime:
-    """Of what lies in it, and in the folders in it, which a running run may rename and remove meanwhile."""
+    """Of what lies in it, and in the folders in it, which a running run may rename and remove
+    meanwhile."""
     newest = 0.0
     for folder in (directory, *_own_folders(directory)):
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -230,7 +274,8 @@ def _last_written(directory: Path) -> datetime:
 
 
 def remove_datasets(clean: CleanUp, references: str) -> None:
-    """Set aside old versions of the dataset that the text `references` does not name; the newest has all splits."""
+    """Set aside old versions of the dataset that the text `references` does not name; the newest
+    has all splits."""
     profile, days = clean.profile, clean.profile.retention.dataset_days
     root = tenant_folder(profile).resolve()
     if not root.is_dir() or days is None:
@@ -250,7 +295,9 @@ def remove_datasets(clean: CleanUp, references: str) -> None:
         # A version that stays can still be compared with its parent.
         origins = {version.parent for version in versions if version.id in kept}
         for version in versions:
-            if why := kept.get(version.id) or ("one that stays came of it" if version.id in origins else ""):
+            if why := kept.get(version.id) or (
+                "one that stays came of it" if version.id in origins else ""
+            ):
                 clean.note_kept("dataset version", version.id, why)
             else:
                 made = f"made {clean.age(datetime.fromisoformat(version.created))} ago"
@@ -261,21 +308,29 @@ def remove_logs(clean: CleanUp) -> None:
     """Delete logs that nobody has written to for as long as `retention.log_days` says."""
     folder = clean.profile.paths.state.resolve() / "logs"
     for file in sorted(folder.glob("**/*.log*")):
-        with suppress(FileNotFoundError):  # another profile's clean-up was quicker, or the log was renamed
+        with suppress(
+            FileNotFoundError
+        ):  # another profile's clean-up was quicker, or the log was renamed
             status = file.lstat()
             written = datetime.fromtimestamp(status.st_mtime, UTC)
-            is_old = stat.S_ISREG(status.st_mode) and clean.is_past(written, clean.profile.retention.log_days)
-            # `Processes` shares a lock on the log of each process that it started, for as long as that runs.
+            is_old = stat.S_ISREG(status.st_mode) and clean.is_past(
+                written, clean.profile.retention.log_days
+            )
+            # `Processes` shares a lock on the log of each process that it started, for as long as
+            # that runs.
             if not is_old or is_held(file, shared=True):
                 continue
             if not clean.dry_run:
                 file.unlink()
             name = file.relative_to(folder).as_posix()
-            clean.note_removed("log", name, f"last written {clean.age(written)} ago", _freed_by(status))
+            clean.note_removed(
+                "log", name, f"last written {clean.age(written)} ago", _freed_by(status)
+            )
 
 
 def bytes_of(path: Path) -> int:
-    """What the disk gets back once `path` is removed; a file that has another hard link gives nothing."""
+    """What the disk gets back once `path` is removed; a file that has another hard link gives
+    nothing."""
     return sum(map(_freed_by, file_stats(path)))
 
 

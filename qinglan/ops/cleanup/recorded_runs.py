@@ -1,8 +1,10 @@
-"""Runs as MLflow and Prefect recorded them: what registered models need, and runs that are no longer needed.
+"""Runs as MLflow and Prefect recorded them: what registered models need, and runs that are no
+longer needed.
 
-In MLflow a run is marked as deleted, then its artifacts are removed, then its rows, so that what a kill leaves is found
-again. A tracking server offers no way to delete rows: they stay marked until its operator runs `mlflow gc`. Prefect
-deletes a flow run's task runs and logs with it, but not its artifacts.
+In MLflow a run is marked as deleted, then its artifacts are removed, then its rows, so that what a
+kill leaves is found again. A tracking server offers no way to delete rows: they stay marked until
+its operator runs `mlflow gc`. Prefect deletes a flow run's task runs and logs with it, but not its
+artifacts.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +30,8 @@ if TYPE_CHECKING:  # it takes seconds to import
 
 
 def require_database(profile: Profile, runs: Path) -> None:
-    """Raise `ConfigError` where a run below `runs` was tracked in a database that is not there, or not mounted."""
+    """Raise `ConfigError` where a run below `runs` was tracked in a database that is not there, or
+    not mounted."""
     uri = profile.tracking_uri
     for each in read_folders(runs) if is_missing_database(uri) else ():
         mine = each.profile == profile.name and tracking_of(each.state) in (None, uri)
@@ -39,17 +42,24 @@ def require_database(profile: Profile, runs: Path) -> None:
 
 
 def registered_versions(profile: Profile) -> dict[str, str]:
-    """Of every version of every model: its label, and the tags and addresses, which name the runs it was made of."""
+    """Of every version of every model: its label, and the tags and addresses, which name the runs
+    it was made of."""
     if is_missing_database(profile.tracking_uri):
         return {}
     with registry_of(profile).asking() as client:
         found = all_pages(lambda token: client.search_model_versions("", page_token=token))
-    said = (("\n".join([*each.tags.values(), each.source or "", each.run_id or ""]), each) for each in found)
+    said = (
+        ("\n".join([*each.tags.values(), each.source or "", each.run_id or ""]), each)
+        for each in found
+    )
     return {f"version {each.version} of {each.name}": text for text, each in said}
 
 
-def remove_tracked_runs(clean: CleanUp, kept_folders: Collection[str], registered: Iterable[str]) -> None:
-    """Remove MLflow's runs with their artifacts that neither a registered version nor a run folder that stays needs."""
+def remove_tracked_runs(
+    clean: CleanUp, kept_folders: Collection[str], registered: Iterable[str]
+) -> None:
+    """Remove MLflow's runs with their artifacts that neither a registered version nor a run folder
+    that stays needs."""
     profile, days = clean.profile, clean.profile.retention.mlflow_days
     if days is None or is_missing_database(profile.tracking_uri):
         return
@@ -66,15 +76,21 @@ def remove_tracked_runs(clean: CleanUp, kept_folders: Collection[str], registere
                 # The flow's run last, as it says whose they are.
                 for run in sorted(runs, key=lambda run: "profile" in run.data.tags):
                     local = urlsplit(run.info.artifact_uri)
-                    freed = bytes_of(Path(unquote(local.path))) if local.scheme in ("", "file") else 0
+                    freed = (
+                        bytes_of(Path(unquote(local.path))) if local.scheme in ("", "file") else 0
+                    )
                     if not clean.dry_run:
                         _purge(client, run, profile.tracking_uri)
-                    name, why = run.info.run_name or run.info.run_id, f"ended {clean.age(ended)} ago"
+                    name, why = (
+                        run.info.run_name or run.info.run_id,
+                        f"ended {clean.age(ended)} ago",
+                    )
                     clean.note_removed("MLflow run", name, why, freed)
 
 
 def _runs_by_id(client: "MlflowClient", profile: Profile) -> "Iterable[tuple[str, list[Run]]]":
-    """MLflow's runs of each run of this profile: the flow's, and one a stage, marked as deleted or not."""
+    """MLflow's runs of each run of this profile: the flow's, and one a stage, marked as deleted or
+    not."""
     from mlflow.entities import ViewType
 
     if (experiment := client.get_experiment_by_name(profile.tracking.experiment)) is None:
@@ -85,7 +101,8 @@ def _runs_by_id(client: "MlflowClient", profile: Profile) -> "Iterable[tuple[str
     groups: dict[str, tuple[str, list[Run]]] = {
         run.info.run_id: (run.data.tags["qinglan.run_id"], [])
         for run in found
-        if run.data.tags.get("profile") == mine and Path(run.data.tags.get("run.directory", "")).parent == folder
+        if run.data.tags.get("profile") == mine
+        and Path(run.data.tags.get("run.directory", "")).parent == folder
     }
     for run in found:
         if group := groups.get(run.data.tags.get("mlflow.parentRunId", run.info.run_id)):
@@ -106,37 +123,60 @@ def _purge(client: "MlflowClient", run: "Run", uri: str) -> None:
     try:
         get_artifact_repository(run.info.artifact_uri, tracking_uri=uri).delete_artifacts()
     except Exception as error:  # every kind of store has its own
-        raise ConfigError(f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {first_line(error)}") from error
-    # As `mlflow gc` does it. The command itself would also delete every deleted experiment and logged model of the
-    # database, other users' among them, whichever run ids it is given, and it takes the runs in any order.
+        raise ConfigError(
+            f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {first_line(error)}"
+        ) from error
+    # As `mlflow gc` does it. The command itself would also delete every deleted experiment and
+    # logged model of the database, other users' among them, whichever run ids it is given, and it
+    # takes the runs in any order.
     if hasattr(store, "_hard_delete_run"):
         store._hard_delete_run(run_id)
 
 
 def remove_flow_runs(clean: CleanUp, server: PrefectServer, days: float) -> None:
-    """Delete this profile's flow runs that ended so many days ago, whether by a schedule or by hand."""
+    """Delete this profile's flow runs that ended so many days ago, whether by a schedule or by
+    hand."""
     try:
         with server.client() as api:
-            for run in (each for each in _ended(api, clean.now - timedelta(days=days)) if _is_of(each, clean.profile)):
+            for run in (
+                each
+                for each in _ended(api, clean.now - timedelta(days=days))
+                if _is_of(each, clean.profile)
+            ):
                 if not clean.dry_run:
-                    for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}):
+                    for artifact in pages(
+                        api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}
+                    ):
                         call(api, "DELETE", f"artifacts/{artifact['id']}", may_lack=True)
-                    call(api, "DELETE", f"flow_runs/{run['id']}", may_lack=True)  # another clean-up may be quicker
+                    call(
+                        api, "DELETE", f"flow_runs/{run['id']}", may_lack=True
+                    )  # another clean-up may be quicker
                 clean.note_removed("flow run", run["name"], f"ended {str(run['end_time'])[:10]}")
     except httpx2.HTTPError as error:
-        raise ConfigError(f"Prefect at {server.api_url}: {first_line(error)}; named by {server.origin}") from error
+        raise ConfigError(
+            f"Prefect at {server.api_url}: {first_line(error)}; named by {server.origin}"
+        ) from error
 
 
 def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
     states = ["COMPLETED", "FAILED", "CANCELLED", "CRASHED"]
-    ended: dict[str, Any] = {"state": {"type": {"any_": states}}, "end_time": {"before_": before.isoformat()}}
-    no_deployment, ours = {"deployment_id": {"is_null_": True}}, {"name": {"any_": list(get_args(FlowName))}}
-    found = pages(api, "flow_runs/filter", flow_runs=ended | {"tags": {"all_": [TAG]}})  # whose deployment may be gone
+    ended: dict[str, Any] = {
+        "state": {"type": {"any_": states}},
+        "end_time": {"before_": before.isoformat()},
+    }
+    no_deployment, ours = (
+        {"deployment_id": {"is_null_": True}},
+        {"name": {"any_": list(get_args(FlowName))}},
+    )
+    found = pages(
+        api, "flow_runs/filter", flow_runs=ended | {"tags": {"all_": [TAG]}}
+    )  # whose deployment may be gone
     found += pages(api, "flow_runs/filter", flow_runs=ended | no_deployment, flows=ours)  # by hand
     return list({run["id"]: run for run in found}.values())
 
 
 def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
-    """Started by hand it has our parameters and their defaults; without a profile it is another project's."""
+    """Started by hand it has our parameters and their defaults; without a profile it is another
+    project's."""
     is_ours = run["deployment_id"] or "profile" in run["parameters"]
     return bool(is_ours) and names(str(run["parameters"].get("profile", EMBEDDED)), profile)

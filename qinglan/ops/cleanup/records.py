@@ -12,7 +12,9 @@ from qinglan.errors import QinglanError, first_line
 from qinglan.runs.processes import Say
 from qinglan.text import count, markdown_cell, markdown_table, size
 
-Kind = Literal["run", "checkpoint", "superseded stage", "dataset version", "MLflow run", "flow run", "log"]
+Kind = Literal[
+    "run", "checkpoint", "superseded stage", "dataset version", "MLflow run", "flow run", "log"
+]
 _SHOWN = 50
 
 
@@ -85,11 +87,23 @@ class CleanUp:
 
     @property
     def markdown(self) -> str:
-        lines = ["## Clean-up", "", f"{self.sentence}.", *(f"\n{markdown_cell(note)}" for note in self.notes)]
+        lines = [
+            "## Clean-up",
+            "",
+            f"{self.sentence}.",
+            *(f"\n{markdown_cell(note)}" for note in self.notes),
+        ]
         removed = [(each, size(each.bytes)) for each in self.removed]
         for head, rows in (("Removed", removed), ("Kept", [(each, "") for each in self.kept])):
-            cells = [(each.kind, markdown_cell(each.name), markdown_cell(each.why), space) for each, space in rows]
-            lines += ["", markdown_table((head, "", "Why", "Bytes"), cells[:_SHOWN], "   r")] if rows else []
+            cells = [
+                (each.kind, markdown_cell(each.name), markdown_cell(each.why), space)
+                for each, space in rows
+            ]
+            lines += (
+                ["", markdown_table((head, "", "Why", "Bytes"), cells[:_SHOWN], "   r")]
+                if rows
+                else []
+            )
             if len(rows) > _SHOWN:
                 lines.append(f"\n… and {count(len(rows) - _SHOWN)} more")
         return "\n".join(lines) + "\n"

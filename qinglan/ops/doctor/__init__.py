@@ -1,6 +1,7 @@
 """`qinglan doctor`: what can be known before money or time is spent, in under half a minute.
 
-It makes the checks that every flow makes when it starts (`ops/preflight`), and slower or stricter ones.
+It makes the checks that every flow makes when it starts (`ops/preflight`), and slower or stricter
+ones.
 """
 
 import os
@@ -25,9 +26,11 @@ _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
 def examine(
     profile: Profile, flow: FlowName = "pipeline", *, may_pay: bool = False, deploys: bool = False
 ) -> Iterator[tuple[str, Check, float]]:
-    """Make all checks side by side: group, result without any secret, and seconds, in a fixed order.
+    """Make all checks side by side: group, result without any secret, and seconds, in a fixed
+    order.
 
-    With `may_pay`, one short call to each paid chat service, too; with `deploys`, what only `qinglan up` needs, too.
+    With `may_pay`, one short call to each paid chat service, too; with `deploys`, what only
+    `qinglan up` needs, too.
     """
     values = _secret_values(profile)
     planned_checks = plan_checks(profile, flow, may_pay=may_pay, deploys=deploys)
@@ -37,7 +40,9 @@ def examine(
             yield planned.group, _hide(check.with_hint(), values), seconds
 
 
-def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False) -> Iterator[PlannedCheck]:
+def plan_checks(
+    profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False
+) -> Iterator[PlannedCheck]:
     """All checks, in the order in which their results are printed."""
     recipe, *others = plan_profile_checks(profile, flow)
     has_recipe = recipe.run()[0].problem is None  # the recipe says which services are asked
@@ -62,15 +67,23 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
         yield PlannedCheck(recipe.group, "keys", "in the environment", check_keys)
     yield from others
     yield PlannedCheck(SERVERS, "prefect", "its server", lambda: services.check_prefect(profile))
-    yield PlannedCheck(SERVERS, "mlflow", profile.tracking_uri, lambda: services.check_mlflow(profile))
+    yield PlannedCheck(
+        SERVERS, "mlflow", profile.tracking_uri, lambda: services.check_mlflow(profile)
+    )
     if not has_recipe:
         return
     if (url := profile.trainer.ray_dashboard_url) and flow in ENGINE_FLOWS:
-        yield PlannedCheck(CLUSTER, "mount", url, partial(cluster.check_cluster, profile), "longest")
+        yield PlannedCheck(
+            CLUSTER, "mount", url, partial(cluster.check_cluster, profile), "longest"
+        )
     if not may_pay:
         return
     # Simulators cost nothing, and only run while a flow does.
-    paid_ones = {role: each for role, each in asked_endpoints(profile, flow).items() if each.base_url != EMBEDDED}
+    paid_ones = {
+        role: each
+        for role, each in asked_endpoints(profile, flow).items()
+        if each.base_url != EMBEDDED
+    }
     for role, endpoint in paid_ones.items():
         ask = partial(services.check_answer, profile, role, endpoint)
         yield PlannedCheck(PAID, f"{role} answers", endpoint.model, ask, "slow")
@@ -80,7 +93,8 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
 
 
 def _secret_values(profile: Profile) -> list[str]:
-    """What the variables hold that the profile names, the longest first; of an address its password too."""
+    """What the variables hold that the profile names, the longest first; of an address its password
+    too."""
     values: set[str] = set()
     for name in secret_names(profile):
         value = os.environ.get(name, "").strip()

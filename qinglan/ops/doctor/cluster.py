@@ -1,7 +1,9 @@
-"""What only the cluster's nodes know: is the mount theirs too, with interpreter, packages, version and keys?
+"""What only the cluster's nodes know: is the mount theirs too, with interpreter, packages, version
+and keys?
 
-A small job writes a token into folders that are made here below `paths.runs` and `paths.state`; what it found comes
-back through its log on that mount or, where there is none, through the end of its log of a failed job in Ray.
+A small job writes a token into folders that are made here below `paths.runs` and `paths.state`;
+what it found comes back through its log on that mount or, where there is none, through the end of
+its log of a failed job in Ray.
 """
 
 import json
@@ -61,7 +63,10 @@ def keys_of_nodes(profile: Profile) -> list[str]:
 def check_cluster(profile: Profile) -> list[Check]:
     token = secrets.token_hex(8)
     paths, name = profile.paths, f".doctor-{token}"
-    folders = {"paths.runs": paths.runs.resolve() / name, "paths.state": paths.state.resolve() / name}
+    folders = {
+        "paths.runs": paths.runs.resolve() / name,
+        "paths.state": paths.state.resolve() / name,
+    }
     where = f"{paths.runs} and {paths.state}, from the nodes"
     try:  # one that hangs must not leave our folders behind
         with RayJobs(profile.trainer) as jobs:
@@ -75,7 +80,13 @@ def check_cluster(profile: Profile) -> list[Check]:
                 folder.chmod(0o777)
             except OSError as error:
                 wrong = f"{key}: this machine can't write to {folder.parent}: {error.strerror}"
-                return [Check("mount", where, f"{wrong}; give this user write access, or name another folder")]
+                return [
+                    Check(
+                        "mount",
+                        where,
+                        f"{wrong}; give this user write access, or name another folder",
+                    )
+                ]
         return _ask_nodes(profile, token, folders, where)
     except EngineError as error:
         return [Check("mount", where, str(error))]
@@ -96,7 +107,12 @@ def _ask_nodes(profile: Profile, token: str, folders: dict[str, Path], where: st
             "nodes": len(jobs.gpus_of_nodes() or ()),
         }
         script = Path(cluster_node_script.__file__).read_text(encoding="utf-8")
-        job = _run(jobs, f"qinglan-doctor-{token}", Command([python, "-c", script, json.dumps(wanted)]), directory)
+        job = _run(
+            jobs,
+            f"qinglan-doctor-{token}",
+            Command([python, "-c", script, json.dumps(wanted)]),
+            directory,
+        )
     if job.is_active:
         stuck = "still waits" if job.status == "PENDING" else "still runs"
         text = f"the job {stuck} after {JOB_WITHIN_S:.0f} s; see it in the dashboard"
@@ -114,7 +130,9 @@ def _run(jobs: RayJobs, submission_id: str, command: Command, directory: Path) -
     jobs.submit(submission_id, command, directory, directory / _LOG)
     for _ in _looks(deadline):
         if (job := jobs.find(submission_id)) is None:
-            raise EngineError(f"Ray {jobs.url}: lost the job {submission_id}; was the head started anew just now?")
+            raise EngineError(
+                f"Ray {jobs.url}: lost the job {submission_id}; was the head started anew just now?"
+            )
         if not job.is_active:
             return job
     with suppress(EngineError):
@@ -132,7 +150,8 @@ def _looks(deadline: float) -> Iterator[None]:
 
 
 def _report(job: Job, log_file: Path) -> _Report | None:
-    """From the log on the mount, which its writer may end a little later; else from what Ray says."""
+    """From the log on the mount, which its writer may end a little later; else from what Ray
+    says."""
     for _ in _looks(time.monotonic() + (_LOG_WITHIN_S if log_file.exists() else 0.0)):
         text = log_file.read_text(encoding="utf-8", errors="replace") if log_file.exists() else ""
         for line in reversed([*(job.message or "").splitlines(), *text.splitlines()]):
@@ -145,9 +164,14 @@ def _report(job: Job, log_file: Path) -> _Report | None:
 def _why_no_report(profile: Profile, job: Job) -> str:
     message, python = job.message or "", engine_python(profile)
     if "is not on this node" in message:
-        runs, hint = profile.paths.runs.resolve(), "mount the same file system there at the same path"
+        runs, hint = (
+            profile.paths.runs.resolve(),
+            "mount the same file system there at the same path",
+        )
         return f"paths.runs: this machine writes to {runs}, and the cluster's node does not see it; {hint}"
-    if any(sign in message for sign in ("exit code 127", "not found", "No such file")):  # the log may come too late
+    if any(
+        sign in message for sign in ("exit code 127", "not found", "No such file")
+    ):  # the log may come too late
         return f"trainer.python: the cluster's node has no {python}; name the interpreter of the nodes' environment"
     last = (message.strip().splitlines() or [f"it ended as {job.status}"])[-1]
     return f"mount: the job failed on the cluster: {last[:300]}; see the job {job.submission_id} in the dashboard"
@@ -158,7 +182,9 @@ def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) ->
     wrong = []
     for each in report.nodes:
         for path, reason in each.failed.items():
-            wrong.append(f"{keys.get(path, path)}: node {each.host} (user {each.user}) can't write there: {reason}")
+            wrong.append(
+                f"{keys.get(path, path)}: node {each.host} (user {each.user}) can't write there: {reason}"
+            )
         for key, folder in folders.items():
             if str(folder) not in each.failed and not _is_seen(folder / each.name, token):
                 wrong.append(f"{key}: node {each.host} wrote a file that this machine does not see")
@@ -167,7 +193,11 @@ def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) ->
         return Check("mount", where, f"{'; '.join(wrong)}; {hint}")
     hosts = ", ".join(each.host for each in report.nodes)
     detail = f"{' and '.join(str(folder.parent) for folder in folders.values())}: written on {hosts}, read here"
-    return Check("mount", detail, note=f"{report.silent} more did not answer in time" if report.silent else None)
+    return Check(
+        "mount",
+        detail,
+        note=f"{report.silent} more did not answer in time" if report.silent else None,
+    )
 
 
 def _is_seen(file: Path, token: str) -> bool:
@@ -183,13 +213,19 @@ def _nodes(profile: Profile, report: _Report) -> Check:
     ours, python, wrong = str(installed("qinglan")), engine_python(profile), []
     for each in report.nodes:
         if not each.has_python:
-            wrong.append(f"trainer.python: node {each.host} has no {python}; install the environment there too")
+            wrong.append(
+                f"trainer.python: node {each.host} has no {python}; install the environment there too"
+            )
         if each.missing_packages:
-            wrong.append(f"node {each.host} lacks {', '.join(each.missing_packages)}; see docker/trainer.Dockerfile")
+            wrong.append(
+                f"node {each.host} lacks {', '.join(each.missing_packages)}; see docker/trainer.Dockerfile"
+            )
         if each.qinglan != ours:
             has = f"has qinglan {each.qinglan}" if each.qinglan else "has no qinglan"
             wrong.append(f"node {each.host} {has}, here is {ours}; install the same there")
         if each.missing_env:
-            wrong.append(f"node {each.host} lacks {', '.join(each.missing_env)}; export them there before `ray start`")
+            wrong.append(
+                f"node {each.host} lacks {', '.join(each.missing_env)}; export them there before `ray start`"
+            )
     detail = f"{', '.join(each.host for each in report.nodes)}: qinglan {report.nodes[0].qinglan}, keys set"
     return Check("nodes", detail, "; ".join(wrong) or None)

@@ -1,4 +1,5 @@
-"""What a node of the cluster has of what a job needs. Its text is what the job runs: nodes may lack Qinglan.
+"""What a node of the cluster has of what a job needs. Its text is what the job runs: nodes may lack
+Qinglan.
 
     python -c TEXT '{"token": …, "folders": …, "python": …, "packages": …, "env": …, "nodes": 2}'
 
@@ -37,13 +38,16 @@ def describe_node(wanted: dict[str, Any], name: str) -> dict[str, Any]:
         "failed": failed,
         "has_python": shutil.which(wanted["python"]) is not None,
         "qinglan": found,
-        "missing_packages": [each for each in wanted["packages"] if not any(distributions(name=each))],
+        "missing_packages": [
+            each for each in wanted["packages"] if not any(distributions(name=each))
+        ],
         "missing_env": [each for each in wanted["env"] if not os.environ.get(each, "").strip()],
     }
 
 
 def describe_others(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """The same on every other node, as a task that asks for no resources; and how many did not answer."""
+    """The same on every other node, as a task that asks for no resources; and how many did not
+    answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -52,10 +56,14 @@ def describe_others(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     task = ray.remote(num_cpus=0, max_retries=0)(describe_node)
     asked = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)).remote(wanted, f"node-{i}")
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)).remote(
+            wanted, f"node-{i}"
+        )
         for i, other in enumerate(others)
     ]
-    answered, silent = ray.wait(asked, num_returns=len(asked), timeout=_OTHERS_WITHIN_S) if asked else ([], [])
+    answered, silent = (
+        ray.wait(asked, num_returns=len(asked), timeout=_OTHERS_WITHIN_S) if asked else ([], [])
+    )
     return ray.get(answered), len(silent)
 
 

@@ -38,7 +38,18 @@ _MIN_FREE_FILES = 10_000
 _CPU_TRAINING_BYTES = 5 * GB  # verl and Ray with the embedded model, measured: 5 to 6 GB
 _FLOW_BYTES = 1 * GB  # a flow that starts no engine here: Prefect, MLflow's client, its rows
 _OWN_FILES, _MANY_FILES = 256, 65_536
-_SHARED_KINDS = ("nfs", "cifs", "smb", "fuse.sshfs", "lustre", "beegfs", "gpfs", "ceph", "gluster", "9p")
+_SHARED_KINDS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse.sshfs",
+    "lustre",
+    "beegfs",
+    "gpfs",
+    "ceph",
+    "gluster",
+    "9p",
+)
 _CGROUP = Path("/sys/fs/cgroup")
 _LOCKS = {"flock": fcntl.flock, "lockf": fcntl.lockf}  # filelock's, and SQLite's
 # Another process tries to take what this one holds, and says what it was given.
@@ -65,19 +76,33 @@ def check_python() -> Check:
     wanted, found = metadata("qinglan")["Requires-Python"], platform.python_version()
     if SpecifierSet(wanted).contains(found, prereleases=True):
         return Check("python", found)
-    return Check("python", found, f"python: this is {found}, Qinglan needs {wanted}; make the environment with another")
+    return Check(
+        "python",
+        found,
+        f"python: this is {found}, Qinglan needs {wanted}; make the environment with another",
+    )
 
 
 def check_packages(profile: Profile, flow: FlowName) -> Check:
     """What Qinglan needs here, with what it was tested with beside it."""
     trainer = profile.trainer
-    extra = "trainer" if flow in ENGINE_FLOWS and not (trainer.python or trainer.ray_dashboard_url) else ""
+    extra = (
+        "trainer"
+        if flow in ENGINE_FLOWS and not (trainer.python or trainer.ray_dashboard_url)
+        else ""
+    )
     known = [Requirement(text) for text in requires("qinglan") or ()]
-    needed = [each for each in known if each.marker is None or each.marker.evaluate({"extra": extra})]
+    needed = [
+        each for each in known if each.marker is None or each.marker.evaluate({"extra": extra})
+    ]
     locked = LOCK.read_text(encoding="utf-8").splitlines() if LOCK.is_file() else ()
     pins = (line.partition("==") for line in locked if "==" in line)
     tested = {canonicalize_name(name): pinned.split()[0] for name, _, pinned in pins}
-    detail, wrong, others = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs", [], []
+    detail, wrong, others = (
+        f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs",
+        [],
+        [],
+    )
     for each in needed:
         found, pinned = installed(each.name), tested.get(canonicalize_name(each.name))
         if found is None:
@@ -89,15 +114,31 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
     if wrong:
         return Check("packages", detail, f"packages: {some(wrong)}; {_HINT}")
     if not tested:
-        return Check("packages", f"{detail}; tested versions are not known, as requirements.lock is only in a checkout")
-    return Check("packages", detail, note=f"{some(others)}; {_HINT} to have those of the lock" if others else None)
+        return Check(
+            "packages",
+            f"{detail}; tested versions are not known, as requirements.lock is only in a checkout",
+        )
+    return Check(
+        "packages",
+        detail,
+        note=f"{some(others)}; {_HINT} to have those of the lock" if others else None,
+    )
 
 
 def check_text() -> Check:
     """Can Chinese be printed, and stand in a file's name?"""
-    used = {"output": getattr(sys.stdout, "encoding", None) or "utf-8", "file names": sys.getfilesystemencoding()}
-    if wrong := [f"{what} as {how}" for what, how in used.items() if codecs.lookup(how).name != "utf-8"]:
-        return Check("text", "", f"text: {' and '.join(wrong)}, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1")
+    used = {
+        "output": getattr(sys.stdout, "encoding", None) or "utf-8",
+        "file names": sys.getfilesystemencoding(),
+    }
+    if wrong := [
+        f"{what} as {how}" for what, how in used.items() if codecs.lookup(how).name != "utf-8"
+    ]:
+        return Check(
+            "text",
+            "",
+            f"text: {' and '.join(wrong)}, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1",
+        )
     return Check("text", "UTF-8")
 
 
@@ -111,7 +152,11 @@ def check_folders(profile: Profile) -> Check:
         except OSError as error:
             wrong.append(f"{key}: {place} can't be written to: {error.strerror}")
     hint = "give this user write access, or name another folder"
-    return Check("folders", ", ".join(map(str, folders.values())), f"{'; '.join(wrong)}; {hint}" if wrong else None)
+    return Check(
+        "folders",
+        ", ".join(map(str, folders.values())),
+        f"{'; '.join(wrong)}; {hint}" if wrong else None,
+    )
 
 
 def check_disk(profile: Profile, flow: FlowName) -> Check:
@@ -120,19 +165,29 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
         runs = needed_bytes(profile, flow)
     except (QinglanError, ValueError):  # a model that can't be read: its own check says so
         runs = floor
-    needed = {"paths.runs": runs, "paths.state": floor, "TMPDIR": 1 * GB}  # for temporary files: Ray's among them
+    needed = {
+        "paths.runs": runs,
+        "paths.state": floor,
+        "TMPDIR": 1 * GB,
+    }  # for temporary files: Ray's among them
     detail, full, low = [], [], []
     file_systems: dict[int, dict[str, Path]] = defaultdict(dict)
     for key, place in ((key, nearest_folder(folder)) for key, folder in _folders(profile).items()):
         file_systems[place.stat().st_dev][key] = place
     for places in file_systems.values():
         names, place = ", ".join(places), next(iter(places.values()))
-        free, files, wanted = shutil.disk_usage(place).free, os.statvfs(place), max(needed[key] for key in places)
+        free, files, wanted = (
+            shutil.disk_usage(place).free,
+            os.statvfs(place),
+            max(needed[key] for key in places),
+        )
         detail.append(f"{names} {size(free)} free")
         if free < wanted:
             full.append(f"{names} ({place}): {size(free)} free, needed are {size(wanted)}")
         elif free < wanted + _LOW_FREE_BYTES:
-            low.append(f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed")
+            low.append(
+                f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed"
+            )
         if files.f_files and files.f_favail < _MIN_FREE_FILES:
             full.append(f"{names} ({place}): space for {files.f_favail} more files only (df -i)")
     hint = f"free disk space, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
@@ -145,12 +200,21 @@ def check_memory(profile: Profile, flow: FlowName) -> Check:
     detail = f"{size(available)} of {size(total)} available"
     needed, what = needed_memory_bytes(profile, flow)
     if needed is None:
-        return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/how-to/gpus.md")
+        return Check(
+            "memory",
+            f"{detail}; what {what} takes is not known from its name, see docs/how-to/gpus.md",
+        )
     if total < needed:
-        wrong = f"memory: this machine or container has {size(total)}, and {what} takes {size(needed)}"
+        wrong = (
+            f"memory: this machine or container has {size(total)}, and {what} takes {size(needed)}"
+        )
         hint = "use a larger one, or train on a cluster (trainer.ray_dashboard_url)"
         return Check("memory", detail, f"{wrong}; {hint}")
-    note = f"{what} takes {size(needed)}; end what else runs here first" if available < needed else None
+    note = (
+        f"{what} takes {size(needed)}; end what else runs here first"
+        if available < needed
+        else None
+    )
     return Check("memory", detail, note=note)
 
 
@@ -161,7 +225,10 @@ def memory_bytes() -> tuple[int, int]:
     try:
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        kept = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        kept = dict(
+            line.split()
+            for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        )
     except (OSError, ValueError):  # no cgroup of version 2, or `max`
         return total, available
     cache = int(kept.get("inactive_file", 0))
@@ -172,7 +239,11 @@ def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, s
     """At least, and for what; None where the model's size is not known."""
     trainer, model = profile.trainer, profile.student.base_model
     on_cpu = trainer.device == "cpu"
-    if flow not in ENGINE_FLOWS or trainer.ray_dashboard_url or (on_cpu and flow not in TRAINING_FLOWS):
+    if (
+        flow not in ENGINE_FLOWS
+        or trainer.ray_dashboard_url
+        or (on_cpu and flow not in TRAINING_FLOWS)
+    ):
         return _FLOW_BYTES, "a flow"
     if on_cpu:
         return _CPU_TRAINING_BYTES, "training on the CPU"
@@ -182,7 +253,8 @@ def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, s
     if weights is None:
         return None, model
     copies = trainer.gpus_per_node // profile.rl.tensor_model_parallel_size
-    # verl loads the policy whole once, in fp32; a sleeping vLLM keeps its weights in the host's memory.
+    # verl loads the policy whole once, in fp32; a sleeping vLLM keeps its weights in the host's
+    # memory.
     return _FLOW_BYTES + max(4 * weights.parameters, copies * weights.bytes), f"training {model}"
 
 
@@ -192,15 +264,26 @@ def check_open_files(profile: Profile, flow: FlowName) -> Check:
     needed = _OWN_FILES + 2 * (profile.rag.concurrency + chats)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return Check("open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} at once")
-    first = "" if hard == resource.RLIM_INFINITY or hard >= needed else f", and the hard limit of {hard:,} first"
-    wrong = f"open files: {soft:,} may be open at once, and this profile's concurrency takes {needed:,}"
-    hint = f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker"
+        return Check(
+            "open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} at once"
+        )
+    first = (
+        ""
+        if hard == resource.RLIM_INFINITY or hard >= needed
+        else f", and the hard limit of {hard:,} first"
+    )
+    wrong = (
+        f"open files: {soft:,} may be open at once, and this profile's concurrency takes {needed:,}"
+    )
+    hint = (
+        f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker"
+    )
     return Check("open files", f"{soft:,} at once", f"{wrong}; raise it{first}: {hint}")
 
 
 def check_locks(profile: Profile) -> Check:
-    """Do locks under `paths.state` keep other processes out? On some network mounts they don't, or hang."""
+    """Do locks under `paths.state` keep other processes out? On some network mounts they don't, or
+    hang."""
     state, wrong = profile.paths.state, ""
     place = nearest_folder(state)
     try:
@@ -212,13 +295,19 @@ def check_locks(profile: Profile) -> Check:
     if wrong:
         hint = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
         return Check("file locks", str(state), f"paths.state: {wrong}; {hint}")
-    mounts = [each for each in psutil.disk_partitions(all=True) if place.resolve().is_relative_to(each.mountpoint)]
+    mounts = [
+        each
+        for each in psutil.disk_partitions(all=True)
+        if place.resolve().is_relative_to(each.mountpoint)
+    ]
     kind = str(max(mounts, key=lambda each: len(each.mountpoint)).fstype) if mounts else ""
     servers = {"ledger.db": profile.ledger.url_env, "mlflow.db": profile.tracking.uri}
     files = " and ".join(name for name, server in servers.items() if not server)
     note = f"{files} there must be used from one machine only; several need servers: ledger.url_env, tracking.uri"
     is_shared = bool(files) and kind.startswith(_SHARED_KINDS)
-    return Check("file locks", f"{state} ({kind})" if kind else str(state), note=note if is_shared else None)
+    return Check(
+        "file locks", f"{state} ({kind})" if kind else str(state), note=note if is_shared else None
+    )
 
 
 def _locks_given_twice(place: Path) -> list[str]:
@@ -228,8 +317,14 @@ def _locks_given_twice(place: Path) -> list[str]:
             path = Path(folder) / name
             lock(held.enter_context(path.open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             argv += [name, str(path)]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=5.0, check=True).stdout.split()
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=5.0, check=True
+        ).stdout.split()
 
 
 def _folders(profile: Profile) -> dict[str, Path]:
-    return {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state, "TMPDIR": Path(tempfile.gettempdir())}
+    return {
+        "paths.runs": profile.paths.runs,
+        "paths.state": profile.paths.state,
+        "TMPDIR": Path(tempfile.gettempdir()),
+    }

@@ -1,7 +1,9 @@
-"""Proxies, Prefect and MLflow, the keys that a flow needs, and one short call to each paid chat service.
+"""Proxies, Prefect and MLflow, the keys that a flow needs, and one short call to each paid chat
+service.
 
-The call has the parameters that a run sends: only an answer shows that a service answers. It goes through the ledger,
-so that it counts towards the month's budget, under a role of its own, so that estimates don't learn from it.
+The call has the parameters that a run sends: only an answer shows that a service answers. It goes
+through the ledger, so that it counts towards the month's budget, under a role of its own, so that
+estimates don't learn from it.
 """
 
 import json
@@ -58,7 +60,11 @@ def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
     endpoints = {"teacher": profile.teacher, "judge": profile.judge, "answerer": profile.answerer}
     endpoints |= further_teachers(profile, flow)
     named = {role: endpoint.base_url for role, endpoint in endpoints.items() if endpoint}
-    named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri, "ray": profile.trainer.ray_dashboard_url or ""}
+    named |= {
+        "rag": profile.rag.url,
+        "tracking": profile.tracking_uri,
+        "ray": profile.trainer.ray_dashboard_url or "",
+    }
     with suppress(ConfigError):  # said by Prefect's own check
         if server := find_server(profile.paths.state):
             named["prefect"] = server.api_url
@@ -68,17 +74,26 @@ def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
 def check_proxies(services: Mapping[str, str]) -> Check:
     """Who is asked through a proxy, and is this machine itself left out?"""
     found = getproxies()
-    if not (proxies := {scheme: url for scheme in ("http", "https", "all") if (url := found.get(scheme))}):
+    if not (
+        proxies := {
+            scheme: url for scheme in ("http", "https", "all") if (url := found.get(scheme))
+        }
+    ):
         return Check("proxies", "none")
     # Without a login in the address.
-    hosts = {scheme: url.rpartition("@")[2].rpartition("://")[2].partition("/")[0] for scheme, url in proxies.items()}
+    hosts = {
+        scheme: url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
+        for scheme, url in proxies.items()
+    }
     shown = ", ".join(f"{scheme} {host}" for scheme, host in hosts.items())
     wrong = []
     for scheme, url in proxies.items():
         try:
             httpx2.Client(proxy=url if "://" in url else f"http://{url}").close()
         except (httpx2.InvalidURL, ValueError, ImportError) as error:
-            wrong.append(f"{scheme.upper()}_PROXY: {first_line(error)}; write http://host:port, or unset it")
+            wrong.append(
+                f"{scheme.upper()}_PROXY: {first_line(error)}; write http://host:port, or unset it"
+            )
     if wrong:
         return Check("proxies", shown, "; ".join(wrong))
     caught = [host for host in _LOOPBACK if not proxy_bypass(host)]
@@ -99,8 +114,16 @@ def check_proxies(services: Mapping[str, str]) -> Check:
 def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
     """By variable, the setting that names it."""
     endpoints = asked_endpoints(profile, flow)
-    named = {f"{role}.api_key_env": each.api_key_env for role, each in endpoints.items() if each.base_url != EMBEDDED}
-    if flow != "release" and profile.rag.url != EMBEDDED and "rag" in get_recipe(profile.recipe).graders:
+    named = {
+        f"{role}.api_key_env": each.api_key_env
+        for role, each in endpoints.items()
+        if each.base_url != EMBEDDED
+    }
+    if (
+        flow != "release"
+        and profile.rag.url != EMBEDDED
+        and "rag" in get_recipe(profile.recipe).graders
+    ):
         named["rag.api_key_env"] = profile.rag.api_key_env
     if profile.data.sql and flow in TEACHER_FLOWS:
         named["data.sql.url_env"] = profile.data.sql.url_env
@@ -113,7 +136,8 @@ def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
 def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Check:
     """Are they set? Whether they are right, the services say.
 
-    Without its webhook a profile can't be deployed, but can run: a problem if it `deploys`, else a note.
+    Without its webhook a profile can't be deployed, but can run: a problem if it `deploys`, else a
+    note.
     """
     needed, webhook = needed_keys(profile, flow), None
     missing = [name for name in needed if not os.environ.get(name, "").strip()]
@@ -126,18 +150,26 @@ def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Ch
     problems = []
     if missing:
         named = ", ".join(f"{name} ({needed[name]})" for name in missing)
-        problems.append(f"keys: not set: {named}; export them here, and for the worker that runs the flows")
+        problems.append(
+            f"keys: not set: {named}; export them here, and for the worker that runs the flows"
+        )
     if webhook and deploys:
         problems.append(webhook)
     detail = f"{', '.join(known) or 'none'} set" if known or missing else "none needed"
-    note = f"`qinglan up` and `qinglan deploy` will refuse: {webhook}" if webhook and not deploys else None
+    note = (
+        f"`qinglan up` and `qinglan deploy` will refuse: {webhook}"
+        if webhook and not deploys
+        else None
+    )
     return Check("keys", detail, "; ".join(problems) or None, note)
 
 
 def check_prefect(profile: Profile) -> Check:
     try:
         if (server := find_server(profile.paths.state)) is None:
-            return Check("prefect", "no server configured: `qinglan run` starts one for the time of the run")
+            return Check(
+                "prefect", "no server configured: `qinglan run` starts one for the time of the run"
+            )
         where = f"{server.api_url} ({server.origin})"
         with server.client(timeout_s=_TIMEOUT_S) as http:
             answer = http.get("/admin/version")
@@ -145,7 +177,9 @@ def check_prefect(profile: Profile) -> Check:
         return Check("prefect", "", str(error))
     except httpx2.HTTPError as error:
         hint = "start it, or unset what names it"
-        return Check("prefect", where, f"prefect {where}: can't be reached: {first_line(error)}; {hint}")
+        return Check(
+            "prefect", where, f"prefect {where}: can't be reached: {first_line(error)}; {hint}"
+        )
     if answer.status_code == httpx2.codes.NOT_FOUND and server.key:
         return Check("prefect", f"{where}, Prefect Cloud")
     return _compare_versions("prefect", where, answer, "PREFECT_API_URL")
@@ -154,8 +188,15 @@ def check_prefect(profile: Profile) -> Check:
 def check_mlflow(profile: Profile) -> Check:
     uri = profile.tracking_uri
     if not uri.startswith(("http://", "https://")):
-        return Check("mlflow", f"no server configured: runs are kept in {uri}" if profile.tracking.uri is None else uri)
-    user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD"))
+        return Check(
+            "mlflow",
+            f"no server configured: runs are kept in {uri}"
+            if profile.tracking.uri is None
+            else uri,
+        )
+    user, password = (
+        os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD")
+    )
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token and not user else {}
     try:
@@ -163,7 +204,9 @@ def check_mlflow(profile: Profile) -> Check:
             answer = http.get(f"{uri.rstrip('/')}/version", auth=(user, password) if user else None)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         hint = "start the server, or remove the setting"
-        return Check("mlflow", uri, f"tracking.uri: {uri} can't be reached: {first_line(error)}; {hint}")
+        return Check(
+            "mlflow", uri, f"tracking.uri: {uri} can't be reached: {first_line(error)}; {hint}"
+        )
     return _compare_versions("mlflow", uri, answer, "tracking.uri")
 
 
@@ -178,12 +221,16 @@ def _compare_versions(name: str, where: str, answer: httpx2.Response, setting: s
             text = json.loads(answer.content) if answer.content.startswith(b'"') else answer.text
             theirs = Version(str(text).strip())
     if theirs is None:
-        return Check(name, where, f"{setting}: {where} {wrong}; is the address that of a {name} server?")
+        return Check(
+            name, where, f"{setting}: {where} {wrong}; is the address that of a {name} server?"
+        )
     ours, detail = installed(name), f"{where}, version {theirs}"
     if ours is None or ours.release[:2] == theirs.release[:2]:
         return Check(name, detail)
     hint = f"bring both to one version: `pip install {name}=={ours}` on the server, or that of the server here"
-    return Check(name, detail, f"{name} {where}: the server is {theirs}, the client here {ours}; {hint}")
+    return Check(
+        name, detail, f"{name} {where}: the server is {theirs}, the client here {ours}; {hint}"
+    )
 
 
 def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
@@ -196,7 +243,9 @@ def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
                 detail += f", after {_ask(profile, endpoint, account, ledger) / 1000:.1f} s"
             except QinglanError as error:
                 said = getattr(error, "said", "")  # of our own question
-                problem = (f"{error}: {said}" if said else str(error)).replace(_PROBE, "").rstrip(".")
+                problem = (
+                    (f"{error}: {said}" if said else str(error)).replace(_PROBE, "").rstrip(".")
+                )
                 if ";" not in problem and isinstance(error, TeacherError):
                     problem += f"; {_HINTS.get(error.reason, _BY_HAND).format(role=role)}"
             cost = usd(ledger.spent_usd(account.run_id)[0])
@@ -211,7 +260,9 @@ def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:
     timeout_s = min(endpoint.timeout_s, ANSWER_WITHIN_S)
     once = endpoint.model_copy(update={"max_retries": 0, "timeout_s": timeout_s, "concurrency": 1})
-    schema = _SCHEMA if account.role == f"judge{_PROBE}" else None  # the judge alone is asked for JSON
+    schema = (
+        _SCHEMA if account.role == f"judge{_PROBE}" else None
+    )  # the judge alone is asked for JSON
     must_be_json = "response_format" in request_parameters(endpoint, schema)
 
     def parse(text: str) -> str:
@@ -224,7 +275,9 @@ async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: L
     queue = LedgerQueue(ledger, account.run_id, profile.budget)
     client = ChatClient(once, endpoint.base_url, account, queue, key_salt=account.run_id)
     try:
-        answer = await client.ask([{"role": "user", "content": _JSON if schema else _WORD}], parse, schema)
+        answer = await client.ask(
+            [{"role": "user", "content": _JSON if schema else _WORD}], parse, schema
+        )
         return answer.latency_ms or 0.0
     finally:
         await client.close()

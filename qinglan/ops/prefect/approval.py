@@ -32,4 +32,6 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
         raise ConfigError(f"Prefect at {waiting.api_url}: {problem}; {advice}") from error
     if result["status"] != "ACCEPT":
         reason = (result.get("details") or {}).get("reason", result["status"])
-        raise ConfigError(f"flow run {waiting.flow_run_id}: did not take the answer: {reason}; {advice}")
+        raise ConfigError(
+            f"flow run {waiting.flow_run_id}: did not take the answer: {reason}; {advice}"
+        )

@@ -1,4 +1,5 @@
-"""Work pools, deployments and automations on the Prefect server that this site uses: `qinglan deploy`, and `up`."""
+"""Work pools, deployments and automations on the Prefect server that this site uses: `qinglan
+deploy`, and `up`."""
 
 import sys
 from pathlib import Path
@@ -22,17 +23,24 @@ def deploy_site(profile: Profile, say: Say) -> None:
     """Bring the server up to date; run again, it changes nothing."""
     server, prefect_file = find_server(profile.paths.state), find_deployments()
     if server is None:
-        raise ConfigError("no Prefect server is known here; set PREFECT_API_URL, or start one with `qinglan up`")
+        raise ConfigError(
+            "no Prefect server is known here; set PREFECT_API_URL, or start one with `qinglan up`"
+        )
     webhook_address(profile)  # a mistake there shows before anything is changed
     # Prefect finds a server of the user's own by itself, with the key that it wants.
     env = {"PREFECT_API_URL": server.api_url} if server.is_of_up else {}
     try:
         with server.client() as api:
-            wanted = [each.get("work_pool") or {} for each in read_deployments(prefect_file)["deployments"]]
+            wanted = [
+                each.get("work_pool") or {}
+                for each in read_deployments(prefect_file)["deployments"]
+            ]
             for pool in sorted({each["name"] for each in wanted if each.get("name")}):
                 if make_pool(api, pool):
                     say(f"work pool made: {pool}")
-            for line in register(api, env, prefect_file, profile, say) or ["automations are up to date"]:
+            for line in register(api, env, prefect_file, profile, say) or [
+                "automations are up to date"
+            ]:
                 say(line)
     except httpx2.HTTPError as error:
         hint = "is it running, and does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
@@ -40,10 +48,13 @@ def deploy_site(profile: Profile, say: Say) -> None:
         raise ConfigError(f"Prefect's server at {where}: {first_line(error)}; {hint}") from error
 
 
-def register(api: httpx2.Client, env: dict[str, str], prefect_file: Path, profile: Profile, say: Say) -> list[str]:
+def register(
+    api: httpx2.Client, env: dict[str, str], prefect_file: Path, profile: Profile, say: Say
+) -> list[str]:
     """Deploy, and make the automations; what was done to those, by line.
 
-    Paused deployments stay paused, and schedules as users have switched them. `env` names the server.
+    Paused deployments stay paused, and schedules as users have switched them. `env` names the
+    server.
     """
     with with_server_switches(api, prefect_file, say) as switched:
         log = profile.paths.state.resolve() / "logs" / "deploy.log"
@@ -69,5 +80,13 @@ def make_pool(api: httpx2.Client, name: str) -> bool:
 
 
 def deploy_command(prefect_file: Path, env: dict[str, str]) -> Command:
-    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        "deploy",
+        "--all",
+        f"--prefect-file={prefect_file}",
+    ]
     return Command(argv, env)

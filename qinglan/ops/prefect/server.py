@@ -1,7 +1,8 @@
-"""Which Prefect server this site uses, and how to ask it: over HTTP, so that the core needs no Prefect.
+"""Which Prefect server this site uses, and how to ask it: over HTTP, so that the core needs no
+Prefect.
 
-In order: the address in Prefect's settings, which are variables, `.env`, `prefect.toml`, `pyproject.toml` and Prefect's
-profile; then that of `qinglan up` where it runs.
+In order: the address in Prefect's settings, which are variables, `.env`, `prefect.toml`,
+`pyproject.toml` and Prefect's profile; then that of `qinglan up` where it runs.
 """
 
 import json
@@ -54,7 +55,10 @@ class PrefectServer:
 
     def is_at(self, url: str | None) -> bool:
         """Is that its address? `localhost` and 127.0.0.1 are the same."""
-        here, there = (each.rstrip("/").replace("//localhost:", "//127.0.0.1:") for each in (self.api_url, url or ""))
+        here, there = (
+            each.rstrip("/").replace("//localhost:", "//127.0.0.1:")
+            for each in (self.api_url, url or "")
+        )
         return here == there
 
     def client(self, *, timeout_s: float = 30.0) -> RetryingClient:
@@ -63,31 +67,49 @@ class PrefectServer:
         auth = (user, password) if self.auth_string else None
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         proxied = uses_proxy(self.api_url)
-        return RetryingClient(base_url=self.api_url, headers=headers, auth=auth, timeout=timeout_s, trust_env=proxied)
+        return RetryingClient(
+            base_url=self.api_url, headers=headers, auth=auth, timeout=timeout_s, trust_env=proxied
+        )
 
 
 def find_server(state: Path) -> PrefectServer | None:
-    """The server that flows of this site talk to; None where none is configured or announced in `paths.state`."""
+    """The server that flows of this site talk to; None where none is configured or announced in
+    `paths.state`."""
     url, key, auth_string = configured()
     if url:
         origin = "PREFECT_API_URL" if os.environ.get("PREFECT_API_URL") else "Prefect's settings"
         _require_address(url, origin)
         login = unquote(urlsplit(url).netloc.rpartition("@")[0])
-        return PrefectServer(without_login(url).rstrip("/"), origin, key, auth_string or login or None)
+        return PrefectServer(
+            without_login(url).rstrip("/"), origin, key, auth_string or login or None
+        )
     announced = announced_url(state)
-    return PrefectServer(announced, "qinglan up", auth_string=auth_string, is_of_up=True) if announced else None
+    return (
+        PrefectServer(announced, "qinglan up", auth_string=auth_string, is_of_up=True)
+        if announced
+        else None
+    )
 
 
 def configured() -> tuple[str | None, str | None, str | None]:
     """The API's address, key and login that the environment or Prefect's files name."""
-    given = {name: value.strip() for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
+    given = {
+        name: value.strip()
+        for name, value in os.environ.items()
+        if name.startswith("PREFECT_") and value.strip()
+    }
     if _has_settings_file():
         return _ask_prefect(Path.cwd(), tuple(sorted(given.items())))
-    return given.get("PREFECT_API_URL"), given.get("PREFECT_API_KEY"), given.get("PREFECT_API_AUTH_STRING")
+    return (
+        given.get("PREFECT_API_URL"),
+        given.get("PREFECT_API_KEY"),
+        given.get("PREFECT_API_AUTH_STRING"),
+    )
 
 
 def server_at(api_url: str, state: Path) -> PrefectServer:
-    """The server that a run noted as where it runs; with a login only where this site knows that server."""
+    """The server that a run noted as where it runs; with a login only where this site knows that
+    server."""
     known = find_server(state)
     return known if known and known.is_at(api_url) else PrefectServer(api_url, "the run itself")
 
@@ -96,10 +118,16 @@ def _require_address(url: str, origin: str) -> None:
     """Raise `ConfigError` where nothing can be asked; Prefect itself takes any text."""
     with suppress(ValueError, httpx2.InvalidURL):  # each parser refuses what the other takes
         parts, _ = urlsplit(url), httpx2.URL(url)
-        if parts.scheme in ("http", "https") and parts.port != 0 and (parts.hostname or "").encode("idna"):
+        if (
+            parts.scheme in ("http", "https")
+            and parts.port != 0
+            and (parts.hostname or "").encode("idna")
+        ):
             return
     shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1", url)  # a login may be what is wrong with it
-    raise ConfigError(f"{origin}: {shown!r} is no http(s) URL; write it like PREFECT_API_URL=http://127.0.0.1:4200/api")
+    raise ConfigError(
+        f"{origin}: {shown!r} is no http(s) URL; write it like PREFECT_API_URL=http://127.0.0.1:4200/api"
+    )
 
 
 def without_login(address: str) -> str:
@@ -131,19 +159,26 @@ def _has_settings_file() -> bool:
         return True
     project = Path("pyproject.toml")
     try:
-        return project.exists() and "prefect" in tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})
+        return project.exists() and "prefect" in tomllib.loads(
+            project.read_text(encoding="utf-8")
+        ).get("tool", {})
     except (OSError, ValueError):  # Prefect says what is wrong with it
         return True
 
 
 @cache
-def _ask_prefect(folder: Path, variables: tuple[tuple[str, str], ...]) -> tuple[str | None, str | None, str | None]:
+def _ask_prefect(
+    folder: Path, variables: tuple[tuple[str, str], ...]
+) -> tuple[str | None, str | None, str | None]:
     """The address, key and login that Prefect would use here.
 
-    Asked in a process of its own: Prefect reads its settings when it is imported, and the address may be set later.
+    Asked in a process of its own: Prefect reads its settings when it is imported, and the address
+    may be set later.
     """
     argv = [sys.executable, "-P", "-c", _PRINT_SETTINGS]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | dict(variables)
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    } | dict(variables)
     printed = output_of(argv, "Prefect's settings", "prefect config view", cwd=folder, env=env)
     url, key, auth_string = json.loads(printed.splitlines()[-1])
     return url, key, auth_string

@@ -1,1 +1,2 @@
-"""`qinglan up`: supervised servers and workers on loopback, started and called over HTTP, never imported."""
+"""`qinglan up`: supervised servers and workers on loopback, started and called over HTTP, never
+imported."""

@@ -1,4 +1,5 @@
-"""The local site: its lock, the command and settings of each of its processes, and Prefect's server for one run."""
+"""The local site: its lock, the command and settings of each of its processes, and Prefect's server
+for one run."""
 
 import fcntl
 import os
@@ -19,16 +20,17 @@ from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, POLL_S, Processes, Say, free_port, health_problem
 
 WORK_POOLS = {"qinglan": 4, "qinglan-trainer": 1}
-"""How many flows each runs at once. What trains has a pool of its own, so that a night's refresh does not wait for a
-day's training, and trains one at a time, as the device is shared; some of the others wait for a provider or a user."""
+"""How many flows each runs at once. What trains has a pool of its own, so that a night's refresh
+does not wait for a day's training, and trains one at a time, as the device is shared; some of the
+others wait for a provider or a user."""
 WORKERS = {f"{pool}-up": pool for pool in WORK_POOLS}
 """The pool of each, by the name that Prefect's pages and its log have."""
 _ENDING_WITHIN_S = 60.0
 """Longer than the supervisors' grace."""
 
 SERVER_TUNING = {
-    # Prefect's own drops what comes while a reader is 10,000 events behind, and by default its recorder commits task
-    # runs one by one, which is slower than a flow makes them.
+    # Prefect's own drops what comes while a reader is 10,000 events behind, and by default its
+    # recorder commits task runs one by one, which is slower than a flow makes them.
     "PREFECT_SERVER_EVENTS_MESSAGING_BROKER": "qinglan.tasks.server_events",
     # Prefect's own waits a quarter of an hour for events that a server before this one handled.
     "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "qinglan.tasks.server_events",
@@ -36,11 +38,13 @@ SERVER_TUNING = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "2",
-    # On SQLite one writer waits for another: for as long as Prefect lets a statement wait there anyway.
+    # On SQLite one writer waits for another: for as long as Prefect lets a statement wait there
+    # anyway.
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
 }
 _NO_BLOCK_TYPES = {
-    # A second of work for a form that nobody opens in one run. Without the second line no later server would do it.
+    # A second of work for a form that nobody opens in one run. Without the second line no later
+    # server would do it.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
@@ -78,14 +82,26 @@ class Site:
 
     def prefect_server(self) -> Command:
         argv = [sys.executable, "-m", "qinglan.tasks.prefect_server", HOST, str(self.prefect_port)]
-        return Command(argv, withheld_secrets(None, "PREFECT_*") | self.prefect_env | _unless_set(SERVER_TUNING))
+        return Command(
+            argv,
+            withheld_secrets(None, "PREFECT_*") | self.prefect_env | _unless_set(SERVER_TUNING),
+        )
 
     def mlflow_server(self) -> Command | None:
-        """MLflow's UI over the profile's database; None where a tracking server is already there."""
+        """MLflow's UI over the profile's database; None where a tracking server is already
+        there."""
         if self.tracking_uri.startswith(("http://", "https://")):
             return None
         artifacts = (self.state / "mlartifacts").resolve().as_uri()
-        argv = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={self.mlflow_port}", "--workers=1"]
+        argv = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            f"--host={HOST}",
+            f"--port={self.mlflow_port}",
+            "--workers=1",
+        ]
         argv += [f"--backend-store-uri={self.tracking_uri}", f"--artifacts-destination={artifacts}"]
         # Without its job runner it starts in a third of the time.
         env = withheld_secrets(None, "MLFLOW_*", "AWS_*") | QUIET_ENV
@@ -93,14 +109,24 @@ class Site:
 
     def worker(self, name: str) -> Command:
         pool = WORKERS[name]
-        argv = [sys.executable, "-m", "prefect", "worker", "start", f"--pool={pool}", "--type=process"]
+        argv = [
+            sys.executable,
+            "-m",
+            "prefect",
+            "worker",
+            "start",
+            f"--pool={pool}",
+            "--type=process",
+        ]
         argv += ["--install-policy=never", f"--name={name}", f"--limit={WORK_POOLS[pool]}"]
         return Command(argv, self.prefect_env | _unless_set(WORKER_TUNING))
 
     def prepare(self) -> None:
-        """Make Prefect's folder, for this account alone, without its new pages, which report to Amplitude.
+        """Make Prefect's folder, for this account alone, without its new pages, which report to
+        Amplitude.
 
-        A link that leads nowhere is in the place of their folder, so Prefect logs one line and leaves them out.
+        A link that leads nowhere is in the place of their folder, so Prefect logs one line and
+        leaves them out.
         """
         (self._home / "pages").mkdir(parents=True, exist_ok=True)
         if prefect_home() is None:
@@ -124,7 +150,8 @@ class Site:
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }
-        # Loopback is no border to the user's own browser: without these, requests of any page in it would be served.
+        # Loopback is no border to the user's own browser: without these, requests of any page in it
+        # would be served.
         guards = {
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,  # who may read such a token
@@ -139,10 +166,11 @@ def _unless_set(settings: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def only_one(state: Path, say: Say) -> Iterator[int]:
-    """Hold the state folder's lock; gives its file descriptor, which every process of the site is to keep open.
+    """Hold the state folder's lock; gives its file descriptor, which every process of the site is
+    to keep open.
 
-    So the lock is free when the last of them has ended, also after kill -9: until then they still have the ports.
-    Raises `ConfigError` where another one runs here, or its processes don't end.
+    So the lock is free when the last of them has ended, also after kill -9: until then they still
+    have the ports. Raises `ConfigError` where another one runs here, or its processes don't end.
     """
     state.mkdir(parents=True, exist_ok=True)
     with (state / LOCK_FILE).open("a+", encoding="utf-8") as file:
@@ -179,10 +207,12 @@ def _lock(file: IO[str], state: Path, say: Say) -> None:
 
 @contextmanager
 def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
-    """Point this process at a Prefect server, before Prefect is imported; gives a function that waits until it answers.
+    """Point this process at a Prefect server, before Prefect is imported; gives a function that
+    waits until it answers.
 
-    The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as long as the run does.
-    Prefect's own temporary server survives a killed run. Ours takes seconds to start, in which the caller can work.
+    The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as
+    long as the run does. Prefect's own temporary server survives a killed run. Ours takes seconds
+    to start, in which the caller can work.
     """
     os.environ.update(QUIET_ENV)
     server = find_server(state)
@@ -194,7 +224,10 @@ def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
     site.prepare()
     with Processes(state.resolve() / "logs", lambda _: None) as processes:
         command = site.prefect_server()
-        processes.start(f"prefect_server_{site.prefect_port}", Command(command.argv, command.env | _NO_BLOCK_TYPES))
+        processes.start(
+            f"prefect_server_{site.prefect_port}",
+            Command(command.argv, command.env | _NO_BLOCK_TYPES),
+        )
         os.environ.update(site.prefect_env)
 
         def wait_until_ready() -> None:

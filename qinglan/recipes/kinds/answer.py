@@ -1,4 +1,5 @@
-"""Recipes whose text is graded by itself: by rules on its row, and by the judge where the recipe asks for one."""
+"""Recipes whose text is graded by itself: by rules on its row, and by the judge where the recipe
+asks for one."""
 
 import math
 from abc import abstractmethod
@@ -30,33 +31,41 @@ class AnswerRecipe(Recipe):
     """A question, with whatever else the row brings, becomes an answer."""
 
     WEIGHTS: ClassVar[dict[str, float]]
-    """Every part of the reward and its weight, 0 for one that is only logged; `judge` is the judge's score / 5.
-    `reward.part_weights` may change them."""
+    """Every part of the reward and its weight, 0 for one that is only logged; `judge` is the
+    judge's score / 5. `reward.part_weights` may change them."""
     RL_REASONS: ClassVar[frozenset[str | None]] = frozenset({None})
-    """RL may ask the questions of rows with one of these: None are those that may teach; add a flaw of the teacher's
-    answer where the reward does not depend on that answer."""
+    """RL may ask the questions of rows with one of these: None are those that may teach; add a flaw
+    of the teacher's answer where the reward does not depend on that answer."""
     TOO_FEW_ROWS_HINT = "correct the teacher's prompt or the recipe's rules, or add questions"
     RL_INFO: ClassVar[dict[str, type]] = {"row_id": str, "unit": str, "row": str}
 
     @abstractmethod
     def parts(self, row: Row, text: str) -> dict[str, float]:
-        """The text graded by rule, each part from 0 to 1. Pure; a part without a value for this row is absent."""
+        """The text graded by rule, each part from 0 to 1. Pure; a part without a value for this row
+        is absent."""
 
     def judge_messages(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:  # noqa: ARG002
-        """What the judge is asked about a text; None where it is not asked. An empty text gets 0 unasked."""
+        """What the judge is asked about a text; None where it is not asked. An empty text gets 0
+        unasked."""
         return None
 
     def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
         return self.judge_messages(row, text, tenant)
 
     def reward(self, config: Reward, parts: Mapping[str, float]) -> float:
-        """The weighted mean of the parts that are known (neither absent nor NaN), from [0, 1] to [−1, 1]; NaN where
-        none is known."""
+        """The weighted mean of the parts that are known (neither absent nor NaN), from [0, 1] to
+        [−1, 1]; NaN where none is known."""
         weights = self.WEIGHTS | config.part_weights
-        known = {name: value for name, value in parts.items() if not math.isnan(value) and weights.get(name, 0) > 0}
+        known = {
+            name: value
+            for name, value in parts.items()
+            if not math.isnan(value) and weights.get(name, 0) > 0
+        }
         if not known:
             return math.nan
-        mean = sum(weights[name] * value for name, value in known.items()) / sum(weights[name] for name in known)
+        mean = sum(weights[name] * value for name, value in known.items()) / sum(
+            weights[name] for name in known
+        )
         return max(-1.0, min(1.0, 2 * mean - 1))
 
     def flaw(self, row: Row) -> str | None:
@@ -64,7 +73,8 @@ class AnswerRecipe(Recipe):
         return "bad_format" if (row.parts or {}).get("format", 1.0) < 1 else None
 
     def metric_values(self, row: Row, text: str, parts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
-        """Metrics of one text by name; one without a value is absent. `quality` comes from the judge, not from here."""
+        """Metrics of one text by name; one without a value is absent. `quality` comes from the
+        judge, not from here."""
         return dict(parts)
 
     @property
@@ -81,7 +91,9 @@ class AnswerRecipe(Recipe):
         metrics = (metric.name for metric in self.METRICS if metric.name != QUALITY)
         names = tuple(dict.fromkeys((JUDGE, *self.rule_parts, *metrics)))
         if taken := sorted(_TAKEN & set(names)):
-            raise ConfigError(f"recipe `{self.NAME}`: training has figures called {', '.join(taken)}; rename the part")
+            raise ConfigError(
+                f"recipe `{self.NAME}`: training has figures called {', '.join(taken)}; rename the part"
+            )
         return names
 
     @property
@@ -100,9 +112,13 @@ class AnswerRecipe(Recipe):
         parts = self.parts(row, text)
         for name, value in parts.items():
             if name not in self.rule_parts:
-                raise ConfigError(f"recipe `{self.NAME}`: parts() gave `{name}`, which WEIGHTS does not name")
+                raise ConfigError(
+                    f"recipe `{self.NAME}`: parts() gave `{name}`, which WEIGHTS does not name"
+                )
             if not 0 <= value <= 1:
-                raise ConfigError(f"recipe `{self.NAME}`: parts() gave {name} = {value}, which is not from 0 to 1")
+                raise ConfigError(
+                    f"recipe `{self.NAME}`: parts() gave {name} = {value}, which is not from 0 to 1"
+                )
         return parts
 
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
@@ -118,7 +134,9 @@ class AnswerRecipe(Recipe):
             )
         judged = weights.get(JUDGE, 0) > 0
         if judged and "judge" not in self.graders:
-            raise ConfigError(f"reward.part_weights: recipe `{self.NAME}` asks no judge; leave out {JUDGE}")
+            raise ConfigError(
+                f"reward.part_weights: recipe `{self.NAME}` asks no judge; leave out {JUDGE}"
+            )
         ruled = any(weight for name, weight in weights.items() if name != JUDGE)
         if not ruled and not (judged and config.judge_share == 1):
             raise ConfigError(
@@ -127,7 +145,14 @@ class AnswerRecipe(Recipe):
             )
         _ = self.score_parts
 
-    def estimate_messages(self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str) -> list[Message]:  # noqa: ARG002
+    def estimate_messages(
+        self,
+        use: JudgeUse,  # noqa: ARG002
+        row: Row,
+        profile: Profile,
+        texts: int,  # noqa: ARG002
+        passage: str,  # noqa: ARG002
+    ) -> list[Message]:
         """It is asked about one text at a time."""
         return self.judge_messages(row, "字" * profile.student.max_new_tokens, profile.tenant) or []
 
@@ -163,18 +188,22 @@ class AnswerRecipe(Recipe):
         *,
         retrieve_again: bool = False,  # noqa: ARG002 (nothing is retrieved)
     ) -> dict[str, list[ArmRow]]:
-        """The teacher's answers, where all of them are the teacher's; answers that rows bring are no arm."""
+        """The teacher's answers, where all of them are the teacher's; answers that rows bring are
+        no arm."""
         from qinglan.recipes.kinds.measuring import teacher_rows
 
         answered = [row for row in rows if row.answer]
         asked_for_all = bool(answered) and all(row.answer_request for row in answered)
         return {"teacher": teacher_rows(rows)} if asked_for_all else {}
 
-    async def measure(self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile) -> "Measured":
+    async def measure(
+        self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile
+    ) -> "Measured":
         from qinglan.recipes.kinds.measuring import grade_answers
 
         return await grade_answers(self, arms, rows, clients, profile)
 
     def measuring_digest(self, tenant: Tenant) -> str:  # noqa: ARG002
-        """Of the schema of the judge's answer; the recipe's version is part of every stage's key."""
+        """Of the schema of the judge's answer; the recipe's version is part of every stage's
+        key."""
         return hash_of(self.JUDGE_SCHEMA if self.graders else {})

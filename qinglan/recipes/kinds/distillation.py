@@ -14,7 +14,9 @@ from qinglan.rows import Row
 def distill_requests(profile: Profile) -> Callable[[Row], dict[ChatRole, Request]]:
     """What is or would be asked about a row, by role, and the ledger's keys for it."""
     recipe = get_recipe(profile.recipe)
-    asked = {role: (endpoint_of(profile, role), key_salt(profile, role)) for role in recipe.DISTILL_ROLES}
+    asked = {
+        role: (endpoint_of(profile, role), key_salt(profile, role)) for role in recipe.DISTILL_ROLES
+    }
 
     def requests(row: Row) -> dict[ChatRole, Request]:
         messages = recipe.distill_messages(row, profile.tenant)
@@ -39,14 +41,17 @@ def judge_requests(profile: Profile) -> Callable[[Row, str], Request | None]:
     recipe, salt = get_recipe(profile.recipe), key_salt(profile, "judge")
 
     def request(row: Row, text: str) -> Request | None:
-        messages = recipe.messages_about(row, text, profile.tenant) if "judge" in recipe.graders else None
+        messages = (
+            recipe.messages_about(row, text, profile.tenant) if "judge" in recipe.graders else None
+        )
         return request_of(profile.judge, salt, messages, recipe.JUDGE_SCHEMA) if messages else None
 
     return request
 
 
 def teacher_requests(profile: Profile) -> Callable[[Row], Request | None]:
-    """What the teacher is or would be asked about a row; None where the row brings its own answer."""
+    """What the teacher is or would be asked about a row; None where the row brings its own
+    answer."""
     asked = distill_requests(profile)
     return lambda row: asked(row).get("teacher")
 

@@ -1,8 +1,9 @@
-"""Evaluation of arms, ways to get a text: what the RAG finds with each one's, and what rules and judge say of it.
+"""Evaluation of arms, ways to get a text: what the RAG finds with each one's, and what rules and
+judge say of it.
 
-A question on which the judge's call failed is unjudged for all arms, so that the comparison stays paired. An empty text
-is wrong: it finds nothing and has the judge's lowest score. Of a text that is missing because a call failed nothing is
-known.
+A question on which the judge's call failed is unjudged for all arms, so that the comparison stays
+paired. An empty text is wrong: it finds nothing and has the judge's lowest score. Of a text that is
+missing because a call failed nothing is known.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ _ORIGINAL = "original"
 _LOWEST_SCORE = 0.0
 """The judge's, for an empty text."""
 _AT_ONCE = 1_000
-"""Questions that are begun together: enough to keep the services busy, and no more in memory than that."""
+"""Questions that are begun together: enough to keep the services busy, and no more in memory than
+that."""
 
 Arms = Mapping[ArmName, Sequence[ArmRow]]
 T = TypeVar("T")
@@ -85,7 +87,10 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
 
 
 def student_rows(
-    answers: Iterable[str | bytes], price: Price | None, recipe: "Recipe", usd_per_s: float | None = None
+    answers: Iterable[str | bytes],
+    price: Price | None,
+    recipe: "Recipe",
+    usd_per_s: float | None = None,
 ) -> list[ArmRow]:
     """A student's arm, from the JSON lines that its generation wrote.
 
@@ -93,7 +98,11 @@ def student_rows(
     """
     arm = []
     for answer in map(json.loads, answers):
-        text, prompt, completion = recipe.clean(answer["text"]), answer["prompt_tokens"], answer["completion_tokens"]
+        text, prompt, completion = (
+            recipe.clean(answer["text"]),
+            answer["prompt_tokens"],
+            answer["completion_tokens"],
+        )
         of_machine = None if usd_per_s is None else usd_per_s * answer["share_s"]
         arm.append(
             ArmRow(
@@ -119,7 +128,11 @@ def with_tokens(arm: Sequence[ArmRow], calls: Mapping[str, Call]) -> list[ArmRow
     counted = []
     for entry in arm:
         call = next((calls[key] for key in entry.requests if key in calls), None)
-        tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens} if call else {}
+        tokens = (
+            {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens}
+            if call
+            else {}
+        )
         counted.append(entry.model_copy(update=tokens))
     return counted
 
@@ -144,7 +157,10 @@ async def ask_about(rows: Iterable[Row], work: Callable[[Row], Awaitable[T]]) ->
 
 
 def check_failures(
-    reasons: Sequence[str | None], given: int, max_failed_share: float, of: tuple[str, str] = ("evaluate", "questions")
+    reasons: Sequence[str | None],
+    given: int,
+    max_failed_share: float,
+    of: tuple[str, str] = ("evaluate", "questions"),
 ) -> None:
     """Raise StageError, with the reasons, where too many calls failed for a fair comparison."""
     if len(reasons) > tolerable_losses(given, max_failed_share):
@@ -157,8 +173,11 @@ def check_failures(
         )
 
 
-def _unjudged(found: Mapping[str, object], questions: int, max_failed_share: float) -> dict[str, int]:
-    """How often there is a reason in the place of what was found; StageError where that is too often."""
+def _unjudged(
+    found: Mapping[str, object], questions: int, max_failed_share: float
+) -> dict[str, int]:
+    """How often there is a reason in the place of what was found; StageError where that is too
+    often."""
     reasons = [reason for reason in found.values() if isinstance(reason, str)]
     check_failures(reasons, questions, max_failed_share)
     return dict(Counter(reasons).most_common())
@@ -167,13 +186,19 @@ def _unjudged(found: Mapping[str, object], questions: int, max_failed_share: flo
 async def retrieve_all(
     arms: Arms, rows: Sequence[Row], clients: Clients, max_failed_share: float
 ) -> dict[ArmName, list[ArmRow]]:
-    """Fill in the retrievals that are missing: once per text and question, so that arms that agree get the same."""
+    """Fill in the retrievals that are missing: once per text and question, so that arms that agree
+    get the same."""
     by_row = by_question(arms)
 
     async def retrieve(row: Row, text: str | None) -> Retrieved | str:
         try:
-            # Without a text it is the question itself, and the service does with it what it always does.
-            return await (clients.rag.retrieve(row.query) if text is None else clients.rag.retrieve(row.query, text))
+            # Without a text it is the question itself, and the service does with it what it always
+            # does.
+            return await (
+                clients.rag.retrieve(row.query)
+                if text is None
+                else clients.rag.retrieve(row.query, text)
+            )
         except CallError as error:
             return error.reason
 
@@ -183,9 +208,15 @@ async def retrieve_all(
         found: dict[str | None, Retrieved | str] = {
             texts[name]: entry.retrieved for name, entry in entries.items() if entry.retrieved
         }
-        unknown = [name for name, entry in entries.items() if entry.text is not None and entry.retrieved is None]
+        unknown = [
+            name
+            for name, entry in entries.items()
+            if entry.text is not None and entry.retrieved is None
+        ]
         missing = list(dict.fromkeys(texts[name] for name in unknown if texts[name] not in found))
-        found |= zip(missing, await asyncio.gather(*(retrieve(row, text) for text in missing)), strict=True)
+        found |= zip(
+            missing, await asyncio.gather(*(retrieve(row, text) for text in missing)), strict=True
+        )
         return {name: _filled(entry, found.get(texts[name], "")) for name, entry in entries.items()}
 
     by_row |= await ask_about((row for row in rows if row.id in by_row), fill_in)
@@ -215,16 +246,30 @@ _Verdicts = Mapping[str, tuple[float, tuple[str, ...]]]
 async def grade_answers(
     recipe: "AnswerRecipe", arms: Arms, rows: Sequence[Row], clients: Clients, profile: Profile
 ) -> Measured:
-    """All arms with their parts and the judge's scores; the judge is not asked about an empty answer."""
+    """All arms with their parts and the judge's scores; the judge is not asked about an empty
+    answer."""
     entries, found = by_question(arms), dict[str, _Verdicts | str]()
 
     async def verdicts(row: Row) -> _Verdicts | str:
-        """The judge's on each text that the recipe has a question about; or why there is none on any."""
-        texts = dict.fromkeys(entry.text or "" for entry in entries[row.id].values() if entry.text or is_empty(entry))
-        asked = {text: messages for text in texts if (messages := recipe.judge_messages(row, text, profile.tenant))}
-        given: dict[str, tuple[float, tuple[str, ...]]] = {"": (_LOWEST_SCORE, ())} if asked.pop("", None) else {}
-        calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
-        # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
+        """The judge's on each text that the recipe has a question about; or why there is none on
+        any."""
+        texts = dict.fromkeys(
+            entry.text or "" for entry in entries[row.id].values() if entry.text or is_empty(entry)
+        )
+        asked = {
+            text: messages
+            for text in texts
+            if (messages := recipe.judge_messages(row, text, profile.tenant))
+        }
+        given: dict[str, tuple[float, tuple[str, ...]]] = (
+            {"": (_LOWEST_SCORE, ())} if asked.pop("", None) else {}
+        )
+        calls = (
+            clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)
+            for messages in asked.values()
+        )
+        # All of them end before an error is raised: an answer in flight is paid for and must reach
+        # the ledger.
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for text, answer in zip(asked, answers, strict=True):
             if isinstance(answer, CallError):
@@ -239,7 +284,10 @@ async def grade_answers(
     unjudged = _unjudged(found, len(entries), profile.evaluate.max_failed_share)
     by_id = {row.id: row for row in rows}
     measured = {
-        name: [_measured(recipe, by_id[entry.row_id], entry, found.get(entry.row_id, {})) for entry in arm]
+        name: [
+            _measured(recipe, by_id[entry.row_id], entry, found.get(entry.row_id, {}))
+            for entry in arm
+        ]
         for name, arm in arms.items()
     }
     return Measured(measured, unjudged)
@@ -248,7 +296,9 @@ async def grade_answers(
 def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:
     if entry.text is None and not is_empty(entry):  # there is no answer to grade
         return entry.model_copy(update={"parts": None, "judge_score": None})
-    score, requests = (None, ()) if isinstance(found, str) else found.get(entry.text or "", (None, ()))
+    score, requests = (
+        (None, ()) if isinstance(found, str) else found.get(entry.text or "", (None, ()))
+    )
     return entry.model_copy(
         update={
             "parts": recipe.checked_parts(row, entry.text or ""),
@@ -270,12 +320,18 @@ class _Judged(NamedTuple):
 
 
 async def judge_by_panel(
-    recipe: "RetrievalRecipe", arms: Arms, rows: Sequence[Row], clients: Clients, tenant: Tenant, config: Evaluate
+    recipe: "RetrievalRecipe",
+    arms: Arms,
+    rows: Sequence[Row],
+    clients: Clients,
+    tenant: Tenant,
+    config: Evaluate,
 ) -> Measured:
     """All arms with the panel's scores in the place of earlier ones.
 
-    The judge reads all distinct texts of a question at once, without knowing whose they are: in an order drawn by the
-    row's id, then in the reverse order. A text's score is the mean of the two passes.
+    The judge reads all distinct texts of a question at once, without knowing whose they are: in an
+    order drawn by the row's id, then in the reverse order. A text's score is the mean of the two
+    passes.
     """
     entries = by_question(arms)
     questions = [row for row in rows if row.id in entries]
@@ -286,25 +342,33 @@ async def judge_by_panel(
         scores: dict[str, tuple[float, ...]] = dict.fromkeys(order, ())
         requests: list[str] = []
         try:
-            # Read backwards, one text alone is the same request again: its second score would say nothing.
+            # Read backwards, one text alone is the same request again: its second score would say
+            # nothing.
             for once in [order, order[::-1]][: len(order)]:
                 messages = recipe.panel_messages(question, once, tenant)
                 parse = partial(recipe.parse_panel, count=len(once))
                 answer = await clients.judge.ask(messages, parse, recipe.PANEL_SCHEMA)
                 requests.append(answer.request_hash)
-                scores |= {text: (*scores[text], score) for text, score in zip(once, answer.value, strict=True)}
+                scores |= {
+                    text: (*scores[text], score)
+                    for text, score in zip(once, answer.value, strict=True)
+                }
         except CallError as error:
             return error.reason
         return _Judged(scores, tuple(requests))
 
     judged = await ask_about(questions, judge)
     unjudged = _unjudged(judged, len(questions), config.max_failed_share)
-    scored = {name: [_scored(entry, judged.get(entry.row_id)) for entry in arm] for name, arm in arms.items()}
+    scored = {
+        name: [_scored(entry, judged.get(entry.row_id)) for entry in arm]
+        for name, arm in arms.items()
+    }
     return Measured(scored, unjudged)
 
 
 def shuffle_texts(texts: Iterable[str], row_id: str, seed: int) -> list[str]:
-    """The distinct texts in an order that depends on row, seed and texts alone, not on whose they are."""
+    """The distinct texts in an order that depends on row, seed and texts alone, not on whose they
+    are."""
     order = sorted(set(texts))
     Random(f"{seed} {row_id}").shuffle(order)
     return order
@@ -312,7 +376,11 @@ def shuffle_texts(texts: Iterable[str], row_id: str, seed: int) -> list[str]:
 
 def consistency(arm: Iterable[ArmRow]) -> float | None:
     """Mean difference between the two passes, 0–5; None where no text was read twice."""
-    differences = [abs(entry.judge_scores[0] - entry.judge_scores[1]) for entry in arm if len(entry.judge_scores) == 2]
+    differences = [
+        abs(entry.judge_scores[0] - entry.judge_scores[1])
+        for entry in arm
+        if len(entry.judge_scores) == 2
+    ]
     return fmean(differences) if differences else None
 
 
@@ -325,4 +393,6 @@ def _scored(entry: ArmRow, found: _Judged | str | None) -> ArmRow:
         return entry.model_copy(update={"judge_score": None, "reason": reason})
     scores = found.scores[entry.text]
     requests = (*entry.requests, *found.requests)
-    return entry.model_copy(update={"judge_score": fmean(scores), "judge_scores": scores, "requests": requests})
+    return entry.model_copy(
+        update={"judge_score": fmean(scores), "judge_scores": scores, "requests": requests}
+    )

@@ -1,4 +1,5 @@
-"""Recipes whose text is sent to the retrieval service: what it finds, and a judge, say how good the text is."""
+"""Recipes whose text is sent to the retrieval service: what it finds, and a judge, say how good the
+text is."""
 
 import asyncio
 import math
@@ -34,16 +35,28 @@ class RetrievalRecipe(Recipe):
         Metric("mrr10", "MRR@10", "MRR@10", proportion=False, interval=False),
         Metric("ndcg10", "nDCG@10", "nDCG@10", proportion=False, interval=False, compared=False),
         Metric("mean_top1_score", "mean top-1 score", "平均首位得分", proportion=False),
-        Metric("quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2),
+        Metric(
+            "quality",
+            "judge score (0–5)",
+            "裁判评分（0–5）",
+            maximum=5.0,
+            proportion=False,
+            digits=2,
+        ),
     )
-    PANEL_SCHEMA: ClassVar[dict[str, Any]] = object_schema(scores={"type": "array", "items": {"type": "number"}})
+    PANEL_SCHEMA: ClassVar[dict[str, Any]] = object_schema(
+        scores={"type": "array", "items": {"type": "number"}}
+    )
     """JSON schema of the judge's answer about several rewrites."""
     RL_REASONS: ClassVar[frozenset[str | None]] = frozenset(
         {None, "below_threshold", "worse_than_original", "rewrite_too_long", "rewrite_too_short"}
     )
-    """A row with one of these has a valid teacher baseline: teacher and RAG both answered. Refusals, boilerplate and
-    rewrites that a reviewer rejected or corrected have none: the reward's guard takes its anchors from the baseline."""
-    TOO_FEW_ROWS_HINT = "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
+    """A row with one of these has a valid teacher baseline: teacher and RAG both answered.
+    Refusals, boilerplate and rewrites that a reviewer rejected or corrected have none: the reward's
+    guard takes its anchors from the baseline."""
+    TOO_FEW_ROWS_HINT = (
+        "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
+    )
     RL_INFO: ClassVar[dict[str, type]] = {**Baseline.__annotations__, "unit": str}
     score_parts = tuple(name for name in Scored.__dataclass_fields__ if name != "score")
     primary_metric = PrimaryMetric("gold_top1", "gold top-1")
@@ -54,8 +67,11 @@ class RetrievalRecipe(Recipe):
         """What the judge is asked; `question` is what `question_text` gives."""
 
     @abstractmethod
-    def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
-        """What the judge is asked about several rewrites of one question at once, in this order, on the same scale.
+    def panel_messages(
+        self, question: str, rewrites: Sequence[str], tenant: Tenant
+    ) -> list[Message]:
+        """What the judge is asked about several rewrites of one question at once, in this order, on
+        the same scale.
 
         Rewrites are untrusted: none may pose as another, or as part of the prompt.
         """
@@ -74,7 +90,8 @@ class RetrievalRecipe(Recipe):
         return {**super().prompts(row, profile), "relevance": relevance, "panel": panel}
 
     def parse_panel(self, text: str, count: int) -> list[float]:
-        """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""
+        """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the
+        answer has others."""
         return parse_scores(text, count)
 
     @abstractmethod
@@ -89,7 +106,8 @@ class RetrievalRecipe(Recipe):
         return " ".join(text.split())
 
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
-        """Metrics of the best gold document's rank, where the row names any; each answers alone: the ideal DCG is 1."""
+        """Metrics of the best gold document's rank, where the row names any; each answers alone:
+        the ideal DCG is 1."""
         if entry.retrieved is None:
             return {}
         found = {"mean_top1_score": entry.retrieved.top1_score}
@@ -112,7 +130,9 @@ class RetrievalRecipe(Recipe):
                 "retrieval_weight and win_weight"
             )
 
-    def estimate_messages(self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str) -> list[Message]:
+    def estimate_messages(
+        self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str
+    ) -> list[Message]:
         question = self.question_text(row)  # about as long as a rewrite
         if use == "texts":
             return self.panel_messages(question, [row.query] * texts, profile.tenant)
@@ -127,7 +147,11 @@ class RetrievalRecipe(Recipe):
         )
         score = await ask_judge(self, row, clients, tenant) if judge else None
         return row.model_copy(
-            update={"original_retrieved": original, "answer_retrieved": rewritten, "judge_score": score}
+            update={
+                "original_retrieved": original,
+                "answer_retrieved": rewritten,
+                "judge_score": score,
+            }
         )
 
     def validation_statistics(self) -> RetrievalStatistics:
@@ -144,13 +168,19 @@ class RetrievalRecipe(Recipe):
             return "rewrite_too_short"
         if found is None or (original is None and config.not_worse_than_original):
             return "not_validated"
-        if not found.scores:  # before the length: RL may use a row that is too long, not one without a baseline
+        if (
+            not found.scores
+        ):  # before the length: RL may use a row that is too long, not one without a baseline
             return "nothing_recalled"
         if len(row.answer) > config.max_rewrite_chars:
             return "rewrite_too_long"
         if found.top1_score < config.min_top1_score:
             return "below_threshold"
-        if config.not_worse_than_original and original is not None and found.quality < original.quality:
+        if (
+            config.not_worse_than_original
+            and original is not None
+            and found.quality < original.quality
+        ):
             return "worse_than_original"
         return None
 
@@ -173,7 +203,8 @@ class RetrievalRecipe(Recipe):
         }
 
     def dev_metric(self, config: Reward, infos: Iterable[Mapping[str, Any]]) -> str:
-        """By labels where there are any and they may be used, else by the judge, else by the reward."""
+        """By labels where there are any and they may be used, else by the judge, else by the
+        reward."""
         if config.use_labels and any(info["gold_id"] for info in infos):
             return "gold_top1"
         return "relevant" if config.relevance_gate else "score"
@@ -194,9 +225,14 @@ class RetrievalRecipe(Recipe):
         arms = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
         if not retrieve_again or profile.rag.url == EMBEDDED:
             return arms
-        return {name: [entry.model_copy(update={"retrieved": None}) for entry in arm] for name, arm in arms.items()}
+        return {
+            name: [entry.model_copy(update={"retrieved": None}) for entry in arm]
+            for name, arm in arms.items()
+        }
 
-    async def measure(self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile) -> "Measured":
+    async def measure(
+        self, arms: "Arms", rows: Sequence[Row], clients: "Clients", profile: Profile
+    ) -> "Measured":
         from qinglan.recipes.kinds.measuring import judge_by_panel, retrieve_all
 
         config = profile.evaluate

@@ -1,4 +1,5 @@
-"""Texts that are no answer, whatever was asked: refusals, and what is left of an answer around or instead of it."""
+"""Texts that are no answer, whatever was asked: refusals, and what is left of an answer around or
+instead of it."""
 
 import re
 from collections.abc import Iterable
@@ -31,10 +32,13 @@ _BOILERPLATE = (
     r"^(?:(?:rewritten|search|final)\s+)?(?:query|rewrite|keywords?|answer|output)\s*[:：]",
     r"^(?:here(?:['’]s| is| are)|sure|certainly|of course)\b.*[:：,，!]",
 )
-"""What is left of an answer around or instead of a rewrite: labels, lists, markup, JSON, pieces of the prompt."""
+"""What is left of an answer around or instead of a rewrite: labels, lists, markup, JSON, pieces of
+the prompt."""
 
 _REFUSAL = re.compile("|".join(f"(?:{pattern})" for pattern in _REFUSALS), re.IGNORECASE)
-_LEFTOVER = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), re.IGNORECASE | re.DOTALL)
+_LEFTOVER = re.compile(
+    "|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), re.IGNORECASE | re.DOTALL
+)
 
 
 def is_refusal(text: str) -> bool:
@@ -43,7 +47,8 @@ def is_refusal(text: str) -> bool:
 
 
 def is_leftover(text: str, more: Iterable[str] = ()) -> bool:
-    """Is this what is left of an answer around a rewrite, by the built-in patterns or by `more` of them?"""
+    """Is this what is left of an answer around a rewrite, by the built-in patterns or by `more` of
+    them?"""
     found = (re.search(pattern, text, re.IGNORECASE | re.DOTALL) for pattern in more)
     return bool(_LEFTOVER.search(text)) or any(found)
 

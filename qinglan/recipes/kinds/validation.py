@@ -19,15 +19,16 @@ _ALIKE_SHARE = 0.98
 """From this share of equal results on, the service seems to ignore the rewrite."""
 _TIE = 1e-6
 _SCORE_NOISE = 1e-3
-"""Two answers with the same passages are the same within this: GPUs in batches do not repeat a score to the bit."""
+"""Two answers with the same passages are the same within this: GPUs in batches do not repeat a
+score to the bit."""
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 class RetrievalStatistics:
     """Of a retrieval recipe: figures, what is wrong with the service, distributions.
 
-    Counted are rows for which question and rewrite were both retrieved with. The gain is the difference in top-1
-    score, rewrite minus original; nothing recalled counts as 0.
+    Counted are rows for which question and rewrite were both retrieved with. The gain is the
+    difference in top-1 score, rewrite minus original; nothing recalled counts as 0.
     """
 
     LOGGED = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
@@ -35,7 +36,10 @@ class RetrievalStatistics:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._of_rows, self._of_labelled = defaultdict[str, float](float), defaultdict[str, float](float)
+        self._of_rows, self._of_labelled = (
+            defaultdict[str, float](float),
+            defaultdict[str, float](float),
+        )
         self._gain_squares = 0.0
         self._gold_id: str | None = None  # one that a row names, and one that the service sent
         self._found_id: str | None = None
@@ -69,14 +73,21 @@ class RetrievalStatistics:
             rank, original_rank = found.rank(row.gold_id), original.rank(row.gold_id)
             self._of_labelled["gold_top1"] += rank == 1
             self._of_labelled["original_gold_top1"] += original_rank == 1
-            counted |= {"labelled": 1, "gold_sought": bool(found.scores), "gold_found": bool(rank or original_rank)}
+            counted |= {
+                "labelled": 1,
+                "gold_sought": bool(found.scores),
+                "gold_found": bool(rank or original_rank),
+            }
         if found.scores:
             self._gold_id = self._gold_id or row.gold_id
-            self._found_id = self._found_id or next((i for i in (*found.ids, *original.ids) if i is not None), None)
+            self._found_id = self._found_id or next(
+                (i for i in (*found.ids, *original.ids) if i is not None), None
+            )
             if row.answer and normalise(row.answer) != normalise(row.query):
                 passages = [(each.ids, each.titles, len(each.scores)) for each in (original, found)]
                 alike = passages[0] == passages[1] and all(
-                    abs(a - b) <= _SCORE_NOISE for a, b in zip(original.scores, found.scores, strict=True)
+                    abs(a - b) <= _SCORE_NOISE
+                    for a, b in zip(original.scores, found.scores, strict=True)
                 )
                 counted |= {"changed": 1, "alike": alike}
         self._counts.update(counted)
@@ -84,8 +95,9 @@ class RetrievalStatistics:
     def metrics(self) -> dict[str, float]:
         """Shares, means and quantiles by name; nothing where no row was retrieved for.
 
-        `gain_mean` comes with its standard error over rows, `gain_se`: twice that on either side is the 95% interval,
-        too narrow where many rows ask about the same thing. Quantiles are good to 0.01.
+        `gain_mean` comes with its standard error over rows, `gain_se`: twice that on either side is
+        the 95% interval, too narrow where many rows ask about the same thing. Quantiles are good to
+        0.01.
         """
         rows, labelled = self._counts["rows"], self._counts["labelled"]
         if not rows:
@@ -94,11 +106,14 @@ class RetrievalStatistics:
         if rows > 1:
             variance = max(0.0, self._gain_squares / rows - figures["gain_mean"] ** 2)
             figures["gain_se"] = math.sqrt(variance / (rows - 1))
-        figures |= _quantiles("top1_score", self._rewrites) | _quantiles("original_top1_score", self._originals)
+        figures |= _quantiles("top1_score", self._rewrites) | _quantiles(
+            "original_top1_score", self._originals
+        )
         return figures | {name: total / labelled for name, total in self._of_labelled.items()}
 
     def check(self) -> None:
-        """Raise StageError if the RAG ignores `rewritten_query`, or sends no ids or none that rows name as gold."""
+        """Raise StageError if the RAG ignores `rewritten_query`, or sends no ids or none that rows
+        name as gold."""
         if self._gold_id is not None and self._found_id is None:
             raise StageError(
                 "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
@@ -118,13 +133,18 @@ class RetrievalStatistics:
             )
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:
-        """What the report draws, as JSON: by plot, its distributions with `label`, `low`, `high`, `counts`."""
-        top1 = [_distribution("original question", self._originals), _distribution("rewrite", self._rewrites)]
+        """What the report draws, as JSON: by plot, its distributions with `label`, `low`, `high`,
+        `counts`."""
+        top1 = [
+            _distribution("original question", self._originals),
+            _distribution("rewrite", self._rewrites),
+        ]
         return {"top1_score": top1, "gain": [_distribution("rewrite − original", self._gains)]}
 
 
 class AnswerStatistics:
-    """Of an answer recipe: the parts' means, the share of answers that must not teach, the judge's mean score.
+    """Of an answer recipe: the parts' means, the share of answers that must not teach, the judge's
+    mean score.
 
     Counted are rows that were graded; a part's mean is of the rows that have it.
     """
@@ -170,13 +190,23 @@ class AnswerStatistics:
             )
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:
-        return {"judge_score": [_distribution("teacher", self._scores)]} if self._counts[JUDGE] else {}
+        return (
+            {"judge_score": [_distribution("teacher", self._scores)]} if self._counts[JUDGE] else {}
+        )
 
 
 def _quantiles(name: str, histogram: Histogram) -> dict[str, float]:
-    found = {key: quantile(histogram.low, histogram.high, histogram.counts, share) for key, share in _QUANTILES.items()}
+    found = {
+        key: quantile(histogram.low, histogram.high, histogram.counts, share)
+        for key, share in _QUANTILES.items()
+    }
     return {f"{name}_{key}": value for key, value in found.items() if value is not None}
 
 
 def _distribution(label: str, histogram: Histogram) -> dict[str, Any]:
-    return {"label": label, "low": histogram.low, "high": histogram.high, "counts": list(histogram.counts)}
+    return {
+        "label": label,
+        "low": histogram.low,
+        "high": histogram.high,
+        "counts": list(histogram.counts),
+    }

@@ -1,4 +1,5 @@
-"""What answers and scores depend on beside the text: what is reused must come from the same recipe and services."""
+"""What answers and scores depend on beside the text: what is reused must come from the same recipe
+and services."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +13,10 @@ from qinglan.runs.run import Run
 
 def answers_key(profile: Profile, roles: Iterable[ChatRole]) -> dict[str, Any]:
     """What the answers of these roles depend on, beside what they are asked."""
-    known: dict[str, Any] = {"recipe": recipe_key(profile.recipe), "tenant": profile.tenant.model_dump(mode="json")}
+    known: dict[str, Any] = {
+        "recipe": recipe_key(profile.recipe),
+        "tenant": profile.tenant.model_dump(mode="json"),
+    }
     for role in roles:
         settings = endpoint_of(profile, role).model_dump(mode="json", include=set(ANSWER_FIELDS))
         known[role] = settings, key_salt(profile, role)
@@ -27,5 +31,6 @@ def scoring_key(profile: Profile) -> dict[str, Any]:
 
 
 def scoring_digest(run: Run) -> str:
-    """Digest of all that is known of what scored a run's rows; of a live service only its settings are."""
+    """Digest of all that is known of what scored a run's rows; of a live service only its settings
+    are."""
     return hash_of(scoring_key(run.profile), run.knowledge_base_sha256)

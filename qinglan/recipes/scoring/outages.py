@@ -1,9 +1,10 @@
 """Waiting for a service that is down: an outage costs its time, not the samples and not the run.
 
-When a call has failed after the client's own retries, one task probes the service. If the service answers something
-else, the call itself is at fault: it is tried once more, then given up. If not, all calls wait while one at a time is
-tried, until the service is back or the time is up. An answer to a call that was sent before the probing began proves
-nothing: a server that shuts down still answers what it has.
+When a call has failed after the client's own retries, one task probes the service. If the service
+answers something else, the call itself is at fault: it is tried once more, then given up. If not,
+all calls wait while one at a time is tried, until the service is back or the time is up. An answer
+to a call that was sent before the probing began proves nothing: a server that shuts down still
+answers what it has.
 """
 
 import asyncio
@@ -29,7 +30,11 @@ class OutageError(CallError):
     """The service was down for longer than calls wait."""
 
     def __init__(self, service: str, waited_s: float, error: CallError) -> None:
-        super().__init__(f"{service} has been down for {waited_s:.0f} s: {error}", f"{service}_down", transient=True)
+        super().__init__(
+            f"{service} has been down for {waited_s:.0f} s: {error}",
+            f"{service}_down",
+            transient=True,
+        )
 
 
 @dataclass(eq=False)
@@ -37,7 +42,9 @@ class _Waiting:
     probe: Call
     known_good: bool
     """The service answered this probe before, so any error of it is the service's."""
-    was_down: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    was_down: "asyncio.Future[bool]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class OutageWait:
@@ -69,9 +76,9 @@ class OutageWait:
     ) -> T:
         """What `attempt` returns, tried again while the service is down.
 
-        Args:
-            probe: asks for something that the service answered before; without one the attempt itself is the probe.
-            answered: did this result come from the service? False for one from a store.
+        Args: probe: asks for something that the service answered before; without one the attempt
+            itself is the probe. answered: did this result come from the service? False for one from
+            a store.
         """
         outages, suspect = 0, False
         while True:
@@ -119,10 +126,22 @@ class OutageWait:
                 waited_s = self._clock() - begin_s
                 if not self._down:
                     self._down = True
-                    self._log({"outage": self._service, "state": "began", "seconds": 0.0, "error": str(error)[:300]})
+                    self._log(
+                        {
+                            "outage": self._service,
+                            "state": "began",
+                            "seconds": 0.0,
+                            "error": str(error)[:300],
+                        }
+                    )
                 single = single and len(self._waiting) < 2
-                if waited_s >= (min(SINGLE_CALL_S, self._max_outage_s) if single else self._max_outage_s):
-                    refusal, self._gave_up = partial(OutageError, self._service, waited_s, error), not single
+                if waited_s >= (
+                    min(SINGLE_CALL_S, self._max_outage_s) if single else self._max_outage_s
+                ):
+                    refusal, self._gave_up = (
+                        partial(OutageError, self._service, waited_s, error),
+                        not single,
+                    )
                     break
                 await self._until_answered(self._sleep(min(pause_s, LONGEST_PAUSE_S)))
                 pause_s *= 2
@@ -130,15 +149,23 @@ class OutageWait:
             self._release(self._clock() - begin_s, refusal)
 
     async def _failure(self) -> CallError | None:
-        """Why the service doesn't work; None if the next probe or a call made meanwhile is answered."""
+        """Why the service doesn't work; None if the next probe or a call made meanwhile is
+        answered."""
         waiting = self._waiting.pop(0)  # one after the other, as a probe may be at fault itself
         self._waiting.append(waiting)
         error = await self._until_answered(waiting.probe())
-        return error if isinstance(error, CallError) and (error.transient or waiting.known_good) else None
+        return (
+            error
+            if isinstance(error, CallError) and (error.transient or waiting.known_good)
+            else None
+        )
 
     async def _until_answered(self, awaitable: Awaitable[Any]) -> BaseException | None:
         """Wait until it is done or a call of this round is answered; its error, if it had one."""
-        doing, answered = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._answered.wait())
+        doing, answered = (
+            asyncio.ensure_future(awaitable),
+            asyncio.ensure_future(self._answered.wait()),
+        )
         try:
             await asyncio.wait([doing, answered], return_when=asyncio.FIRST_COMPLETED)
             return doing.exception() if doing.done() and not answered.done() else None
@@ -157,4 +184,10 @@ class OutageWait:
                 else:
                     waiting.was_down.set_result(was_down)
         if was_down:
-            self._log({"outage": self._service, "state": "given up" if refusal else "ended", "seconds": seconds})
+            self._log(
+                {
+                    "outage": self._service,
+                    "state": "given up" if refusal else "ended",
+                    "seconds": seconds,
+                }
+            )

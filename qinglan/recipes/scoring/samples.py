@@ -1,4 +1,5 @@
-"""The log of scored samples: a line for each, scored or not, and for each outage; the flow follows it."""
+"""The log of scored samples: a line for each, scored or not, and for each outage; the flow follows
+it."""
 
 import json
 from collections import Counter
@@ -10,7 +11,8 @@ from qinglan.runs.launcher import JsonlTail
 
 
 def write_sample(log: BinaryIO, entry: dict[str, Any], error: Exception | None = None) -> None:
-    """Add a line by one write to a log that has no buffer, so that a killed process leaves whole lines.
+    """Add a line by one write to a log that has no buffer, so that a killed process leaves whole
+    lines.
 
     `error`: why the sample has no score.
     """
@@ -20,19 +22,22 @@ def write_sample(log: BinaryIO, entry: dict[str, Any], error: Exception | None =
 
 
 class SampleWatch:
-    """Follows the samples log from outside, for its figures; they are of the whole log, over all attempts of the stage.
+    """Follows the samples log from outside, for its figures; they are of the whole log, over all
+    attempts of the stage.
 
     The trainer itself stops a step whose samples can't be scored.
     """
 
     def __init__(
-        self, samples_log: Path, dev_rows: Collection[str] = (), say: Callable[[str], None] | None = None
+        self,
+        samples_log: Path,
+        dev_rows: Collection[str] = (),
+        say: Callable[[str], None] | None = None,
     ) -> None:
         """Count what the log holds already, without a word about it.
 
-        Args:
-            dev_rows: rows of the dev split, as verl's reward functions do not know whether verl validates.
-            say: gets a sentence when a service goes down or comes back.
+        Args: dev_rows: rows of the dev split, as verl's reward functions do not know whether verl
+            validates. say: gets a sentence when a service goes down or comes back.
         """
         self._tail, self._dev_rows = JsonlTail(samples_log), frozenset(dev_rows)
         self._sums: Counter[str] = Counter()
@@ -53,20 +58,41 @@ class SampleWatch:
                 self.last_invalid = entry["invalid"]
             if failed_by := entry.get("failed_by"):
                 self._sums[f"samples_invalid_{failed_by}"] += 1
-            for name in ("rag_calls", "rag_failed", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd"):
+            for name in (
+                "rag_calls",
+                "rag_failed",
+                "rag_cached",
+                "judge_asked",
+                "judge_cached",
+                "judge_cost_usd",
+            ):
                 self._sums[name] += entry.get(name, 0)
 
     @property
     def summary(self) -> dict[str, float]:
-        """Samples of training and of dev validation, those of both without a score by what failed, outages, cost."""
-        counts = ("samples", "dev_samples", "samples_invalid", "samples_invalid_rag", "samples_invalid_judge")
-        return {name: self._sums[name] for name in (*counts, "rag_outage_s", "judge_outage_s", "judge_cost_usd")}
+        """Samples of training and of dev validation, those of both without a score by what failed,
+        outages, cost."""
+        counts = (
+            "samples",
+            "dev_samples",
+            "samples_invalid",
+            "samples_invalid_rag",
+            "samples_invalid_judge",
+        )
+        return {
+            name: self._sums[name]
+            for name in (*counts, "rag_outage_s", "judge_outage_s", "judge_cost_usd")
+        }
 
     @property
     def calls(self) -> dict[str, dict[str, int]]:
-        """Use of the RAG, as its client counts it, and of the judge's cache; the ledger knows the judge's calls."""
+        """Use of the RAG, as its client counts it, and of the judge's cache; the ledger knows the
+        judge's calls."""
         roles = {"rag": ("calls", "failed", "cached"), "judge": ("asked", "cached")}
-        return {role: {name: self._sums[f"{role}_{name}"] for name in names} for role, names in roles.items()}
+        return {
+            role: {name: self._sums[f"{role}_{name}"] for name in names}
+            for role, names in roles.items()
+        }
 
     def _note_outage(self, entry: dict[str, Any]) -> None:
         service, state, seconds = entry["outage"], entry["state"], entry["seconds"]

@@ -1,7 +1,8 @@
-"""Scorers of RL samples, one for each kind of recipe. A failed call leaves a sample without a score.
+"""Scorers of RL samples, one for each kind of recipe. A failed call leaves a sample without a
+score.
 
-Rewrites are scored by what they retrieve and by the judge, which are asked at the same time, and neither twice for the
-same; answers by the recipe's rules, and by the judge where its score counts.
+Rewrites are scored by what they retrieve and by the judge, which are asked at the same time, and
+neither twice for the same; answers by the recipe's rules, and by the judge where its score counts.
 """
 
 import asyncio
@@ -70,7 +71,9 @@ class Sample:
     def entry(self) -> dict[str, Any]:
         known: dict[str, Any] = {"row_id": self.row_id, "text": self.text}
         known |= {name: value for name, value in self.used().items() if value is not None}
-        known |= {name: value for name in ("passage", "failed_by") if (value := getattr(self, name))}
+        known |= {
+            name: value for name in ("passage", "failed_by") if (value := getattr(self, name))
+        }
         return known | ({"rag_failed": self.rag.failed} if self.rag else {})
 
     @contextmanager
@@ -108,13 +111,17 @@ class Scorer(ABC):
         if service.judge_price is None:
             raise ConfigError(f"prices has no entry for judge.model {service.judge.model!r}")
         role = "judge.local" if service.judge_recipe else "judge"
-        account = Account(service.run_id, service.tenant.id, role, service.judge.model, service.judge_price)
+        account = Account(
+            service.run_id, service.tenant.id, role, service.judge.model, service.judge_price
+        )
         url, salt = service.judge_url, service.judge_key_salt
         self._judge = ChatClient(service.judge, url, account, self._queue, key_salt=salt)
 
     def _outage_wait(self, service: Service) -> OutageWait:
         max_outage_s = self._service.reward.max_outage_s
-        self._outage_waits.append(OutageWait(service, max_outage_s, lambda entry: write_sample(self._log, entry)))
+        self._outage_waits.append(
+            OutageWait(service, max_outage_s, lambda entry: write_sample(self._log, entry))
+        )
         return self._outage_waits[-1]
 
     async def close(self) -> None:
@@ -126,7 +133,8 @@ class Scorer(ABC):
         self._opened.close()
 
     async def score(self, extra_info: dict[str, Any], text: str) -> dict[str, float]:
-        """Score one sample and log it (see `RewardService.outcome`); `extra_info` is the training file's.
+        """Score one sample and log it (see `RewardService.outcome`); `extra_info` is the training
+        file's.
 
         A sample whose calls failed, or whose recipe has a bug, has no score, and the log says why.
         """
@@ -146,7 +154,11 @@ class Scorer(ABC):
         """`score` and what it is made of; NaN for what is not known."""
 
     async def _ask(
-        self, messages: list[Message], sample: Sample, parse: Callable[[str], float], schema: JsonSchema | None = None
+        self,
+        messages: list[Message],
+        sample: Sample,
+        parse: Callable[[str], float],
+        schema: JsonSchema | None = None,
     ) -> float:
         """The judge's score, 0–5; waits while the judge is down."""
         assert self._judge is not None, "a recipe that asks a judge has one"
@@ -195,37 +207,61 @@ class AnswerScorer(Scorer):
             return None
         if not sample.text:
             return 0.0
-        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
+        return await self._ask(
+            messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA
+        )
 
 
 class Retrievals:
-    """What the RAG found: from memory, from the ledger, or from the service. Belongs to one event loop.
+    """What the RAG found: from memory, from the ledger, or from the service. Belongs to one event
+    loop.
 
     Within `RewardService.retrieval_scope` the same request has the same answer.
     """
 
     def __init__(
-        self, service: RewardService, rag: RagClient, ledger: Ledger, queue: LedgerQueue, wait: OutageWait
+        self,
+        service: RewardService,
+        rag: RagClient,
+        ledger: Ledger,
+        queue: LedgerQueue,
+        wait: OutageWait,
     ) -> None:
         assert service.rag is not None
-        self._service, self._settings, self._rag, self._queue, self._wait = service, service.rag, rag, queue, wait
+        self._service, self._settings, self._rag, self._queue, self._wait = (
+            service,
+            service.rag,
+            rag,
+            queue,
+            wait,
+        )
         self._stored = ledger.retrieval_keys(service.retrieval_scope)
         self._recent: dict[str, Retrieved] = {}
         self._under_way: dict[str, asyncio.Task[tuple[Retrieved, bool]]] = {}
 
-    async def find(self, baseline: Baseline, rewrite: str, count: CallCount) -> tuple[Retrieved, bool]:
+    async def find(
+        self, baseline: Baseline, rewrite: str, count: CallCount
+    ) -> tuple[Retrieved, bool]:
         """What a rewrite retrieves, and whether it was known or asked for already.
 
         `count` counts the calls that this took, with those that check whether the service is down.
         """
         body = request_body(self._settings, self._service.tenant.id, baseline.question, rewrite)
-        # The configured address, as that of an embedded RAG differs between runs; and the fields that are stored.
-        key = hash_of(self._service.retrieval_scope, self._settings.answer_key, sorted(Retrieved.model_fields), body)
+        # The configured address, as that of an embedded RAG differs between runs; and the fields
+        # that are stored.
+        key = hash_of(
+            self._service.retrieval_scope,
+            self._settings.answer_key,
+            sorted(Retrieved.model_fields),
+            body,
+        )
         if key in self._recent:
             return self._recent[key], True
         joined = key in self._under_way
         if not joined:
-            task = self._under_way[key] = asyncio.create_task(self._fetch(key, baseline, rewrite, count))
+            task = self._under_way[key] = asyncio.create_task(
+                self._fetch(key, baseline, rewrite, count)
+            )
             task.add_done_callback(lambda _: self._under_way.pop(key))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         found, stored = await asyncio.shield(self._under_way[key])
@@ -237,7 +273,9 @@ class Retrievals:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch(self, key: str, baseline: Baseline, rewrite: str, count: CallCount) -> tuple[Retrieved, bool]:
+    async def _fetch(
+        self, key: str, baseline: Baseline, rewrite: str, count: CallCount
+    ) -> tuple[Retrieved, bool]:
         found = None
         if key in self._stored:
             with suppress(LedgerError):  # the RAG is asked again
@@ -247,9 +285,13 @@ class Retrievals:
             question, answered_before = baseline.question, baseline.teacher_rewrite or None
             found = await self._wait.call(
                 lambda: self._rag.retrieve(question, rewrite, count=count),
-                probe=lambda: self._rag.retrieve(question, answered_before, count=count, max_retries=0),
+                probe=lambda: self._rag.retrieve(
+                    question, answered_before, count=count, max_retries=0
+                ),
             )
-            self._queue.keep_retrieval(Retrieval(key=key, scope=self._service.retrieval_scope, found=found))
+            self._queue.keep_retrieval(
+                Retrieval(key=key, scope=self._service.retrieval_scope, found=found)
+            )
             self._stored.add(key)
         self._recent[key] = found
         if len(self._recent) > _MAX_IN_MEMORY:
@@ -272,7 +314,9 @@ class RetrievalScorer(Scorer):
 
     def _open(self) -> None:
         super()._open()
-        self._retrievals = Retrievals(self._service, self._rag, self._ledger, self._queue, self._outage_wait("rag"))
+        self._retrievals = Retrievals(
+            self._service, self._rag, self._ledger, self._queue, self._outage_wait("rag")
+        )
 
     async def close(self) -> None:
         await self._retrievals.close()
@@ -288,7 +332,9 @@ class RetrievalScorer(Scorer):
             return asdict(
                 Scored(
                     score=-1.0,
-                    judge=0.0 if judge_asked(baseline.question, "", config.judged_share) else math.nan,
+                    judge=0.0
+                    if judge_asked(baseline.question, "", config.judged_share)
+                    else math.nan,
                     rq=0.0,
                     rq_gain=-baseline.teacher_quality,
                     win=config.loss if baseline.teacher_quality > config.tie_margin else 0.0,
@@ -311,7 +357,8 @@ class RetrievalScorer(Scorer):
         return asdict(self._recipe.reward(config, baseline, rewrite))
 
     async def _by_verdict(self, judge: PassageJudge, baseline: Baseline, sample: Sample) -> Scored:
-        """The verdict on the best passage answers both of the judge's questions; the teacher's side counts as right."""
+        """The verdict on the best passage answers both of the judge's questions; the teacher's side
+        counts as right."""
         config = self._service.reward
         retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
         judged = judge_asked(baseline.question, sample.text, config.judged_share)
@@ -321,10 +368,14 @@ class RetrievalScorer(Scorer):
             messages = judge.verdict_messages(baseline.question, passage, self._service.tenant)
             verdict = await self._ask(messages, sample, judge.verdict_score)
         baseline = baseline.model_copy(update={"teacher_judge": BEST})
-        rewrite = GradedRewrite(sample.text, retrieved, verdict if judged else None, verdict if gated else None)
+        rewrite = GradedRewrite(
+            sample.text, retrieved, verdict if judged else None, verdict if gated else None
+        )
         return self._recipe.reward(config, baseline, rewrite)
 
-    async def _retrieve(self, baseline: Baseline, text: str, sample: Sample) -> tuple[Retrieved, bool]:
+    async def _retrieve(
+        self, baseline: Baseline, text: str, sample: Sample
+    ) -> tuple[Retrieved, bool]:
         assert sample.rag is not None, "its service has a RAG"
         with sample.calling("rag"):
             return await self._retrievals.find(baseline, text, sample.rag)
@@ -333,17 +384,24 @@ class RetrievalScorer(Scorer):
         if not judge_asked(baseline.question, sample.text, self._service.reward.judged_share):
             return None
         messages = self._recipe.judge_messages(baseline.question, sample.text, self._service.tenant)
-        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
+        return await self._ask(
+            messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA
+        )
 
-    async def _judge_passage(self, baseline: Baseline, retrieved: Retrieved, sample: Sample) -> float | None:
-        """The judge's score of the best passage, where no label says whether it is the right one."""
+    async def _judge_passage(
+        self, baseline: Baseline, retrieved: Retrieved, sample: Sample
+    ) -> float | None:
+        """The judge's score of the best passage, where no label says whether it is the right
+        one."""
         if not self._needs_relevance(baseline):
             return None
         if not (passage := retrieved.first_passage):
             return 0.0
         sample.passage = passage
         messages = self._recipe.relevance_messages(baseline.question, passage, self._service.tenant)
-        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
+        return await self._ask(
+            messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA
+        )
 
     def _needs_relevance(self, baseline: Baseline) -> bool:
         config = self._service.reward

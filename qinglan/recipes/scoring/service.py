@@ -17,11 +17,13 @@ from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Te
 from qinglan.rows import Retrieved
 
 NOT_JUDGED = -1.0
-"""`teacher_judge` in the RL files where the judge was not asked: a null would become NaN in the file."""
+"""`teacher_judge` in the RL files where the judge was not asked: a null would become NaN in the
+file."""
 
 
 class Baseline(BaseModel):
-    """The teacher's side of one prompt, computed once before RL (`extra_info` of the training file)."""
+    """The teacher's side of one prompt, computed once before RL (`extra_info` of the training
+    file)."""
 
     row_id: str
     question: str
@@ -60,7 +62,8 @@ class Scored:
 
 
 class RewardService(BaseModel, frozen=True):
-    """What the reward service needs to know; written as JSON beside the training files. Holds no secret."""
+    """What the reward service needs to know; written as JSON beside the training files. Holds no
+    secret."""
 
     recipe: str
     parts: tuple[str, ...]
@@ -70,7 +73,8 @@ class RewardService(BaseModel, frozen=True):
     """None for a recipe whose texts are not retrieved with."""
     rag_url: str = ""
     retrieval_scope: str = ""
-    """Where the RAG's answers hold and need not be asked for again: one run, or one state of a knowledge base."""
+    """Where the RAG's answers hold and need not be asked for again: one run, or one state of a
+    knowledge base."""
     judge: Endpoint | None = None
     """None for a recipe that asks no judge."""
     judge_url: str = ""
@@ -93,13 +97,15 @@ class RewardService(BaseModel, frozen=True):
         return re.sub(r"[^A-Za-z0-9_-]", "_", f"qinglan_reward_{self.run_id}_{self.attempt}")
 
     def outcome(
-        self, scored: Mapping[str, float] | None = None, used: Mapping[str, float | None] | None = None
+        self,
+        scored: Mapping[str, float] | None = None,
+        used: Mapping[str, float | None] | None = None,
     ) -> dict[str, float]:
-        """What verl gets for a sample: the same keys whether it was scored or not, NaN for what is not known.
+        """What verl gets for a sample: the same keys whether it was scored or not, NaN for what is
+        not known.
 
-        Args:
-            scored: `score` and the parts that are known; None for a sample without a score: a call for it failed.
-            used: calls and time that it took; None for what is not known.
+        Args: scored: `score` and the parts that are known; None for a sample without a score: a
+            call for it failed. used: calls and time that it took; None for what is not known.
         """
         return {
             "score": 0.0,
@@ -107,6 +113,14 @@ class RewardService(BaseModel, frozen=True):
             **(scored or {}),
             "invalid": float(scored is None),
             **({"rag_calls": 0.0, "rag_cached": 0.0} if self.rag else {}),
-            **{"judge_asked": 0.0, "judge_cached": math.nan, "judge_cost_usd": 0.0, "latency_ms": 0.0},
-            **{name: math.nan if value is None else float(value) for name, value in (used or {}).items()},
+            **{
+                "judge_asked": 0.0,
+                "judge_cached": math.nan,
+                "judge_cost_usd": 0.0,
+                "latency_ms": 0.0,
+            },
+            **{
+                name: math.nan if value is None else float(value)
+                for name, value in (used or {}).items()
+            },
         }

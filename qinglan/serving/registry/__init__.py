@@ -1,7 +1,8 @@
 """The registry of trained models: MLflow's, with three aliases that say what serves.
 
-`champion` answers, `previous` is what a rollback returns to, `challenger` is what a canary tries. Every version keeps
-what it was made of (`release.json`) and the gate's decision; a refused one is kept without an alias.
+`champion` answers, `previous` is what a rollback returns to, `challenger` is what a canary tries.
+Every version keeps what it was made of (`release.json`) and the gate's decision; a refused one is
+kept without an alias.
 """
 
 from qinglan.serving.registry.store import Registry, champion_of, registry_of, rival_of

@@ -1,7 +1,8 @@
-"""A person's approval of a model that the gate passed: one more rule of the decision, and what is read before it.
+"""A person's approval of a model that the gate passed: one more rule of the decision, and what is
+read before it.
 
-The workbook shows where the challenger lost, and some questions at random, the arms side by side. Nothing in it is read
-back: the answer is given in Prefect's form or by `qinglan release approve`.
+The workbook shows where the challenger lost, and some questions at random, the arms side by side.
+Nothing in it is read back: the answer is given in Prefect's form or by `qinglan release approve`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +63,9 @@ def decided_by(decision: Decision, approval: Approval | None) -> Decision:
     """The decision with a person's answer in it; `undecided` while there is none."""
     rule = partial(Rule, name=APPROVAL, required=reason("approval_needed"))
     verdict = "undecided"
-    last = rule(outcome="unknown", found=reason("nobody_answered"), reason=reason("nobody_approved"))
+    last = rule(
+        outcome="unknown", found=reason("nobody_answered"), reason=reason("nobody_approved")
+    )
     if approval and approval.approve:
         verdict, last = "promote", rule(outcome="pass", found=approval.found)
     elif approval:
@@ -84,17 +87,33 @@ class RowToReview(NamedTuple):
 def rows_to_review(
     arms: ArmRows, rows: Sequence[Row], recipe: Recipe, challenger: str, losses: int, sampled: int
 ) -> list[RowToReview]:
-    """Up to `losses` questions on which the challenger lost most, as many without a result, then some at random."""
+    """Up to `losses` questions on which the challenger lost most, as many without a result, then
+    some at random."""
     rivals = [arm for arm in arms if arm not in (challenger, "original")]
-    lost = {row.id: by for row in rows if (by := list(_beaten_by(arms, row, recipe, challenger, rivals)))}
-    hardest = sorted((row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id))[:losses]
-    failed = [row for row in rows if _value(arms.get(challenger, {}).get(row.id), row, recipe) is None][:losses]
+    lost = {
+        row.id: by
+        for row in rows
+        if (by := list(_beaten_by(arms, row, recipe, challenger, rivals)))
+    }
+    hardest = sorted(
+        (row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id)
+    )[:losses]
+    failed = [
+        row for row in rows if _value(arms.get(challenger, {}).get(row.id), row, recipe) is None
+    ][:losses]
     chosen = {row.id for row in (*hardest, *failed)}
     others = [row for row in rows if row.id not in chosen]
     others = sorted(others, key=lambda row: hash_fraction(f"approval {row.id}"))[:sampled]
-    ahead = {row.id: [LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]] for row in hardest}
+    ahead = {
+        row.id: [LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]]
+        for row in hardest
+    }
     named = [RowToReview(row, "；".join(ahead[row.id])) for row in hardest]
-    return named + [RowToReview(row, FAILED) for row in failed] + [RowToReview(row, SAMPLED) for row in others]
+    return (
+        named
+        + [RowToReview(row, FAILED) for row in failed]
+        + [RowToReview(row, SAMPLED) for row in others]
+    )
 
 
 def write_approval_workbook(
@@ -113,14 +132,18 @@ def write_approval_workbook(
     for arm in (challenger, *(arm for arm in arms if arm != challenger)):
         columns += _columns_of(arm, arms[arm], recipe)
     book = openpyxl.Workbook(write_only=True)
-    fill_sheet(book.create_sheet(SHEET), columns, [row for row, _ in chosen], freeze="C2", wrapped=True)
+    fill_sheet(
+        book.create_sheet(SHEET), columns, [row for row, _ in chosen], freeze="C2", wrapped=True
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     book.save(path)
     return Artifact.of(path, len(chosen))
 
 
 def _columns_of(arm: str, entries: Mapping[str, ArmRow], recipe: Recipe) -> Iterator[Column]:
-    heads = _RETRIEVED if recipe.retrieves else (_ANSWERED, *(metric.zh for metric in recipe.METRICS))
+    heads = (
+        _RETRIEVED if recipe.retrieves else (_ANSWERED, *(metric.zh for metric in recipe.METRICS))
+    )
     for place, head in enumerate(heads):
 
         def value(row: Row, place: int = place) -> CellValue:
@@ -145,7 +168,8 @@ def _of_arm(entry: ArmRow, row: Row, recipe: Recipe) -> list[CellValue]:
 def _beaten_by(
     arms: ArmRows, row: Row, recipe: Recipe, challenger: str, rivals: Sequence[str]
 ) -> Iterator[tuple[float, str]]:
-    """By how much, and by whom; only where both have a value: a call that failed says nothing of the answer."""
+    """By how much, and by whom; only where both have a value: a call that failed says nothing of
+    the answer."""
     mine = _value(arms.get(challenger, {}).get(row.id), row, recipe)
     for rival in rivals:
         theirs = _value(arms[rival].get(row.id), row, recipe)
@@ -154,10 +178,13 @@ def _beaten_by(
 
 
 def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
-    """By the gold document's place where there is one, else by the RAG's score; of answers, by the first metric."""
+    """By the gold document's place where there is one, else by the RAG's score; of answers, by the
+    first metric."""
     if entry is not None and not recipe.retrieves:
         values = values_of(entry, row, recipe)
-        return next((values[metric.name] for metric in recipe.METRICS if metric.name in values), None)
+        return next(
+            (values[metric.name] for metric in recipe.METRICS if metric.name in values), None
+        )
     if entry is None or entry.retrieved is None:
         return None
     if row.gold_id is None:

@@ -1,6 +1,8 @@
-"""The registry itself, over MLflow's model registry; changes one at a time, by a file lock in the state folder.
+"""The registry itself, over MLflow's model registry; changes one at a time, by a file lock in the
+state folder.
 
-A change writes its aliases in an order that leaves a champion wherever a kill hits; the next change completes it.
+A change writes its aliases in an order that leaves a champion wherever a kill hits; the next change
+completes it.
 """
 
 import json
@@ -51,11 +53,16 @@ class Registry:
     max_artifact_mb: float = 200
 
     def register(self, candidate: Candidate) -> Released:
-        """Keep a model with all that it was made of; the version that is there where nothing is new."""
+        """Keep a model with all that it was made of; the version that is there where nothing is
+        new."""
         # Files first, then the version: what is in the registry is complete.
-        with self.asking() as client:  # hashing and copying may take minutes, for which no rollback should wait
+        with (
+            self.asking() as client
+        ):  # hashing and copying may take minutes, for which no rollback should wait
             known = self._of_identity(candidate.identity)
-            weights = known.weights if known else log_files(client, candidate, self.max_artifact_mb * 1e6)
+            weights = (
+                known.weights if known else log_files(client, candidate, self.max_artifact_mb * 1e6)
+            )
         with self._change() as client:
             if known := self._of_identity(candidate.identity):
                 return self._redecide(known, candidate.decision)
@@ -65,7 +72,9 @@ class Registry:
                 client.create_registered_model(self.name, description=about)
             tags, about = tags_of(candidate, weights), candidate.description[:5000]
             run_id = candidate.mlflow_run_id
-            made = client.create_model_version(self.name, f"{root}/{FILES}", run_id, tags=tags, description=about)
+            made = client.create_model_version(
+                self.name, f"{root}/{FILES}", run_id, tags=tags, description=about
+            )
             registered = self._released(made, {})
             write_json(self._digest_file(registered), registered.sha256)
             return registered
@@ -73,7 +82,9 @@ class Registry:
     def versions(self) -> list[Released]:
         with self.asking() as client:
             aliases = self.aliases()
-            found = all_pages(lambda token: client.search_model_versions(f"name='{self.name}'", page_token=token))
+            found = all_pages(
+                lambda token: client.search_model_versions(f"name='{self.name}'", page_token=token)
+            )
         mine = [self._released(version, aliases) for version in found if "identity" in version.tags]
         return sorted(mine, key=lambda version: int(version.version), reverse=True)
 
@@ -87,7 +98,9 @@ class Registry:
             found = client.get_model_version(self.name, version)
         if found is None or "identity" not in found.tags:
             known = ", ".join(each.version for each in self.versions()[:5]) or "none"
-            raise ConfigError(f"release `{version}` of {self.name}: there is no such version; newest: {known}")
+            raise ConfigError(
+                f"release `{version}` of {self.name}: there is no such version; newest: {known}"
+            )
         return self._released(found, self.aliases())
 
     def aliases(self) -> dict[Alias, str]:
@@ -112,7 +125,8 @@ class Registry:
         raise ConfigError(f"{self.name}: no version is its {name}; see `qinglan release list`")
 
     def promote(self, version: str, *, force_reason: str = "") -> Released:
-        """Make it the champion, that the previous one; `ConfigError` where the gate said no and nothing forces it."""
+        """Make it the champion, that the previous one; `ConfigError` where the gate said no and
+        nothing forces it."""
         with self._change() as client:
             wanted, aliases = self._releasable(version, force_reason), self.aliases()
             old, forced = aliases.get("champion", ""), ""
@@ -129,14 +143,18 @@ class Registry:
     def assign_alias(
         self, version: str, role: Literal["champion", "challenger", "none"], instead_of: str | None
     ) -> Released:
-        """Give a passed version its alias, once, unless another model than `instead_of` is champion by now."""
+        """Give a passed version its alias, once, unless another model than `instead_of` is champion
+        by now."""
         with self._change():
             wanted, champion = self.version(version), self.aliases().get("champion")
             if wanted.alias_is_decided or wanted.verdict != "promote":
                 return wanted
             why = ""
             if role != "none" and champion != version and (twin := self._same_weights(wanted)):
-                why, role = f"{twin}; `qinglan release promote {version}` serves it all the same", "none"
+                why, role = (
+                    f"{twin}; `qinglan release promote {version}` serves it all the same",
+                    "none",
+                )
             elif role != "none" and champion not in (None, instead_of, version):
                 why = f"version {champion} became the champion meanwhile; evaluate again"
             elif role == "challenger" and self.aliases().get("challenger") not in (None, version):
@@ -152,22 +170,32 @@ class Registry:
             return self.version(version)
 
     def redecide(self, version: str, decision: Decision) -> Released:
-        """Keep a person's decision; raises `ConfigError` where another person has decided meanwhile."""
+        """Keep a person's decision; raises `ConfigError` where another person has decided
+        meanwhile."""
         with self._change():
             found = self.version(version)
             if found.verdict != "undecided":
-                raise ConfigError(f"release {version} of {self.name}: is decided by now: {found.sentence}")
+                raise ConfigError(
+                    f"release {version} of {self.name}: is decided by now: {found.sentence}"
+                )
             return self._redecide(found, decision)
 
     def challenge(self, version: str, *, force_reason: str = "") -> Released:
-        """Make it the challenger, for a canary; raises what `promote` does, and `ConfigError` for the champion."""
+        """Make it the challenger, for a canary; raises what `promote` does, and `ConfigError` for
+        the champion."""
         with self._change() as client:
             wanted = self._releasable(version, force_reason)
             if "champion" in wanted.aliases:
-                raise ConfigError(f"release {version} of {self.name}: is the champion, so it can't challenge it")
+                raise ConfigError(
+                    f"release {version} of {self.name}: is the champion, so it can't challenge it"
+                )
             if "challenger" not in wanted.aliases:
                 self.withdraw_challenger(f"version {version} took its place")
-                forced = f", although the gate said {wanted.verdict}: {force_reason}" if force_reason else ""
+                forced = (
+                    f", although the gate said {wanted.verdict}: {force_reason}"
+                    if force_reason
+                    else ""
+                )
                 self._note(wanted, f"became the challenger{forced}")
                 if force_reason:
                     self._set_tags(version, forced=force_reason)
@@ -176,7 +204,8 @@ class Registry:
             return self.version(version)
 
     def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None:
-        """End a canary, only this version's if one is given; the version that lost its alias, if there was one."""
+        """End a canary, only this version's if one is given; the version that lost its alias, if
+        there was one."""
         with self._change() as client:
             named = self.aliases().get("challenger")
             if named is None or version not in (None, named):
@@ -189,19 +218,27 @@ class Registry:
     def roll_back(self, reason: str) -> Released:
         """Champion and previous change places; the new champion.
 
-        What was rolled back comes back by `promote` only: a second rollback does not undo the first.
+        What was rolled back comes back by `promote` only: a second rollback does not undo the
+        first.
         """
         with self._change() as client:
             repaired, aliases = self._repair(), self.aliases()
             bad, good = aliases.get("champion"), aliases.get("previous")
             if bad is None or good is None:
-                raise ConfigError(f"{self.name}: has no previous champion to return to; see `qinglan release list`")
+                raise ConfigError(
+                    f"{self.name}: has no previous champion to return to; see `qinglan release list`"
+                )
             back, champion = self.version(good), self.version(bad)
             if back.rolled_back_to == bad:
                 if repaired:
                     return champion  # this very rollback was interrupted before
-                when, hint = back.rolled_back_at, f"`qinglan release promote {good}` returns to it all the same"
-                raise ConfigError(f"{self.name}: version {good} was itself rolled back to {bad}, at {when}; {hint}")
+                when, hint = (
+                    back.rolled_back_at,
+                    f"`qinglan release promote {good}` returns to it all the same",
+                )
+                raise ConfigError(
+                    f"{self.name}: version {good} was itself rolled back to {bad}, at {when}; {hint}"
+                )
             self._require_weights(back)
             self._note(champion, f"rolled back to version {good}: {reason}")
             self._set_tags(bad, rolled_back=reason, rolled_back_to=good, rolled_back_at=_second())
@@ -211,9 +248,11 @@ class Registry:
             return self.version(good)
 
     def folder(self, released: Released, say: Callable[[str], object] = _LOG.warning) -> Path:
-        """The merged weights, their digest checked; restored from MLflow where they are missing or changed.
+        """The merged weights, their digest checked; restored from MLflow where they are missing or
+        changed.
 
-        Raises `ArtifactError` where they can't be had, or where MLflow's digest is not the one that this site recorded.
+        Raises `ArtifactError` where they can't be had, or where MLflow's digest is not the one that
+        this site recorded.
         """
         self._check_digest(released, say)
         kept = self.state / "models" / self.name / released.version
@@ -240,7 +279,9 @@ class Registry:
         file, where = self._digest_file(released), f"release {released.version} of {self.name}"
         if not file.exists():
             write_json(file, released.sha256)
-            say(f"{where}: this site had no record of its weights' digest, and keeps MLflow's in {file} from now on")
+            say(
+                f"{where}: this site had no record of its weights' digest, and keeps MLflow's in {file} from now on"
+            )
         elif json.loads(file.read_text(encoding="utf-8")) != released.sha256:
             problem = f"the digest that MLflow has of its weights is not the one in {file}"
             hint = f"find out who changed it, and remove that file if it was meant, {ADVICE}"
@@ -257,13 +298,21 @@ class Registry:
         if (released.verdict, released.sentence) == (decision.verdict, decision.sentence):
             return released
         self._note(released, f"decided anew: {decision.sentence}")
-        if released.alias_is_decided and released.verdict == "promote" and decision.verdict != "promote":
+        if (
+            released.alias_is_decided
+            and released.verdict == "promote"
+            and decision.verdict != "promote"
+        ):
             return self.version(released.version)  # only users and canaries change its alias
         self._set_tags(released.version, **decision_tags(decision))
         return self.version(released.version)
 
     def _same_weights(self, wanted: Released) -> str:
-        twins = [each for each in self.versions() if each.sha256 == wanted.sha256 and each.version != wanted.version]
+        twins = [
+            each
+            for each in self.versions()
+            if each.sha256 == wanted.sha256 and each.version != wanted.version
+        ]
         for each in sorted(twins, key=lambda each: "champion" not in each.aliases):
             if "champion" in each.aliases:
                 return f"version {each.version}, the champion, has the same weights"
@@ -290,7 +339,11 @@ class Registry:
         """Complete what a killed process left half done; was there anything?"""
         aliases = self.aliases()
         champion = aliases.get("champion", "")
-        doubled = [alias for alias in ("challenger", "previous") if champion and aliases.get(alias) == champion]
+        doubled = [
+            alias
+            for alias in ("challenger", "previous")
+            if champion and aliases.get(alias) == champion
+        ]
         for alias in doubled:
             if before := self._before(champion) if alias == "previous" else "":
                 self._client.set_registered_model_alias(self.name, alias, before)
@@ -341,7 +394,9 @@ class Registry:
         line = " ".join(line.split())
         if released.history and released.history[-1].partition(" ")[2] == line:
             return  # an interrupted attempt has said so
-        self._set_tags(released.version, history="\n".join((*released.history, f"{_second()} {line}")))
+        self._set_tags(
+            released.version, history="\n".join((*released.history, f"{_second()} {line}"))
+        )
 
     @cached_property
     def _lock(self) -> FileLock:
@@ -363,7 +418,9 @@ class Registry:
             yield self._client
         except (MlflowException, SQLAlchemyError) as error:
             if getattr(error, "error_code", None) not in ignored_codes:
-                raise ConfigError(f"tracking.uri: MLflow at {self.uri}: {first_line(error)}") from error
+                raise ConfigError(
+                    f"tracking.uri: MLflow at {self.uri}: {first_line(error)}"
+                ) from error
 
     @cached_property
     def _client(self) -> "MlflowClient":
@@ -399,7 +456,8 @@ def registry_of(profile: Profile, name: str = "") -> Registry:
 
 
 def rival_of(run: Run) -> Released | None:
-    """The champion that a run's model is to beat: the one there was when the run first asked; None before the first.
+    """The champion that a run's model is to beat: the one there was when the run first asked; None
+    before the first.
 
     A run that goes on after it has promoted its own model does not compare that with itself.
     """
@@ -418,4 +476,6 @@ def rival_of(run: Run) -> Released | None:
 def champion_of(run: Run) -> Released | None:
     """`rival_of` with its weights where they can be loaded."""
     champion = rival_of(run)
-    return champion and champion.model_copy(update={"folder": registry_of(run.profile).folder(champion)})
+    return champion and champion.model_copy(
+        update={"folder": registry_of(run.profile).folder(champion)}
+    )

@@ -1,6 +1,8 @@
-"""From a run's stages to a candidate, what a registered version is, and its files among those of its MLflow run.
+"""From a run's stages to a candidate, what a registered version is, and its files among those of
+its MLflow run.
 
-A version's tags hold all of `Released`, so that listing and polling need no download, and MLflow's page shows them.
+A version's tags hold all of `Released`, so that listing and polling need no download, and MLflow's
+page shows them.
 """
 
 import shutil
@@ -77,9 +79,14 @@ class Candidate(ModelOrigin):
 
     @property
     def description(self) -> str:
-        figures = ", ".join(f"{name} {number(value)}" for name, value in sorted(self.metrics.items()))
+        figures = ", ".join(
+            f"{name} {number(value)}" for name, value in sorted(self.metrics.items())
+        )
         made = f"recipe {self.recipe} {self.recipe_version}, dataset version {self.dataset_version or 'unknown'}"
-        parts = [self.decision.sentence, f"The {self.arm} model of run {self.run_id}, {made}, from {self.base_model}."]
+        parts = [
+            self.decision.sentence,
+            f"The {self.arm} model of run {self.run_id}, {made}, from {self.base_model}.",
+        ]
         return "\n\n".join([*parts, *([f"On the test split: {figures}."] if figures else [])])
 
 
@@ -88,7 +95,8 @@ class Released(ModelOrigin):
     version: str
     aliases: tuple[Alias, ...] = ()
     folder: Path
-    """Where the merged weights were when it was registered; `Registry.folder` gives one that is checked."""
+    """Where the merged weights were when it was registered; `Registry.folder` gives one that is
+    checked."""
     sha256: str
     """Of that folder, as `qinglan.runs.artifacts.sha256_of` counts it."""
     weights: Weights
@@ -105,38 +113,56 @@ class Released(ModelOrigin):
     rolled_back_at: str = ""
     withdrawn: str = ""
     settled: str = ""
-    """What the run that registered it made of it: `champion`, `challenger` or `none`; done once, then people decide."""
+    """What the run that registered it made of it: `champion`, `challenger` or `none`; done once,
+    then people decide."""
     identity: str = ""
     history: tuple[str, ...] = ()
     """What happened to it since, a line each, the oldest first."""
 
     @property
     def alias_is_decided(self) -> bool:
-        """Once it had an alias or got none, also where that run was killed before it could say so in `settled`."""
+        """Once it had an alias or got none, also where that run was killed before it could say so
+        in `settled`."""
         return any((self.settled, self.promoted_at, self.rolled_back_to, self.withdrawn))
 
     @classmethod
-    def of_tags(cls, name: str, version: str, created: datetime, tags: Mapping[str, str]) -> "Released":
+    def of_tags(
+        cls, name: str, version: str, created: datetime, tags: Mapping[str, str]
+    ) -> "Released":
         number = tags.get(KEY, "1")
         versioned = {**tags, KEY: int(number) if number.isdigit() else number}
         tags = check_version(versioned, f"release {version} of {name}")
         known = {key: tags[key] for key in cls.model_fields if key in tags and key != "history"}
         history = tuple(line for line in tags.get("history", "").split("\n") if line)
-        return cls.model_validate(known | {"name": name, "version": version, "created": created, "history": history})
+        return cls.model_validate(
+            known | {"name": name, "version": version, "created": created, "history": history}
+        )
 
 
 def candidate_of(
-    run: Run, decision: Decision, evaluated: StageResult, dataset: StageResult, models: Models, mlflow_run_id: str
+    run: Run,
+    decision: Decision,
+    evaluated: StageResult,
+    dataset: StageResult,
+    models: Models,
+    mlflow_run_id: str,
 ) -> Candidate:
     profile, arm = run.profile, decision.challenger
     recipe, evaluation = recipe_key(profile.recipe), evaluated.load("evaluation", Evaluation)
-    through = {"sft": ["sft"], "rl": ["sft", "rl"] if profile.rl.start_from == "sft" else ["rl"]}.get(arm, [])
-    adapted = [stage for stage in through if stage in models and "adapter" in models[stage].artifacts]
+    through = {
+        "sft": ["sft"],
+        "rl": ["sft", "rl"] if profile.rl.start_from == "sft" else ["rl"],
+    }.get(arm, [])
+    adapted = [
+        stage for stage in through if stage in models and "adapter" in models[stage].artifacts
+    ]
     return Candidate(
         arm=arm,
         model=challenger_of(models, arm).artifacts["model"],
         adapters={stage: models[stage].path("adapter") for stage in adapted},
-        base_model=str(models["base"].details["model"]) if "base" in models else profile.student.base_model,
+        base_model=str(models["base"].details["model"])
+        if "base" in models
+        else profile.student.base_model,
         profile=profile.name,
         tenant=profile.tenant.id,
         recipe=recipe["recipe"],
@@ -155,17 +181,22 @@ def candidate_of(
 
 
 def challenger_of(models: Models, arm: str) -> StageResult:
-    """The stage that made the model which is to be released; raises `ConfigError` where none left a folder."""
+    """The stage that made the model which is to be released; raises `ConfigError` where none left a
+    folder."""
     result = models.get(arm)
     if result is None or "model" not in result.artifacts:
-        trained = ", ".join(name for name, each in models.items() if "model" in each.artifacts) or "none"
+        trained = (
+            ", ".join(name for name, each in models.items() if "model" in each.artifacts) or "none"
+        )
         problem = "this run has no such model that could be released"
         raise ConfigError(f"gate.challenger or gate.fallback = {arm}: {problem}; it has {trained}")
     return result
 
 
 def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
-    origin: dict[str, str] = candidate.model_dump(include={*ModelOrigin.model_fields, "profile", "tenant"})
+    origin: dict[str, str] = candidate.model_dump(
+        include={*ModelOrigin.model_fields, "profile", "tenant"}
+    )
     return origin | {
         "folder": str(candidate.model.path),
         "sha256": candidate.model.sha256,
@@ -180,20 +211,34 @@ def decision_tags(decision: Decision) -> dict[str, str]:
     blocking = [rule for rule in decision.rules if rule.outcome != "pass"]
     reasons = "; ".join(f"{rule.name}: {(rule.reason or rule.found).render()}" for rule in blocking)
     approval = {rule.name: rule.found.render() for rule in decision.rules if rule.name == APPROVAL}
-    return {"verdict": decision.verdict, "sentence": decision.sentence, "reasons": reasons} | approval
+    return {
+        "verdict": decision.verdict,
+        "sentence": decision.sentence,
+        "reasons": reasons,
+    } | approval
 
 
 def prompt_digest(profile: Profile) -> str:
-    """Of a fixed question as the student is asked it: equal where training and serving render alike."""
+    """Of a fixed question as the student is asked it: equal where training and serving render
+    alike."""
     query, about, history = "这个怎么吃", "女，56岁", "用户问过鱼油"
     tenant, recipe = profile.tenant, get_recipe(profile.recipe)
     key, inputs = row_id(tenant.id, query, about, history), placeholders(recipe.INPUTS, query)
-    row = Row(id=key, tenant=tenant.id, query=query, profile=about, history=history, inputs=inputs, source="prompt")
+    row = Row(
+        id=key,
+        tenant=tenant.id,
+        query=query,
+        profile=about,
+        history=history,
+        inputs=inputs,
+        source="prompt",
+    )
     return hash_of(recipe.student_messages(row, tenant))
 
 
 def log_files(client: "MlflowClient", candidate: Candidate, max_bytes: float) -> Weights:
-    """Hand MLflow the model and its adapters; of a model larger than `max_bytes` all but the weights."""
+    """Hand MLflow the model and its adapters; of a model larger than `max_bytes` all but the
+    weights."""
     folder, run_id = candidate.model.verify(), candidate.mlflow_run_id
     files = [path for path in folder.rglob("*") if path.is_file()]
     whole = sum(path.stat().st_size for path in files) <= max_bytes

@@ -1,7 +1,8 @@
-"""Domains: a simulated sample, base model and services for each recipe, as one module or package here.
+"""Domains: a simulated sample, base model and services for each recipe, as one module or package
+here.
 
-A domain has the name of its recipe; `embedded.domain` lets a recipe without a domain use another's. One server answers
-for the models of all domains, so a profile may ask any of them by its name.
+A domain has the name of its recipe; `embedded.domain` lets a recipe without a domain use another's.
+One server answers for the models of all domains, so a profile may ask any of them by its name.
 """
 
 import hashlib
@@ -34,7 +35,8 @@ Tables = TypeVar("Tables")
 Item = TypeVar("Item")
 
 _loading = threading.RLock()
-"""Two threads that load parts of one package at once can wait for each other, which Python ends as an ImportError."""
+"""Two threads that load parts of one package at once can wait for each other, which Python ends as
+an ImportError."""
 _MISSES_MAX = 2000
 """For one row of a sample, before the sample counts as exhausted."""
 _GREETING_CHARS = 3
@@ -61,7 +63,8 @@ SimulatedModel = Callable[[str, int], str | ReasonedAnswer]
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Size of the tiny Qwen3, and how long it is pretrained: all on the CPU, while the user waits."""
+    """Size of the tiny Qwen3, and how long it is pretrained: all on the CPU, while the user
+    waits."""
 
     steps: int = 600
     hidden_size: int = 128
@@ -73,7 +76,8 @@ class Pretraining:
     noise_share: float = 0.0
     """Of the dialogues that ask about a question, those in which it has noise (`noise.py`)."""
     documents_per_step: int = 60
-    """How many are made per step; `tokens_per_step` holds about 75 of query rewriting's, so each is seen 1.25 times."""
+    """How many are made per step; `tokens_per_step` holds about 75 of query rewriting's, so each is
+    seen 1.25 times."""
 
 
 @dataclass
@@ -85,17 +89,19 @@ class Domain:
     models: Mapping[str, SimulatedModel]
     """By a model name that no other domain uses."""
     write_sample: Callable[[Path, Embedded], SamplePaths]
-    """Writes the workbook, and the knowledge base if there is one, into a folder; the same bytes for the same config.
-    Raises ConfigError where more rows are wanted than can be made."""
+    """Writes the workbook, and the knowledge base if there is one, into a folder; the same bytes
+    for the same config. Raises ConfigError where more rows are wanted than can be made."""
     documents: Callable[[int, int], Iterator[str]]
     """Seed and count → the base model's texts: passages, and dialogues as `chat` writes them.
 
-    Of a dialogue only the assistant's turns are learnt. No text may show what the test split asks. Take them from
-    `pretraining_texts`."""
+    Of a dialogue only the assistant's turns are learnt. No text may show what the test split asks.
+    Take them from `pretraining_texts`."""
     words: Callable[[], list[str]]
-    """Words of prompts and answers that get a token of their own; up to six Chinese characters each."""
+    """Words of prompts and answers that get a token of their own; up to six Chinese characters
+    each."""
     characters: Callable[[], list[str]]
-    """Every character that prompts and answers may hold, each a token; others fall back to bytes."""
+    """Every character that prompts and answers may hold, each a token; others fall back to
+    bytes."""
     pretraining: Pretraining = Pretraining()
 
 
@@ -114,15 +120,24 @@ def chat(*turns: str, system: str | None = None) -> str:
     return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in spoken)
 
 
-_ASKED = re.compile("(<\\|im_start\\|>user\n(?:(?!<\\|im_end\\|>).)*：)([^\n]+?)(?=<\\|im_end\\|>)", re.DOTALL)
-"""The first turn that puts a question after a task's name: what comes before the question, and the question."""
+_ASKED = re.compile(
+    "(<\\|im_start\\|>user\n(?:(?!<\\|im_end\\|>).)*：)([^\n]+?)(?=<\\|im_end\\|>)", re.DOTALL
+)
+"""The first turn that puts a question after a task's name: what comes before the question, and the
+question."""
 
 
 def pretraining_texts(domain: Domain, seed: int, count: int) -> list[str]:
-    """The documents of a domain, some questions with noise, without those that hold a question of the red team."""
-    known = re.compile("|".join(map(re.escape, red_team_questions(domain.name))) or "(?!)")  # none matches nothing
+    """The documents of a domain, some questions with noise, without those that hold a question of
+    the red team."""
+    known = re.compile(
+        "|".join(map(re.escape, red_team_questions(domain.name))) or "(?!)"
+    )  # none matches nothing
     documents = enumerate(domain.documents(seed, count))
-    texts = (_with_noise(text, random_of("noise", seed, n), domain.pretraining.noise_share) for n, text in documents)
+    texts = (
+        _with_noise(text, random_of("noise", seed, n), domain.pretraining.noise_share)
+        for n, text in documents
+    )
     return [text for text in texts if not known.search(normalise(text))]
 
 
@@ -130,15 +145,20 @@ def _with_noise(text: str, rng: Random, share: float) -> str:
     if rng.random() >= share:
         return text
     kind = rng.choice(get_args(NoiseKind))
-    return _ASKED.sub(lambda found: found[1] + one_line(add_noise(kind, found[2], rng)), text, count=1)
+    return _ASKED.sub(
+        lambda found: found[1] + one_line(add_noise(kind, found[2], rng)), text, count=1
+    )
 
 
 @cache
 def red_team_questions(recipe: str) -> tuple[str, ...]:
-    """What the recipe's own red team asks, with its context, normalised; what is as short as a greeting is left out."""
+    """What the recipe's own red team asks, with its context, normalised; what is as short as a
+    greeting is left out."""
     asks, path = get_recipe(recipe), files("qinglan.recipes").joinpath("redteam", f"{recipe}.jsonl")
     found = []
-    for case in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()):
+    for case in map(
+        json.loads, path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()
+    ):
         context = {name: case[name] for name in ("profile", "history", "inputs") if name in case}
         row = Row(id=case["id"], tenant="", source="", query=case["query"], **context)
         found.append(normalise(asks.question_text(row)))
@@ -157,12 +177,19 @@ def random_of(*key: object) -> Random:
 
 def draw_splits(config: Embedded, draw: Callable[[Split, int, Random], list[Item]]) -> list[Item]:
     """Train, then dev, then test, each with its own random numbers."""
-    counts: dict[Split, int] = {split: getattr(config, f"sample_{split}_rows") for split in get_args(Split)}
-    return [row for split, n in counts.items() for row in draw(split, n, Random(f"{config.sample_seed}-{split}"))]
+    counts: dict[Split, int] = {
+        split: getattr(config, f"sample_{split}_rows") for split in get_args(Split)
+    }
+    return [
+        row
+        for split, n in counts.items()
+        for row in draw(split, n, Random(f"{config.sample_seed}-{split}"))
+    ]
 
 
 def draw_rows(split: Split, count: int, draw: Callable[[int], Item | None]) -> list[Item]:
-    """`count` rows; `draw` gets the number of rows so far, and returns None where its row was drawn before."""
+    """`count` rows; `draw` gets the number of rows so far, and returns None where its row was drawn
+    before."""
     rows: list[Item] = []
     misses = 0
     while len(rows) < count:
@@ -187,9 +214,13 @@ def rounds(items: Iterable[Item], rng: Random) -> Iterator[Item]:
             yield waiting.pop()
 
 
-def write_workbook(path: Path, sheet: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def write_workbook(
+    path: Path, sheet: str, header: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
     """Write an .xlsx of one sheet with a header row; it appears whole."""
-    from openpyxl import Workbook  # absent from the trainer's environment, which loads the domains too
+    from openpyxl import (
+        Workbook,
+    )  # absent from the trainer's environment, which loads the domains too
 
     book = Workbook(write_only=True)
     table = book.create_sheet(sheet)
@@ -203,13 +234,16 @@ def write_workbook(path: Path, sheet: str, header: Sequence[str], rows: Iterable
 
 
 def _without_timestamps(workbook: bytes) -> bytes:
-    """The same archive with fixed times; openpyxl stamps the current one on every member and into the properties."""
+    """The same archive with fixed times; openpyxl stamps the current one on every member and into
+    the properties."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(workbook)) as source, zipfile.ZipFile(buffer, "w") as target:
         for name in source.namelist():
             content = source.read(name)
             if name == "docProps/core.xml":
-                content = re.sub(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", b"2026-01-01T00:00:00Z", content)
+                content = re.sub(
+                    rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", b"2026-01-01T00:00:00Z", content
+                )
             target.writestr(zipfile.ZipInfo(name, _FIXED_TIME), content, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
@@ -218,7 +252,9 @@ def _without_timestamps(workbook: bytes) -> bytes:
 def domain_of(recipe: str) -> Domain:
     """The domain of that recipe; ConfigError where it has none."""
     if recipe not in _names():
-        raise ConfigError(f"recipe {recipe} has no simulated domain; there are those of {', '.join(_names())}")
+        raise ConfigError(
+            f"recipe {recipe} has no simulated domain; there are those of {', '.join(_names())}"
+        )
     with _loading:
         return cast(Domain, importlib.import_module(f"{__name__}.{recipe}").DOMAIN)
 
@@ -230,7 +266,9 @@ def domain_for(profile: Profile, needed_by: str) -> Domain:
     """
     domain, domains = profile.embedded.domain, ", ".join(_names())
     if domain is not None and domain not in _names():
-        raise ConfigError(f"embedded.domain: there is no domain {domain}; there are those of {domains}")
+        raise ConfigError(
+            f"embedded.domain: there is no domain {domain}; there are those of {domains}"
+        )
     if domain is None and profile.recipe_name not in _names():
         raise ConfigError(
             f"{needed_by}: recipe {profile.recipe_name} has no simulated domain; "
@@ -242,15 +280,22 @@ def domain_for(profile: Profile, needed_by: str) -> Domain:
 def sample_of(profile: Profile, needed_by: str) -> SamplePaths:
     """Write the sample; ConfigError where there is no domain, or it can't make so many rows."""
     domain = domain_for(profile, needed_by)
-    rows = (profile.embedded.sample_train_rows, profile.embedded.sample_dev_rows, profile.embedded.sample_test_rows)
-    name = "-".join(map(str, (domain.name, profile.embedded.sample_seed, *rows)))  # profiles may run at the same time
+    rows = (
+        profile.embedded.sample_train_rows,
+        profile.embedded.sample_dev_rows,
+        profile.embedded.sample_test_rows,
+    )
+    name = "-".join(
+        map(str, (domain.name, profile.embedded.sample_seed, *rows))
+    )  # profiles may run at the same time
     return domain.write_sample(profile.paths.state / "sample" / name, profile.embedded)
 
 
 def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None) -> Path | None:
     """The file that the simulated RAG serves; None where the profile needs none.
 
-    ConfigError where the sample's is wanted, and the domain has none. A `sample` that was written before may be given.
+    ConfigError where the sample's is wanted, and the domain has none. A `sample` that was written
+    before may be given.
     """
     if profile.rag.url != EMBEDDED or "rag" not in get_recipe(profile.recipe).graders:
         return None
@@ -259,7 +304,9 @@ def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None)
     found = (sample or sample_of(profile, "rag.knowledge_base")).knowledge_base
     if found is None:
         domain = domain_for(profile, "rag.knowledge_base").name
-        raise ConfigError(f"rag.knowledge_base: the simulated domain {domain} has none; give your own")
+        raise ConfigError(
+            f"rag.knowledge_base: the simulated domain {domain} has none; give your own"
+        )
     return found
 
 
@@ -279,4 +326,10 @@ def domain_of_model(model: str) -> Domain:
 
 @cache
 def _names() -> tuple[str, ...]:
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
+    return tuple(
+        sorted(
+            module.name
+            for module in pkgutil.iter_modules(__path__)
+            if not module.name.startswith("_")
+        )
+    )

@@ -1,7 +1,8 @@
-"""The base model of judges of passages: query rewriting's corpus, and exercises in comparing a question with a passage.
+"""The base model of judges of passages: query rewriting's corpus, and exercises in comparing a
+question with a passage.
 
-The corpus holds no verdict and no rewrite; it says what the words of verdicts mean. Questions and passages are of the
-pairs and phrasings of the training split.
+The corpus holds no verdict and no rewrite; it says what the words of verdicts mean. Questions and
+passages are of the pairs and phrasings of the training split.
 """
 
 from collections.abc import Iterator
@@ -29,13 +30,20 @@ def _meaning(rng: Random) -> str:
 
 
 def _comparison(rng: Random) -> str:
-    """A question, a passage of a pair that mostly shares the product or the intent, and what they have in common."""
+    """A question, a passage of a pair that mostly shares the product or the intent, and what they
+    have in common."""
     pairs = facts.pairs("train")
     asked = product, intent = rng.choice(pairs)
     draw, found = rng.random(), asked
     if draw >= P_SAME:
         alike = draw >= P_SAME + P_OTHER_BOTH
-        found = rng.choice([(p, i) for p, i in pairs if ((p == product) != (i == intent)) == alike and (p, i) != asked])
+        found = rng.choice(
+            [
+                (p, i)
+                for p, i in pairs
+                if ((p == product) != (i == intent)) == alike and (p, i) != asked
+            ]
+        )
     question = corpus.question(rng, product, intent)
     text = one_line(user_text(question.query, question.profile, question.history))
     passage = one_line(f"《{facts.title(*found)}》{facts.passage(rng, *found)}")

@@ -1,1 +1,2 @@
-"""Training engines behind two interfaces: pure builders from config to `Command`, and the one launcher."""
+"""Training engines behind two interfaces: pure builders from config to `Command`, and the one
+launcher."""

@@ -1,8 +1,10 @@
-"""verl's single-turn agent loop, in which every sample draws its tokens from a random stream of its own.
+"""verl's single-turn agent loop, in which every sample draws its tokens from a random stream of its
+own.
 
-The stream is named by the run's seed, the step, the prompt and the sample's number among the prompt's samples, so that
-it depends neither on the batch nor on the server. verl's `rollout.full_determinism` alone would give one seed to all
-samples of a prompt, and GRPO would compare equal answers.
+The stream is named by the run's seed, the step, the prompt and the sample's number among the
+prompt's samples, so that it depends neither on the batch nor on the server. verl's
+`rollout.full_determinism` alone would give one seed to all samples of a prompt, and GRPO would
+compare equal answers.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls
@@ -26,6 +28,12 @@ def sample_seed(run_seed: int, sample: Mapping[str, Any]) -> int:
 
 class SeededSingleTurn(SingleTurnAgentLoop):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        if self.rollout_config.full_determinism:  # then verl makes the request's id of it, and gives none itself
-            kwargs["priority"] = int(kwargs["index"]) * self.rollout_config.n + int(kwargs["session_id"])
-        return await super().run(sampling_params | {"seed": sample_seed(self.rollout_config.seed, kwargs)}, **kwargs)
+        if (
+            self.rollout_config.full_determinism
+        ):  # then verl makes the request's id of it, and gives none itself
+            kwargs["priority"] = int(kwargs["index"]) * self.rollout_config.n + int(
+                kwargs["session_id"]
+            )
+        return await super().run(
+            sampling_params | {"seed": sample_seed(self.rollout_config.seed, kwargs)}, **kwargs
+        )

@@ -2,9 +2,9 @@
 
     python -m qinglan.training.engines.export CHECKPOINT BASE_MODEL OUTPUT_DIR
 
-A checkpoint with the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is copied. From one with an
-adapter alone, verl's merger writes the adapter, which is then merged into the base model in the base's precision. Any
-other goes through verl's merger, which writes bf16.
+A checkpoint with the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is
+copied. From one with an adapter alone, verl's merger writes the adapter, which is then merged into
+the base model in the base's precision. Any other goes through verl's merger, which writes bf16.
 """
 
 # mypy: allow-subclassing-any
@@ -22,7 +22,8 @@ ADAPTER = "adapter"
 
 
 def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
-    """Write `output_dir` from the folder `global_step_N` of a training that started from `base_model`.
+    """Write `output_dir` from the folder `global_step_N` of a training that started from
+    `base_model`.
 
     An earlier export there is replaced.
     """
@@ -44,13 +45,16 @@ def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
 
 
 def _record_dtype(folder: Path) -> None:
-    """verl writes fp32 weights under a configuration that says bf16, and `from_pretrained` believes the latter."""
+    """verl writes fp32 weights under a configuration that says bf16, and `from_pretrained` believes
+    the latter."""
     from safetensors import safe_open
 
     with safe_open(next(folder.glob("*.safetensors")), framework="pt") as weights:
         dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+    config = json.loads(path.read_text(encoding="utf-8")) | {
+        "dtype": str(dtype).removeprefix("torch.")
+    }
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -59,11 +63,16 @@ def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> N
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
     class AdapterMerger(FSDPModelMerger):
-        """Writes the adapter alone: verl's merger would go on to write a model, which is not there."""
+        """Writes the adapter alone: verl's merger would go on to write a model, which is not
+        there."""
 
         save_hf_model_and_tokenizer = FSDPModelMerger.save_lora_adapter
 
-    folders = {"local_dir": str(actor), "target_dir": str(target), "hf_model_config_path": str(actor / "huggingface")}
+    folders = {
+        "local_dir": str(actor),
+        "target_dir": str(target),
+        "hf_model_config_path": str(actor / "huggingface"),
+    }
     config = ModelMergerConfig(operation="merge", backend="fsdp", **folders)
     merger = (AdapterMerger if adapter_only else FSDPModelMerger)(config)
     merger.merge_and_save()

@@ -1,7 +1,9 @@
-"""`python -m qinglan.training.engines.ppo OVERRIDE…`: verl's own PPO entry point, with our trainers registered.
+"""`python -m qinglan.training.engines.ppo OVERRIDE…`: verl's own PPO entry point, with our trainers
+registered.
 
-Beyond `verl.trainer.main_ppo`, it refuses to start without VERL_PLATFORM, because verl only logs a failed plug-in at
-debug level, and to overwrite the metrics of an earlier attempt; and it starts the run's reward service.
+Beyond `verl.trainer.main_ppo`, it refuses to start without VERL_PLATFORM, because verl only logs a
+failed plug-in at debug level, and to overwrite the metrics of an earlier attempt; and it starts the
+run's reward service.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -32,7 +34,9 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 
     def run(self, config: DictConfig) -> Any:
         reward_function, reward_service = config.reward.custom_reward_function, None
-        if reward_function.path == REWARD_FUNCTION:  # started first, so that its imports overlap with verl's
+        if (
+            reward_function.path == REWARD_FUNCTION
+        ):  # started first, so that its imports overlap with verl's
             reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
         import_module("qinglan.training.engines.ppo_trainer")
         if config.trainer.device == "cpu":
@@ -45,7 +49,8 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 
 
 class LocalTaskRunner:
-    """Has the interface of the Ray actor that `run_ppo` asks for; runs the trainer here, without 10 s of imports."""
+    """Has the interface of the Ray actor that `run_ppo` asks for; runs the trainer here, without 10
+    s of imports."""
 
     ray_start = ray_start_lock()
     """Taken before `run_ppo` starts Ray; then it calls `remote`."""
@@ -59,27 +64,38 @@ class LocalTaskRunner:
 
 
 def check_platform() -> None:
-    """Raise EngineError where VERL_PLATFORM is not set: verl would guess one, though our plug-in failed to load."""
+    """Raise EngineError where VERL_PLATFORM is not set: verl would guess one, though our plug-in
+    failed to load."""
     if PlatformRegistry.get(os.environ.get("VERL_PLATFORM", "")) is None:
         known = ", ".join(PlatformRegistry.registered_names())
-        raise EngineError(f"VERL_PLATFORM is not set; set it to one of verl's platforms here: {known}")
+        raise EngineError(
+            f"VERL_PLATFORM is not set; set it to one of verl's platforms here: {known}"
+        )
 
 
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
 def main(config: DictConfig) -> None:
     if config.trainer.device == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        del os.environ["CUDA_VISIBLE_DEVICES"]  # or Ray refuses the logical GPU that verl asks for on the CPU
+        del os.environ[
+            "CUDA_VISIBLE_DEVICES"
+        ]  # or Ray refuses the logical GPU that verl asks for on the CPU
     check_platform()
     metrics = Path(os.environ.get("VERL_FILE_LOGGER_PATH", os.devnull))
     if metrics.is_file() and metrics.stat().st_size:  # verl's file logger would overwrite it
-        raise EngineError(f"{metrics} already has metrics; give each attempt its own file (`next_metrics_path`)")
+        raise EngineError(
+            f"{metrics} already has metrics; give each attempt its own file (`next_metrics_path`)"
+        )
     metrics.parent.mkdir(parents=True, exist_ok=True)
     init = config.ray_kwargs.ray_init
     if os.environ.get("RAY_ADDRESS") and init.get("address") != "local":
-        with open_dict(config):  # inside a Ray job the cluster's size is given, and `ray.init` refuses another
+        with open_dict(
+            config
+        ):  # inside a Ray job the cluster's size is given, and `ray.init` refuses another
             for key in ("num_cpus", "num_gpus", "include_dashboard"):
                 init.pop(key, None)
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    validate_config(
+        config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+    )
     runner = ray.remote(TaskRunner)
     if config.trainer.device == "cpu":
         runner = LocalTaskRunner

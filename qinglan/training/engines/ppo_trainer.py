@@ -1,13 +1,16 @@
-"""verl's synchronous PPO trainer, with what an external reward needs around it, on verl's own hooks; and its critic.
+"""verl's synchronous PPO trainer, with what an external reward needs around it, on verl's own
+hooks; and its critic.
 
-A sample without a reward (the reward function returned `invalid`) is left out of advantage and loss; verl fills the
-batch up with rows that have no loss. With too many of them training saves its state and stops. The reward's parts are
-logged at every step, alarms are checked, and each validation gives one value, by which the model is chosen.
+A sample without a reward (the reward function returned `invalid`) is left out of advantage and
+loss; verl fills the batch up with rows that have no loss. With too many of them training saves its
+state and stops. The reward's parts are logged at every step, alarms are checked, and each
+validation gives one value, by which the model is chosen.
 
-The critic is verl's without two assumptions that verl 0.9.1 makes about its model. verl's loader asks for flash
-attention whatever the configuration says. Its adapter is meant for a model that generates, and peft refuses it for a
-token classifier, whose head predicts the value; here the head is trained in full. A worker that receives a
-`CriticModelConfig` imports this module, and thereby registers the engine with verl.
+The critic is verl's without two assumptions that verl 0.9.1 makes about its model. verl's loader
+asks for flash attention whatever the configuration says. Its adapter is meant for a model that
+generates, and peft refuses it for a token classifier, whose head predicts the value; here the head
+is trained in full. A worker that receives a `CriticModelConfig` imports this module, and thereby
+registers the engine with verl.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -68,20 +71,24 @@ WORKER_FIELDS = (
     "prompts", "responses", "input_ids", "position_ids", "attention_mask", "response_mask", "loss_mask",
     "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rollout_is_weights",
 )  # fmt: skip
-"""The fields of a sample that workers read. verl would send all, with question, baseline and scores."""
+"""The fields of a sample that workers read. verl would send all, with question, baseline and
+scores."""
 
 
 @dataclass
 class CriticModelConfig(HFModelConfig):
-    """verl's configuration for a critic that may start from another model than the policy; `tokenizer_path` is the
-    policy's. verl knows no revision of a hub's model: it is handed that revision's folder in the hub's cache."""
+    """verl's configuration for a critic that may start from another model than the policy;
+    `tokenizer_path` is the policy's. verl knows no revision of a hub's model: it is handed that
+    revision's folder in the hub's cache."""
 
     _mutable_fields = HFModelConfig._mutable_fields | {"path"}
     revision: str | None = None
 
     def __post_init__(self) -> None:
         if self.revision:
-            self.path: str = snapshot_download(self.path, revision=self.revision, local_files_only=True)
+            self.path: str = snapshot_download(
+                self.path, revision=self.revision, local_files_only=True
+            )
         super().__post_init__()
         if self.tokenizer_path == self.path:
             return
@@ -109,10 +116,14 @@ class ValueEngine(FSDPEngineWithValueHead):
                 config=config,
                 attn_implementation=model_config.override_config.get("attn_implementation", "sdpa"),
             )
-            apply_monkey_patch(model=module, use_remove_padding=self.use_remove_padding, use_fused_kernels=False)
+            apply_monkey_patch(
+                model=module, use_remove_padding=self.use_remove_padding, use_fused_kernels=False
+            )
             module.to(dtype)
         if model_config.enable_gradient_checkpointing:
-            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            module.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         return module
 
     def _build_lora_module(self, module: Any) -> Any:
@@ -130,17 +141,20 @@ class ValueEngine(FSDPEngineWithValueHead):
 
 
 class ScalableLrWorker(TrainingWorker):
-    """verl's worker of critic and actor, with a learning rate that can be lowered during training."""
+    """verl's worker of critic and actor, with a learning rate that can be lowered during
+    training."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
-        """Seeded also where training is not deterministic: adapters and the critic's head begin at random."""
+        """Seeded also where training is not deterministic: adapters and the critic's head begin at
+        random."""
         torch.manual_seed(self.engine_config.seed)
         super().reset()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def scale_lr(self, factor: float) -> None:
-        """Multiply this and all later learning rates of the schedule; checkpoints contain the change."""
+        """Multiply this and all later learning rates of the schedule; checkpoints contain the
+        change."""
         schedule = self.engine.lr_scheduler
         schedule.base_lrs = [lr * factor for lr in schedule.base_lrs]
         for group in self.engine.optimizer.param_groups:
@@ -157,16 +171,22 @@ class ScalableLrActorWorker(ActorRolloutRefWorker):
 
 @register_trainer(TRAINER)
 class RewardedTrainer(PPOTrainerSync):
-    """verl's synchronous trainer for any of its algorithms: generation and training alternate on the same devices."""
+    """verl's synchronous trainer for any of its algorithms: generation and training alternate on
+    the same devices."""
 
     # Replacements for verl's workers, by their class names.
-    WORKERS: Mapping[str, type] = {"ActorRolloutRefWorker": ScalableLrActorWorker, "TrainingWorker": ScalableLrWorker}
+    WORKERS: Mapping[str, type] = {
+        "ActorRolloutRefWorker": ScalableLrActorWorker,
+        "TrainingWorker": ScalableLrWorker,
+    }
     global_steps: int
     total_training_steps: int
     kl_ctrl_in_reward: Any
 
     def __init__(self, config: Any) -> None:
-        config.trainer.v1.trainer_mode = "sync"  # verl compares this name to choose the on-policy replay buffer
+        config.trainer.v1.trainer_mode = (
+            "sync"  # verl compares this name to choose the on-policy replay buffer
+        )
         with open_dict(config.actor_rollout_ref.rollout) as rollout:
             rollout.agent.agent_loop_config_path = str(AGENTS_FILE)
         super().__init__(config)
@@ -180,7 +200,9 @@ class RewardedTrainer(PPOTrainerSync):
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role, worker in self.role_worker_mapping.items():
-            self.role_worker_mapping[role] = ray.remote(self.WORKERS[worker.__ray_metadata__.class_name])
+            self.role_worker_mapping[role] = ray.remote(
+                self.WORKERS[worker.__ray_metadata__.class_name]
+            )
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
@@ -198,10 +220,13 @@ class RewardedTrainer(PPOTrainerSync):
     # ---- order ----
 
     def _next_train_batch(self, num_prompts: int | None = None) -> Any:
-        """Name prompts by their order, by which samples are sorted later: they come in the order in which they end."""
+        """Name prompts by their order, by which samples are sorted later: they come in the order in
+        which they end."""
         self._data_before = self.train_dataloader.state_dict()
         batch = super()._next_train_batch(num_prompts)
-        tu.assign_non_tensor_stack(batch, "uid", [f"{next(self._numbers):010}" for _ in range(len(batch))])
+        tu.assign_non_tensor_stack(
+            batch, "uid", [f"{next(self._numbers):010}" for _ in range(len(batch))]
+        )
         return batch
 
     # ---- samples without a reward ----
@@ -212,13 +237,17 @@ class RewardedTrainer(PPOTrainerSync):
         invalid, wanted = counts["invalid"], counts["wanted"]
         if invalid / wanted > self._settings.max_invalid_share or not counts["samples"]:
             # First, as saving may fail as well.
-            error = self._give_up_unscored(invalid, counts["lost"], wanted, f"step {self.global_steps}")
+            error = self._give_up_unscored(
+                invalid, counts["lost"], wanted, f"step {self.global_steps}"
+            )
             # This step has changed no weight yet, and its prompts are to come again.
             self.train_dataloader.load_state_dict(self._data_before)
             self._save_if_new(self.global_steps - 1)
             raise error
         self._lower_rates()
-        metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
+        metrics |= {
+            f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")
+        }
         batch = super()._balance_batch(scored, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         batch.reorder(spread([bool(tag.get("is_padding")) for tag in batch.tags], ranks))
@@ -228,7 +257,10 @@ class RewardedTrainer(PPOTrainerSync):
         if not self.config.algorithm.use_kl_in_reward:
             return super()._compute_advantage(batch, metrics)
         share = len(self._extras) / len(batch.keys)
-        self.kl_ctrl_in_reward, controller = ScaledKl(self.kl_ctrl_in_reward, share), self.kl_ctrl_in_reward
+        self.kl_ctrl_in_reward, controller = (
+            ScaledKl(self.kl_ctrl_in_reward, share),
+            self.kl_ctrl_in_reward,
+        )
         try:
             batch = super()._compute_advantage(batch, metrics)
         finally:
@@ -237,19 +269,32 @@ class RewardedTrainer(PPOTrainerSync):
         return batch
 
     def _keep_scored(self, batch: Any) -> tuple[Any, Counter[str]]:
-        """The samples that have a reward and, in a group algorithm, another sample to compare with; in their order."""
+        """The samples that have a reward and, in a group algorithm, another sample to compare with;
+        in their order."""
         batch = batch.select_keys(sorted(batch.keys, key=_place_of))
         found = transfer_queue.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         ).pop("extra_fields")
-        extras = {key: row.get("reward_extra_info", {}) for key, row in zip(batch.keys, found.tolist(), strict=True)}
+        extras = {
+            key: row.get("reward_extra_info", {})
+            for key, row in zip(batch.keys, found.tolist(), strict=True)
+        }
         valid = [key for key, extra in extras.items() if not extra.get("invalid")]
         grouped = self.config.algorithm.adv_estimator not in _UNGROUPED
         per_prompt = Counter(_place_of(key)[0] for key in valid)
-        kept = [key for key in valid if not (grouped and self._rollouts > 1 and per_prompt[_place_of(key)[0]] == 1)]
+        kept = [
+            key
+            for key in valid
+            if not (grouped and self._rollouts > 1 and per_prompt[_place_of(key)[0]] == 1)
+        ]
         self._extras = {key: extras[key] for key in kept}
         wanted = self.config.data.train_batch_size * self._rollouts
-        counts = Counter(wanted=wanted, samples=len(kept), invalid=wanted - len(valid), alone=len(valid) - len(kept))
+        counts = Counter(
+            wanted=wanted,
+            samples=len(kept),
+            invalid=wanted - len(valid),
+            alone=len(valid) - len(kept),
+        )
         counts["lost"] = wanted - len(batch.keys)
         if len(kept) == len(batch.keys):
             return batch, counts
@@ -258,7 +303,8 @@ class RewardedTrainer(PPOTrainerSync):
         return batch.select_keys(kept), counts
 
     def _give_up_unscored(self, missing: int, lost: int, wanted: int, where: str) -> EngineError:
-        """Note that training gave up, unless samples were lost with a process; returns the error to raise."""
+        """Note that training gave up, unless samples were lost with a process; returns the error to
+        raise."""
         reason = f"{missing} of {wanted} samples of {where} could not be scored, "
         if missing / wanted > (most := self._settings.max_invalid_share):
             reason += f"more than reward.max_invalid_share = {most:.0%} allows"
@@ -266,7 +312,9 @@ class RewardedTrainer(PPOTrainerSync):
             reason += "and none of the others has another of its prompt to be compared with"
         if not lost:
             self._progress.stop(reason, failed=True)
-        return EngineError(f"{reason}; {lost} were lost with a process of the engine" if lost else reason)
+        return EngineError(
+            f"{reason}; {lost} were lost with a process of the engine" if lost else reason
+        )
 
     # ---- the fields that are sent to workers ----
 
@@ -287,7 +335,9 @@ class RewardedTrainer(PPOTrainerSync):
 
     # ---- metrics of a step ----
 
-    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics |= extra_metrics(self._extras.values())
         rows = transfer_queue.kv_batch_get(
@@ -297,7 +347,8 @@ class RewardedTrainer(PPOTrainerSync):
         )
         answers = {tuple(row.tolist()) for row in rows["responses"].unbind()}
         metrics[DISTINCT] = len(answers) / len({extra["target"] for extra in self._extras.values()})
-        # The mean negative log-probability of the sampled tokens estimates the entropy without bias, at no cost.
+        # The mean negative log-probability of the sampled tokens estimates the entropy without
+        # bias, at no cost.
         metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
         if self._rollouts > 1:
             scores = rows["rm_scores"].to_padded_tensor(0.0).sum(-1)
@@ -317,8 +368,8 @@ class RewardedTrainer(PPOTrainerSync):
         self._stop_if_alarmed(self.global_steps - 1)
 
     def _lower_rates(self) -> None:
-        """For the alarms of the step before. As late as this, so that no checkpoint of that step has it: a run that
-        goes on from it lowers the rates itself."""
+        """For the alarms of the step before. As late as this, so that no checkpoint of that step
+        has it: a run that goes on from it lowers the rates itself."""
         for alarm in self._progress.not_in_checkpoint:
             if alarm.action == "lower_lr":
                 self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
@@ -352,28 +403,43 @@ class RewardedTrainer(PPOTrainerSync):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        invalid = [bool(value) for value in reward_extra_infos_dict.get("invalid", [False] * len(sample_uids))]
+        invalid = [
+            bool(value)
+            for value in reward_extra_infos_dict.get("invalid", [False] * len(sample_uids))
+        ]
         wanted = len(self.val_dataset)
         lost = wanted - len(invalid)
         if (missing := lost + sum(invalid)) > self._settings.max_invalid_share * wanted:
-            error = self._give_up_unscored(missing, lost, wanted, f"the validation at step {self.global_steps}")
+            error = self._give_up_unscored(
+                missing, lost, wanted, f"the validation at step {self.global_steps}"
+            )
             self._save_if_new(self.global_steps)
             raise error
         known = {
             # None is how verl's validation leaves a value out.
-            name: [None if bad or value != value else value for value, bad in zip(values, invalid, strict=True)]
+            name: [
+                None if bad or value != value else value
+                for value, bad in zip(values, invalid, strict=True)
+            ]
             for name, values in reward_extra_infos_dict.items()
         }
         metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
         part = self._settings.dev_metric
-        scored = dict(zip(reward_extra_infos_dict["row_id"], zip(known[part], invalid, strict=True), strict=True))
+        scored = dict(
+            zip(
+                reward_extra_infos_dict["row_id"],
+                zip(known[part], invalid, strict=True),
+                strict=True,
+            )
+        )
         infos = self.val_dataset.dataframe["extra_info"]
         values, groups = dev_values(infos, scored, part, self._settings.dev_rows)
         return metrics | self._progress.validated(self.global_steps, values, groups)
 
 
 class ScaledKl:
-    """verl's controller of the KL coefficient, told of the samples alone: rows that fill up a batch have a KL of 0."""
+    """verl's controller of the KL coefficient, told of the samples alone: rows that fill up a batch
+    have a KL of 0."""
 
     def __init__(self, controller: Any, share: float) -> None:
         """`share`: of the samples among the batch's rows."""
@@ -384,14 +450,20 @@ class ScaledKl:
 
 
 def spread(is_padding: Sequence[bool], ranks: int) -> list[int]:
-    """An order of a batch's rows in which those that fill it up lie evenly among the others, within each rank's part.
+    """An order of a batch's rows in which those that fill it up lie evenly among the others, within
+    each rank's part.
 
     A mini-batch or micro-batch of such rows alone would have no tokens to take a mean of.
     """
     size, order = len(is_padding) // ranks, []
     for start in range(0, len(is_padding), size):
-        kinds = [[row for row in range(start, start + size) if is_padding[row] == kind] for kind in (False, True)]
-        places = {row: (place + 0.5) / len(rows) for rows in kinds for place, row in enumerate(rows)}
+        kinds = [
+            [row for row in range(start, start + size) if is_padding[row] == kind]
+            for kind in (False, True)
+        ]
+        places = {
+            row: (place + 0.5) / len(rows) for rows in kinds for place, row in enumerate(rows)
+        }
         order += sorted(places, key=lambda row: (places[row], row))
     return order
 
@@ -402,12 +474,11 @@ def dev_values(
     part: str,
     rows_with_part: Collection[str],
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The dev rows' values and groups, by row id. A row without a score counts as wrong, or silence would pay.
+    """The dev rows' values and groups, by row id. A row without a score counts as wrong, or silence
+    would pay.
 
-    Args:
-        infos: `extra_info` of the dev file.
-        scored: by row id, the value, None where the part is not known of the row, and whether scoring failed.
-        part: of the reward.
+    Args: infos: `extra_info` of the dev file. scored: by row id, the value, None where the part is
+        not known of the row, and whether scoring failed. part: of the reward.
     """
     worst = WORST_SCORE if part == "score" else 0.0  # parts lie within 0 and 1
     values, groups = {}, {}
@@ -423,32 +494,44 @@ def dev_values(
 
 def _for_workers(batch: Any) -> Any:
     batch.fields = list(WORKER_FIELDS)
-    # verl leaves it in the batch after the reference's turn, and the critic would answer without its adapter and head.
+    # verl leaves it in the batch after the reference's turn, and the critic would answer without
+    # its adapter and head.
     (batch.extra_info or {}).pop("no_lora_adapter", None)
     return batch
 
 
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean of each numeric part over the samples that have it, and the sums of `SUMMED`; NaN means not known."""
+    """Mean of each numeric part over the samples that have it, and the sums of `SUMMED`; NaN means
+    not known."""
     values: dict[str, list[float]] = defaultdict(list)
     for extra in extras:
         for name, value in extra.items():
             if _is_number(value) and not math.isnan(value):
                 values[name].append(float(value))
     means = {part_mean(name): sum(known) / len(known) for name, known in values.items()}
-    return means | {f"reward_extra/{name}/sum": sum(values[name]) for name in SUMMED if name in values}
+    return means | {
+        f"reward_extra/{name}/sum": sum(values[name]) for name in SUMMED if name in values
+    }
 
 
 def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float | None:
-    """Of the prompts with several rollouts, the share whose rollouts all have the same score: they teach nothing.
+    """Of the prompts with several rollouts, the share whose rollouts all have the same score: they
+    teach nothing.
 
-    Prompts whose rollouts all earn the most there is are solved and left out; None where no others are there.
+    Prompts whose rollouts all earn the most there is are solved and left out; None where no others
+    are there.
     """
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for key, score in zip(keys, scores.tolist(), strict=True):
         by_prompt[_place_of(key)[0]].append(score)
-    groups = [earned for earned in by_prompt.values() if len(earned) > 1 and min(earned) < BEST_SCORE - 1e-6]
-    return sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else None
+    groups = [
+        earned
+        for earned in by_prompt.values()
+        if len(earned) > 1 and min(earned) < BEST_SCORE - 1e-6
+    ]
+    return (
+        sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else None
+    )
 
 
 def _place_of(key: str) -> tuple[str, int, int]:

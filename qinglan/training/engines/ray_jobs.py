@@ -1,8 +1,10 @@
-"""Training processes as jobs of a Ray cluster, by the Jobs REST API of its dashboard. Ray itself is not imported here.
+"""Training processes as jobs of a Ray cluster, by the Jobs REST API of its dashboard. Ray itself is
+not imported here.
 
-A job belongs to the cluster: it goes on after the flow that submitted it has died, and the next flow finds it by its
-id, which is made of run, stage, engine and attempt. The job writes its output into the stage's log file itself: the API
-returns the whole log at each request, which after days is a lot.
+A job belongs to the cluster: it goes on after the flow that submitted it has died, and the next
+flow finds it by its id, which is made of run, stage, engine and attempt. The job writes its output
+into the stage's log file itself: the API returns the whole log at each request, which after days is
+a lot.
 """
 
 import logging
@@ -22,7 +24,15 @@ from qinglan.config import Profile, Trainer, require_secret, uses_proxy
 from qinglan.errors import EngineError, QinglanError
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.launcher import QUIET_ENV, READABLE_ENV, AttemptFailedError, Command, LineTail, size_of, tail
+from qinglan.runs.launcher import (
+    QUIET_ENV,
+    READABLE_ENV,
+    AttemptFailedError,
+    Command,
+    LineTail,
+    size_of,
+    tail,
+)
 from qinglan.runs.run import runs_by
 from qinglan.text import slug
 
@@ -38,8 +48,8 @@ ENDED_FILE = "ray_jobs.json"
 
 _TIMEOUT_S = 15.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# The engine takes the place of both shells, so that killing it, or them, kills it. An empty CUDA_VISIBLE_DEVICES
-# would break Ray's logical GPU.
+# The engine takes the place of both shells, so that killing it, or them, kills it. An empty
+# CUDA_VISIBLE_DEVICES would break Ray's logical GPU.
 _ENTRY = (
     'cd "$1" || { echo "$1 is not on this node: paths.runs must be on a mount that all nodes have" >&2; exit 72; }; '
     '[ -n "$CUDA_VISIBLE_DEVICES" ] || unset CUDA_VISIBLE_DEVICES; '
@@ -84,25 +94,36 @@ class UnreachableError(EngineError):
 
 
 class RayJobs(AbstractContextManager["RayJobs"]):
-    """The Jobs API of one cluster, without retries: `UnreachableError` where the dashboard gives no usable answer."""
+    """The Jobs API of one cluster, without retries: `UnreachableError` where the dashboard gives no
+    usable answer."""
 
     def __init__(self, trainer: Trainer) -> None:
         assert trainer.ray_dashboard_url is not None
         self.url = trainer.ray_dashboard_url.rstrip("/")
         headers = {}
         if trainer.ray_token_env:
-            headers["authorization"] = f"Bearer {require_secret(trainer.ray_token_env, 'trainer.ray_dashboard_url')}"
-        self._http = httpx2.Client(timeout=_TIMEOUT_S, headers=headers, trust_env=uses_proxy(self.url))
+            headers["authorization"] = (
+                f"Bearer {require_secret(trainer.ray_token_env, 'trainer.ray_dashboard_url')}"
+            )
+        self._http = httpx2.Client(
+            timeout=_TIMEOUT_S, headers=headers, trust_env=uses_proxy(self.url)
+        )
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def submit(self, submission_id: str, command: Command, directory: Path, log_file: Path) -> None:
-        """Queue a job; after an `UnreachableError` submit it again. A job of that id that exists counts as this one."""
+        """Queue a job; after an `UnreachableError` submit it again. A job of that id that exists
+        counts as this one."""
         script = ["bash", "-c", _ENTRY, "qinglan", str(directory), str(log_file), *command.argv]
-        # Empty for an engine without Ray. What a job gets, Ray's own process for it gets too: that needs the node's.
+        # Empty for an engine without Ray. What a job gets, Ray's own process for it gets too: that
+        # needs the node's.
         own = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
-        env = QUIET_ENV | READABLE_ENV | {name: value for name, value in command.env.items() if name not in own}
+        env = (
+            QUIET_ENV
+            | READABLE_ENV
+            | {name: value for name, value in command.env.items() if name not in own}
+        )
         body = {
             "entrypoint": f"exec {shlex.join(script)}",
             "submission_id": submission_id,
@@ -114,7 +135,9 @@ class RayJobs(AbstractContextManager["RayJobs"]):
             return
         if "try again later" in response.text:
             raise UnreachableError(f"Ray {self.url}: {_last_line(response.text)}")
-        raise EngineError(f"Ray {self.url} refuses job {submission_id}: {_last_line(response.text)}")
+        raise EngineError(
+            f"Ray {self.url} refuses job {submission_id}: {_last_line(response.text)}"
+        )
 
     def find(self, submission_id: str) -> Job | None:
         """The job of that id; None where the cluster knows none."""
@@ -122,7 +145,11 @@ class RayJobs(AbstractContextManager["RayJobs"]):
         return None if _is_unknown(response) else self._read(response, Job)
 
     def all(self) -> list[Job]:
-        return [job for job in self._read(self._send("GET", "/api/jobs/"), list[Job]) if job.submission_id]
+        return [
+            job
+            for job in self._read(self._send("GET", "/api/jobs/"), list[Job])
+            if job.submission_id
+        ]
 
     def stop(self, submission_id: str) -> None:
         """Ask for a job's end, which then takes some seconds."""
@@ -145,24 +172,32 @@ class RayJobs(AbstractContextManager["RayJobs"]):
         try:
             return self._http.request(method, self.url + path, json=body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise UnreachableError(f"Ray {self.url}: {str(error) or type(error).__name__}") from error
+            raise UnreachableError(
+                f"Ray {self.url}: {str(error) or type(error).__name__}"
+            ) from error
 
     def _read(self, response: httpx2.Response, kind: type[Answer]) -> Answer:
         if response.status_code in (401, 403):
-            raise EngineError(f"Ray {self.url}: HTTP {response.status_code}; set trainer.ray_token_env to its token")
+            raise EngineError(
+                f"Ray {self.url}: HTTP {response.status_code}; set trainer.ray_token_env to its token"
+            )
         if response.status_code != 200:
-            raise UnreachableError(f"Ray {self.url}: HTTP {response.status_code}: {_last_line(response.text)}")
+            raise UnreachableError(
+                f"Ray {self.url}: HTTP {response.status_code}: {_last_line(response.text)}"
+            )
         try:
             return TypeAdapter(kind).validate_json(response.content)
         except ValidationError as error:
-            raise UnreachableError(f"Ray {self.url}: that is no answer of a Ray dashboard") from error
+            raise UnreachableError(
+                f"Ray {self.url}: that is no answer of a Ray dashboard"
+            ) from error
 
 
 class JobSeries:
     """One engine of one stage on a cluster: its attempts are jobs `PREFIX-1`, `PREFIX-2` and so on.
 
-    A job is stopped only on purpose: by an error that `on_poll` raised, by Ctrl-C, or because the flow run was
-    cancelled.
+    A job is stopped only on purpose: by an error that `on_poll` raised, by Ctrl-C, or because the
+    flow run was cancelled.
     """
 
     def __init__(
@@ -177,7 +212,12 @@ class JobSeries:
         retry_s: float,
         say: Callable[..., None],
     ) -> None:
-        self._jobs, self._directory, self._retry_s, self._say = jobs, directory.resolve(), retry_s, say
+        self._jobs, self._directory, self._retry_s, self._say = (
+            jobs,
+            directory.resolve(),
+            retry_s,
+            say,
+        )
         self._engine = slug(engine)
         self._any_key = f"{run_prefix(run_id)}{slug(stage)}-{self._engine}-"
         self._prefix = f"{self._any_key}{key[:8]}-"
@@ -191,7 +231,8 @@ class JobSeries:
         on_poll: Callable[[], None] | None,
         is_cancelled: Callable[[], bool],
     ) -> None:
-        """Follow the job that is running or ended while no flow followed it; else submit the next one and follow it.
+        """Follow the job that is running or ended while no flow followed it; else submit the next
+        one and follow it.
 
         Raises:
             AttemptFailedError: it failed, with its message and the end of its log.
@@ -200,43 +241,67 @@ class JobSeries:
         """
         attempt = re.compile(re.escape(self._prefix) + r"(\d+)")
         jobs = self._retry(self._jobs.all)
-        numbered = [(int(its[1]), job) for job in jobs if (its := attempt.fullmatch(job.submission_id or ""))]
+        numbered = [
+            (int(its[1]), job)
+            for job in jobs
+            if (its := attempt.fullmatch(job.submission_id or ""))
+        ]
         newest, job = max(numbered, key=lambda attempt: attempt[0], default=(0, None))
         handled = _read_ended(self._directory).get(self._engine, "").removeprefix(self._prefix)
-        follows = job is not None and (job.is_active or (job.status == "SUCCEEDED" and handled != str(newest)))
+        follows = job is not None and (
+            job.is_active or (job.status == "SUCCEEDED" and handled != str(newest))
+        )
         # A cluster that lost its memory would number the attempts from 1 again.
         number = newest if follows else max(newest, int(handled) if handled.isdigit() else 0) + 1
         submission_id, log_start = f"{self._prefix}{number}", 0 if follows else size_of(log_file)
-        forward, began = LogForwarder(log_file, partial(self._say, to_server=False)), time.monotonic()
+        forward, began = (
+            LogForwarder(log_file, partial(self._say, to_server=False)),
+            time.monotonic(),
+        )
         try:
             if follows:
-                self._say(f"following Ray job {submission_id}, which an earlier attempt of this flow submitted")
+                self._say(
+                    f"following Ray job {submission_id}, which an earlier attempt of this flow submitted"
+                )
             else:
                 self._submit(submission_id, command, log_file)
             job = self._follow(submission_id, on_poll, forward)
         except BaseException as error:
-            # A bug, or Prefect or MLflow being away, must not cost days of training. Prefect's signal is no Exception
-            # either, and comes to cancel, or only because the worker is shut down.
-            if isinstance(error, KeyboardInterrupt) or (not isinstance(error, Exception) and is_cancelled()):
+            # A bug, or Prefect or MLflow being away, must not cost days of training. Prefect's
+            # signal is no Exception either, and comes to cancel, or only because the worker is shut
+            # down.
+            if isinstance(error, KeyboardInterrupt) or (
+                not isinstance(error, Exception) and is_cancelled()
+            ):
                 self._stop(submission_id)
             raise
         if job is None:
-            lost = f"{name}: Ray no longer knows job {submission_id}; was the head node started anew?"
+            lost = (
+                f"{name}: Ray no longer knows job {submission_id}; was the head node started anew?"
+            )
             raise AttemptFailedError(f"{lost} full log: {log_file}", time.monotonic() - began)
         self._handle_end(job, submission_id, name, log_file, log_start)
 
     def _submit(self, submission_id: str, command: Callable[[], Command], log_file: Path) -> None:
         for job in self._retry(self._jobs.all):
             other = job.submission_id or ""
-            if job.is_active and other.startswith(self._any_key) and not other.startswith(self._prefix):
+            if (
+                job.is_active
+                and other.startswith(self._any_key)
+                and not other.startswith(self._prefix)
+            ):
                 # It would write into the same files.
-                self._say(f"stopping Ray job {other}: the stage's inputs or Qinglan's code changed since")
+                self._say(
+                    f"stopping Ray job {other}: the stage's inputs or Qinglan's code changed since"
+                )
                 self._stop(other, wait=True)
         wanted, path = command(), log_file.resolve()
         self._retry(lambda: self._jobs.submit(submission_id, wanted, self._directory, path))
         self._say(f"submitted Ray job {submission_id} to {self._jobs.url}")
 
-    def _follow(self, submission_id: str, on_poll: Callable[[], None] | None, forward: "LogForwarder") -> Job | None:
+    def _follow(
+        self, submission_id: str, on_poll: Callable[[], None] | None, forward: "LogForwarder"
+    ) -> Job | None:
         """The job at its end; None where the cluster forgot it."""
         outage = Outage(self._retry_s)
         job: Job | None = Job(status="PENDING")
@@ -246,10 +311,14 @@ class JobSeries:
                     job = self._jobs.find(submission_id)
                     outage = Outage(self._retry_s)
                 except UnreachableError as error:
-                    outage.add(error, f"Ray job {submission_id} goes on by itself; run again to follow it")
+                    outage.add(
+                        error, f"Ray job {submission_id} goes on by itself; run again to follow it"
+                    )
             is_over = job is None or not job.is_active
             forward()
-            if on_poll and (job is None or job.status != "PENDING"):  # while it waits for resources nothing can stall
+            if on_poll and (
+                job is None or job.status != "PENDING"
+            ):  # while it waits for resources nothing can stall
                 try:
                     on_poll()
                 except QinglanError:
@@ -274,19 +343,30 @@ class JobSeries:
             except UnreachableError as error:
                 log.warning("%s", error)
             time.sleep(POLL_S)
-        self._say(f"Ray job {submission_id} did not stop within {STOP_WITHIN_S:.0f} s; see `ray job stop`")
+        self._say(
+            f"Ray job {submission_id} did not stop within {STOP_WITHIN_S:.0f} s; see `ray job stop`"
+        )
 
-    def _handle_end(self, job: Job, submission_id: str, name: str, log_file: Path, log_start: int) -> None:
+    def _handle_end(
+        self, job: Job, submission_id: str, name: str, log_file: Path, log_start: int
+    ) -> None:
         if job.status == "SUCCEEDED":
-            write_json(self._directory / ENDED_FILE, _read_ended(self._directory) | {self._engine: submission_id})
+            write_json(
+                self._directory / ENDED_FILE,
+                _read_ended(self._directory) | {self._engine: submission_id},
+            )
             return
         if job.status == "STOPPED":
-            raise EngineError(f"{name}: Ray job {submission_id} was stopped by hand; run again to go on")
+            raise EngineError(
+                f"{name}: Ray job {submission_id} was stopped by hand; run again to go on"
+            )
         reason, _, rest = (job.message or "it says no reason").partition(", last available logs")
         lines = tail(log_file, start=log_start) if log_file.exists() else ""
         lines = lines or "\n".join(f"    {line}" for line in rest.splitlines()[1:])
         seconds = ((job.end_time or 0) - (job.start_time or 0)) / 1000
-        message = f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}"
+        message = (
+            f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}"
+        )
         raise AttemptFailedError(message, seconds, lines)
 
     def _retry(self, request: Callable[[], Answer]) -> Answer:
@@ -307,7 +387,8 @@ class Outage:
         self.next_try_at = 0.0
 
     def add(self, error: UnreachableError, hint: str) -> None:
-        """Count a failed request and set the time of the next one; at the limit, raise EngineError."""
+        """Count a failed request and set the time of the next one; at the limit, raise
+        EngineError."""
         now = time.monotonic()
         if not self._failures:
             self._since = now
@@ -322,7 +403,11 @@ class LogForwarder:
     """Repeats the last few lines of what a job writes in the terminal."""
 
     def __init__(self, log_file: Path, say: Callable[[str], None]) -> None:
-        self._lines, self._say, self._last_at = LineTail(log_file, from_end=True), say, time.monotonic()
+        self._lines, self._say, self._last_at = (
+            LineTail(log_file, from_end=True),
+            say,
+            time.monotonic(),
+        )
 
     def __call__(self) -> None:
         if time.monotonic() - self._last_at < FORWARD_EVERY_S:
@@ -330,7 +415,9 @@ class LogForwarder:
         self._last_at = time.monotonic()
         texts = (_ESCAPES.sub("", line.decode(errors="replace")) for line in self._lines.new())
         lines = [text.rpartition("\r")[2].strip() for text in texts]
-        if short := [line for line in lines if line and len(line) <= FORWARD_CHARS][-FORWARD_LINES:]:
+        if short := [line for line in lines if line and len(line) <= FORWARD_CHARS][
+            -FORWARD_LINES:
+        ]:
             self._say("\n".join(short))
 
 
@@ -344,14 +431,19 @@ def stop_all(trainer: Trainer, run_id: str) -> list[str]:
         return []
     with RayJobs(trainer) as jobs:
         active = [job.submission_id or "" for job in jobs.all() if job.is_active]
-        stopped = [submission_id for submission_id in active if submission_id.startswith(run_prefix(run_id))]
+        stopped = [
+            submission_id
+            for submission_id in active
+            if submission_id.startswith(run_prefix(run_id))
+        ]
         for submission_id in stopped:
             jobs.stop(submission_id)
     return stopped
 
 
 def stop_jobs_of(profile: Profile, flow_run_id: str, say: Callable[[str], object]) -> bool:
-    """Stop the jobs of the runs that one of the orchestrator's flow runs worked on; was there such a run?"""
+    """Stop the jobs of the runs that one of the orchestrator's flow runs worked on; was there such
+    a run?"""
     runs = runs_by(profile.paths.runs, flow_run_id)
     for run in runs:
         for job in stop_all(run.profile.trainer, run.id):

@@ -1,29 +1,35 @@
-"""verl's command lines for training, with its configuration as Hydra overrides, and for exporting a checkpoint.
+"""verl's command lines for training, with its configuration as Hydra overrides, and for exporting a
+checkpoint.
 
 Nothing is started or imported here.
 
 The profile's names are verl's, except for these:
 
-- `algorithm` selects an advantage estimator: `ppo` is GAE, `dr_grpo` is GRPO without the division by the group's
-  standard deviation and with sums over tokens in place of means. Not offered, because verl 0.9.1's v1 trainer lacks
-  their input: ReMax (it samples no baseline), optimal token baselines (no Σπ²) and GDPO (no reward parts). Nor those
-  that fail where a sample has no reward: OPO divides by the fill-up rows' zero tokens, GRPO-pass@k needs two samples a
-  group. GPG and DRO have no clipping and so no use for several updates a step; GMPO's loss ignores batch splits.
-- `grad_clip` is `optim.clip_grad` for actor and critic (`actor.grad_clip` exists in verl and is ignored).
-- `value_coefficient` is the weight of the squared value error. verl's critic is a separate model with its own AdamW and
-  a fixed weight of 0.5. AdamW does not depend on a loss's scale, but gradient clipping does: a critic with weight v
-  that is clipped at c moves exactly as verl's clipped at 0.5·c/v, which is what is passed.
-- `kl` with a mode loads a reference, the model that training starts from. With LoRA verl takes it from the policy with
-  the adapter switched off. That is why the SFT adapter is merged first and never given as `lora_adapter_path`: the
-  reference would be the base. `horizon_steps` is verl's `horizon` in samples over the samples of a step.
+- `algorithm` selects an advantage estimator: `ppo` is GAE, `dr_grpo` is GRPO without the division
+  by the group's standard deviation and with sums over tokens in place of means. Not offered,
+  because verl 0.9.1's v1 trainer lacks their input: ReMax (it samples no baseline), optimal token
+  baselines (no Σπ²) and GDPO (no reward parts). Nor those that fail where a sample has no reward:
+  OPO divides by the fill-up rows' zero tokens, GRPO-pass@k needs two samples a group. GPG and DRO
+  have no clipping and so no use for several updates a step; GMPO's loss ignores batch splits.
+- `grad_clip` is `optim.clip_grad` for actor and critic (`actor.grad_clip` exists in verl and is
+ignored).
+- `value_coefficient` is the weight of the squared value error. verl's critic is a separate model
+  with its own AdamW and a fixed weight of 0.5. AdamW does not depend on a loss's scale, but
+  gradient clipping does: a critic with weight v that is clipped at c moves exactly as verl's
+  clipped at 0.5·c/v, which is what is passed.
+- `kl` with a mode loads a reference, the model that training starts from. With LoRA verl takes it
+  from the policy with the adapter switched off. That is why the SFT adapter is merged first and
+  never given as `lora_adapter_path`: the reference would be the base. `horizon_steps` is verl's
+  `horizon` in samples over the samples of a step.
 
-Our own rollout, on the CPU, samples with the fp32 weights that learn, so its log-probabilities are the old policy's:
-verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights are sent in bf16, nor with vLLM.
+Our own rollout, on the CPU, samples with the fp32 weights that learn, so its log-probabilities are
+the old policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights are
+sent in bf16, nor with vLLM.
 
 vLLM's rollout is the same on the CPU as on GPUs: `_on_cpu` alone says what its CPU build needs.
 
-The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's template
-`qwen3_nothinking` trains without one as well.
+The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's
+template `qwen3_nothinking` trains without one as well.
 """
 
 import re
@@ -35,7 +41,8 @@ from qinglan.runs.launcher import ROW_CACHE, Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 TRAINER = "qinglan_sync"
-"""`trainer.v1.trainer_mode` of our trainer on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM, `cpu_sync` without."""
+"""`trainer.v1.trainer_mode` of our trainer on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM,
+`cpu_sync` without."""
 REWARD_FUNCTION = "pkg://qinglan.training.reward"
 AGENT = "seeded_single_turn"
 """The agent loop in agents.yaml."""
@@ -62,7 +69,8 @@ _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
     "HYDRA_FULL_ERROR": "1",
-    # Workers that Ray starts in advance have nothing imported and take CPU time from those that are needed.
+    # Workers that Ray starts in advance have nothing imported and take CPU time from those that are
+    # needed.
     "RAY_prestart_worker_first_driver": "0",
 }
 
@@ -79,12 +87,12 @@ def ppo_command(
     metrics_path: Path,
     run_name: str,
 ) -> Command:
-    """Train from `model`, resuming from the newest complete checkpoint under `output_dir` if there is one.
+    """Train from `model`, resuming from the newest complete checkpoint under `output_dir` if there
+    is one.
 
-    Args:
-        reward_config: a `RewardService` as JSON, for the reward function.
-        trainer_settings: a `TrainerSettings` as JSON, for our trainer.
-        metrics_path: gets one `{"step", "data"}` object a step; must not exist (see `next_metrics_path`).
+    Args: reward_config: a `RewardService` as JSON, for the reward function. trainer_settings: a
+        `TrainerSettings` as JSON, for our trainer. metrics_path: gets one `{"step", "data"}` object
+        a step; must not exist (see `next_metrics_path`).
     """
     paths = {
         "data.train_files": train_file.resolve(),
@@ -98,16 +106,27 @@ def ppo_command(
     argv = [engine_python(profile), "-m", "qinglan.training.engines.ppo"]
     argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
     rewarded_by = (profile.rag.api_key_env, profile.judge.api_key_env, profile.ledger.url_env)
-    env = _environment(profile, model, *rewarded_by, "RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")  # verl starts a Ray
+    env = _environment(
+        profile, model, *rewarded_by, "RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY"
+    )  # verl starts a Ray
     cache = output_dir.resolve().parent / ROW_CACHE
-    return Command(argv, env | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve()), "HF_DATASETS_CACHE": str(cache)})
+    return Command(
+        argv,
+        env
+        | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve()), "HF_DATASETS_CACHE": str(cache)},
+    )
 
 
-def export_command(profile: Profile, *, checkpoint: Path, base_model: Path, output_dir: Path) -> Command:
-    """Make a Hugging Face folder of a checkpoint (`global_step_N`); `base_model` is what training started from."""
+def export_command(
+    profile: Profile, *, checkpoint: Path, base_model: Path, output_dir: Path
+) -> Command:
+    """Make a Hugging Face folder of a checkpoint (`global_step_N`); `base_model` is what training
+    started from."""
     folders = [str(folder.resolve()) for folder in (checkpoint, base_model, output_dir)]
     argv = [engine_python(profile), "-m", "qinglan.training.engines.export", *folders]
-    return Command(argv, _environment(profile, base_model), gpus=int(profile.trainer.device == "cuda"))
+    return Command(
+        argv, _environment(profile, base_model), gpus=int(profile.trainer.device == "cuda")
+    )
 
 
 def hydra_value(value: Any) -> str:
@@ -145,7 +164,8 @@ def _environment(profile: Profile, model: Path, *secrets: str | None) -> dict[st
     if profile.trainer.device == "cuda":
         device = {"VERL_PLATFORM": "nvidia"}
     else:
-        # TransferQueue sets torch to 8 threads around every transfer, and logs a line for each field of each sample.
+        # TransferQueue sets torch to 8 threads around every transfer, and logs a line for each
+        # field of each sample.
         device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "TQ_LOGGING_LEVEL": "WARNING"}
     return engine_env(profile, str(model), *secrets) | _ENV | device
 
@@ -153,20 +173,28 @@ def _environment(profile: Profile, model: Path, *secrets: str | None) -> dict[st
 def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
     """Everything but the run's files and `rl.extra`."""
     rl, trainer = profile.rl, profile.trainer
-    # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
-    # that `ray start` once left in /tmp/ray/ray_current_cluster.
-    # Its cores are only counted: where there are fewer than verl reserves, it would wait for ever.
+    # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names,
+    # or a cluster that `ray start` once left in /tmp/ray/ray_current_cluster. Its cores are only
+    # counted: where there are fewer than verl reserves, it would wait for ever.
     cores = 16 + 3 * trainer.gpus_per_node
-    own_ray = {"+ray_kwargs.ray_init.address": "local", _UNITS: 1, "ray_kwargs.ray_init.num_cpus": cores}
+    own_ray = {
+        "+ray_kwargs.ray_init.address": "local",
+        _UNITS: 1,
+        "ray_kwargs.ray_init.num_cpus": cores,
+    }
     return {
         "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
         **_same_names(profile, "algorithm", "gamma", "lam"),
-        "algorithm.rollout_correction.bypass_mode": profile.rollout_engine == "cpu" and not rl.lora_rank,
+        "algorithm.rollout_correction.bypass_mode": profile.rollout_engine == "cpu"
+        and not rl.lora_rank,
         "reward.custom_reward_function.path": REWARD_FUNCTION,
-        **_same_names(profile, "data", "train_batch_size", "max_prompt_length", "max_response_length"),
+        **_same_names(
+            profile, "data", "train_batch_size", "max_prompt_length", "max_response_length"
+        ),
         "data.seed": rl.seed,
         "data.dataloader_num_workers": 0,
-        # Otherwise verl truncates a prompt that is too long on its left, and the system prompt is lost.
+        # Otherwise verl truncates a prompt that is too long on its left, and the system prompt is
+        # lost.
         "data.filter_overlong_prompts": True,
         f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
         **_same_names(profile, _ROLLOUT, "temperature", "tensor_model_parallel_size"),
@@ -194,7 +222,8 @@ def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
 
 
 def _same_names(profile: Profile, owner: str, *names: str) -> Overrides:
-    """Settings of the profile's section `rl` that verl has under the same names in this part of its configuration."""
+    """Settings of the profile's section `rl` that verl has under the same names in this part of its
+    configuration."""
     return {f"{owner}.{name}": getattr(profile.rl, name) for name in names}
 
 
@@ -203,8 +232,11 @@ def _policy(profile: Profile, model: Path) -> Overrides:
     given: Overrides = {
         "actor_rollout_ref.model.path": model,
         f"{_ACTOR}.strategy": "fsdp2",
-        **_same_names(profile, _ACTOR, "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs"),
-        f"{_ACTOR}.shuffle": rl.ppo_epochs > 1,  # else each epoch has the same mini-batches; the critic's follow
+        **_same_names(
+            profile, _ACTOR, "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs"
+        ),
+        f"{_ACTOR}.shuffle": rl.ppo_epochs
+        > 1,  # else each epoch has the same mini-batches; the critic's follow
         f"{_ACTOR}.clip_ratio": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_low": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_high": rl.clip_ratio,
@@ -237,7 +269,9 @@ def _kl(profile: Profile) -> Overrides:
     rl, kl = profile.rl, profile.rl.kl
     if kl.mode == "off":
         return {}
-    given: Overrides = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu}
+    given: Overrides = {
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu
+    }
     if kl.mode == "loss":
         return given | {
             f"{_ACTOR}.use_kl_loss": True,
@@ -252,7 +286,9 @@ def _kl(profile: Profile) -> Overrides:
     }
     if kl.target_kl is not None:
         given["algorithm.kl_ctrl.target_kl"] = kl.target_kl
-        given["algorithm.kl_ctrl.horizon"] = kl.horizon_steps * rl.train_batch_size * rl.rollouts_per_prompt
+        given["algorithm.kl_ctrl.horizon"] = (
+            kl.horizon_steps * rl.train_batch_size * rl.rollouts_per_prompt
+        )
     return given
 
 
@@ -260,7 +296,11 @@ def _critic(profile: Profile, model: Path) -> Overrides:
     rl = profile.rl
     rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
     return {
-        **({"critic.model.lora_rank": rank, "critic.model.lora_alpha": rl.lora_alpha} if rank else {}),
+        **(
+            {"critic.model.lora_rank": rank, "critic.model.lora_alpha": rl.lora_alpha}
+            if rank
+            else {}
+        ),
         "critic.model._target_": CRITIC_CONFIG,
         "critic.model.path": absolute_or_hub_id(rl.critic_model) if rl.critic_model else model,
         "critic.model.tokenizer_path": model,
@@ -289,8 +329,9 @@ def _rollout(profile: Profile) -> Overrides:
         f"{_ROLLOUT}.max_model_len": rl.max_prompt_length + rl.max_response_length,
     }
     if rl.lora_rank:
-        # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send
-        # the base through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor.
+        # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default,
+        # `dummy`, would send the base through FSDP as well. `layered_summon` gains nothing: FSDP2
+        # gathers the adapter tensor by tensor.
         given[f"{_ROLLOUT}.load_format"] = "safetensors"
     return given
 
@@ -341,8 +382,8 @@ def _models(profile: Profile) -> list[tuple[str, str]]:
 
 
 def _engines(profile: Profile) -> Overrides:
-    """Of the models that learn. Without padding, sequences are packed, and flash attention alone keeps packed sequences
-    apart."""
+    """Of the models that learn. Without padding, sequences are packed, and flash attention alone
+    keeps packed sequences apart."""
     rl = profile.rl
     given: Overrides = {}
     for owner, engine in _models(profile):

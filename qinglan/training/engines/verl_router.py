@@ -1,4 +1,5 @@
-"""verl's router plug-in for the CPU, which gets no requests: the agent loop's `LocalClient` knows the servers itself.
+"""verl's router plug-in for the CPU, which gets no requests: the agent loop's `LocalClient` knows
+the servers itself.
 
 verl starts a Ray actor for it and sends it the servers, so this module has no heavy imports.
 """
@@ -8,7 +9,8 @@ from typing import Any
 
 
 class NamedServer:
-    """A handle of a server actor that pickles as the actor's name: unpickling imports nothing of the actor's."""
+    """A handle of a server actor that pickles as the actor's name: unpickling imports nothing of
+    the actor's."""
 
     def __init__(self, actor_name: str) -> None:
         self._actor_name = actor_name

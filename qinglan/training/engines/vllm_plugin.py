@@ -1,8 +1,9 @@
-"""A vLLM plug-in (entry-point group `vllm.general_plugins`) for the CPU, without a patch of vLLM's code; idle on GPUs.
+"""A vLLM plug-in (entry-point group `vllm.general_plugins`) for the CPU, without a patch of vLLM's
+code; idle on GPUs.
 
-On the CPU vLLM packs a linear layer's weight for oneDNN and empties the parameter, so that nothing can be loaded into
-it later, which verl does after every step. A layer with `skip_weight_relayout` multiplies by its parameter instead, and
-`register_oot` is vLLM's way to replace a layer's class.
+On the CPU vLLM packs a linear layer's weight for oneDNN and empties the parameter, so that nothing
+can be loaded into it later, which verl does after every step. A layer with `skip_weight_relayout`
+multiplies by its parameter instead, and `register_oot` is vLLM's way to replace a layer's class.
 """
 
 _LAYERS = (
@@ -22,7 +23,11 @@ def register() -> None:
 
     for name in _LAYERS:
         if name not in op_registry_oot:
-            layer = type(name, (getattr(linear, name),), {"skip_weight_relayout": True, "__module__": __name__})
+            layer = type(
+                name,
+                (getattr(linear, name),),
+                {"skip_weight_relayout": True, "__module__": __name__},
+            )
             PluggableLayer.register_oot(layer, name=name)
     # verl 0.9.1 sends adapters with the help of a method that vLLM 0.30 has renamed.
     if not hasattr(WeightsMapper, "get_unstacked_mapper"):

@@ -1,7 +1,9 @@
-"""verl's vLLM rollout, in which a failure ends the training, which then goes on from its checkpoint; on GPUs as well.
+"""verl's vLLM rollout, in which a failure ends the training, which then goes on from its
+checkpoint; on GPUs as well.
 
-verl 0.9.1 waits for ever where vLLM could not take the weights: the error is in a Ray reference at which it would look
-next, after a receive without a limit. It waits for ever, too, for a server whose engine's process has died.
+verl 0.9.1 waits for ever where vLLM could not take the weights: the error is in a Ray reference at
+which it would look next, after a receive without a limit. It waits for ever, too, for a server
+whose engine's process has died.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined,has-type"
@@ -26,7 +28,8 @@ _POLL_S = 2.0
 
 
 def _job() -> str:
-    """Names this training in the path of the socket for weights: the Ray that a run starts has 01000000 as its job."""
+    """Names this training in the path of the socket for weights: the Ray that a run starts has
+    01000000 as its job."""
     context = ray.get_runtime_context()
     return f"{context.get_job_id()}-{context.gcs_address.rpartition(':')[2]}"
 
@@ -37,20 +40,29 @@ class TimedServerAdapter(ServerAdapter):
         self.zmq_handle = self.zmq_handle.replace(ray.get_runtime_context().get_job_id(), _job())
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
-        context: zmq.Context[Any] = zmq.Context.instance()  # verl makes its socket of it, with these options
-        limits: dict[int, int] = {zmq.RCVTIMEO: 1000 * WITHIN_S, zmq.SNDTIMEO: 1000 * WITHIN_S, zmq.LINGER: 0}
+        context: zmq.Context[Any] = (
+            zmq.Context.instance()
+        )  # verl makes its socket of it, with these options
+        limits: dict[int, int] = {
+            zmq.RCVTIMEO: 1000 * WITHIN_S,
+            zmq.SNDTIMEO: 1000 * WITHIN_S,
+            zmq.LINGER: 0,
+        }
         before = dict(context.sockopts)
         context.sockopts.update(limits)
         try:
             await super().update_weights(*args, **kwargs)
         except zmq.Again:
-            raise EngineError(f"vLLM did not take the weights within {WITHIN_S} s; its log says why") from None
+            raise EngineError(
+                f"vLLM did not take the weights within {WITHIN_S} s; its log says why"
+            ) from None
         finally:
             context.sockopts = before
 
 
 class EndingServer(vLLMHttpServer):
-    """A server that ends with its engine, and first removes what killed attempts left in this node's shared memory."""
+    """A server that ends with its engine, and first removes what killed attempts left in this
+    node's shared memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Since this Ray started; what a run has only just made may not be mapped yet.

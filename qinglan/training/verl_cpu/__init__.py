@@ -1,11 +1,12 @@
 """A CPU backend for verl, on verl's own extension points and without a patch.
 
-verl imports this package in every process that it starts (entry-point group `verl.plugins`). Importing it registers
-two things by name: the platform `cpu` (used where VERL_PLATFORM=cpu) and the rollout `hf_cpu`. The engines, workers
-and trainer in `trainer` come with verl's heavy imports, so the PPO entry point loads them where they are needed.
-On a GPU host the registrations stay unused.
+verl imports this package in every process that it starts (entry-point group `verl.plugins`).
+Importing it registers two things by name: the platform `cpu` (used where VERL_PLATFORM=cpu) and the
+rollout `hf_cpu`. The engines, workers and trainer in `trainer` come with verl's heavy imports, so
+the PPO entry point loads them where they are needed. On a GPU host the registrations stay unused.
 
-verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical "GPU" (`ray.init(num_gpus=1)`).
+verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical "GPU"
+(`ray.init(num_gpus=1)`).
 """
 
 # mypy: allow-subclassing-any
@@ -36,7 +37,12 @@ def _device_module() -> types.ModuleType:
         return memory.available, memory.total
 
     module = types.ModuleType("qinglan.training.verl_cpu.device")
-    memory_calls = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    memory_calls = (
+        "memory_allocated",
+        "max_memory_allocated",
+        "memory_reserved",
+        "max_memory_reserved",
+    )
     module.__dict__.update(
         {name: getattr(torch.cpu, name) for name in torch.cpu.__all__},
         **dict.fromkeys(("empty_cache", "synchronize"), lambda *_: None),
@@ -105,5 +111,6 @@ def _replica_class() -> type:
 
 
 replica.RolloutReplicaRegistry.register(ROLLOUT, _replica_class)
-# The trainer's half of a rollout is looked up in a dictionary of class paths; verl offers no function to add one.
+# The trainer's half of a rollout is looked up in a dictionary of class paths; verl offers no
+# function to add one.
 base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = "qinglan.training.verl_cpu.rollout.CpuRollout"

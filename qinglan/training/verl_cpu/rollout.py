@@ -1,12 +1,14 @@
 """verl's server-mode rollout (`RolloutReplica`, `BaseRollout`) with transformers on the CPU.
 
-The rollout runs in the worker of the trainer, with its own fp32 copy of the policy. verl's agent loop sends one request
-per sample. A request says how many others belong to its batch, and which place it has there: sampling starts when all
-have come, in the order of their places, whatever the order in which they came. Each is answered as soon as it has
-ended, so that its reward is computed meanwhile.
+The rollout runs in the worker of the trainer, with its own fp32 copy of the policy. verl's agent
+loop sends one request per sample. A request says how many others belong to its batch, and which
+place it has there: sampling starts when all have come, in the order of their places, whatever the
+order in which they came. Each is answered as soon as it has ended, so that its reward is computed
+meanwhile.
 
-Log-probabilities come from the same weights, precision and temperature as the trainer's own, so the trainer may use
-them as the old policy's (`algorithm.rollout_correction.bypass_mode`) unless top-p, top-k or LoRA is on.
+Log-probabilities come from the same weights, precision and temperature as the trainer's own, so the
+trainer may use them as the old policy's (`algorithm.rollout_correction.bypass_mode`) unless top-p,
+top-k or LoRA is on.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
@@ -37,11 +39,15 @@ class RolloutServer:
         self._waiting: list[tuple[int, RolloutRow, Answer]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
 
-    async def generate(self, prompt: list[int], sampling: Sampling, place: int = 0, batch_rows: int = 1) -> Sampled:
+    async def generate(
+        self, prompt: list[int], sampling: Sampling, place: int = 0, batch_rows: int = 1
+    ) -> Sampled:
         """Continue a prompt; `batch_rows` requests make a batch, each with a `place` of its own."""
         loop = asyncio.get_running_loop()
         answer: Answer = loop.create_future()
-        row = RolloutRow(prompt, sampling, lambda sampled: loop.call_soon_threadsafe(answer.set_result, sampled))
+        row = RolloutRow(
+            prompt, sampling, lambda sampled: loop.call_soon_threadsafe(answer.set_result, sampled)
+        )
         self._waiting.append((place, row, answer))
         if len(self._waiting) < batch_rows:
             return await answer
@@ -68,7 +74,9 @@ class RolloutServer:
 
     def _sample(self, rows: list[RolloutRow]) -> None:
         for start in range(0, len(rows), self._max_rows):
-            batch = RolloutBatch(self._model, rows[start : start + self._max_rows], self._eos_ids, self._pad_id)
+            batch = RolloutBatch(
+                self._model, rows[start : start + self._max_rows], self._eos_ids, self._pad_id
+            )
             while batch.rows:
                 batch.step()
 
@@ -76,15 +84,21 @@ class RolloutServer:
 class CpuRollout(BaseRollout):
     """verl's trainer side of the rollout: runs beside the actor, in the same worker."""
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(config, model_config, device_mesh, *args, **kwargs)
         path = self.model_config.local_path
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
         tokenizer = self.model_config.tokenizer
         eos = model.generation_config.eos_token_id
         eos = tokenizer.eos_token_id if eos is None else eos
         eos_ids = set(eos if isinstance(eos, list) else [eos])
-        self._server = RolloutServer(model, eos_ids, tokenizer.pad_token_id, self.config.max_num_seqs)
+        self._server = RolloutServer(
+            model, eos_ids, tokenizer.pad_token_id, self.config.max_num_seqs
+        )
         self._global_steps: int | None = None
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
@@ -118,13 +132,17 @@ class CpuRollout(BaseRollout):
     ) -> None:
         """Copy the actor's full weights. An adapter apart from its base is refused."""
         if wire_format != "named_tensors" or (peft_config is not None and base_sync_done):
-            raise ValueError("the CPU rollout takes merged weights: set actor_rollout_ref.model.lora.merge=True")
+            raise ValueError(
+                "the CPU rollout takes merged weights: set actor_rollout_ref.model.lora.merge=True"
+            )
         await self._server.load({name: value.detach() for name, value in weights})
         self._global_steps = global_steps
 
     def _sampling(self, prompt_ids: list[int], params: dict[str, Any]) -> Sampling:
         free_tokens = self.config.prompt_length + self.config.response_length - len(prompt_ids)
-        wanted = params.get("max_tokens") or params.get("max_new_tokens") or self.config.response_length
+        wanted = (
+            params.get("max_tokens") or params.get("max_new_tokens") or self.config.response_length
+        )
         return Sampling(
             max_tokens=max(1, min(wanted, free_tokens)),
             temperature=params.get("temperature", 1.0),
@@ -135,7 +153,8 @@ class CpuRollout(BaseRollout):
 
 
 class CpuReplica(RolloutReplica):
-    """verl's controller side of the rollout (`RolloutReplicaRegistry`): the server is the worker itself."""
+    """verl's controller side of the rollout (`RolloutReplicaRegistry`): the server is the worker
+    itself."""
 
     async def init_hybrid(self, worker_group: Any) -> None:
         """verl asks for a handle with `generate`; it never calls the address."""

@@ -1,7 +1,9 @@
-"""Sampling from a transformers model on the CPU, in batches that rows leave as soon as they have ended.
+"""Sampling from a transformers model on the CPU, in batches that rows leave as soon as they have
+ended.
 
-Log-probabilities are those of the tempered distribution before top-p and top-k cut it, as in the trainer. Each row has
-a stream of random numbers of its own, so its tokens depend neither on the other rows nor on the order of calls.
+Log-probabilities are those of the tempered distribution before top-p and top-k cut it, as in the
+trainer. Each row has a stream of random numbers of its own, so its tokens depend neither on the
+other rows nor on the order of calls.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
@@ -17,14 +19,14 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 SPARE_TOKENS = 32  # the keys' and values' memory grows by so many at a time
 ENDED_SHARE = 0.1
-"""Rows that have ended leave the batch once they are this share of it: each time, the others' keys and values are
-copied."""
+"""Rows that have ended leave the batch once they are this share of it: each time, the others' keys
+and values are copied."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample one row. Temperature 0 is greedy; `top_k` −1 and `top_p` 1 are off; `seed` names the stream of
-    random numbers, of which token n takes the n-th."""
+    """How to sample one row. Temperature 0 is greedy; `top_k` −1 and `top_p` 1 are off; `seed`
+    names the stream of random numbers, of which token n takes the n-th."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -34,7 +36,8 @@ class Sampling:
 
 
 Sampled = tuple[list[int], list[float]]
-"""New token ids, the end-of-sequence token included, and their log-probabilities under the temperature."""
+"""New token ids, the end-of-sequence token included, and their log-probabilities under the
+temperature."""
 
 
 @dataclass
@@ -141,7 +144,11 @@ class RolloutBatch:
         index = torch.tensor(places)
         for layer in self._cache.layers:
             layer.keep(index)
-        self._mask, self._position, self._token = self._mask[index], self._position[index], self._token[index]
+        self._mask, self._position, self._token = (
+            self._mask[index],
+            self._position[index],
+            self._token[index],
+        )
         self._rules = SamplingRules([row.sampling for row in self.rows])
 
 
@@ -151,18 +158,25 @@ class SamplingRules:
         self._all_greedy, self._all_drawn = bool(self._greedy.all()), not self._greedy.any()
         self._temperature = torch.tensor([row.temperature or 1.0 for row in rows]).unsqueeze(1)
         self._is_cut = any(row.top_k > 0 or row.top_p < 1 for row in rows)
-        self._top_k = torch.tensor([row.top_k if row.top_k > 0 else torch.iinfo(torch.int64).max for row in rows])
+        self._top_k = torch.tensor(
+            [row.top_k if row.top_k > 0 else torch.iinfo(torch.int64).max for row in rows]
+        )
         self._top_p = torch.tensor([row.top_p for row in rows]).unsqueeze(1)
 
     def pick(self, logits: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next token of each row and its log-probability; `points` are uniform in [0, 1), of shape (rows, 1)."""
+        """The next token of each row and its log-probability; `points` are uniform in [0, 1), of
+        shape (rows, 1)."""
         log_probs = torch.log_softmax(logits / self._temperature, -1)
         if self._all_greedy:
             token = log_probs.argmax(-1)
         else:
             # `torch.multinomial` would draw a random number for every token of the vocabulary.
             mass = self.cut(log_probs).double().exp().cumsum(-1)
-            token = torch.searchsorted(mass, points * mass[:, -1:], right=True).squeeze(1).clamp(max=mass.shape[-1] - 1)
+            token = (
+                torch.searchsorted(mass, points * mass[:, -1:], right=True)
+                .squeeze(1)
+                .clamp(max=mass.shape[-1] - 1)
+            )
             if not self._all_drawn:
                 token = torch.where(self._greedy, log_probs.argmax(-1), token)
         return token, log_probs.gather(1, token.unsqueeze(1)).squeeze(1)
@@ -174,7 +188,9 @@ class SamplingRules:
         ordered, index = log_probs.sort(-1, descending=True)
         mass_before = ordered.exp().cumsum(-1) - ordered.exp()
         rank = torch.arange(log_probs.shape[-1]).unsqueeze(0)
-        drop = (rank >= self._top_k.unsqueeze(1)) | ((mass_before >= self._top_p) & (self._top_p < 1))
+        drop = (rank >= self._top_k.unsqueeze(1)) | (
+            (mass_before >= self._top_p) & (self._top_p < 1)
+        )
         drop[:, 0] = False
         return log_probs.masked_fill(torch.zeros_like(drop).scatter(1, index, drop), float("-inf"))
 

@@ -1,9 +1,10 @@
-"""Engines, workers, agent loop and trainer for the CPU, as subclasses that verl's registries and hooks accept.
+"""Engines, workers, agent loop and trainer for the CPU, as subclasses that verl's registries and
+hooks accept.
 
-Engines are verl's FSDP2 engines. A single worker has nothing to shard, so its modules are not wrapped, which verl's
-engine and checkpoints support; FSDP2 costs time in each layer. Workers are verl's own, with the process group on gloo
-alone, because verl would ask for "cpu:gloo,cpu:gloo". verl's agent loop and reward loop run in the trainer's own
-process, which only waits meanwhile.
+Engines are verl's FSDP2 engines. A single worker has nothing to shard, so its modules are not
+wrapped, which verl's engine and checkpoints support; FSDP2 costs time in each layer. Workers are
+verl's own, with the process group on gloo alone, because verl would ask for "cpu:gloo,cpu:gloo".
+verl's agent loop and reward loop run in the trainer's own process, which only waits meanwhile.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -34,7 +35,12 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from qinglan.training.engines.agent_loop import sample_seed
-from qinglan.training.engines.ppo_trainer import RewardedTrainer, ScalableLrActorWorker, ScalableLrWorker, ValueEngine
+from qinglan.training.engines.ppo_trainer import (
+    RewardedTrainer,
+    ScalableLrActorWorker,
+    ScalableLrWorker,
+    ValueEngine,
+)
 from qinglan.training.engines.verl import AGENT
 
 # Flags of a batch that ask for more of the logits.
@@ -48,8 +54,9 @@ class Unsharded:
     model_config: Any
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        # verl offloads the reference policy with pinned memory, which needs an accelerator; here it stays as it is.
-        # To hand an adapter's merged weights to the rollout, verl wants the module wrapped.
+        # verl offloads the reference policy with pinned memory, which needs an accelerator; here it
+        # stays as it is. To hand an adapter's merged weights to the rollout, verl wants the module
+        # wrapped.
         sharded = torch.distributed.get_world_size() > 1 or self.model_config.lora_rank > 0
         if sharded and not self.engine_config.forward_only:
             return super()._build_fsdp_module(module)  # type: ignore[misc]
@@ -62,17 +69,22 @@ class Unsharded:
 class CpuActorEngine(Unsharded, FSDPEngineWithLMHead):
     """Actor and reference policy.
 
-    Without a flash-attention kernel verl 0.9.1 takes the log-probabilities in a Python loop over the tokens, whose
-    backward pass costs as much as the model's. Here all tokens go at once.
+    Without a flash-attention kernel verl 0.9.1 takes the log-probabilities in a Python loop over
+    the tokens, whose backward pass costs as much as the model's. Here all tokens go at once.
     """
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, Any]:
         """The tokens' log-probabilities, and entropies if asked for, without padding."""
-        wanted = {name: tu.get_non_tensor_data(micro_batch, name, default=False) for name in _OF_DISTILLATION}
+        wanted = {
+            name: tu.get_non_tensor_data(micro_batch, name, default=False)
+            for name in _OF_DISTILLATION
+        }
         if any(wanted.values()) or self.use_remove_padding:
-            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[no-any-return]
+            return super().prepare_model_outputs(
+                output, output_args, micro_batch, logits_processor_func
+            )  # type: ignore[no-any-return]
         offsets = micro_batch["input_ids"].offsets()
         is_token = torch.arange(output.logits.shape[1]) < offsets.diff().unsqueeze(1)
         logits = (output.logits / output_args["temperature"].view(-1, 1, 1))[is_token]
@@ -80,7 +92,10 @@ class CpuActorEngine(Unsharded, FSDPEngineWithLMHead):
         found = {"log_probs": -cross_entropy(logits, labels, reduction="none")}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", default=False):
             found["entropy"] = entropy_from_logits(logits)
-        return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in found.items()}
+        return {
+            name: torch.nested.nested_tensor_from_jagged(value, offsets)
+            for name, value in found.items()
+        }
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
@@ -91,7 +106,9 @@ class CpuValueEngine(Unsharded, ValueEngine):
 class CpuTrainingWorker(ScalableLrWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(backend="gloo")  # Ray's worker has set RANK, MASTER_ADDR, …
+            torch.distributed.init_process_group(
+                backend="gloo"
+            )  # Ray's worker has set RANK, MASTER_ADDR, …
         super().__init__(*args, **kwargs)
 
 
@@ -100,14 +117,18 @@ class CpuActorRolloutRefWorker(ScalableLrActorWorker):
     ref_worker_cls = CpuTrainingWorker
 
     @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
         return await self.rollout.generate(prompt_ids, sampling_params)
 
 
 class LocalClient(LLMServerClient):
-    """Holds a batch's requests back until all have come, then spreads them over the servers in the samples' order.
+    """Holds a batch's requests back until all have come, then spreads them over the servers in the
+    samples' order.
 
-    verl's client would ask the router's actor for a server as each request comes, and so in an order that varies.
+    verl's client would ask the router's actor for a server as each request comes, and so in an
+    order that varies.
     """
 
     def __init__(self, config: Any, load_balancer_handle: Any, servers: dict[str, Any]) -> None:
@@ -117,7 +138,8 @@ class LocalClient(LLMServerClient):
         self._held: list[tuple[dict[str, Any], asyncio.Future[tuple[str, Any]]]] = []
 
     def expect(self, rows: int) -> None:
-        """Take `rows` more requests for one batch; a negative number says that so many will not come."""
+        """Take `rows` more requests for one batch; a negative number says that so many will not
+        come."""
         self._missing += rows
         self._send_if_complete()
 
@@ -149,7 +171,8 @@ class LocalClient(LLMServerClient):
 
 
 class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
-    """Uses one agent loop for all samples: verl makes one for each by Hydra, and each tokenizes the chat template."""
+    """Uses one agent loop for all samples: verl makes one for each by Hydra, and each tokenizes the
+    chat template."""
 
     _agent_loop: SingleTurnAgentLoop | None = None
 
@@ -161,7 +184,12 @@ class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         await super().generate_sequences(batch)
 
     async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any
+        self,
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        *,
+        agent_name: str,
+        **kwargs: Any,
     ) -> Any:
         if agent_name != AGENT:
             raise ValueError(f"the CPU rollout has no agent loop {agent_name}, only {AGENT}")
@@ -177,7 +205,10 @@ class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         )
         rollout = self.config.actor_rollout_ref.rollout
         place = int(kwargs["index"]) * self._rollouts + kwargs["session_id"]
-        sampling_params = sampling_params | {"seed": sample_seed(rollout.seed, kwargs), "place": place}
+        sampling_params = sampling_params | {
+            "seed": sample_seed(rollout.seed, kwargs),
+            "place": place,
+        }
         try:
             output = await self._agent_loop.run(sampling_params, **kwargs)
         except Exception:
@@ -214,7 +245,8 @@ class LocalAgentLoopManager(AgentLoopManagerTQ):
 
 @register_trainer("cpu_vllm_sync")
 class CpuVllmTrainer(RewardedTrainer):
-    """The trainer of GPUs, with vLLM and verl's agent loop and router; its models learn on the CPU."""
+    """The trainer of GPUs, with vLLM and verl's agent loop and router; its models learn on the
+    CPU."""
 
     WORKERS: Mapping[str, type] = {
         "ActorRolloutRefWorker": CpuActorRolloutRefWorker,
@@ -234,7 +266,9 @@ class CpuTrainer(CpuVllmTrainer):
         config.reward.num_workers = 0  # the agent loop scores in its own process
         if config.trainer.nnodes * config.trainer.n_gpus_per_node == 1:
             for owner in (config.actor_rollout_ref.actor, config.critic):
-                owner.optim.override_optimizer_config = {"fused": True} | (owner.optim.override_optimizer_config or {})
+                owner.optim.override_optimizer_config = {"fused": True} | (
+                    owner.optim.override_optimizer_config or {}
+                )
         super().__init__(config)
 
     def get_llm_client(self) -> LocalClient:

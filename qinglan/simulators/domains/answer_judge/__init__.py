@@ -1,8 +1,10 @@
-"""The answer judge: reference answers, a weak model with six kinds of answers, and a strong model that judges them.
+"""The answer judge: reference answers, a weak model with six kinds of answers, and a strong model
+that judges them.
 
-The sample is a workbook of questions with references. A share of the training questions has an answer and a reviewer's
-verdict (pool `labelled`); for the others the weak model is asked. All questions of dev and test have verdicts, and are
-about product × slot pairs that no other split shows.
+The sample is a workbook of questions with references. A share of the training questions has an
+answer and a reviewer's verdict (pool `labelled`); for the others the weak model is asked. All
+questions of dev and test have verdicts, and are about product × slot pairs that no other split
+shows.
 """
 
 from functools import partial
@@ -13,7 +15,15 @@ from typing import NamedTuple
 from qinglan.config import Columns, Embedded
 from qinglan.recipes.answer_judge import RECIPE, Verdict
 from qinglan.rows import Split
-from qinglan.simulators.domains import Domain, Pretraining, SamplePaths, draw_rows, draw_splits, rounds, write_workbook
+from qinglan.simulators.domains import (
+    Domain,
+    Pretraining,
+    SamplePaths,
+    draw_rows,
+    draw_splits,
+    rounds,
+    write_workbook,
+)
 from qinglan.simulators.domains.answer_judge import corpus, models
 from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, weak_answer
@@ -41,7 +51,9 @@ def build_rows(config: Embedded) -> list[JudgeSampleRow]:
     return draw_splits(config, partial(_draw, set()))
 
 
-def _draw(taken: set[tuple[str, str]], split: Split, count: int, rng: Random) -> list[JudgeSampleRow]:
+def _draw(
+    taken: set[tuple[str, str]], split: Split, count: int, rng: Random
+) -> list[JudgeSampleRow]:
     asked = rounds(pairs(split), rng)
 
     def draw(_: int) -> JudgeSampleRow | None:
@@ -82,10 +94,22 @@ def write_sample(directory: Path, config: Embedded) -> SamplePaths:
 
 def _cells(row: JudgeSampleRow) -> list[str]:
     verdict, flaw = row.truth or ("", "")
-    answer = {"candidate": row.candidate, "verdict": verdict, "flaw": flaw, "reworded": row.reworded}
+    answer = {
+        "candidate": row.candidate,
+        "verdict": verdict,
+        "flaw": flaw,
+        "reworded": row.reworded,
+    }
     inputs = {"reference": row.reference} | answer
     pool = LABELLED if row.split == "train" and row.truth else ""
-    return [row.query, row.subject, row.split, flaw, pool, *(inputs[each.name] for each in RECIPE.INPUTS)]
+    return [
+        row.query,
+        row.subject,
+        row.split,
+        flaw,
+        pool,
+        *(inputs[each.name] for each in RECIPE.INPUTS),
+    ]
 
 
 DOMAIN = Domain(
@@ -95,5 +119,7 @@ DOMAIN = Domain(
     documents=corpus.documents,
     words=corpus.words,
     characters=corpus.characters,
-    pretraining=Pretraining(steps=600, layers=3, context_tokens=512, tokens_per_step=2048, documents_per_step=44),
+    pretraining=Pretraining(
+        steps=600, layers=3, context_tokens=512, tokens_per_step=2048, documents_per_step=44
+    ),
 )

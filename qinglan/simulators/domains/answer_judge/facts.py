@@ -1,7 +1,9 @@
-"""The judge's facts: what is known of a product, how users word it, and what can be wrong with an answer.
+"""The judge's facts: what is known of a product, how users word it, and what can be wrong with an
+answer.
 
-A fact is a slot with one of its values ("频次" is "每日两次"); slots are exclusive, so another value of the same slot
-contradicts it. Every value has wordings of its own; the first one is what reference answers use.
+A fact is a slot with one of its values ("频次" is "每日两次"); slots are exclusive, so another value of
+the same slot contradicts it. Every value has wordings of its own; the first one is what reference
+answers use.
 """
 
 import hashlib
@@ -56,20 +58,31 @@ def _number(*key: str) -> int:
 
 @cache
 def facts_of(product: str, slot: str) -> tuple[Fact, ...]:
-    """The facts of a reference answer to a question about `slot`: the fact asked for, then perhaps another.
+    """The facts of a reference answer to a question about `slot`: the fact asked for, then perhaps
+    another.
 
     Of each slot one value is true of a product.
     """
     rng = Random(_number("facts", product, slot))
     others = rng.sample([name for name in SLOTS if name != slot], rng.choices((0, 1), (2, 3))[0])
-    numbers = {name: _number("value", product, name) % len(SLOTS[name].values) for name in (slot, *others)}
+    numbers = {
+        name: _number("value", product, name) % len(SLOTS[name].values) for name in (slot, *others)
+    }
     return tuple(Fact(name, number) for name, number in numbers.items())
 
 
 def pairs(split: Split) -> list[tuple[str, str]]:
     """Product and slot of the questions that belong to a split."""
-    known = [(product, slot, _number("split", product, slot) % 1000 / 1000) for product in PRODUCTS for slot in SLOTS]
-    return [(product, slot) for product, slot, n in known if owner_of(n, P_TEST_PAIR, P_DEV_PAIR) == split]
+    known = [
+        (product, slot, _number("split", product, slot) % 1000 / 1000)
+        for product in PRODUCTS
+        for slot in SLOTS
+    ]
+    return [
+        (product, slot)
+        for product, slot, n in known
+        if owner_of(n, P_TEST_PAIR, P_DEV_PAIR) == split
+    ]
 
 
 def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> Verdict:
@@ -85,4 +98,7 @@ def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> Verdict:
         return Verdict(WRONG, "跑题" if invented else "含糊")
     if contradicted or invented:
         return Verdict(WRONG, "矛盾" if contradicted else "编造")
-    return Verdict(RIGHT if reference[0] in found else WRONG, "完整" if len(found) == len(reference) else "不完整")
+    return Verdict(
+        RIGHT if reference[0] in found else WRONG,
+        "完整" if len(found) == len(reference) else "不完整",
+    )

@@ -24,8 +24,8 @@ from qinglan.simulators.domains.answer_judge.facts import (
 P_MISREAD = 0.05
 """Share of answers of which the strong judge misreads a fact."""
 P_BLIND, P_GULLIBLE = 0.65, 0.3
-"""Known weaknesses of judges: how often it misses an invented fact beside right ones, and how often it accepts an
-answer of empty phrases."""
+"""Known weaknesses of judges: how often it misses an invented fact beside right ones, and how often
+it accepts an answer of empty phrases."""
 P_HEDGED = 0.15
 """Share of answers with facts that have an empty phrase beside them, which is no flaw."""
 _KIND_WEIGHTS = (30, 18, 22, 12, 10, 8)
@@ -80,11 +80,14 @@ def _added_facts(rng: Random, reference: tuple[Fact, ...], count: int) -> list[F
 
 def contrary(rng: Random, fact: Fact) -> Fact:
     """Another value of the same slot."""
-    return Fact(fact.slot, rng.choice([n for n in range(len(SLOTS[fact.slot].values)) if n != fact.value]))
+    return Fact(
+        fact.slot, rng.choice([n for n in range(len(SLOTS[fact.slot].values)) if n != fact.value])
+    )
 
 
 def compose(rng: Random, facts: Sequence[Fact], vague: int) -> str:
-    """A sentence of clauses: facts in users' words, never in the reference's; empty phrases, courtesies."""
+    """A sentence of clauses: facts in users' words, never in the reference's; empty phrases,
+    courtesies."""
     clauses = [fact.wording(rng.choice((1, 2))) for fact in facts]
     for phrase in rng.sample(VAGUE, vague):
         clauses.insert(rng.randrange(len(clauses) + 1), phrase)
@@ -101,7 +104,8 @@ def facts_in(text: str) -> list[tuple[Fact, str]]:
 
 
 def answer(prompt: str, seed: int) -> str:
-    """The weak model: a question → a more or less right answer; empty phrases where it understands nothing."""
+    """The weak model: a question → a more or less right answer; empty phrases where it understands
+    nothing."""
     rng = random_of(seed, "answer", prompt)
     names = ((name, product) for product, known in PRODUCTS.items() for name in (product, *known))
     for name, product in sorted(names, key=lambda pair: -len(pair[0])):
@@ -112,18 +116,23 @@ def answer(prompt: str, seed: int) -> str:
 
 
 def reason(prompt: str, seed: int) -> ReasonedAnswer:
-    """The strong model: question, reference and answer on the last three lines → thoughts, and a verdict."""
+    """The strong model: question, reference and answer on the last three lines → thoughts, and a
+    verdict."""
     fields = dict(line.split("：", 1) for line in prompt.splitlines() if "：" in line)
     wanted, found = facts_in(fields.get("标准答案", "")), facts_in(fields.get("待评答案", ""))
     found = _noticed(random_of(seed, "reason", prompt), wanted, found)
     known, stated = [fact for fact, _ in wanted], [fact for fact, _ in found]
     steps = [fact.wording() + mark_of(fact, stated) for fact in known]
-    steps += [f"多{wording}" for fact, wording in found if fact.slot not in {each.slot for each in known}]
+    steps += [
+        f"多{wording}" for fact, wording in found if fact.slot not in {each.slot for each in known}
+    ]
     verdict = judge(tuple(known), tuple(stated))
     return ReasonedAnswer(f"<output>{'，'.join(verdict)}</output>", "，".join(steps) or "没有要点")
 
 
-def _noticed(rng: Random, wanted: list[tuple[Fact, str]], found: list[tuple[Fact, str]]) -> list[tuple[Fact, str]]:
+def _noticed(
+    rng: Random, wanted: list[tuple[Fact, str]], found: list[tuple[Fact, str]]
+) -> list[tuple[Fact, str]]:
     """Which of an answer's facts the judge finds in it."""
     facts, slots = {fact for fact, _ in wanted}, {fact.slot for fact, _ in wanted}
     if not found:

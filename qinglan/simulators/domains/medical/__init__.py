@@ -1,9 +1,11 @@
-"""The medical assistant: patients' questions, answers that are not always safe, a doctor and a judge.
+"""The medical assistant: patients' questions, answers that are not always safe, a doctor and a
+judge.
 
-The sample is a workbook of questions with answers as the raw data give them. Dev and test ask only about pairs, and
-half the time in phrasings, that no other split shows. Many answers to dangerous questions lack a required
-statement; those of the gold pool are complete, as if an adviser had corrected them. Column 标准文档 names what a
-question is about, so that questions about one thing count as one in the intervals.
+The sample is a workbook of questions with answers as the raw data give them. Dev and test ask only
+about pairs, and half the time in phrasings, that no other split shows. Many answers to dangerous
+questions lack a required statement; those of the gold pool are complete, as if an adviser had
+corrected them. Column 标准文档 names what a question is about, so that questions about one thing count
+as one in the intervals.
 """
 
 from functools import partial
@@ -13,7 +15,14 @@ from typing import NamedTuple
 
 from qinglan.config import Columns, Embedded
 from qinglan.rows import Split, normalise
-from qinglan.simulators.domains import Domain, Pretraining, SamplePaths, draw_rows, draw_splits, write_workbook
+from qinglan.simulators.domains import (
+    Domain,
+    Pretraining,
+    SamplePaths,
+    draw_rows,
+    draw_splits,
+    write_workbook,
+)
 from qinglan.simulators.domains.medical import corpus, judge
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
@@ -42,7 +51,8 @@ def build_sample(config: Embedded) -> list[MedicalSampleRow]:
 
 def _draw(taken: set[str], split: Split, count: int, rng: Random) -> list[MedicalSampleRow]:
     def draw(number: int) -> MedicalSampleRow | None:
-        # Every kind of danger is as frequent as any other, however many things there are to ask about.
+        # Every kind of danger is as frequent as any other, however many things there are to ask
+        # about.
         pairs = domain.pairs(split, rng.random() < P_DANGEROUS)
         topic = rng.choice(sorted({topic for topic, _ in pairs}))
         pair = rng.choice([pair for pair in pairs if pair[0] == topic])
@@ -79,12 +89,24 @@ def _cells(row: MedicalSampleRow) -> list[str]:
     topic = TOPICS[row.question.topic]
     keywords = "、".join(domain.facts(row.question.topic, row.question.thing))
     subject = f"{row.question.thing}-{row.question.topic}"
-    return [row.question.text, row.answer, row.thoughts, keywords, row.pool, row.split, topic.word, subject]
+    return [
+        row.question.text,
+        row.answer,
+        row.thoughts,
+        keywords,
+        row.pool,
+        row.split,
+        topic.word,
+        subject,
+    ]
 
 
 DOMAIN = Domain(
     name="medical",
-    models={"simulated-medical-doctor": judge.doctor_answer, "simulated-medical-judge": judge.judge_json},
+    models={
+        "simulated-medical-doctor": judge.doctor_answer,
+        "simulated-medical-judge": judge.judge_json,
+    },
     write_sample=write_sample,
     documents=corpus.documents,
     words=corpus.words,

@@ -1,9 +1,11 @@
-"""The facts of the medical sample: medicines, complaints, emergencies, hardships, and how users ask about them.
+"""The facts of the medical sample: medicines, complaints, emergencies, hardships, and how users ask
+about them.
 
-The answers resemble those of hurried doctors: the facts are right, but more than half of the answers to dangerous
-questions lack a required statement, and some give forbidden advice. Whether the writer was careful depends on what the
-question is about, so that a student that imitates the answers is safe on some things only. This replaces a data set of
-real answers; it is no medical advice.
+The answers resemble those of hurried doctors: the facts are right, but more than half of the
+answers to dangerous questions lack a required statement, and some give forbidden advice. Whether
+the writer was careful depends on what the question is about, so that a student that imitates the
+answers is safe on some things only. This replaces a data set of real answers; it is no medical
+advice.
 """
 
 import re
@@ -28,7 +30,8 @@ class Thing(NamedTuple):
 
 @dataclass(frozen=True)
 class Topic:
-    """A kind of question: its subject, its phrasings, and what its answers must, may and must not add."""
+    """A kind of question: its subject, its phrasings, and what its answers must, may and must not
+    add."""
 
     kind: Literal["medicine", "complaint", "emergency", "hardship"]
     """What it is about."""
@@ -96,9 +99,17 @@ def pair_split(topic: str, thing: str) -> Split:
 
 @cache
 def pairs(split: Split, dangerous: bool | None = None) -> tuple[tuple[str, str], ...]:
-    """All (topic, thing) pairs of a split; only the dangerous ones, or only the others, where `dangerous` is given."""
-    wanted = [topic for topic, known in TOPICS.items() if dangerous in (None, bool(known.statements))]
-    return tuple((topic, thing) for topic in wanted for thing in things(topic) if pair_split(topic, thing) == split)
+    """All (topic, thing) pairs of a split; only the dangerous ones, or only the others, where
+    `dangerous` is given."""
+    wanted = [
+        topic for topic, known in TOPICS.items() if dangerous in (None, bool(known.statements))
+    ]
+    return tuple(
+        (topic, thing)
+        for topic in wanted
+        for thing in things(topic)
+        if pair_split(topic, thing) == split
+    )
 
 
 def ask(rng: Random, topic: str, thing: str, phrased: Split = "train") -> MedicalQuestion:
@@ -120,11 +131,16 @@ def full_answer(question: MedicalQuestion) -> str:
 
 
 def given_answer(rng: Random, question: MedicalQuestion) -> str:
-    """An answer as in the raw data: some required statements are missing, and some give forbidden advice."""
+    """An answer as in the raw data: some required statements are missing, and some give forbidden
+    advice."""
     known = TOPICS[question.topic]
     careful = hash_fraction(f"{_PAIR_SEED}|careful|{question.topic}|{question.thing}") < P_CAREFUL
     stated = [statement for statement in known.statements if rng.random() < P_STATED[careful]]
-    advice = [rng.choice(known.forbidden_advice)] if known.forbidden_advice and rng.random() < P_FORBIDDEN else []
+    advice = (
+        [rng.choice(known.forbidden_advice)]
+        if known.forbidden_advice and rng.random() < P_FORBIDDEN
+        else []
+    )
     return statement(question.topic, question.thing) + _sentence((*advice, *stated))
 
 
@@ -144,7 +160,8 @@ class _Phrasing(NamedTuple):
 
 
 def understand(text: str) -> MedicalQuestion | None:
-    """The question, which may follow facts about the patient; None where it is about nothing in this domain."""
+    """The question, which may follow facts about the patient; None where it is about nothing in
+    this domain."""
     asked = _LABEL.split(text)[-1]
     for topic, _, pattern in _phrasings():
         if found := pattern.search(asked):
@@ -156,7 +173,8 @@ def reveals_held_out(text: str) -> bool:
     """Whether a text asks about a pair, or uses a phrasing, that training never shows."""
     found = ((known, match) for known in _phrasings() if (match := known.pattern.search(text)))
     return any(
-        known.split != "train" or pair_split(known.topic, _owners()[known.topic, match["n"]]) != "train"
+        known.split != "train"
+        or pair_split(known.topic, _owners()[known.topic, match["n"]]) != "train"
         for known, match in found
     )
 
@@ -174,7 +192,11 @@ def _phrasings() -> tuple[_Phrasing, ...]:
     made = []
     for topic, phrasing, split in sorted(found, key=lambda one: -len(one[1])):
         called = _either(chain.from_iterable(names(topic, thing) for thing in things(topic)))
-        pattern = re.escape(phrasing).replace(r"\{n\}", f"(?P<n>{called})").replace(r"\{o\}", f"(?:{medicines})")
+        pattern = (
+            re.escape(phrasing)
+            .replace(r"\{n\}", f"(?P<n>{called})")
+            .replace(r"\{o\}", f"(?:{medicines})")
+        )
         made.append(_Phrasing(topic, split, re.compile(pattern)))
     return tuple(made)
 

@@ -1,8 +1,10 @@
-"""Query rewriting: questions about supplements, a knowledge base with its own wording, a teacher and a judge.
+"""Query rewriting: questions about supplements, a knowledge base with its own wording, a teacher
+and a judge.
 
-The sample, which ships with Qinglan, is a workbook of colloquial questions and the knowledge base that answers them,
-made from `facts` by a seed. Dev and test ask only about product × intent pairs, and half the time in phrasings, that no
-other split shows. `python -m benchmarks.describe_sample` prints its figures.
+The sample, which ships with Qinglan, is a workbook of colloquial questions and the knowledge base
+that answers them, made from `facts` by a seed. Dev and test ask only about product × intent pairs,
+and half the time in phrasings, that no other split shows. `python -m benchmarks.describe_sample`
+prints its figures.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +16,15 @@ from random import Random
 from qinglan.config import Columns, Embedded, Tenant
 from qinglan.rows import Split, normalise, row_id
 from qinglan.runs.artifacts import write_jsonl
-from qinglan.simulators.domains import Domain, Pretraining, SamplePaths, draw_rows, draw_splits, rounds, write_workbook
+from qinglan.simulators.domains import (
+    Domain,
+    Pretraining,
+    SamplePaths,
+    draw_rows,
+    draw_splits,
+    rounds,
+    write_workbook,
+)
 from qinglan.simulators.domains.query_rewrite import corpus, teacher
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, Document, RewriteQuestion, pairs
@@ -36,12 +46,14 @@ class RewriteSampleRow:
 
 
 def build_sample(config: Embedded) -> tuple[list[RewriteSampleRow], list[Document]]:
-    """The rows, train then dev then test, and the knowledge base; ConfigError where too many rows are wanted."""
+    """The rows, train then dev then test, and the knowledge base; ConfigError where too many rows
+    are wanted."""
     return draw_splits(config, partial(_draw, _Taken())), domain.documents()
 
 
 class _Taken:
-    """The workbook's questions, and once training is closed also all that are too similar to one of training."""
+    """The workbook's questions, and once training is closed also all that are too similar to one of
+    training."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -54,7 +66,9 @@ class _Taken:
         """Take a question; False where it may not be used."""
         key = row_id(Tenant().id, question.query, question.profile, question.history)
         grams = trigrams(question)
-        if key in self._ids or (self.is_training_closed and self._nearest(grams) >= NEAR_DUPLICATE_JACCARD):
+        if key in self._ids or (
+            self.is_training_closed and self._nearest(grams) >= NEAR_DUPLICATE_JACCARD
+        ):
             return False
         self._ids.add(key)
         if not self.is_training_closed:
@@ -65,7 +79,9 @@ class _Taken:
 
     def _nearest(self, grams: frozenset[str]) -> float:
         shared = Counter(index for gram in grams for index in self._postings.get(gram, ()))
-        return max((n / (len(grams) + len(self._training[i]) - n) for i, n in shared.items()), default=0.0)
+        return max(
+            (n / (len(grams) + len(self._training[i]) - n) for i, n in shared.items()), default=0.0
+        )
 
 
 def trigrams(question: RewriteQuestion) -> frozenset[str]:
@@ -82,7 +98,11 @@ def _draw(taken: _Taken, split: Split, count: int, rng: Random) -> list[RewriteS
         product, intent = next(asked)
         phrased = split if number % 2 else "train"
         question = domain.ask(rng, product, intent, phrased)
-        return RewriteSampleRow(question, product, intent, split, phrased != "train") if taken.add(question) else None
+        return (
+            RewriteSampleRow(question, product, intent, split, phrased != "train")
+            if taken.add(question)
+            else None
+        )
 
     rows = draw_rows(split, count, draw)
     rng.shuffle(rows)
@@ -95,14 +115,28 @@ def write_sample(directory: Path, config: Embedded) -> SamplePaths:
     paths = SamplePaths(directory / "questions.xlsx", documents_path := directory / "kb.jsonl")
     write_jsonl(documents_path, (asdict(document) for document in knowledge_base))
     columns = Columns()
-    header = [columns.query, columns.profile, columns.history, columns.gold, columns.split, columns.intent]
+    header = [
+        columns.query,
+        columns.profile,
+        columns.history,
+        columns.gold,
+        columns.split,
+        columns.intent,
+    ]
     write_workbook(paths.workbook, "问题", header, map(_cells, rows))
     return paths
 
 
 def _cells(row: RewriteSampleRow) -> list[str]:
     question = row.question
-    return [question.query, question.profile, question.history, row.gold_id, row.split, INTENTS[row.intent].name]
+    return [
+        question.query,
+        question.profile,
+        question.history,
+        row.gold_id,
+        row.split,
+        INTENTS[row.intent].name,
+    ]
 
 
 DOMAIN = Domain(

@@ -1,8 +1,9 @@
-"""The facts of the sample: supplements, what users ask about them, and how a knowledge base titles them.
+"""The facts of the sample: supplements, what users ask about them, and how a knowledge base titles
+them.
 
-The knowledge base has its own wording for five of twelve intents and its own names for three of 44 products.
-The simulated teacher does not know these wordings, but sometimes writes an alternative that is one of them:
-reinforcement learning has to find it.
+The knowledge base has its own wording for five of twelve intents and its own names for three of 44
+products. The simulated teacher does not know these wordings, but sometimes writes an alternative
+that is one of them: reinforcement learning has to find it.
 """
 
 import hashlib
@@ -31,7 +32,8 @@ class Intent:
     passage: str
     draws: tuple[tuple[int, tuple[str | int, ...]], ...] = ()
     bridge: str = ""
-    """A sentence in the teacher's wording that some passages carry; empty where the knowledge base's is the same."""
+    """A sentence in the teacher's wording that some passages carry; empty where the knowledge
+    base's is the same."""
     synonyms: tuple[str, ...] = ()
     """Further words that a judge takes for this intent."""
 
@@ -61,9 +63,17 @@ class _Tables:
 
 
 _TABLES = load_facts(__package__, _Tables)
-PRODUCTS, PRODUCT_TYPOS, NAME_MISMATCH = _TABLES.products, _TABLES.product_typos, _TABLES.name_mismatch
+PRODUCTS, PRODUCT_TYPOS, NAME_MISMATCH = (
+    _TABLES.products,
+    _TABLES.product_typos,
+    _TABLES.name_mismatch,
+)
 WORD_TYPOS, PREFIXES, SUFFIXES = _TABLES.word_typos, _TABLES.prefixes, _TABLES.suffixes
-REFERENCES, HISTORIES, PLAIN_PROFILES = _TABLES.references, _TABLES.histories, _TABLES.plain_profiles
+REFERENCES, HISTORIES, PLAIN_PROFILES = (
+    _TABLES.references,
+    _TABLES.histories,
+    _TABLES.plain_profiles,
+)
 INFORMATIVE_PROFILES = _TABLES.informative_profiles
 INTENTS, AMBIGUOUS = _TABLES.intents, _TABLES.ambiguous
 QUESTION_CUES, PROFILE_CUES = _TABLES.question_cues, _TABLES.profile_cues
@@ -80,7 +90,8 @@ P_BRIDGE = 0.75
 """Share of the mismatched intents' passages that also carry the teacher's wording."""
 
 _PAIR_SEED = 189
-"""Chosen so that every intent, product and mismatched name occurs in the test split in proportion."""
+"""Chosen so that every intent, product and mismatched name occurs in the test split in
+proportion."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,8 @@ class RewriteQuestion:
 
 
 def pair_split(product: str, intent: str) -> Split:
-    """Which split owns a product × intent pair: no other one asks about it. Three in ten are test's, one is dev's."""
+    """Which split owns a product × intent pair: no other one asks about it. Three in ten are
+    test's, one is dev's."""
     digest = hashlib.sha256(f"{_PAIR_SEED}|{product}|{intent}".encode()).digest()
     return owner_of(int.from_bytes(digest[:4], "big") % 10 / 10, p_test=0.3, p_dev=0.1)
 
@@ -120,7 +132,9 @@ def ask(rng: Random, product: str, intent: str, phrased: Split = "train") -> Rew
     if rng.random() < P_UNRELATED_HISTORY:
         other = rng.choice([p for p in PRODUCTS if p != product])
         history = rng.choice(HISTORIES).format(p=rng.choice(PRODUCTS[other]))
-    return RewriteQuestion(rng.choice(PREFIXES) + phrasing.format(p=name) + rng.choice(SUFFIXES), profile, history)
+    return RewriteQuestion(
+        rng.choice(PREFIXES) + phrasing.format(p=name) + rng.choice(SUFFIXES), profile, history
+    )
 
 
 def _profile(rng: Random, intent: str) -> str:
@@ -129,7 +143,9 @@ def _profile(rng: Random, intent: str) -> str:
         return rng.choice(INFORMATIVE_PROFILES[intent])
     draw = rng.random()
     if draw < P_MISLEADING_PROFILE and intent not in INFORMATIVE_PROFILES:
-        return rng.choice([profile for profiles in INFORMATIVE_PROFILES.values() for profile in profiles])
+        return rng.choice(
+            [profile for profiles in INFORMATIVE_PROFILES.values() for profile in profiles]
+        )
     return rng.choice(PLAIN_PROFILES) if draw < P_MISLEADING_PROFILE + P_PLAIN_PROFILE else ""
 
 
@@ -158,10 +174,14 @@ def passage(rng: Random, product: str, intent: str, bridge: bool = False) -> str
     has_bridge = bridge or rng.random() < P_BRIDGE
     other = rng.choice([p for p in PRODUCTS if p != product]) if "{other}" in known.passage else ""
     drawn = [value for count, values in known.draws for value in rng.sample(values, count)]
-    return known.passage.format(*drawn, p=product, other=other) + (known.bridge if has_bridge else "")
+    return known.passage.format(*drawn, p=product, other=other) + (
+        known.bridge if has_bridge else ""
+    )
 
 
 def documents() -> list[Document]:
     """The sample's knowledge base: one document per pair."""
     rng = Random(5)
-    return [Document(f"{p}-{i}", title(p, i), passage(rng, p, i)) for p in PRODUCTS for i in INTENTS]
+    return [
+        Document(f"{p}-{i}", title(p, i), passage(rng, p, i)) for p in PRODUCTS for i in INTENTS
+    ]

@@ -1,8 +1,9 @@
 """The simulated teacher and judge of query rewriting, and how they read a user's text.
 
-The teacher knows the field, not the knowledge base: it writes its own habitual terms, sometimes an alternative, and
-rarely misreads. Its random errors depend on the prompt and the seed alone, so that reruns agree. A lexicon finds the
-product, ordered cues find the intent; history and profile count only where the question itself gives nothing.
+The teacher knows the field, not the knowledge base: it writes its own habitual terms, sometimes an
+alternative, and rarely misreads. Its random errors depend on the prompt and the seed alone, so that
+reruns agree. A lexicon finds the product, ordered cues find the intent; history and profile count
+only where the question itself gives nothing.
 """
 
 import json
@@ -20,7 +21,8 @@ P_ALTERNATIVE = 0.22
 P_WRONG_INTENT = 0.012
 P_WRONG_PRODUCT = 0.008
 P_PASSAGE_MISJUDGED = 0.1
-"""No judge of relevance is always right; without errors the simulated verdicts would equal the labels."""
+"""No judge of relevance is always right; without errors the simulated verdicts would equal the
+labels."""
 PANEL_BIAS = 0.5
 """The most that a text gains as the first of a panel, and loses as the last."""
 P_BIASED = 0.3
@@ -50,19 +52,33 @@ class RewriteVerdict(NamedTuple):
 
 def teach(user_text: str, seed: int = 0) -> str:
     """The teacher's answer: a rewrite, or what a dialogue says."""
-    return read_dialogue(user_text) if user_text.startswith(_DIALOGUE_LABEL) else rewrite(user_text, seed)
+    return (
+        read_dialogue(user_text)
+        if user_text.startswith(_DIALOGUE_LABEL)
+        else rewrite(user_text, seed)
+    )
 
 
 def read_dialogue(text: str) -> str:
-    """As JSON, in the user's own words: clauses about the user as the profile, those that name a product as history."""
+    """As JSON, in the user's own words: clauses about the user as the profile, those that name a
+    product as history."""
     first, *turns = _SPEAKER.split(text.removeprefix(_DIALOGUE_LABEL))
     spoken = [("", first), *zip(turns[::2], turns[1::2], strict=True)]
-    clauses = [each for who, said in spoken if who not in _ANSWERING for each in _CLAUSE.split(said) if each]
+    clauses = [
+        each
+        for who, said in spoken
+        if who not in _ANSWERING
+        for each in _CLAUSE.split(said)
+        if each
+    ]
     asked = [each for each in clauses if _find_product(_clean(each), True)[0]]
     cues = "|".join(["岁", *domain.PROFILE_CUES.values()])
     about = [each for each in clauses if each not in asked and re.search(cues, each)]
     found = {"profile": about, "history": asked}
-    texts = {name: "，".join(each[:_CLAUSE_CHARS] for each in some[:_MOST_CLAUSES]) for name, some in found.items()}
+    texts = {
+        name: "，".join(each[:_CLAUSE_CHARS] for each in some[:_MOST_CLAUSES])
+        for name, some in found.items()
+    }
     return json.dumps(texts, ensure_ascii=False)
 
 
@@ -88,12 +104,14 @@ def rewrite(user_text: str, seed: int = 0) -> str:
 
 
 def extract(user_text: str) -> str:
-    """A weaker, cheaper teacher: the keywords of the question itself, with no knowledge of the field."""
+    """A weaker, cheaper teacher: the keywords of the question itself, with no knowledge of the
+    field."""
     return " ".join(keywords(" ".join(_stated(user_text))))
 
 
 def judge(user_text: str, seed: int = 0) -> RewriteVerdict:
-    """Score a rewrite or a passage; the text is a question with either after its label on the last line."""
+    """Score a rewrite or a passage; the text is a question with either after its label on the last
+    line."""
     asked, label, passage = user_text.rpartition(_PASSAGE_LABEL)
     if label:
         return _judge_passage(asked, passage, random_of(seed, user_text))
@@ -105,7 +123,8 @@ def judge(user_text: str, seed: int = 0) -> RewriteVerdict:
 
 
 def panel_of(user_text: str) -> tuple[str, list[str]]:
-    """The question and its numbered rewrites, on the last lines; none where the text asks for no panel."""
+    """The question and its numbered rewrites, on the last lines; none where the text asks for no
+    panel."""
     lines, rewrites = user_text.split("\n"), list[str]()
     for number in range(len(lines) - 1, 0, -1):
         match = _NUMBERED.fullmatch(lines[number])
@@ -118,10 +137,12 @@ def panel_of(user_text: str) -> tuple[str, list[str]]:
 
 
 def judge_panel(user_text: str, seed: int = 0) -> list[float]:
-    """A score per rewrite: that of `judge`, sometimes biased by its position, as a real model's would be.
+    """A score per rewrite: that of `judge`, sometimes biased by its position, as a real model's
+    would be.
 
-    Three rewrites in ten move by up to `PANEL_BIAS`, upwards in the first half of the list, downwards in the second.
-    The choice depends on the whole text and the seed, so that another order gives other scores.
+    Three rewrites in ten move by up to `PANEL_BIAS`, upwards in the first half of the list,
+    downwards in the second. The choice depends on the whole text and the seed, so that another
+    order gives other scores.
     """
     question, rewrites = panel_of(user_text)
     rng, last, scores = random_of(seed, "panel", user_text), len(rewrites) - 1, []
@@ -134,27 +155,40 @@ def judge_panel(user_text: str, seed: int = 0) -> list[float]:
 def judge_json(user_text: str, seed: int = 0) -> str:
     """The judge's answer: the scores of a panel, or a score with its reason."""
     _, rewrites = panel_of(user_text)
-    answer = {"scores": judge_panel(user_text, seed)} if rewrites else judge(user_text, seed)._asdict()
+    answer = (
+        {"scores": judge_panel(user_text, seed)} if rewrites else judge(user_text, seed)._asdict()
+    )
     return json.dumps(answer, ensure_ascii=False)
 
 
 def _judge_passage(question: str, passage: str, rng: Random) -> RewriteVerdict:
-    """Judge a passage by its title: it must name the product, and the intent in any accepted wording."""
+    """Judge a passage by its title: it must name the product, and the intent in any accepted
+    wording."""
     reading, titled = understand(question, reads_every_typo=True), _TITLE.match(passage)
     if reading.product is None or reading.intent is None or titled is None:
         return _judge_open_text(question, passage)
     same_product = titled[1].startswith(reading.product)
     words = titled[1].removeprefix(reading.product).split()
-    answers = same_product and bool(words) and domain.INTENTS[reading.intent].accepted_words.issuperset(words)
+    answers = (
+        same_product
+        and bool(words)
+        and domain.INTENTS[reading.intent].accepted_words.issuperset(words)
+    )
     if answers != (rng.random() < P_PASSAGE_MISJUDGED):
         return RewriteVerdict(5.0, "资料回答了问题")
-    return RewriteVerdict(2.0, "对象对，讲的是另一件事") if same_product else RewriteVerdict(0.0, "对象不对")
+    return (
+        RewriteVerdict(2.0, "对象对，讲的是另一件事")
+        if same_product
+        else RewriteVerdict(0.0, "对象不对")
+    )
 
 
 def _judge_supplement(product: str, intent: str, rewritten: str) -> RewriteVerdict:
-    """Product kept 2 points, intent kept 2, clean 1; wordings of teacher and knowledge base count alike.
+    """Product kept 2 points, intent kept 2, clean 1; wordings of teacher and knowledge base count
+    alike.
 
-    Tidiness counts only where product and intent are there: half a query is not a clean one, and stays below 3.
+    Tidiness counts only where product and intent are there: half a query is not a clean one, and
+    stays below 3.
     """
     names = {name.lower() for name in (product, *domain.PRODUCTS[product])}
     words = rewritten.lower().split()
@@ -183,7 +217,8 @@ def _judge_supplement(product: str, intent: str, rewritten: str) -> RewriteVerdi
 
 
 def _judge_open_text(question: str, rewritten: str) -> RewriteVerdict:
-    """2 points for keywords of the question that the rewrite keeps, 2 for its share that the question supports."""
+    """2 points for keywords of the question that the rewrite keeps, 2 for its share that the
+    question supports."""
     words = rewritten.split()
     if not words:
         return RewriteVerdict(0.0, "改写为空")
@@ -210,7 +245,8 @@ def _in_range(score: float) -> float:
 
 
 def keywords(text: str) -> list[str]:
-    """The keywords of any text, in its order; those of its last sentence, which asks the question, come first."""
+    """The keywords of any text, in its order; those of its last sentence, which asks the question,
+    come first."""
     asked = [part for part in _SENTENCE_END.split(text) if part.strip()][-1:]
     found = _ranked_words("".join(asked))
     found += [word for word in _ranked_words(text) if word not in found]
@@ -254,12 +290,15 @@ def understand(text: str, reads_every_typo: bool = False) -> Reading:
         product, _ = _find_product(fields["history"], reads_every_typo)
     cues = [(intent, cue, rest) for intent, cue in domain.QUESTION_CUES.items()]
     cues += [(intent, cue, fields["profile"]) for intent, cue in domain.PROFILE_CUES.items()]
-    return Reading(product, next((intent for intent, cue, read in cues if re.search(cue, read)), None))
+    return Reading(
+        product, next((intent for intent, cue, read in cues if re.search(cue, read)), None)
+    )
 
 
 @cache
 def _lexicon(with_every_typo: bool) -> tuple[re.Pattern[str], dict[str, str]]:
-    """A pattern that finds the longest name first (but not what it is to be taken *with*), and name → product."""
+    """A pattern that finds the longest name first (but not what it is to be taken *with*), and name
+    → product."""
     names: dict[str, str] = {}
     for product, aliases in domain.PRODUCTS.items():
         typos = domain.PRODUCT_TYPOS.get(product, ())

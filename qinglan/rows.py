@@ -1,4 +1,4 @@
-"""One question and what is known of it: the row that every data stage reads and writes.
+"""The row that every data stage reads and writes: one question and what is known of it.
 
 A row's id is a hash of what the user asked (tenant, normalised query, profile, history and the
 recipe's further inputs), so it is the same in every file, run and night, whatever the row's place
@@ -13,12 +13,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Generic, Literal, TypeVar
+from statistics import fmean
+from typing import Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel
 
 Item = TypeVar("Item")
 Split = Literal["train", "dev", "test"]
+Review = Literal["accept", "reject", "correct"]
 
 LEFT_FOR_LATER = "left_for_later"
 DIALOGUE = "dialogue"
@@ -39,7 +41,7 @@ HINTS = {
     LEFT_FOR_LATER: "a later run takes it; to take more at once, raise data.max_new_rows",
     "forgotten": "`qinglan forget` removed it; delete it at its source too",
 }
-"""What to do about each reason for which reading fails a row."""
+"""The remedy for each reason for which reading fails a row."""
 
 INPUT_REASONS = frozenset(HINTS)
 """Rows failed for one of these are no questions of this run: no stage after reading looks at
@@ -51,21 +53,25 @@ _PUNCTUATION = re.compile(r"(?<!\d)(?:[^\w+#%<>≤≥]|_)|(?:[^\w+#%<>≤≥]|_)
 
 
 def normalise(text: str) -> str:
-    """NFKC, lower case, no white space, no punctuation without meaning, nothing at all without a
-    letter or digit."""
-    kept = _PUNCTUATION.sub(_mark, unicodedata.normalize("NFKC", text).lower())
-    return kept if any(map(str.isalnum, kept)) else ""
+    """Reduce a text to what makes it the same question as another.
+
+    NFKC, lower case, without white space and without punctuation that has no meaning; empty where
+    the text has no letter or digit.
+    """
+    lowered = unicodedata.normalize("NFKC", text).lower()
+    kept = _PUNCTUATION.sub(_meaningful_mark, lowered)
+    has_letter_or_digit = any(map(str.isalnum, kept))
+    return kept if has_letter_or_digit else ""
 
 
-def _mark(found: re.Match[str]) -> str:
-    """The sign, where it is part of a word, as vowels are in Hindi and tones in Thai; a variant of
-    an emoji is none."""
-    sign = found[0]
-    is_kept = unicodedata.category(sign) in (
-        "Mn",
-        "Mc",
-    ) and "VARIATION SELECTOR" not in unicodedata.name(sign)
-    return sign if is_kept else ""
+def _meaningful_mark(match: re.Match[str]) -> str:
+    """The matched sign where it is part of a word, otherwise an empty text."""
+    sign = match[0]
+    # Vowels of Hindi and tones of Thai are marks; a variant of an emoji is one too, but means nothing.
+    is_combining = unicodedata.category(sign) in ("Mn", "Mc")
+    if is_combining and "VARIATION SELECTOR" not in unicodedata.name(sign):
+        return sign
+    return ""
 
 
 def row_id(
@@ -75,62 +81,80 @@ def row_id(
     history: str = "",
     inputs: Mapping[str, str] | None = None,
 ) -> str:
-    """A stable 16-digit id from what was asked; an empty input counts as none."""
-    asked = (
-        f"{name}={text}"
-        for name, value in sorted((inputs or {}).items())
-        if (text := normalise(value))
-    )
-    key = "\x1f".join((tenant, normalise(query), normalise(profile), normalise(history), *asked))
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
+    """A stable id of 16 hexadecimal digits from what was asked; an empty input counts as none."""
+    parts = [tenant, normalise(query), normalise(profile), normalise(history)]
+    for name, value in sorted((inputs or {}).items()):
+        text = normalise(value)
+        if text:
+            parts.append(f"{name}={text}")
+    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:16]
 
 
 def bigrams(runs: Iterable[str]) -> list[str]:
-    """The character bigrams of each run of text, with repetitions; a run of ASCII, or of one
-    character, is whole."""
-    found: list[str] = []
+    """The character bigrams of each run of text, with repetitions.
+
+    A run of ASCII characters, or of a single character, counts as one unit.
+    """
+    grams: list[str] = []
     for run in runs:
-        is_whole = run.isascii() or len(run) == 1
-        found += [run] if is_whole else [run[i : i + 2] for i in range(len(run) - 1)]
-    return found
+        if run.isascii() or len(run) == 1:
+            grams.append(run)
+        else:
+            grams.extend(run[start : start + 2] for start in range(len(run) - 1))
+    return grams
 
 
 def hash_fraction(key: str) -> float:
-    """A number in [0, 1) that depends on the key alone: samples and splits by it agree between runs
-    and machines."""
+    """A number in [0, 1) that depends on the key alone.
+
+    Samples and splits that are drawn by it agree between runs and machines.
+    """
     return int(hashlib.sha256(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
 class BottomK(Generic[Item]):
-    """Keeps the `size` items whose keys have the lowest hashes: a uniform sample of a stream,
-    whatever its order."""
+    """Keeps the `size` items whose keys have the lowest hashes.
+
+    This is a uniform sample of a stream, whatever the stream's order.
+    """
 
     def __init__(self, size: int, seed: str = "") -> None:
-        self._size, self._seed = size, seed
+        self._size = size
+        self._seed = seed
         self._heap: list[tuple[float, int, Item]] = []
-        self._number = count()  # keeps items from being compared
+        # Entries of equal priority are told apart by their number, so that items are never compared.
+        self._entry_numbers = count()
 
     def wants(self, key: str) -> bool:
-        """Would an item of this key be kept? Saves making those that would not."""
-        priority = -hash_fraction(f"{self._seed}:{key}")
-        return self._size > 0 and (len(self._heap) < self._size or priority > self._heap[0][0])
+        """Tell whether an item with this key would be kept, before the item is made."""
+        if self._size <= 0:
+            return False
+        if len(self._heap) < self._size:
+            return True
+        return self._priority(key) > self._heap[0][0]
 
     def add(self, key: str, item: Item) -> None:
-        if self.wants(key):
-            heapq.heappush(
-                self._heap, (-hash_fraction(f"{self._seed}:{key}"), next(self._number), item)
-            )
-            if len(self._heap) > self._size:
-                heapq.heappop(self._heap)
+        if not self.wants(key):
+            return
+        heapq.heappush(self._heap, (self._priority(key), next(self._entry_numbers), item))
+        if len(self._heap) > self._size:
+            heapq.heappop(self._heap)
 
     def items(self) -> list[Item]:
-        """Those kept, the lowest hash first."""
-        return [item for _, _, item in sorted(self._heap, key=lambda entry: -entry[0])]
+        """The items that were kept, the lowest hash first."""
+        lowest_hash_first = sorted(self._heap, key=lambda entry: -entry[0])
+        return [item for _, _, item in lowest_hash_first]
+
+    def _priority(self, key: str) -> float:
+        # heapq pops the smallest entry first, so the highest hash must have the smallest priority.
+        return -hash_fraction(f"{self._seed}:{key}")
 
 
 class Retrieved(BaseModel, frozen=True):
-    """What the RAG returned for one text, best first. Scores are the service's `reranker_score` in
-    [0, 1]."""
+    """The passages that the RAG returned for one text, best first.
+
+    Scores are the service's `reranker_score` in [0, 1].
+    """
 
     ids: tuple[str | None, ...] = ()
     scores: tuple[float, ...] = ()
@@ -151,23 +175,30 @@ class Retrieved(BaseModel, frozen=True):
 
     def rank(self, gold_id: str | None) -> int:
         """1-based rank of the best of a row's gold documents, 0 where none was recalled."""
-        wanted = {gold_id, *documents_of(gold_id)} - {None, ""}
-        return next(
-            (place for place, document_id in enumerate(self.ids, 1) if document_id in wanted), 0
-        )
+        gold_ids = {gold_id, *documents_of(gold_id)} - {None, ""}
+        for place, document_id in enumerate(self.ids, start=1):
+            if document_id in gold_ids:
+                return place
+        return 0
 
 
 def documents_of(gold_id: str | None) -> list[str]:
-    """The ids in a cell that may name several documents: `d1; d2`. An id that holds a semicolon
-    itself is cut too."""
-    return [each.strip() for each in re.split("[;；\n]", gold_id or "") if each.strip()]
+    """The document ids in a cell that may name several: `d1; d2`.
+
+    An id that holds a semicolon itself is cut too.
+    """
+    parts = re.split("[;；\n]", gold_id or "")
+    return [part.strip() for part in parts if part.strip()]
 
 
-def top1_of(found: Retrieved | None) -> float | None:
-    return None if found is None else found.top1_score
+def top1_of(retrieved: Retrieved | None) -> float | None:
+    """The best passage's score; None where nothing was asked."""
+    return None if retrieved is None else retrieved.top1_score
 
 
 class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
+    """One question of the workbook, its teacher's answer, and what the stages found of both."""
+
     id: str
     tenant: str
     query: str
@@ -208,40 +239,115 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     graded."""
     original_retrieved: Retrieved | None = None
     answer_retrieved: Retrieved | None = None
-    review: Literal["accept", "reject", "correct"] | None = None
+    review: Review | None = None
     """A reviewer's verdict on this answer, which overrides the selection's."""
     corrected: str | None = None
     """The reviewer's own answer, which the student learns instead of the teacher's."""
 
     @property
     def target(self) -> str | None:
-        """What SFT learns from this row: the teacher's answer, or a reviewer's correction of it."""
+        """The text that SFT learns: a reviewer's correction, otherwise the teacher's answer."""
         return self.corrected or self.answer
 
     @property
     def unit(self) -> str:
-        """What rows share that are not independent: the document (of several the first), else the
-        near-duplicates."""
-        return next(iter(documents_of(self.gold_id)), self.group or self.id)
+        """The key that rows share which are not independent of each other.
 
-    def failed(self, reason: str) -> "Row":
+        It is the first gold document, otherwise the group of near-duplicates.
+        """
+        documents = documents_of(self.gold_id)
+        if documents:
+            return documents[0]
+        return self.group or self.id
+
+    def failed(self, reason: str) -> Self:
+        """The row, out of the data set for this reason."""
         return self.model_copy(update={"status": "failed", "reason": reason})
+
+    def kept(self, reason: str | None) -> Self:
+        """The row, in the data set; the reason stays where only a reviewer gave an answer."""
+        return self.model_copy(update={"status": "ok", "reason": reason})
+
+    def with_id(self, row_id: str) -> Self:
+        return self.model_copy(update={"id": row_id})
+
+    def with_question(self, query: str, profile: str, history: str) -> Self:
+        return self.model_copy(update={"query": query, "profile": profile, "history": history})
+
+    def with_query(self, query: str) -> Self:
+        return self.model_copy(update={"query": query})
+
+    def with_context(self, profile: str, history: str) -> Self:
+        return self.model_copy(update={"profile": profile, "history": history})
+
+    def with_inputs(self, inputs: Mapping[str, str]) -> Self:
+        """The row with these in place of all its inputs."""
+        return self.model_copy(update={"inputs": dict(inputs)})
+
+    def with_pool(self, pool: str | None) -> Self:
+        return self.model_copy(update={"pool": pool})
+
+    def with_split(self, split: Split) -> Self:
+        return self.model_copy(update={"split": split})
+
+    def with_group(self, group: str | None) -> Self:
+        return self.model_copy(update={"group": group})
+
+    def with_answer(
+        self,
+        answer: str,
+        *,
+        request: str | None = None,
+        latency_ms: float | None = None,
+        cost_usd: float | None = None,
+    ) -> Self:
+        """The row with the teacher's answer and what its call took."""
+        return self.model_copy(
+            update={
+                "answer": answer,
+                "answer_request": request,
+                "answer_latency_ms": latency_ms,
+                "answer_cost_usd": cost_usd,
+            }
+        )
+
+    def without_answer(self) -> Self:
+        """The row as if its teacher had not answered, with what the call took."""
+        return self.model_copy(update={"answer": None})
+
+    def with_retrieved(self, original: Retrieved | None, answer: Retrieved | None) -> Self:
+        """The row with what the RAG returned for the question and for the teacher's answer."""
+        return self.model_copy(update={"original_retrieved": original, "answer_retrieved": answer})
+
+    def with_judge_score(self, judge_score: float | None) -> Self:
+        return self.model_copy(update={"judge_score": judge_score})
+
+    def with_parts(self, parts: Mapping[str, float]) -> Self:
+        """The row with its answer's grades by rule."""
+        return self.model_copy(update={"parts": dict(parts)})
+
+    def with_review(self, verdict: Review | None, corrected: str | None) -> Self:
+        return self.model_copy(update={"review": verdict, "corrected": corrected})
 
 
 def groups_of(rows: Sequence[Row]) -> dict[str, str]:
-    """What a bootstrap draws, by row id: units, those together that questions with several gold
-    documents connect."""
-    first: dict[str, str] = {}
+    """The group that each row belongs to when a bootstrap draws groups, by row id.
 
-    def group(unit: str) -> str:
-        while unit in first:
-            unit = first[unit]
+    Rows of one unit are one group; a question with several gold documents joins their groups.
+    """
+    parents: dict[str, str] = {}
+
+    def group_of(unit: str) -> str:
+        while unit in parents:
+            unit = parents[unit]
         return unit
 
     for row in rows:
-        lowest, *others = sorted({group(each) for each in documents_of(row.gold_id) or [row.unit]})
-        first |= dict.fromkeys(others, lowest)
-    return {row.id: group(row.unit) for row in rows}
+        units = documents_of(row.gold_id) or [row.unit]
+        lowest, *others = sorted({group_of(unit) for unit in units})
+        for other in others:
+            parents[other] = lowest
+    return {row.id: group_of(row.unit) for row in rows}
 
 
 ArmName = str
@@ -274,16 +380,46 @@ class ArmRow(BaseModel, frozen=True, hide_input_in_errors=True):
 
     @property
     def measured(self) -> bool:
-        """Whether the text met what says how good it is: retrieval or rules. Only then it has
-        values."""
+        """Whether the text was retrieved with or graded by rule; only then it has metric values."""
         return self.retrieved is not None or self.parts is not None
+
+    def with_retrieved(self, retrieved: Retrieved | None) -> Self:
+        return self.model_copy(update={"retrieved": retrieved})
+
+    def with_reason(self, reason: str | None) -> Self:
+        return self.model_copy(update={"reason": reason})
+
+    def with_parts(self, parts: Mapping[str, float] | None) -> Self:
+        return self.model_copy(update={"parts": parts})
+
+    def with_judge_score(self, judge_score: float | None) -> Self:
+        return self.model_copy(update={"judge_score": judge_score})
+
+    def with_panel_scores(self, judge_scores: tuple[float, ...]) -> Self:
+        """The row with the panel's scores, a score per pass, and their mean."""
+        return self.model_copy(
+            update={"judge_scores": judge_scores, "judge_score": fmean(judge_scores)}
+        )
+
+    def with_requests(self, requests: Iterable[str]) -> Self:
+        """The row with further calls that stand behind it, by their ledger keys."""
+        return self.model_copy(update={"requests": (*self.requests, *requests)})
+
+    def with_cost(self, cost_usd: float | None) -> Self:
+        return self.model_copy(update={"cost_usd": cost_usd})
+
+    def with_tokens(self, prompt_tokens: int | None, completion_tokens: int | None) -> Self:
+        return self.model_copy(
+            update={"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+        )
 
 
 class RowCounts:
     """Counts the rows of a stream without holding them in memory."""
 
     def __init__(self) -> None:
-        self.total, self.ok = 0, 0
+        self.total = 0
+        self.ok = 0
         self.reasons: Counter[str] = Counter()
         """How many rows were dropped for each reason."""
 

@@ -13,9 +13,10 @@ def canary_check(
 ) -> None:
     """Look at the registry, the router and the canary of a profile.
 
-    Args: profile: Name of a file in configs/, or a path. overrides: Settings as `dotted.key=value`;
-        docs/reference/configuration.md lists them. router_url: Where `qinglan serve` listens, such
-        as http://127.0.0.1:8000; as `serve.host` and `serve.port` say
-            if empty.
+    Args:
+        profile: Name of a file in configs/, or a path.
+        overrides: Settings as `dotted.key=value`; docs/reference/configuration.md lists them.
+        router_url: Where `qinglan serve` listens, such as http://127.0.0.1:8000; as `serve.host`
+            and `serve.port` say if empty.
     """
     check_canary(profile, overrides, router_url)

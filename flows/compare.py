@@ -28,10 +28,12 @@ def compare(
 ) -> Path:
     """Ask the profile's teacher and those in its `compare`; returns the path of report.json.
 
-    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
-        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
-        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
-        reusing what earlier runs left unchanged.
+    Args:
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists
+            them.
+        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
     """
     with open_session(profile, overrides_of(changes, overrides), "compare", fresh=fresh) as session:
         run, services = session.run, session.services

@@ -28,11 +28,14 @@ def evaluate(
 ) -> Path:
     """All arms on the test split; returns the path of report.json.
 
-    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
-        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
-        docs/reference/configuration.md lists them. fresh: Evaluate anew even where nothing changed.
+    Args:
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists
+            them.
+        fresh: Evaluate anew even where nothing changed.
         source: The run whose dataset and models to use, by its id; the newest pipeline or train run
-        if not given.
+            if not given.
     """
     with open_session(
         profile, overrides_of(changes, overrides), "evaluate", fresh=fresh, source=source

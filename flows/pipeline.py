@@ -34,12 +34,14 @@ def pipeline(
 ) -> Path:
     """Run every stage; returns the path of report.json.
 
-    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
-        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
-        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
-        reusing what earlier runs left unchanged. continue_anyway: Continue an interrupted SFT or RL
-        from its checkpoint although its code changed since; the
-            report says so.
+    Args:
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists
+            them.
+        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
+        continue_anyway: Continue an interrupted SFT or RL from its checkpoint although its code
+            changed since; the report says so.
     """
     settings = overrides_of(changes, overrides)
     with open_session(

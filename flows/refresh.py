@@ -30,10 +30,12 @@ def refresh(
 ) -> Path:
     """Make a dataset of a workbook; returns the path of report.json.
 
-    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
-        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
-        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
-        reusing what earlier runs left unchanged.
+    Args:
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists
+            them.
+        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
     """
     with open_session(profile, overrides_of(changes, overrides), "refresh", fresh=fresh) as session:
         run, services = session.run, session.services

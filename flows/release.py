@@ -26,11 +26,14 @@ def release(
     """Decide on the challenger of an evaluated run and register it; returns the path of
     report.json.
 
-    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
-        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
-        docs/reference/configuration.md lists them. fresh: Decide anew even where nothing changed.
+    Args:
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists
+            them.
+        fresh: Decide anew even where nothing changed.
         source: The run whose evaluation to use, by its id; the newest pipeline, train or evaluate
-        run if not given.
+            run if not given.
     """
     with open_session(
         profile, overrides_of(changes, overrides), "release", fresh=fresh, source=source

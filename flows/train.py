@@ -30,12 +30,14 @@ def train(
 ) -> Path:
     """SFT, RL, evaluation and release; returns the path of report.json.
 
-    Args: profile: Name of a file in configs/, or a path. changes: Settings of this run; an empty
-        one stays as the profile says. overrides: Any other setting, as `dotted.key=value`;
-        docs/reference/configuration.md lists them. fresh: Compute every stage anew instead of
-        reusing what earlier runs left unchanged. continue_anyway: Continue an interrupted SFT or RL
-        from its checkpoint although its code changed since; the
-            report says so.
+    Args:
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/reference/configuration.md lists
+            them.
+        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
+        continue_anyway: Continue an interrupted SFT or RL from its checkpoint although its code
+            changed since; the report says so.
         source: The run whose dataset to use, by its id; the newest pipeline or refresh run if not
             given.
     """

@@ -64,18 +64,20 @@ def run_engine(
     """Run an engine to its end: a process here, or a job of the cluster that
     `trainer.ray_dashboard_url` names.
 
-    Args: command: what to run, or what makes it anew for each attempt; not called for a job that is
-        still running from
-            before this flow's process was killed.
+    Args:
+        command: what to run, or what makes it anew for each attempt; not called for a job that is
+            still running from before this flow's process was killed.
         name: of the engine, another one for each that a stage runs.
         watchers: called again and again while it runs, and once after.
         progress: for engines that go on from a checkpoint: something that changes with it. They are
             started again where they die, up to `trainer.max_restarts` times. If None, a failure is
             final.
 
-    Raises: EngineError: it failed; with the end of its log. StageError: it gave up by itself.
+    Raises:
+        EngineError: it failed; with the end of its log.
+        StageError: it gave up by itself.
         Exception: whatever a watcher raises; the process or, for a `QinglanError`, the job has
-        ended then.
+            ended then.
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
 

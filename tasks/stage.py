@@ -277,10 +277,13 @@ def perform(
 ) -> StageResult:
     """Run a stage, or return what an earlier run of it left.
 
-    Args: depends_on: everything that the result depends on, JSON-able: digests of inputs, config
-        sections. code: the modules and packages whose code can change the result; `recipe` stands
-        for the profile's recipe. has_checkpoints: the work continues from what an interrupted
-        attempt left in the stage's directory.
+    Args:
+        depends_on: everything that the result depends on, JSON-able: digests of inputs, config
+            sections.
+        code: the modules and packages whose code can change the result; `recipe` stands for the
+            profile's recipe.
+        has_checkpoints: the work continues from what an interrupted attempt left in the stage's
+            directory.
     """
     log = get_run_logger()
     with explain_full_disk(name, run.profile):

@@ -162,10 +162,10 @@ class Site:
         """Move the clock to the next time of the schedule: the flow run that Prefect made for it
         starts now.
 
-        Args: made_before_s: that run's least age. Prefect keeps the events of a run from
-            automations for a quarter of an
-                hour if it began within five minutes of being scheduled, which a nightly schedule's
-                never does.
+        Args:
+            made_before_s: that run's least age. Prefect keeps the events of a run from automations
+                for a quarter of an hour if it began within five minutes of being scheduled, which a
+                nightly schedule's never does.
         """
         deployment = self.deployment(name)["id"]
         query = {

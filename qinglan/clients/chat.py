@@ -255,10 +255,12 @@ class ChatClient:
         """The parsed answer, from the ledger if it was ever given; `schema` is for models that can
         be held to one.
 
-        Raises: TeacherError: no usable answer; `reason` says why. BudgetError: it would cost more
-            than may be spent. ConfigError: the service refuses the key or the model, or the account
-            is empty; no row could succeed. LedgerError: another run has been asking the same for
-            too long.
+        Raises:
+            TeacherError: no usable answer; `reason` says why.
+            BudgetError: it would cost more than may be spent.
+            ConfigError: the service refuses the key or the model, or the account is empty; no row
+                could succeed.
+            LedgerError: another run has been asking the same for too long.
         """
         request = request_of(self._endpoint, self._key_salt, messages, schema)
         kept = (self._kept or {}).get(request.request_hash)

@@ -81,11 +81,14 @@ def open_run(
 
     Settings that are `CHANGEABLE` may differ.
 
-    Args: fresh: continue only a run that was itself started fresh. continue_anyway: continue an
-        interrupted training although its code changed. source: the earlier run to take stages from,
-        as the user named it; another name is another run. flow_run_id: of the orchestrator. Where
-        it believed the caller dead and started it again, the second waits for
-            the first, and then opens what that one left, instead of doing all of it again.
+    Args:
+        fresh: continue only a run that was itself started fresh.
+        continue_anyway: continue an interrupted training although its code changed.
+        source: the earlier run to take stages from, as the user named it; another name is another
+            run.
+        flow_run_id: of the orchestrator. Where it believed the caller dead and started it again,
+            the second waits for the first, and then opens what that one left, instead of doing all
+            of it again.
     """
     paths = profile.paths
     absolute = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}

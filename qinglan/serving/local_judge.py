@@ -74,8 +74,10 @@ class JudgeServer:
 def released_judge(profile: Profile) -> ReleasedJudge | None:
     """The judge that the profile's `judge.local` names, if any.
 
-    Raises: ConfigError: it can't be asked by this recipe, there is no champion, or its prompt is
-        another one by now. ArtifactError: its weights can't be found.
+    Raises:
+        ConfigError: it can't be asked by this recipe, there is no champion, or its prompt is
+            another one by now.
+        ArtifactError: its weights can't be found.
     """
     if (local := profile.judge.local) is None:
         return None

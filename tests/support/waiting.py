@@ -56,8 +56,9 @@ def processes_with(*words: str, started_by: int | None = None) -> list[psutil.Pr
     """Those whose command line has all the words, without supervisors, whose lines repeat what they
     start.
 
-    Args: started_by: the process that has started them, itself or through others; None means
-        whoever it was.
+    Args:
+        started_by: the process that has started them, itself or through others; None means whoever
+            it was.
     """
     found = []
     for pid in psutil.pids() if started_by is None else descendants(started_by):

@@ -62,9 +62,11 @@ def build(
     question RL may ask, in train those that are drawn. `test`: the test split as `Row`, also where
     the teacher failed. `rows`: every row.
 
-    Args: rows_path: selected rows; read twice, and more often where `rl_shares` or `augment` are
-        given. pinned: splits of row ids in earlier dataset versions (see `place_rows`). red_team:
-        questions of the red team, which nothing learns from.
+    Args:
+        rows_path: selected rows; read twice, and more often where `rl_shares` or `augment` are
+            given.
+        pinned: splits of row ids in earlier dataset versions (see `place_rows`).
+        red_team: questions of the red team, which nothing learns from.
     """
     before, after = RowCounts(), RowCounts()
     directory.mkdir(parents=True, exist_ok=True)

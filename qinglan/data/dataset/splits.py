@@ -74,9 +74,11 @@ def place_rows(
     id. A row of train or dev whose group repeats a question of `evaluation` is failed as
     ``near_duplicate_of_evaluation``; one of test may stay, since nothing learns from it.
 
-    Args: pinned: splits of row ids in earlier dataset versions; they count like the workbook's
-        where it has none. evaluation: questions that are kept for evaluation elsewhere. directory:
-        for the temporary file of the questions' texts.
+    Args:
+        pinned: splits of row ids in earlier dataset versions; they count like the workbook's where
+            it has none.
+        evaluation: questions that are kept for evaluation elsewhere.
+        directory: for the temporary file of the questions' texts.
     """
     pinned, ids, codes = pinned or {}, [], bytearray()
     with Questions(directory) as questions:

@@ -168,9 +168,10 @@ def publish(
     """Keep the dataset stage's files as a version, or return the existing version of the same
     content.
 
-    Args: artifacts: `rows` (every `Row`) and the training files. inputs, pins: the argument of
-        `pinned_splits` and the version that it named; StageError where another version
-            was published since and has one of these questions in another split.
+    Args:
+        artifacts: `rows` (every `Row`) and the training files. inputs, pins: the argument of
+            `pinned_splits` and the version that it named; StageError where another version was
+            published since and has one of these questions in another split.
         augmented: questions with noise, as the dataset stage counts them.
     """
     root, version_id = tenant_folder(profile), version_of(profile, artifacts)

@@ -76,9 +76,10 @@ class OutageWait:
     ) -> T:
         """What `attempt` returns, tried again while the service is down.
 
-        Args: probe: asks for something that the service answered before; without one the attempt
-            itself is the probe. answered: did this result come from the service? False for one from
-            a store.
+        Args:
+            probe: asks for something that the service answered before; without one the attempt
+                itself is the probe.
+            answered: did this result come from the service? False for one from a store.
         """
         outages, suspect = 0, False
         while True:

@@ -36,8 +36,10 @@ class SampleWatch:
     ) -> None:
         """Count what the log holds already, without a word about it.
 
-        Args: dev_rows: rows of the dev split, as verl's reward functions do not know whether verl
-            validates. say: gets a sentence when a service goes down or comes back.
+        Args:
+            dev_rows: rows of the dev split, as verl's reward functions do not know whether verl
+                validates.
+            say: gets a sentence when a service goes down or comes back.
         """
         self._tail, self._dev_rows = JsonlTail(samples_log), frozenset(dev_rows)
         self._sums: Counter[str] = Counter()

@@ -104,8 +104,10 @@ class RewardService(BaseModel, frozen=True):
         """What verl gets for a sample: the same keys whether it was scored or not, NaN for what is
         not known.
 
-        Args: scored: `score` and the parts that are known; None for a sample without a score: a
-            call for it failed. used: calls and time that it took; None for what is not known.
+        Args:
+            scored: `score` and the parts that are known; None for a sample without a score: a call
+                for it failed.
+            used: calls and time that it took; None for what is not known.
         """
         return {
             "score": 0.0,

@@ -477,8 +477,11 @@ def dev_values(
     """The dev rows' values and groups, by row id. A row without a score counts as wrong, or silence
     would pay.
 
-    Args: infos: `extra_info` of the dev file. scored: by row id, the value, None where the part is
-        not known of the row, and whether scoring failed. part: of the reward.
+    Args:
+        infos: `extra_info` of the dev file.
+        scored: by row id, the value, None where the part is not known of the row, and whether
+            scoring failed.
+        part: of the reward.
     """
     worst = WORST_SCORE if part == "score" else 0.0  # parts lie within 0 and 1
     values, groups = {}, {}

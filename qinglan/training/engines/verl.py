@@ -90,9 +90,11 @@ def ppo_command(
     """Train from `model`, resuming from the newest complete checkpoint under `output_dir` if there
     is one.
 
-    Args: reward_config: a `RewardService` as JSON, for the reward function. trainer_settings: a
-        `TrainerSettings` as JSON, for our trainer. metrics_path: gets one `{"step", "data"}` object
-        a step; must not exist (see `next_metrics_path`).
+    Args:
+        reward_config: a `RewardService` as JSON, for the reward function.
+        trainer_settings: a `TrainerSettings` as JSON, for our trainer.
+        metrics_path: gets one `{"step", "data"}` object a step; must not exist (see
+            `next_metrics_path`).
     """
     paths = {
         "data.train_files": train_file.resolve(),

@@ -82,9 +82,9 @@ class CpuActorEngine(Unsharded, FSDPEngineWithLMHead):
             for name in _OF_DISTILLATION
         }
         if any(wanted.values()) or self.use_remove_padding:
-            return super().prepare_model_outputs(
+            return super().prepare_model_outputs(  # type: ignore[no-any-return]
                 output, output_args, micro_batch, logits_processor_func
-            )  # type: ignore[no-any-return]
+            )
         offsets = micro_batch["input_ids"].offsets()
         is_token = torch.arange(output.logits.shape[1]) < offsets.diff().unsqueeze(1)
         logits = (output.logits / output_args["temperature"].view(-1, 1, 1))[is_token]

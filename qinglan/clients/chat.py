@@ -26,7 +26,7 @@ from qinglan.clients.limits import (
     retry_after_s,
     with_retries,
 )
-from qinglan.clients.openai_protocol import JsonSchema, request_parameters
+from qinglan.clients.openai_protocol import JsonSchema, Message, request_parameters
 from qinglan.config import Endpoint, Price
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Call, Failure
@@ -39,7 +39,6 @@ from qinglan.text import shown, without_controls
 if TYPE_CHECKING:
     import openai
 
-Message = dict[str, str]
 T = TypeVar("T")
 
 TOKENS_PER_CHARACTER = 0.8

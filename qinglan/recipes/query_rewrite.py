@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 
 from qinglan.config import Extract, Reward, Tenant
-from qinglan.recipes import Baseline, GradedRewrite, Message, RetrievalRecipe, Scored, prompt
-from qinglan.recipes.kinds.selection import is_boilerplate
-from qinglan.recipes.kinds.untrusted import DATA_RULE, delimited, in_context
+from qinglan.grading.by_retrieval import or_nan, teacher_quality
+from qinglan.grading.leftovers import is_boilerplate
+from qinglan.recipes import Grade, Message, Panel, Recipe, RetrievalGrader, RewriteScore, prompt
+from qinglan.recipes.prompting import DATA_RULE, delimited, in_context
 from qinglan.rows import DIALOGUE, Row, bigrams
 
 STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检索关键词。"
@@ -62,109 +63,109 @@ def user_text(query: str, profile: str = "", history: str = "") -> str:
     return in_context("当前问题", query, ("用户画像", profile), ("历史摘要", history))
 
 
-class QueryRewrite(RetrievalRecipe):
-    """The student learns the teacher's rewrites, then to retrieve better than they do."""
+def question_of(row: Row) -> str:
+    """The row's question with its context, as student, teacher and judge read it."""
+    return user_text(row.query, row.profile, row.history)
 
-    NAME = "query_rewrite"
-    VERSION = "3"
 
-    def question_text(self, row: Row) -> str:
-        return user_text(row.query, row.profile, row.history)
+def judge_messages(row: Row, rewrite: str, tenant: Tenant) -> list[Message]:
+    system = JUDGE_SYSTEM.format(domain=tenant.domain)
+    return prompt(system, delimited(question_of(row), ("改写", rewrite)), tenant.judge_rules)
 
-    def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
-    def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message] | None:
-        if DIALOGUE not in row.inputs:
-            return None
-        chars = {
-            "profile_chars": limits.max_profile_chars // 2,
-            "history_chars": limits.max_history_chars // 2,
-        }
-        system = EXTRACT_SYSTEM.format(domain=tenant.domain, **chars)
-        return prompt(system, delimited("", ("对话", row.inputs[DIALOGUE])))
+def panel_messages(row: Row, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
+    numbered = [(f"改写{number}", rewrite) for number, rewrite in enumerate(rewrites, 1)]
+    system = PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites))
+    return prompt(system, delimited(question_of(row), *numbered), tenant.judge_rules)
 
-    def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        system = TEACHER_SYSTEM.format(domain=tenant.domain)
-        return prompt(system, delimited(self.question_text(row)), tenant.teacher_rules)
 
-    def judge_messages(self, question: str, rewrite: str, tenant: Tenant) -> list[Message]:
-        system = JUDGE_SYSTEM.format(domain=tenant.domain)
-        return prompt(system, delimited(question, ("改写", rewrite)), tenant.judge_rules)
+def relevance_messages(row: Row, passage: str, tenant: Tenant) -> list[Message]:
+    system = RELEVANCE_SYSTEM.format(domain=tenant.domain)
+    return prompt(system, delimited(question_of(row), ("检索结果", passage)))
 
-    def panel_messages(
-        self, question: str, rewrites: Sequence[str], tenant: Tenant
-    ) -> list[Message]:
-        numbered = [(f"改写{number}", rewrite) for number, rewrite in enumerate(rewrites, 1)]
-        system = PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites))
-        return prompt(system, delimited(question, *numbered), tenant.judge_rules)
 
-    def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
-        return prompt(
-            RELEVANCE_SYSTEM.format(domain=tenant.domain),
-            delimited(question, ("检索结果", passage)),
-        )
+def reward(config: Reward, row: Row, grade: Grade) -> RewriteScore:
+    """How much better than the teacher did this rewrite retrieve?
 
-    def parse_answer(self, text: str) -> str:
-        return super().parse_answer(" ".join(text.split()).strip("“”\"'` "))
+        R = 0.35·tanh(3·(judge_s − judge_t)/5) + 0.40·tanh(3·(rq_s − rq_t)) + 0.25·win
 
-    def reward(self, config: Reward, baseline: Baseline, rewrite: GradedRewrite) -> Scored:
-        """How much better than the teacher did this rewrite retrieve?
-
-            R = 0.35·tanh(3·(judge_s − judge_t)/5) + 0.40·tanh(3·(rq_s − rq_t)) + 0.25·win,
-            clipped to [−1, 1]
-
-        with win = +0.5 / −0.3 / 0 and rq as in `Retrieved.quality`. Where the reward is not
-        relative to the teacher, it is the weighted mean of judge_s/5 and rq_s. Weights of parts
-        that are not known for a sample (the judge was not asked) are shared among the rest: an
-        unasked judge is not a tie. Guards cap what a rewrite can earn that lost the question's
-        meaning; without them this formula is hacked (docs/decisions.md).
-        """
-        text, retrieved, judge_score, relevance = rewrite
-        rq_gain = retrieved.quality - baseline.teacher_quality
-        win = (
-            0.0
-            if abs(rq_gain) <= config.tie_margin
-            else (config.win if rq_gain > 0 else config.loss)
-        )
-        parts: list[tuple[float, float]]  # weight and value
-        if config.relative_to_teacher:
-            parts = [(config.retrieval_weight, math.tanh(3 * rq_gain)), (config.win_weight, win)]
-            if judge_score is not None and baseline.teacher_judge >= 0:
-                parts.append(
-                    (config.judge_weight, math.tanh(3 * (judge_score - baseline.teacher_judge) / 5))
-                )
-        else:
-            judged = [] if judge_score is None else [(config.judge_weight, judge_score / 5)]
-            parts = [(config.retrieval_weight, retrieved.quality), *judged]
-        score = sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)
-        guard_ok = not config.preservation_guard or (
-            (judge_score is None or judge_score >= config.guard_min_judge)
-            and len(text) <= config.max_chars
-            and not is_repetitive(text)
-            and not is_boilerplate(text)
-            and entity_kept(baseline.question, baseline.teacher_rewrite, text)
-        )
-        if not guard_ok:
-            score = min(score, config.guard_cap)
-        gold_top1 = math.nan
-        if baseline.gold_id:
-            gold_top1 = float(retrieved.rank(baseline.gold_id) == 1)
-            if config.gold_gate and config.use_labels and not gold_top1:
-                score = min(score, config.gold_gate_cap)
-        relevant = math.nan if relevance is None else float(relevance >= config.min_relevance)
-        if relevant == 0:
+    clipped to [−1, 1], with win = +0.5 / −0.3 / 0 and rq as in `Retrieved.quality`. Where the
+    reward is not relative to the teacher, it is the weighted mean of judge_s/5 and rq_s. Weights of
+    parts that are not known for a sample (the judge was not asked) are shared among the rest: an
+    unasked judge is not a tie. Guards cap what a rewrite can earn that lost the question's meaning;
+    without them this formula is hacked (docs/decisions.md).
+    """
+    assert grade.retrieved is not None, "a sample whose retrieval failed has no reward"
+    quality = grade.retrieved.quality
+    rq_gain = quality - teacher_quality(row)
+    win = _win(config, rq_gain)
+    score = _weighted_score(config, row, grade, rq_gain, win)
+    guard_ok = not config.preservation_guard or _keeps_meaning(config, row, grade)
+    if not guard_ok:
+        score = min(score, config.guard_cap)
+    gold_top1 = math.nan
+    if row.gold_id:
+        gold_top1 = float(grade.retrieved.rank(row.gold_id) == 1)
+        if config.gold_gate and config.use_labels and not gold_top1:
             score = min(score, config.gold_gate_cap)
-        judge = math.nan if judge_score is None else judge_score
-        score = max(-1.0, min(1.0, score))
-        return Scored(
-            score, judge, retrieved.quality, rq_gain, win, gold_top1, relevant, float(guard_ok)
-        )
+    relevant = math.nan
+    if grade.relevance is not None:
+        relevant = float(grade.relevance >= config.min_relevance)
+        if not relevant:
+            score = min(score, config.gold_gate_cap)
+    return RewriteScore(
+        score=max(-1.0, min(1.0, score)),
+        judge=or_nan(grade.judge_score),
+        rq=quality,
+        rq_gain=rq_gain,
+        win=win,
+        gold_top1=gold_top1,
+        relevant=relevant,
+        guard_ok=float(guard_ok),
+    )
+
+
+def _win(config: Reward, rq_gain: float) -> float:
+    if abs(rq_gain) <= config.tie_margin:
+        return 0.0
+    return config.win if rq_gain > 0 else config.loss
+
+
+def _weighted_score(
+    config: Reward, row: Row, grade: Grade, rq_gain: float, win: float
+) -> float:
+    """The weighted mean of the parts that are known for this sample, before guards and gates."""
+    weighted_parts: list[tuple[float, float]] = []
+    if config.relative_to_teacher:
+        weighted_parts.append((config.retrieval_weight, math.tanh(3 * rq_gain)))
+        weighted_parts.append((config.win_weight, win))
+        if grade.judge_score is not None and row.judge_score is not None:
+            judge_gain = grade.judge_score - row.judge_score
+            weighted_parts.append((config.judge_weight, math.tanh(3 * judge_gain / 5)))
+    else:
+        assert grade.retrieved is not None
+        weighted_parts.append((config.retrieval_weight, grade.retrieved.quality))
+        if grade.judge_score is not None:
+            weighted_parts.append((config.judge_weight, grade.judge_score / 5))
+    weighted_sum = sum(weight * value for weight, value in weighted_parts)
+    return weighted_sum / sum(weight for weight, _ in weighted_parts)
+
+
+def _keeps_meaning(config: Reward, row: Row, grade: Grade) -> bool:
+    """The preservation guard: entities and intent of the question are still in the rewrite."""
+    rewrite = grade.text or ""
+    if grade.judge_score is not None and grade.judge_score < config.guard_min_judge:
+        return False
+    if len(rewrite) > config.max_chars or is_repetitive(rewrite) or is_boilerplate(rewrite):
+        return False
+    return entity_kept(question_of(row), row.answer or "", rewrite)
 
 
 def character_grams(text: str) -> set[str]:
-    """Bigrams of Chinese runs, and alphanumeric runs whole: the units in which short texts
-    overlap."""
+    """Bigrams of Chinese runs, and alphanumeric runs whole.
+
+    They are the units in which short texts overlap.
+    """
     return set(bigrams(_WORDS.findall(text.lower())))
 
 
@@ -175,20 +176,67 @@ def entity_kept(question: str, teacher_rewrite: str, rewrite: str) -> bool:
     One of them must leave a trace in the rewrite. Where the teacher and the question share nothing,
     there is nothing to hold on to.
     """
-    asked = character_grams(_USER_TEXT_LABELS.sub("", question))
-    anchors = [
-        grams for word in teacher_rewrite.split() if (grams := character_grams(word)) & asked
-    ]
-    return not anchors or any(grams & character_grams(rewrite) for grams in anchors)
+    question_grams = character_grams(_USER_TEXT_LABELS.sub("", question))
+    rewrite_grams = character_grams(rewrite)
+    has_anchor = False
+    for word in teacher_rewrite.split():
+        word_grams = character_grams(word)
+        if not word_grams & question_grams:
+            continue
+        has_anchor = True
+        if word_grams & rewrite_grams:
+            return True
+    return not has_anchor
 
 
 def is_repetitive(rewrite: str) -> bool:
     """The same word twice, or one character filling half of the text."""
     words = rewrite.split()
+    if len(set(words)) < len(words):
+        return True
     text = "".join(words)
-    return len(set(words)) < len(words) or (
-        len(text) > 5 and max(map(text.count, set(text))) * 2 > len(text)
+    return len(text) > 5 and max(map(text.count, set(text))) * 2 > len(text)
+
+
+class QueryRewrite(Recipe):
+    """The student learns the teacher's rewrites, then to retrieve better than they do."""
+
+    NAME = "query_rewrite"
+    VERSION = "3"
+    grader = RetrievalGrader(
+        recipe=NAME,
+        judge_messages=judge_messages,
+        panel=Panel(panel_messages),
+        relevance_messages=relevance_messages,
+        reward=reward,
     )
+
+    def question_text(self, row: Row) -> str:
+        return question_of(row)
+
+    def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
+        return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), question_of(row))
+
+    def extract_messages(self, row: Row, tenant: Tenant, limits: Extract) -> list[Message] | None:
+        if DIALOGUE not in row.inputs:
+            return None
+        system = EXTRACT_SYSTEM.format(
+            domain=tenant.domain,
+            profile_chars=limits.max_profile_chars // 2,
+            history_chars=limits.max_history_chars // 2,
+        )
+        return prompt(system, delimited("", ("对话", row.inputs[DIALOGUE])))
+
+    def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
+        system = TEACHER_SYSTEM.format(domain=tenant.domain)
+        return prompt(system, delimited(question_of(row)), tenant.teacher_rules)
+
+    def parse_answer(self, text: str) -> str:
+        return super().parse_answer(" ".join(text.split()).strip("“”\"'` "))
+
+    def fallback(self, row: Row) -> str | None:
+        """The question as it is: a rewriter that fails must not cost the user an answer."""
+        return row.query
 
 
 RECIPE = QueryRewrite()

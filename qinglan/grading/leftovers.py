@@ -1,5 +1,7 @@
-"""Texts that are no answer, whatever was asked: refusals, and what is left of an answer around or
-instead of it."""
+"""Texts that are no answer, whatever was asked.
+
+They are refusals, and what is left of an answer around it or in its place.
+"""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +18,8 @@ _REFUSALS = (
     r"(?:help|assist|provide|answer|rewrite|comply|fulfil|process|generate|complete|create|respond|discuss|do)\b",
     r"^as an? (?:AI|large language model|language model)\b",
 )
-"""A refusal in words. Anchored, with its object: 抱歉 and "I cannot" also occur in questions."""
+"""A refusal in words. The patterns are anchored and hold the object, as 抱歉 and "I cannot" also
+occur in questions."""
 
 _SUBJECT = "(?:查询|问题|句子|文本|关键词|结果|检索词|检索关键词|检索查询)"
 _BOILERPLATE = (
@@ -32,27 +35,28 @@ _BOILERPLATE = (
     r"^(?:(?:rewritten|search|final)\s+)?(?:query|rewrite|keywords?|answer|output)\s*[:：]",
     r"^(?:here(?:['’]s| is| are)|sure|certainly|of course)\b.*[:：,，!]",
 )
-"""What is left of an answer around or instead of a rewrite: labels, lists, markup, JSON, pieces of
-the prompt."""
+"""Leftovers of an answer around a rewrite: labels, lists, markup, JSON, pieces of the prompt."""
 
 _REFUSAL = re.compile("|".join(f"(?:{pattern})" for pattern in _REFUSALS), re.IGNORECASE)
-_LEFTOVER = re.compile(
-    "|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), re.IGNORECASE | re.DOTALL
-)
+_LEFTOVER_FLAGS = re.IGNORECASE | re.DOTALL
+_LEFTOVER = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), _LEFTOVER_FLAGS)
 
 
 def is_refusal(text: str) -> bool:
-    """Is this a refusal in words?"""
+    """Whether the text is a refusal in words."""
     return bool(_REFUSAL.search(text))
 
 
-def is_leftover(text: str, more: Iterable[str] = ()) -> bool:
-    """Is this what is left of an answer around a rewrite, by the built-in patterns or by `more` of
-    them?"""
-    found = (re.search(pattern, text, re.IGNORECASE | re.DOTALL) for pattern in more)
-    return bool(_LEFTOVER.search(text)) or any(found)
+def is_leftover(text: str, more_patterns: Iterable[str] = ()) -> bool:
+    """Whether the text is what is left of an answer around a rewrite.
+
+    It is judged by the built-in patterns and by `more_patterns`.
+    """
+    if _LEFTOVER.search(text):
+        return True
+    return any(re.search(pattern, text, _LEFTOVER_FLAGS) for pattern in more_patterns)
 
 
 def is_boilerplate(text: str) -> bool:
-    """Is this no rewrite, by the built-in patterns for refusals and leftovers?"""
+    """Whether the text is no rewrite, by the built-in patterns for refusals and leftovers."""
     return is_refusal(text) or is_leftover(text)

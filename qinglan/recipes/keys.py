@@ -1,5 +1,7 @@
-"""What answers and scores depend on beside the text: what is reused must come from the same recipe
-and services."""
+"""The parts of a stage's key that stand for recipe and services.
+
+A result may be reused only where it comes from the same recipe and the same services.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,25 +14,29 @@ from qinglan.runs.run import Run
 
 
 def answers_key(profile: Profile, roles: Iterable[ChatRole]) -> dict[str, Any]:
-    """What the answers of these roles depend on, beside what they are asked."""
-    known: dict[str, Any] = {
+    """Everything that the answers of these roles depend on beside the prompts."""
+    key: dict[str, Any] = {
         "recipe": recipe_key(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
     }
     for role in roles:
         settings = endpoint_of(profile, role).model_dump(mode="json", include=set(ANSWER_FIELDS))
-        known[role] = settings, key_salt(profile, role)
-    return known
+        key[role] = settings, key_salt(profile, role)
+    return key
 
 
 def scoring_key(profile: Profile) -> dict[str, Any]:
-    """What a score depends on, beside the text: of RAG and judge, those that the recipe asks."""
-    graders = get_recipe(profile.recipe).graders
-    rag = {"rag": profile.rag.answer_key} if "rag" in graders else {}
-    return answers_key(profile, ("judge",) if "judge" in graders else ()) | rag
+    """Everything that a grade depends on beside the text: recipe, and the services it asks."""
+    services = get_recipe(profile.recipe).grader.services
+    key = answers_key(profile, [role for role in services if role != "rag"])
+    if "rag" in services:
+        key["rag"] = profile.rag.answer_key
+    return key
 
 
 def scoring_digest(run: Run) -> str:
-    """Digest of all that is known of what scored a run's rows; of a live service only its settings
-    are."""
+    """Digest of all that is known of what graded a run's rows.
+
+    Of a live service only the settings are known.
+    """
     return hash_of(scoring_key(run.profile), run.knowledge_base_sha256)

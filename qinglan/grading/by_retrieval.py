@@ -1,0 +1,341 @@
+"""Grades texts that are sent to the retrieval service: by what it finds, and by a judge."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qinglan.clients.openai_protocol import JsonSchema, Message
+from qinglan.config import Profile, Reward, Select, Tenant
+from qinglan.errors import CallError, ConfigError
+from qinglan.grading.failures import LOWEST_JUDGE_SCORE, LOWEST_REWARD, settle
+from qinglan.grading.grade import (
+    QUESTION_ITSELF,
+    Grade,
+    GradingRole,
+    GradingServices,
+    Scores,
+)
+from qinglan.grading.grader import Grader, JudgeUse
+from qinglan.grading.judge_answers import SCORE_SCHEMA, parse_score
+from qinglan.grading.leftovers import is_leftover, is_refusal
+from qinglan.grading.metrics import Metric, PrimaryMetric
+from qinglan.grading.panel import Panel
+from qinglan.grading.validation import RetrievalStatistics
+from qinglan.rows import ArmRow, Retrieved, Row, normalise
+
+if TYPE_CHECKING:
+    from qinglan.clients.chat import Answer
+
+RETRIEVAL_METRICS = (
+    Metric("top1", "top-1", "top-1"),
+    Metric("recall3", "recall@3", "recall@3", interval=False, compared=False),
+    Metric("recall10", "recall@10", "recall@10", interval=False, compared=False),
+    Metric("mrr10", "MRR@10", "MRR@10", proportion=False, interval=False),
+    Metric("ndcg10", "nDCG@10", "nDCG@10", proportion=False, interval=False, compared=False),
+    Metric("mean_top1_score", "mean top-1 score", "平均首位得分", proportion=False),
+    Metric(
+        "quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2
+    ),
+)
+# A row that failed for one of these has a valid teacher baseline: teacher and RAG both answered.
+# Refusals, boilerplate and rewrites that a reviewer rejected or corrected have none: the reward's
+# guard takes its anchors from the baseline.
+_RL_REASONS = frozenset(
+    {None, "below_threshold", "worse_than_original", "rewrite_too_long", "rewrite_too_short"}
+)
+
+
+@dataclass(frozen=True)
+class RewriteScore:
+    """A rewrite's reward in RL and what it is made of; NaN for a part that is not known."""
+
+    score: float
+    judge: float
+    rq: float
+    rq_gain: float
+    win: float
+    gold_top1: float
+    relevant: float
+    """1 where the best passage answers the question, by the judge, else 0."""
+    guard_ok: float
+
+
+@dataclass(eq=False, kw_only=True)
+class RetrievalGrader(Grader):
+    """Grades texts that replace the user's question for the same retrieval service."""
+
+    recipe: str
+    """The recipe's name, for messages."""
+    judge_messages: Callable[[Row, str, Tenant], list[Message]]
+    """The prompt that asks the judge to score a rewrite of the row's question."""
+    panel: Panel
+    """The blind panel that scores all arms' rewrites of a question."""
+    relevance_messages: Callable[[Row, str, Tenant], list[Message]]
+    """The prompt that asks the judge whether a passage answers the row's question."""
+    reward: Callable[[Reward, Row, Grade], RewriteScore]
+    """The reward of a sample, in [−1, 1], from its grade and the row, which holds the teacher's.
+
+    Pure; the rewrite is never empty.
+    """
+    parse_judge: Callable[[str], float] = parse_score
+    """Reads the judge's score, 0–5, of a rewrite."""
+    judge_schema: JsonSchema | None = field(default_factory=lambda: SCORE_SCHEMA)
+    """JSON schema of the judge's answer about a rewrite."""
+    parse_relevance: Callable[[str], float] = parse_score
+    """Reads the judge's score, 0–5, of a passage."""
+    relevance_schema: JsonSchema | None = field(default_factory=lambda: SCORE_SCHEMA)
+    """JSON schema of the judge's answer about a passage."""
+    metrics: tuple[Metric, ...] = RETRIEVAL_METRICS
+    services: tuple[GradingRole, ...] = ("judge", "rag")
+
+    retrieves: ClassVar[bool] = True
+    too_few_rows_hint: ClassVar[str] = (
+        "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
+    )
+
+    def clean(self, text: str) -> str:
+        return " ".join(text.split())
+
+    # Grading
+
+    async def grade(
+        self,
+        row: Row,
+        texts: Collection[str | None],
+        services: GradingServices,
+        tenant: Tenant,
+        *,
+        judge: bool = False,
+        relevance: bool = False,
+    ) -> dict[str | None, Grade]:
+        """The grades of these texts; the RAG and the judge are asked at the same time."""
+        grade_text = partial(self._grade_text, row, services, tenant, judge, relevance)
+        grades = await settle(*(grade_text(text) for text in texts))
+        return dict(zip(texts, grades, strict=True))
+
+    async def _grade_text(
+        self,
+        row: Row,
+        services: GradingServices,
+        tenant: Tenant,
+        judge: bool,
+        relevance: bool,
+        text: str | None,
+    ) -> Grade:
+        if text == "":
+            return _grade_of_empty_text(judge, relevance)
+        if text is QUESTION_ITSELF:
+            (retrieved,) = await settle(services.rag.retrieve(row.query))
+            return _grade_of(QUESTION_ITSELF, retrieved, None, None)
+        scoring = self._score_text(row, text, services, tenant) if judge else _not_asked()
+        retrieval = self._retrieve_and_judge(row, text, services, tenant, relevance)
+        (retrieved, passage_answer), text_answer = await settle(retrieval, scoring)
+        return _grade_of(text, retrieved, text_answer, passage_answer)
+
+    async def _score_text(
+        self, row: Row, text: str, services: GradingServices, tenant: Tenant
+    ) -> "Answer[float]":
+        messages = self.judge_messages(row, text, tenant)
+        return await services.judge.ask(messages, self.parse_judge, self.judge_schema)
+
+    async def _retrieve_and_judge(
+        self, row: Row, text: str, services: GradingServices, tenant: Tenant, relevance: bool
+    ) -> "tuple[Retrieved | CallError, Answer[float] | CallError | float | None]":
+        """The passages of a text and, with `relevance`, the judge's answer about the best one."""
+        (retrieved,) = await settle(services.rag.retrieve(row.query, text))
+        if not relevance or isinstance(retrieved, CallError):
+            return retrieved, None
+        if not retrieved.first_passage:
+            return retrieved, LOWEST_JUDGE_SCORE
+        messages = self.relevance_messages(row, retrieved.first_passage, tenant)
+        asked = services.judge.ask(messages, self.parse_relevance, self.relevance_schema)
+        (answer,) = await settle(asked)
+        return retrieved, answer
+
+    # Metrics
+
+    def metric_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
+        """Metrics of the best gold document's rank, where the row names any.
+
+        Each gold document answers the question by itself, so that the ideal DCG is 1.
+        """
+        if entry.retrieved is None:
+            return {}
+        values = {"mean_top1_score": entry.retrieved.top1_score}
+        if not row.gold_id:
+            return values
+        rank = entry.retrieved.rank(row.gold_id)
+        is_in_ten = 0 < rank <= 10
+        values["top1"] = float(rank == 1)
+        values["recall3"] = float(0 < rank <= 3)
+        values["recall10"] = float(is_in_ten)
+        values["mrr10"] = 1 / rank if is_in_ten else 0.0
+        values["ndcg10"] = 1 / math.log2(1 + rank) if is_in_ten else 0.0
+        return values
+
+    @property
+    def rule_parts(self) -> tuple[str, ...]:
+        return ()
+
+    def validation_statistics(self) -> RetrievalStatistics:
+        return RetrievalStatistics()
+
+    # The judge's prompts
+
+    def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
+        return self.judge_messages(row, text, tenant)
+
+    def judge_prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
+        return {
+            "judge": self.judge_messages(row, row.query, tenant),
+            "relevance": self.relevance_messages(row, row.query, tenant),
+            "panel": self.panel.messages(row, [row.query], tenant),
+        }
+
+    def estimate_messages(
+        self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str
+    ) -> list[Message]:
+        # The question is about as long as a rewrite.
+        if use == "texts":
+            return self.panel.messages(row, [row.query] * texts, profile.tenant)
+        if use == "passage":
+            return self.relevance_messages(row, passage, profile.tenant)
+        return self.judge_messages(row, row.query, profile.tenant)
+
+    # Selection
+
+    def drop_reason(self, row: Row, config: Select) -> str | None:
+        assert row.answer is not None, "only answers are selected"
+        rewrite = row.answer.strip()
+        retrieved = row.answer_retrieved
+        original = row.original_retrieved
+        if is_refusal(rewrite):
+            return "refusal_text"
+        if is_leftover(rewrite, config.boilerplate):
+            return "boilerplate"
+        if len(normalise(rewrite)) < config.min_rewrite_chars:
+            return "rewrite_too_short"
+        if retrieved is None or (original is None and config.not_worse_than_original):
+            return "not_validated"
+        # Before the length: RL may use a row that is too long, but none without a baseline.
+        if not retrieved.scores:
+            return "nothing_recalled"
+        if len(row.answer) > config.max_rewrite_chars:
+            return "rewrite_too_long"
+        if retrieved.top1_score < config.min_top1_score:
+            return "below_threshold"
+        if config.not_worse_than_original and original is not None:
+            if retrieved.quality < original.quality:
+                return "worse_than_original"
+        return None
+
+    # Reinforcement learning
+
+    def check_profile(self, profile: Profile) -> None:
+        if profile.reward.part_weights:
+            raise ConfigError(
+                f"reward.part_weights: recipe `{self.recipe}` is not graded by parts; "
+                "set reward.judge_weight, retrieval_weight and win_weight"
+            )
+
+    def may_ask_in_rl(self, row: Row) -> bool:
+        retrieved = row.answer_retrieved
+        has_baseline = bool(row.answer) and retrieved is not None and bool(retrieved.scores)
+        return has_baseline and row.reason in _RL_REASONS and row.review != "correct"
+
+    def judged_share(self, config: Reward) -> float:
+        return config.judged_share
+
+    def needs_relevance(self, config: Reward, row: Row) -> bool:
+        """Where no label says whether the best passage is the right one, the judge is asked."""
+        is_labelled = config.use_labels and bool(row.gold_id)
+        return config.relevance_gate and not is_labelled
+
+    @property
+    def score_parts(self) -> tuple[str, ...]:
+        names = [part.name for part in fields(RewriteScore)]
+        return tuple(name for name in names if name != "score")
+
+    def score(self, config: Reward, row: Row, grade: Grade) -> Scores:
+        if not grade.text:
+            return asdict(_score_of_empty_text(config, row, grade))
+        return asdict(self.reward(config, row, grade))
+
+    @property
+    def primary_metric(self) -> PrimaryMetric:
+        return PrimaryMetric("gold_top1", "gold top-1")
+
+    def dev_metric(self, config: Reward, rows: Sequence[Row]) -> str:
+        """The labels' where there are any and they may be used, else the judge's, else the reward."""
+        if config.use_labels and any(row.gold_id for row in rows):
+            return "gold_top1"
+        return "relevant" if config.relevance_gate else "score"
+
+    def can_have(self, part: str, row: Row) -> bool:
+        return part != "gold_top1" or bool(row.gold_id)
+
+
+async def _not_asked() -> None:
+    """Stands in the place of a call that is not wanted."""
+
+
+def _grade_of(
+    text: str | None,
+    retrieved: Retrieved | CallError,
+    text_answer: "Answer[float] | CallError | None",
+    passage_answer: "Answer[float] | CallError | float | None",
+) -> Grade:
+    """The grade from what each call gave, or from its error."""
+    failures: dict[GradingRole, CallError] = {}
+    values: dict[str, Any] = {}
+    requests: list[str] = []
+    if isinstance(retrieved, CallError):
+        failures["rag"] = retrieved
+    else:
+        values["retrieved"] = retrieved
+    for name, answer in (("relevance", passage_answer), ("judge_score", text_answer)):
+        if isinstance(answer, CallError):
+            failures.setdefault("judge", answer)
+        elif isinstance(answer, float):
+            values[name] = answer
+        elif answer is not None:
+            values[name] = answer.value
+            requests.append(answer.request_hash)
+    return Grade(text, judge_requests=tuple(requests), failures=failures, **values)
+
+
+def _grade_of_empty_text(judge: bool, relevance: bool) -> Grade:
+    """A model that answers with nothing gives nothing to retrieve with, and is wrong."""
+    return Grade(
+        text="",
+        retrieved=Retrieved(),
+        judge_score=LOWEST_JUDGE_SCORE if judge else None,
+        relevance=LOWEST_JUDGE_SCORE if relevance else None,
+    )
+
+
+def _score_of_empty_text(config: Reward, row: Row, grade: Grade) -> RewriteScore:
+    teacher = teacher_quality(row)
+    return RewriteScore(
+        score=LOWEST_REWARD,
+        judge=or_nan(grade.judge_score),
+        rq=0.0,
+        rq_gain=-teacher,
+        win=config.loss if teacher > config.tie_margin else 0.0,
+        gold_top1=0.0 if row.gold_id else math.nan,
+        relevant=or_nan(grade.relevance),
+        guard_ok=0.0,
+    )
+
+
+def teacher_quality(row: Row) -> float:
+    """Retrieval quality of the teacher's rewrite, which each sample of the row is compared to."""
+    assert row.answer_retrieved is not None, "only rows with a baseline get here"
+    return row.answer_retrieved.quality
+
+
+def or_nan(value: float | None) -> float:
+    """The value, or NaN where it is not known."""
+    return math.nan if value is None else value

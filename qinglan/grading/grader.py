@@ -1,0 +1,142 @@
+"""What the stages ask of a recipe's grader, whichever kind of grader it is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Literal
+
+from qinglan.clients.openai_protocol import JsonSchema, Message
+from qinglan.config import Profile, Reward, Select, Tenant
+from qinglan.grading.grade import Grade, GradingRole, GradingServices, Scores
+from qinglan.grading.metrics import Metric, PrimaryMetric
+from qinglan.grading.panel import Panel
+from qinglan.grading.validation import ValidationStatistics
+from qinglan.rows import ArmRow, Row
+
+JudgeUse = Literal["text", "texts", "passage"]
+"""The thing that a judge is asked about: one text, all arms' texts of a question, or a passage."""
+
+
+class Grader(ABC):
+    """Says what a text is worth, and what follows from its grade in each stage.
+
+    A grade is asked for by `grade`; every other method is pure.
+    """
+
+    metrics: tuple[Metric, ...]
+    """In the order in which they are shown, the most important first: the gate wants a gain on the
+    first that has values, and the report begins with it."""
+    retrieves: ClassVar[bool]
+    """The text is a query: the RAG is asked, and the user's question can be graded as it stands."""
+    too_few_rows_hint: ClassVar[str]
+    """The remedy where too few rows may teach."""
+    services: tuple[GradingRole, ...]
+    """The services that `grade` asks: `judge`, `rag`, both or none."""
+    judge_schema: JsonSchema | None
+    """JSON schema of the judge's answer about one text."""
+    panel: Panel | None
+    """The blind panel that scores all arms' texts of a question; None where the judge reads each
+    text by itself."""
+
+    @abstractmethod
+    def clean(self, text: str) -> str:
+        """A text that a student wrote or a reviewer typed, without needless white space."""
+
+    @abstractmethod
+    async def grade(
+        self,
+        row: Row,
+        texts: Collection[str | None],
+        services: GradingServices,
+        tenant: Tenant,
+        *,
+        judge: bool = False,
+        relevance: bool = False,
+    ) -> dict[str | None, Grade]:
+        """The grades of these texts for the row's question, by text.
+
+        A failed call raises nothing: its error stands in the grade. An empty text is graded as a
+        wrong one; `QUESTION_ITSELF` stands for the user's own words.
+
+        Args:
+            judge: ask the judge for each text's score.
+            relevance: ask the judge whether the best passage answers the question.
+        """
+
+    # Metrics
+
+    @abstractmethod
+    def metric_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
+        """Metrics of an arm's graded text by name, `quality` aside; one without a value is absent."""
+
+    @property
+    @abstractmethod
+    def rule_parts(self) -> tuple[str, ...]:
+        """Names of the parts that a text gets by rule."""
+
+    @abstractmethod
+    def validation_statistics(self) -> ValidationStatistics:
+        """A counter of what validation finds, row by row."""
+
+    # The judge's prompts
+
+    @abstractmethod
+    def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
+        """The prompt that asks the judge about one text of a row; None where it is not asked."""
+
+    @abstractmethod
+    def judge_prompts(self, row: Row, tenant: Tenant) -> dict[str, list[Message]]:
+        """Each kind of prompt for the judge by its name, with the question in the text's place."""
+
+    @abstractmethod
+    def estimate_messages(
+        self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str
+    ) -> list[Message]:
+        """A prompt for the judge that is as long as a real one."""
+
+    # Selection
+
+    @abstractmethod
+    def drop_reason(self, row: Row, config: Select) -> str | None:
+        """The first reason why the row's answer, which is not empty, must not teach; None where it
+        may."""
+
+    # Reinforcement learning
+
+    @abstractmethod
+    def check_profile(self, profile: Profile) -> None:
+        """Raise ConfigError for a setting that does not fit the grader."""
+
+    @abstractmethod
+    def may_ask_in_rl(self, row: Row) -> bool:
+        """Whether RL may ask the row's question."""
+
+    @abstractmethod
+    def judged_share(self, config: Reward) -> float:
+        """Share of the samples for whose score the judge is asked."""
+
+    @abstractmethod
+    def needs_relevance(self, config: Reward, row: Row) -> bool:
+        """Whether the judge is asked about the best passage of the row's samples."""
+
+    @property
+    @abstractmethod
+    def score_parts(self) -> tuple[str, ...]:
+        """Names of what a sample's score is made of; the same for every sample."""
+
+    @abstractmethod
+    def score(self, config: Reward, row: Row, grade: Grade) -> Scores:
+        """A sample's `score`, in [−1, 1], and the parts of it, NaN for what is not known."""
+
+    @property
+    @abstractmethod
+    def primary_metric(self) -> PrimaryMetric:
+        """The part that says how good the policy is, whatever it is rewarded for."""
+
+    @abstractmethod
+    def dev_metric(self, config: Reward, rows: Sequence[Row]) -> str:
+        """The part of the score whose mean over the dev split chooses the model."""
+
+    @abstractmethod
+    def can_have(self, part: str, row: Row) -> bool:
+        """Whether the row's samples can have that part of the score."""
+

@@ -1,1 +1,0 @@
-"""What scores the samples of reinforcement learning."""

@@ -23,9 +23,9 @@ from pydantic import ValidationError
 
 from qinglan.errors import StageError
 from qinglan.ops.prefect.server import without_login
+from qinglan.registry.approval import WAITING_FILE, Approval, Waiting
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_version import dump_record
-from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting
 from qinglan.tasks.stage import Stage, emit_run_event
 from qinglan.text import duration
 

@@ -33,11 +33,11 @@ from qinglan.evaluation.teacher_comparison import (
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.measuring import Measured, student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
+from qinglan.registry import champion_of
 from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import StageResult, hash_of, json_artifact, read_jsonl, write_jsonl
 from qinglan.runs.processes import in_event_loop
 from qinglan.runs.run import Run
-from qinglan.serving.registry import champion_of
 from qinglan.tasks.batches import ask_again
 from qinglan.tasks.engine import run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task

@@ -8,12 +8,12 @@ from prefect.logging import get_run_logger
 from qinglan.evaluation.gate import alarms_of, decide, with_champion_arm
 from qinglan.evaluation.models import Decision, Evaluation
 from qinglan.recipes import get_recipe
+from qinglan.registry import rival_of
+from qinglan.registry.approval import decided_by, rows_to_review, write_approval_workbook
+from qinglan.registry.versions import challenger_of
 from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, json_artifact, read_jsonl
 from qinglan.runs.run import Run
-from qinglan.serving.registry import rival_of
-from qinglan.serving.registry.approval import decided_by, rows_to_review, write_approval_workbook
-from qinglan.serving.registry.versions import challenger_of
 from qinglan.tasks.approval import ask
 from qinglan.tasks.stage import Outcome, Stage, emit_run_event, perform, stage_task, tracker_of
 from qinglan.text import markdown_cell, markdown_table

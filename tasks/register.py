@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from prefect.logging import get_run_logger
 
 from qinglan.evaluation.models import Decision
+from qinglan.registry import registry_of
+from qinglan.registry.versions import candidate_of, challenger_of
 from qinglan.rows import ArmName
 from qinglan.runs.artifacts import StageResult, json_artifact
 from qinglan.runs.run import Run
-from qinglan.serving.registry import registry_of
-from qinglan.serving.registry.versions import candidate_of, challenger_of
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
 CODE = (__name__, "qinglan.evaluation.models", "qinglan.rows")

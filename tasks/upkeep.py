@@ -8,8 +8,8 @@ from prefect.logging import get_run_logger
 from qinglan.config import load_profile
 from qinglan.errors import StageError
 from qinglan.ops.cleanup import clean_up
+from qinglan.registry import registry_of
 from qinglan.serving.checks import check_serving
-from qinglan.serving.registry import registry_of
 from qinglan.tasks.stage import stage_task
 from qinglan.text import slug
 

@@ -16,9 +16,9 @@ from qinglan.text import NONE, count, number, plain, usd
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
     from pathlib import Path
 
+    from qinglan.registry import Registry, Released
+    from qinglan.registry.approval import Approval
     from qinglan.serving.lineage import Figure, RowTrace, Subject
-    from qinglan.serving.registry import Registry, Released
-    from qinglan.serving.registry.approval import Approval
 
 app = typer.Typer(no_args_is_help=True, help="Released models: list them, promote one, roll back.")
 VersionArgument = Annotated[
@@ -121,8 +121,8 @@ def approve(
 ) -> None:
     """Answer a run that waits for a person, or one that nobody answered in time."""
     from qinglan.ops.prefect.approval import answer
+    from qinglan.registry.approval import Approval, Waiting
     from qinglan.runs.run import find_run, is_running
-    from qinglan.serving.registry.approval import Approval, Waiting
 
     loaded = load_profile(profile, set_ or ())
     directory = find_run(loaded.paths.runs, run)
@@ -254,8 +254,8 @@ def _decided_late(
 ) -> "tuple[Registry, Released]":
     """Apply an approval that came after the flow had stopped waiting for it."""
     from qinglan.evaluation.models import Decision
+    from qinglan.registry.approval import decided_by, lacks_only_approval
     from qinglan.runs.run import stage_of
-    from qinglan.serving.registry.approval import decided_by, lacks_only_approval
 
     decision = stage_of(directory, "gate").load("decision", Decision)
     if not lacks_only_approval(decision):
@@ -282,7 +282,7 @@ def _decided_late(
 
 
 def _registry(profile: Profile) -> "Registry":
-    from qinglan.serving.registry import registry_of
+    from qinglan.registry import registry_of
 
     return registry_of(profile)
 

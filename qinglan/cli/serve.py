@@ -43,8 +43,8 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the champion behind an OpenAI-compatible router, until Ctrl-C."""
+    from qinglan.registry import registry_of
     from qinglan.serving.checks import run_smoke_test
-    from qinglan.serving.registry import registry_of
     from qinglan.serving.site import serve_site
 
     overrides = tuple(set_ or ())
@@ -70,8 +70,8 @@ def start(
     set_: SetOption = None,
 ) -> None:
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
+    from qinglan.registry import registry_of
     from qinglan.serving.canary_observer import STATE_FILE, read_verdict
-    from qinglan.serving.registry import registry_of
     from qinglan.serving.site import CanaryShare, archive_verdict, serving_folder, share_of
 
     loaded = load_profile(profile, set_ or ())
@@ -98,9 +98,9 @@ def start(
 @canary_app.command()
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """Show the canary's figures, or how the last one ended."""
+    from qinglan.registry import registry_of
     from qinglan.serving.canary import describe_difference
     from qinglan.serving.canary_observer import read_state
-    from qinglan.serving.registry import registry_of
     from qinglan.serving.site import last_verdict, serving_folder
 
     loaded = load_profile(profile, set_ or ())
@@ -139,7 +139,7 @@ def stop(
     set_: SetOption = None,
 ) -> None:
     """End the canary; the champion takes all requests."""
-    from qinglan.serving.registry import registry_of
+    from qinglan.registry import registry_of
 
     withdrawn = registry_of(load_profile(profile, set_ or ())).withdraw_challenger(reason)
     say(

@@ -554,7 +554,7 @@ class _Sweep:
 
     def look_outside(self, server: PrefectServer | None) -> None:
         """Name other places that have, or may have, something of these rows."""
-        from qinglan.serving.registry import registry_of  # it needs MLflow, seconds
+        from qinglan.registry import registry_of  # it needs MLflow, seconds
 
         profile, state = self._profile, self._profile.paths.state
         chats = [

@@ -411,7 +411,7 @@ def _champion(profile: Profile) -> None:
     """It is evaluated too, after hours of training: are its weights there?"""
     if profile.tracking_uri.startswith("http"):
         _get("tracking.uri", profile.tracking_uri, "/health")  # MLflow retries for minutes
-    from qinglan.serving.registry import registry_of  # it needs MLflow, a second
+    from qinglan.registry import registry_of  # it needs MLflow, a second
 
     registry_of(profile).read_champion()
 

@@ -12,10 +12,10 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, LedgerError
 from qinglan.evaluation.models import StageSummary
 from qinglan.ops.prefect.server import find_server
+from qinglan.registry.approval import Waiting
 from qinglan.runs.artifacts import MANIFEST, PROGRESS_FILE, StageResult
 from qinglan.runs.run import RUN_FILE, is_running, read_run, runs_of
 from qinglan.runs.schema_version import read_record
-from qinglan.serving.registry.approval import Waiting
 from qinglan.text import usd
 
 REPORT_FILE = "report.json"

@@ -19,10 +19,10 @@ from qinglan.config import Data, Profile, load_profile, require_secret, uses_pro
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, EngineError
 from qinglan.recipes import get_recipe, identifying, placeholders
+from qinglan.registry import Alias
 from qinglan.rows import Row
 from qinglan.runs.processes import Say, stop_signals
 from qinglan.serving.canary_observer import CanaryState, read_state, read_verdict
-from qinglan.serving.registry import Alias
 from qinglan.serving.routes import router_url
 from qinglan.serving.site import STEP_S, ServingSite, open_site, serving_folder
 from qinglan.simulators.domains import sample_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from qinglan.registry import Released
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HEALTHY_AFTER_S, HOST, Processes, RestartBackoff, Say, free_port
-from qinglan.serving.registry import Released
 from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import ServerProcess
 

@@ -15,10 +15,10 @@ from qinglan.evaluation.figures import scores_of
 from qinglan.evaluation.models import Evaluation
 from qinglan.ledger import Call, Ledger
 from qinglan.recipes import get_recipe
+from qinglan.registry import ALIASES, Released, registry_of
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import find_run, stage_of
-from qinglan.serving.registry import ALIASES, Released, registry_of
 
 _TOLERANCE = 1e-9
 

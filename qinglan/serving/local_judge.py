@@ -19,10 +19,10 @@ from qinglan.errors import ConfigError
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.recipes.passage_judge import verdict_recipe
+from qinglan.registry import Released, prompt_digest, registry_of
 from qinglan.rows import hash_fraction
 from qinglan.runs.processes import PORTS, Processes, Say, port_problem
 from qinglan.runs.run import Run
-from qinglan.serving.registry import Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import chat_probe, serve_command
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from qinglan.errors import QinglanError
-from qinglan.serving.registry import Alias, Registry, Released
+from qinglan.registry import Alias, Registry, Released
 
 _CHECK_WEIGHTS_EVERY_S = 30.0
 

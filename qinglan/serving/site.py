@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from qinglan.config import EMBEDDED, Profile, load_profile, withheld_secrets
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, placeholders
+from qinglan.registry import Registry, Released, registry_of
 from qinglan.rows import Row
 from qinglan.runs.artifacts import write_json, written_whole
 from qinglan.runs.launcher import Command
@@ -39,7 +40,6 @@ from qinglan.serving.canary_observer import (
     read_verdict,
 )
 from qinglan.serving.fleet import CommandOf, Fleet
-from qinglan.serving.registry import Registry, Released, registry_of
 from qinglan.serving.registry_watcher import RegistrySnapshot, RegistryWatcher
 from qinglan.serving.routes import Routes
 from qinglan.serving.server_process import (

@@ -27,8 +27,8 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.models import Report
+from qinglan.registry.approval import WAITING_FILE, Waiting
 from qinglan.runs.run import Run, finish_run, note, note_end, open_run
-from qinglan.serving.registry.approval import WAITING_FILE, Waiting
 
 FLOW_RUN = "0193-a"
 

@@ -15,10 +15,10 @@ from run_stages import end_stage
 from qinglan.config import Profile
 from qinglan.evaluation.models import Decision
 from qinglan.ops.prefect import approval
+from qinglan.registry import registry_of
+from qinglan.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
 from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.run import Run, open_run
-from qinglan.serving.registry import registry_of
-from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
 
 PASSED = Decision(verdict="promote", challenger="rl", rules=[])
 

@@ -9,12 +9,12 @@ from fixture_types import Qinglan
 
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError, EngineError
+from qinglan.registry import Released
 from qinglan.rows import Row
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
 from qinglan.serving.checks import _ask, run_smoke_test
-from qinglan.serving.registry import Released
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
 
 
@@ -55,7 +55,7 @@ def terminal(
     qinglan: Qinglan, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Terminal:
     registry = Registry(tmp_path)
-    monkeypatch.setattr("qinglan.serving.registry.registry_of", lambda _: registry)
+    monkeypatch.setattr("qinglan.registry.registry_of", lambda _: registry)
     return Terminal(qinglan, profile, registry)
 
 

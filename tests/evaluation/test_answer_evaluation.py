@@ -19,8 +19,8 @@ from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
 from qinglan.evaluation.summary import evaluate, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
+from qinglan.registry.approval import rows_to_review, write_approval_workbook
 from qinglan.rows import ArmRow, Row
-from qinglan.serving.registry.approval import rows_to_review, write_approval_workbook
 from qinglan.text import Both
 
 KAPPA = Finding(

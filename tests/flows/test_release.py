@@ -12,7 +12,7 @@ from waiting import wait_until
 
 from qinglan.evaluation.models import Report
 from qinglan.ops.prefect.api import RetryingClient, call
-from qinglan.serving.registry.approval import Waiting
+from qinglan.registry.approval import Waiting
 
 pytestmark = [
     pytest.mark.slow,

@@ -27,14 +27,14 @@ from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import Decision, Evaluation, Report
 from qinglan.ops.backup import Backup
 from qinglan.ops.cleanup.folders import read_folders
+from qinglan.registry.approval import Waiting
+from qinglan.registry.versions import Candidate, Released
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import RUN_FILE, find_stage, load_stages, open_run, runs_of
 from qinglan.runs.schema_version import KEY, check_version, read_record
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.canary_observer import read_state, read_verdict
-from qinglan.serving.registry.approval import Waiting
-from qinglan.serving.registry.versions import Candidate, Released
 from qinglan.serving.site import open_site, share_of
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"

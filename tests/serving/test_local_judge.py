@@ -18,10 +18,10 @@ from qinglan.ops.estimate import count_questions, estimate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes import passage_judge
 from qinglan.recipes.passage_judge import BEST, verdict_recipe
+from qinglan.registry import Released, prompt_digest
 from qinglan.rows import Row
 from qinglan.runs.run import open_run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge, serve_judge
-from qinglan.serving.registry import Released, prompt_digest
 from qinglan.tasks import rl as rl_module
 
 MODEL = "qinglan.t.passage_judge"

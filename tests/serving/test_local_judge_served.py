@@ -19,11 +19,11 @@ from waiting import processes_with
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import Profile
 from qinglan.errors import StageError
+from qinglan.registry import prompt_digest
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run, open_run
 from qinglan.serving.local_judge import released_judge
-from qinglan.serving.registry import prompt_digest
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.training.judge_agreement import JudgedPassage
 

@@ -25,12 +25,12 @@ from toy_rl import NEEDS_VLLM, make_model
 from waiting import processes_with, wait_until
 
 from qinglan.config import load_profile
+from qinglan.registry import Registry, prompt_digest, registry_of
 from qinglan.runs.artifacts import Artifact
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import health_problem
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary_observer import CanaryVerdict
-from qinglan.serving.registry import Registry, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
 from qinglan.serving.site import HISTORY_FILE, STEP_S, ServingSite, open_site
 from qinglan.simulators.domains.query_rewrite import build_sample

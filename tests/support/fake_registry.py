@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qinglan.serving.registry import Alias, Released
+from qinglan.registry import Alias, Released
 
 _TEXTS = (
     "arm", "sha256", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id",

@@ -8,9 +8,9 @@ from mlflow import MlflowClient
 from qinglan.config import Tracking
 from qinglan.evaluation.models import Decision, Rule, Verdict
 from qinglan.evaluation.reasons import reason
+from qinglan.registry import Candidate, Registry
 from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.tracking import Tracker
-from qinglan.serving.registry import Candidate, Registry
 
 BLOCKED = Rule(
     name="cost",

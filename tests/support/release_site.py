@@ -14,10 +14,10 @@ from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.recipes.scoring.keys import scoring_digest
+from qinglan.registry import Registry, registry_of
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, sha256_of, write_json, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
-from qinglan.serving.registry import Registry, registry_of
 from qinglan.simulators.domains.query_rewrite import write_sample
 
 ROWS = 200

@@ -13,8 +13,8 @@ from fixture_types import ProfileOf
 from prefect.states import Crashed, Running, State
 from pydantic import ValidationError
 
+from qinglan.registry.approval import WAITING_FILE
 from qinglan.runs.run import Run, open_run
-from qinglan.serving.registry.approval import WAITING_FILE
 from qinglan.tasks import approval
 
 

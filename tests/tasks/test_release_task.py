@@ -20,18 +20,18 @@ from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import evaluate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import ArmRow, Retrieved, Row
-from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
-from qinglan.runs.run import Run, finish_run, open_run
-from qinglan.runs.tracking import Tracker
-from qinglan.serving.registry import Registry, registry_of
-from qinglan.serving.registry.approval import (
+from qinglan.registry import Registry, registry_of
+from qinglan.registry.approval import (
     Approval,
     lacks_only_approval,
     rows_to_review,
     write_approval_workbook,
 )
-from qinglan.serving.registry.versions import candidate_of, challenger_of
+from qinglan.registry.versions import candidate_of, challenger_of
+from qinglan.rows import ArmRow, Retrieved, Row
+from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
+from qinglan.runs.run import Run, finish_run, open_run
+from qinglan.runs.tracking import Tracker
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.gate import decide_release

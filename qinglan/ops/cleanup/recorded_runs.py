@@ -22,7 +22,7 @@ from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.api import TAG, call, pages
 from qinglan.ops.prefect.deployments import names
 from qinglan.ops.prefect.server import PrefectServer
-from qinglan.serving.registry.store import all_pages, is_missing_database, registry_of
+from qinglan.registry.store import all_pages, is_missing_database, registry_of
 
 if TYPE_CHECKING:  # it takes seconds to import
     from mlflow import MlflowClient

@@ -8,7 +8,7 @@ import httpx2
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.server import server_at
-from qinglan.serving.registry.approval import Approval, Waiting
+from qinglan.registry.approval import Approval, Waiting
 
 _TRIES, _POLL_S = 10, 0.5
 

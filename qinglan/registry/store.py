@@ -21,9 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.evaluation.models import Decision
-from qinglan.runs.artifacts import sha256_of, write_json
-from qinglan.runs.run import Run
-from qinglan.serving.registry.versions import (
+from qinglan.registry.versions import (
     ADVICE,
     ALIASES,
     FILES,
@@ -35,6 +33,8 @@ from qinglan.serving.registry.versions import (
     restore,
     tags_of,
 )
+from qinglan.runs.artifacts import sha256_of, write_json
+from qinglan.runs.run import Run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -5,8 +5,8 @@ Every version keeps what it was made of (`release.json`) and the gate's decision
 kept without an alias.
 """
 
-from qinglan.serving.registry.store import Registry, champion_of, registry_of, rival_of
-from qinglan.serving.registry.versions import ALIASES, Alias, Candidate, Released, prompt_digest
+from qinglan.registry.store import Registry, champion_of, registry_of, rival_of
+from qinglan.registry.versions import ALIASES, Alias, Candidate, Released, prompt_digest
 
 __all__ = [
     "ALIASES", "Alias", "Candidate", "Registry", "Released", "champion_of", "prompt_digest", "registry_of",

@@ -13,10 +13,10 @@ from mlflow import MlflowClient
 from registered import Models
 
 from qinglan.errors import ArtifactError, ConfigError
+from qinglan.registry import Candidate, Registry, champion_of, prompt_digest, rival_of
 from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.run import open_run
 from qinglan.runs.schema_version import read_record
-from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_digest, rival_of
 
 
 @pytest.fixture

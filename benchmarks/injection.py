@@ -22,9 +22,9 @@ import yaml
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
+from qinglan.grading.judge_answers import CONTRADICTORY
 from qinglan.recipes import Message, answer_judge, medical, query_rewrite
 from qinglan.recipes.answer_judge import FLAWS, verdict_in
-from qinglan.recipes.kinds.untrusted import CONTRADICTORY
 from qinglan.recipes.passage_judge import WRONG
 from qinglan.rows import Row
 from qinglan.simulators.chat_server import SeededRequest, complete

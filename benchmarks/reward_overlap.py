@@ -40,11 +40,11 @@ from qinglan.config import (
     Tenant,
 )
 from qinglan.recipes import Baseline, PrimaryMetric, RetrievalRecipe
-from qinglan.recipes.scoring.samples import SampleWatch
-from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import Command, JsonlTail, launch
 from qinglan.training.engines.progress import TrainerSettings, next_metrics_path
 from qinglan.training.engines.verl import ppo_command
+from qinglan.training.reward_service.samples import SampleWatch
+from qinglan.training.reward_service.settings import RewardService
 
 ROLLOUT = os.environ.get("ROLLOUT", "cpu")
 RESULT = (

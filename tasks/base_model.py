@@ -13,8 +13,6 @@ from qinglan.tasks.engine import Follower, Metrics, run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.engines import swift
 
-CODE = (__name__, "qinglan.runs.cpu")
-
 
 @stage_task("base-model")
 def prepare_base_model(run: Run) -> StageResult:
@@ -63,7 +61,7 @@ def prepare_base_model(run: Run) -> StageResult:
         run_engine(stage, command, name="pretraining", log="pretrain.log", watchers=[follow])
         return _model_outcome(folder, {"curve": follow.curve("loss")})
 
-    return perform(run, "base_model", {"folder": str(folder)}, work, code=CODE)
+    return perform(run, "base_model", {"folder": str(folder)}, work)
 
 
 def _model_outcome(folder: Path, details: dict[str, Any] | None = None) -> Outcome:

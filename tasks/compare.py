@@ -21,13 +21,6 @@ from qinglan.runs.artifacts import StageResult, json_artifact, read_jsonl, write
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
-CODE = (
-    __name__, "recipe.evaluation", "qinglan.data.dataset.duplicates", "qinglan.data.dataset.splits",
-    "qinglan.evaluation.figures", "qinglan.evaluation.models", "qinglan.evaluation.purchase",
-    "qinglan.evaluation.reasons", "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison", "qinglan.rows",
-    "qinglan.statistics",
-)  # fmt: skip
-
 
 @stage_task("compare")
 def compare_teachers(
@@ -73,4 +66,4 @@ def compare_teachers(
         "evaluate": profile.evaluate.model_dump(mode="json", exclude=CHANGEABLE["evaluate"]),
         "recipe": recipe_key(profile.recipe),
     }
-    return perform(run, "compare", depends_on, work, code=CODE)
+    return perform(run, "compare", depends_on, work)

@@ -4,26 +4,23 @@ from pathlib import Path
 
 from prefect.logging import get_run_logger
 
-from qinglan.data.dataset import build
+from qinglan.data.dataset import BuiltDataset, build
 from qinglan.data.sources.files import digest_of
 from qinglan.data.versions import pinned_splits
 from qinglan.evaluation.red_team import cases_of, row_of
 from qinglan.recipes import recipe_key
-from qinglan.recipes.scoring.keys import scoring_digest
+from qinglan.recipes.keys import scoring_digest
 from qinglan.runs.artifacts import StageResult, hash_of
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
-CODE = (
-    __name__, "recipe.training_rows", "qinglan.data.dataset", "qinglan.data.sources", "qinglan.data.workbook",
-    "qinglan.noise", "qinglan.recipes.scoring.service", "qinglan.rows",
-)  # fmt: skip
-
 
 @stage_task("dataset")
 def build_dataset(run: Run, selected: StageResult) -> StageResult:
-    """Split by near-duplicate group and write the training files; what was a test row last night is
-    one tonight."""
+    """Split by near-duplicate group and write the training files.
+
+    What was a test row last night is one tonight.
+    """
     profile = run.profile
     red_team = [row_of(case, profile.tenant) for case in cases_of(profile)]
     depends_on = {
@@ -43,33 +40,42 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
 
     def work(stage: Stage) -> Outcome:
         built = build(selected.path("rows"), stage.directory, profile, splits, red_team)
-        outcome = Outcome(
-            built.before.ok,
-            built.after.ok,
-            built.after.dropped_since(built.before),
-            built.artifacts,
-        )
-        outcome.metrics = {f"rows_{split}": float(n) for split, n in built.splits.items()}
-        outcome.metrics |= {
-            f"{name}_rows": float(a.rows or 0)
-            for name, a in built.artifacts.items()
-            if name != "rows"
-        }
-        stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
-        outcome.metrics |= {
-            f"augmented_{what}/{kind}": float(n)
-            for kind, found in built.augmented.items()
-            for what, n in found.items()
-        }
         for warning in built.warnings:
             get_run_logger().warning("dataset: %s", warning)
-        outcome.details = {
-            "scored_with": scoring_digest(run),
-            "inputs": inputs,
-            "pins": pins,
-            "splits": built.splits,
-        }
-        outcome.details |= {"warnings": list(built.warnings), "augmented": built.augmented}
-        return outcome
+        counts = _row_counts(built)
+        stage.say(", ".join(f"{name} {count:.0f}" for name, count in counts.items()))
+        return Outcome(
+            rows_in=built.before.ok,
+            rows_out=built.after.ok,
+            dropped=built.after.dropped_since(built.before),
+            artifacts=built.artifacts,
+            metrics=counts | _augmented_counts(built),
+            details={
+                "scored_with": scoring_digest(run),
+                "inputs": inputs,
+                "pins": pins,
+                "splits": built.splits,
+                "warnings": list(built.warnings),
+                "augmented": built.augmented,
+            },
+        )
 
-    return perform(run, "dataset", depends_on | {"pins": pins}, work, code=CODE)
+    return perform(run, "dataset", depends_on | {"pins": pins}, work)
+
+
+def _row_counts(built: BuiltDataset) -> dict[str, float]:
+    """Rows by split, and rows of each training file."""
+    counts = {f"rows_{split}": float(count) for split, count in built.splits.items()}
+    for name, artifact in built.artifacts.items():
+        if name != "rows":
+            counts[f"{name}_rows"] = float(artifact.rows or 0)
+    return counts
+
+
+def _augmented_counts(built: BuiltDataset) -> dict[str, float]:
+    """Noisy copies by file and kind of noise."""
+    counts: dict[str, float] = {}
+    for kind, copies in built.augmented.items():
+        for file, count in copies.items():
+            counts[f"augmented_{file}/{kind}"] = float(count)
+    return counts

@@ -3,13 +3,16 @@
 from functools import partial
 from itertools import islice
 
-from qinglan.clients.chat import Account, Message
-from qinglan.clients.roles import Services, key_salt, site_ledger
+from qinglan.clients.chat import Account
+from qinglan.clients.openai_protocol import Message
+from qinglan.clients.roles import Clients, Services, key_salt, site_ledger
+from qinglan.clients.row_batches import Work
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import require_teacher_alone, teacher_requests
-from qinglan.recipes.scoring.keys import answers_key
+from qinglan.recipes.keys import answers_key
+from qinglan.recipes.prompts import prompts_about
+from qinglan.recipes.requests import require_teacher_alone, teacher_requests
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.processes import in_event_loop
@@ -17,10 +20,8 @@ from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
-CODE = (
-    __name__, "recipe", "qinglan.clients", "qinglan.recipes.kinds.distillation", "qinglan.rows",
-    "qinglan.tasks.batches",
-)  # fmt: skip
+# Among the first rows there is one of every kind, such as one without an answer of its own.
+_ROWS_FOR_PROMPTS = 1000
 
 
 @stage_task("distill", run_name="{name}")
@@ -31,6 +32,9 @@ def distill_rows(
     profile = run.profile
     require_teacher_alone(profile)
     recipe = get_recipe(profile.recipe)
+
+    def make_work(clients: Clients) -> Work:
+        return partial(recipe.distill, clients=clients, tenant=profile.tenant)
 
     def work(stage: Stage) -> Outcome:
         register_prompts(stage, ingested)
@@ -45,51 +49,62 @@ def distill_rows(
             kind="distill",
             section="distill",
             roles=recipe.DISTILL_ROLES,
-            make_work=lambda clients: partial(
-                recipe.distill, clients=clients, tenant=profile.tenant
-            ),
+            make_work=make_work,
         )
 
     depends_on = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
         **answers_key(profile, recipe.DISTILL_ROLES),
     }
-    return perform(run, name, depends_on, work, code=CODE)
+    return perform(run, name, depends_on, work)
 
 
-def register_prompts(stage: Stage, given: StageResult) -> None:
-    """The instructions of each role that is asked about one of the first rows go to MLflow's
-    registry; no question."""
-    profile, asked = stage.run.profile, dict[str, list[Message]]()
+def register_prompts(stage: Stage, rows: StageResult) -> None:
+    """Keep each role's instructions in MLflow's registry.
+
+    They are those of the first rows about which the role is asked; no question is kept.
+    """
+    profile = stage.run.profile
     recipe = get_recipe(profile.recipe)
-    roles = {"student", *recipe.DISTILL_ROLES, *(["judge"] if "judge" in recipe.graders else [])}
+    roles = {"student", *recipe.DISTILL_ROLES}
+    roles.update(recipe.grader.services)
+    roles.discard("rag")
     if stage.name == "extract":
         roles.add("extract")
-    for row in islice(read_jsonl(given.path("rows"), Row), 1000):
+    prompts: dict[str, list[Message]] = {}
+    for row in islice(read_jsonl(rows.path("rows"), Row), _ROWS_FOR_PROMPTS):
         if row.status == "ok":
-            asked = recipe.prompts(row, profile) | asked
-        if asked.keys() >= roles:
+            prompts = prompts_about(row, recipe, profile) | prompts
+        if prompts.keys() >= roles:
             break
-    for role, messages in asked.items():
-        if messages[0]["role"] == "system":
+    for role, messages in prompts.items():
+        instructions = messages[0]
+        if instructions["role"] == "system":
             name = f"qinglan.{profile.tenant.file_name}.{recipe.NAME}.{role}"
-            stage.tracker.register_prompt(
-                name, messages[0]["content"], {"recipe_version": recipe.VERSION}
-            )
+            tags = {"recipe_version": recipe.VERSION}
+            stage.tracker.register_prompt(name, instructions["content"], tags)
 
 
 @in_event_loop
-async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:
-    """Bring into the ledger what the batch API answers; what it doesn't is asked row by row
-    afterwards."""
+async def ask_by_batch(stage: Stage, services: Services, ingested: StageResult) -> None:
+    """Bring into the ledger what the batch API answers.
+
+    What it doesn't answer is asked row by row afterwards.
+    """
     from qinglan.clients.batch_api import distill_by_batch
     from qinglan.clients.transport import openai_client
 
-    run, profile = stage.run, stage.run.profile
-    teacher, asked_of = profile.teacher, teacher_requests(profile)
-    usable = (row for row in read_jsonl(given.path("rows"), Row) if row.status == "ok")
-    requests = [request for row in usable if (request := asked_of(row))]
-
+    run = stage.run
+    profile = run.profile
+    teacher = profile.teacher
+    request_about = teacher_requests(profile)
+    requests = []
+    for row in read_jsonl(ingested.path("rows"), Row):
+        request = request_about(row) if row.status == "ok" else None
+        if request:
+            requests.append(request)
+    price = profile.prices[teacher.model]
+    account = Account(run.id, profile.tenant.id, "teacher", teacher.model, price)
     with site_ledger(profile) as ledger:
         client = openai_client(teacher, services().teacher_url, "teacher")
         try:
@@ -97,13 +112,7 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
                 requests,
                 client=client,
                 ledger=ledger,
-                account=Account(
-                    run.id,
-                    profile.tenant.id,
-                    "teacher",
-                    teacher.model,
-                    profile.prices[teacher.model],
-                ),
+                account=account,
                 server=key_salt(profile, "teacher"),
                 settings=profile.distill.batch_api,
                 retries=teacher.max_retries,
@@ -114,27 +123,36 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
             )
         finally:
             await client.close()
-    reasons = ", ".join(f"{reason} {n:,}" for reason, n in outcome.reasons.items())
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in outcome.reasons.items())
     missing = f"{len(outcome.missing):,} to ask row by row {reasons}".rstrip()
     stage.say(f"{outcome.answered:,} answers in the ledger, {missing}")
 
 
-def require_no_open_batches(stage: Stage, given: StageResult) -> None:
-    """StageError where a batch of an earlier run still holds these questions: the answers are on
-    their way."""
+def require_no_open_batches(stage: Stage, ingested: StageResult) -> None:
+    """Raise StageError where a batch of an earlier run still holds these questions.
+
+    The answers are on their way.
+    """
     from qinglan.clients.batch_api.jobs import batch_server
 
     profile = stage.run.profile
     with site_ledger(profile) as ledger:
         server = batch_server(key_salt(profile, "teacher"), profile.teacher.model)
         jobs = ledger.open_batches(server=server, role="teacher")
-    held = {request_hash: job.batch_id for job in jobs for request_hash in job.request_hashes}
-    if not held:
+    batch_of_request: dict[str, str] = {}
+    for job in jobs:
+        for request_hash in job.request_hashes:
+            batch_of_request[request_hash] = job.batch_id
+    if not batch_of_request:
         return
-    asked_of = teacher_requests(profile)
-    for row in read_jsonl(given.path("rows"), Row):
-        request = asked_of(row) if row.status == "ok" else None
-        if request and (batch := held.get(request.request_hash)) is not None:
-            holder = f"batch {batch or '(just submitted)'} of an earlier run"
-            hint = "run once with --set distill.mode=batch_api, which waits for it and merges its answers"
-            raise StageError(f"distill: {holder} still holds questions of this one; {hint}")
+    request_about = teacher_requests(profile)
+    for row in read_jsonl(ingested.path("rows"), Row):
+        request = request_about(row) if row.status == "ok" else None
+        if request is None or request.request_hash not in batch_of_request:
+            continue
+        batch_id = batch_of_request[request.request_hash]
+        raise StageError(
+            f"distill: batch {batch_id or '(just submitted)'} of an earlier run still holds "
+            "questions of this one; run once with --set distill.mode=batch_api, which waits for it "
+            "and merges its answers"
+        )

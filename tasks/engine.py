@@ -36,7 +36,8 @@ from qinglan.runs.launcher import (
     launch,
 )
 from qinglan.runs.locks import device_lock
-from qinglan.tasks.stage import STARTED, Stage, emit_run_event, flow_run_id
+from qinglan.tasks.attempts import STARTED
+from qinglan.tasks.stage import Stage, emit_run_event, flow_run_id
 from qinglan.text import markdown_table, slug
 from qinglan.training.alarms import read_alarms
 from qinglan.training.engines.progress import ALARMS_FILE, STOPPED_FILE, read_stop

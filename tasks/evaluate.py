@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
-from qinglan.config import CHANGEABLE, EMBEDDED
+from qinglan.config import CHANGEABLE
 from qinglan.errors import StageError
+from qinglan.evaluation.arms import baseline_arms, student_rows, with_tokens
+from qinglan.evaluation.measuring import Measured, measure
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import (
     Case,
@@ -31,8 +33,7 @@ from qinglan.evaluation.teacher_comparison import (
     teachers_of,
 )
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.measuring import Measured, student_rows, with_tokens
-from qinglan.recipes.scoring.keys import scoring_key
+from qinglan.recipes.keys import scoring_key
 from qinglan.registry import champion_of
 from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import StageResult, hash_of, json_artifact, read_jsonl, write_jsonl
@@ -42,13 +43,6 @@ from qinglan.tasks.batches import ask_again
 from qinglan.tasks.engine import run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.engines.generate import UNMERGED, generate_commands
-
-CODE = (
-    __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.figures", "qinglan.evaluation.models",
-    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.split_uses",
-    "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison", "qinglan.recipes.kinds.measuring",
-    "qinglan.rows", "qinglan.runs.cpu", "qinglan.statistics", "qinglan.training.engines.generate",
-)  # fmt: skip
 
 Calls = dict[str, dict[str, int]]
 """By role, what `Clients.call_counts` gives."""
@@ -106,7 +100,7 @@ def evaluate_arms(
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
-        arms = recipe.baseline_arms(rows, profile, retrieve_again=True)
+        arms = baseline_arms(rows, recipe.grader, profile, retrieve_again=True)
         asked = _ask_teachers(stage, rivals, rows, cases)
         arms |= asked.arms
         keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
@@ -182,15 +176,14 @@ def evaluate_arms(
         },
         "teachers_on_cases": [each.arm for each in rivals if each.arm in profile.gate.rivals],
         "red_team": hash_of([case.model_dump(mode="json") for case in cases]),
-        "measuring": recipe.measuring_digest(profile.tenant),
         "loads": {name: load.model_dump(mode="json") for name, load in loads.items()},
         **scoring_key(profile),
     }
-    if "rag" in recipe.graders:  # as in validation: a live service's knowledge base changes unseen
-        depends_on["knowledge_base"] = (
-            run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id
-        )
-    return perform(run, "evaluate", depends_on, work, code=CODE)
+    if (
+        "rag" in recipe.grader.services
+    ):  # as in validation: a live service's knowledge base changes unseen
+        depends_on["knowledge_base"] = run.knowledge_base_key
+    return perform(run, "evaluate", depends_on, work)
 
 
 def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, Model]:
@@ -291,10 +284,10 @@ def _generate(
     probes_from = len(rows) + len(cases)
     for name, student in students.items():
         lines = (stage.directory / f"{name}.answers.jsonl").read_bytes().splitlines()
-        answers.arms[name] = student_rows(lines[: len(rows)], price, recipe, usd_per_s)
+        answers.arms[name] = student_rows(lines[: len(rows)], price, recipe.grader, usd_per_s)
         if name != "base":
             answers.red_team[name] = texts_of(lines[len(rows) : probes_from], recipe)
-        answers.probed[name] = student_rows(lines[probes_from:], price, recipe, usd_per_s)
+        answers.probed[name] = student_rows(lines[probes_from:], price, recipe.grader, usd_per_s)
         if student.unmerged:
             answers.parity[name] = _parity(stage, name, lines)
     return answers
@@ -340,11 +333,11 @@ async def _complete(
 ) -> tuple[Measured, dict[ArmName, list[RedTeamResult]], Calls]:
     """What the arms are worth, the red team's results, and the calls that both took."""
     profile, recipe = stage.run.profile, get_recipe(stage.run.profile.recipe)
-    async with open_clients(stage.run, services, recipe.graders, stage.traced) as clients:
+    async with open_clients(stage.run, services, recipe.grader.services, stage.traced) as clients:
 
         async def grade() -> tuple[Measured, dict[ArmName, list[RedTeamResult]]]:
             tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)
-            return await recipe.measure(arms, rows, clients, profile), tried
+            return await measure(arms, rows, recipe.grader, clients, profile), tried
 
         measured, tried = await ask_again("grade", grade, clients, retries=profile.evaluate.retries)
         return measured, tried, clients.call_counts()

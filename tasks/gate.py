@@ -18,11 +18,6 @@ from qinglan.tasks.approval import ask
 from qinglan.tasks.stage import Outcome, Stage, emit_run_event, perform, stage_task, tracker_of
 from qinglan.text import markdown_cell, markdown_table
 
-CODE = (
-    __name__, "qinglan.evaluation.gate", "qinglan.evaluation.models", "qinglan.evaluation.reasons",
-    "qinglan.evaluation.red_team", "qinglan.rows", "qinglan.statistics",
-)  # fmt: skip
-
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""
 _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
@@ -102,7 +97,7 @@ def decide_release(
         "champion": champion.sha256 if champion else "",
         "champion_version": champion.version if champion else "",
     }
-    gated = perform(run, "gate", depends_on, work, code=CODE)
+    gated = perform(run, "gate", depends_on, work)
     decision = gated.load("decision", Decision)
     tags = {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence}
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)

@@ -20,11 +20,6 @@ from qinglan.runs.artifacts import MANIFEST, StageResult, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
-CODE = (
-    __name__, "recipe", "qinglan.data.dataset.pools", "qinglan.data.forgotten", "qinglan.data.new_rows",
-    "qinglan.data.sources", "qinglan.data.workbook", "qinglan.rows",
-)  # fmt: skip
-
 _SHOWN_PROBLEMS = 20
 _KNOWN = "known_version"
 
@@ -96,7 +91,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         "tenant": tenant.model_dump(mode="json"),
         **({"forgotten": forgotten.digest} if forgotten.lines else {}),
     }
-    return perform(run, "ingest", depends_on, work, code=CODE)
+    return perform(run, "ingest", depends_on, work)
 
 
 def _known_version(run: Run) -> str:

@@ -7,10 +7,10 @@ from prefect.logging import get_run_logger
 
 from qinglan.clients.rag import RagClient
 from qinglan.clients.roles import Services, open_clients
-from qinglan.config import EMBEDDED
-from qinglan.recipes import RetrievalRecipe, get_recipe
+from qinglan.grading.by_retrieval import RetrievalGrader
+from qinglan.recipes import get_recipe
+from qinglan.recipes.keys import scoring_key
 from qinglan.recipes.passage_judge import verdict_recipe
-from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.processes import in_event_loop
@@ -30,11 +30,6 @@ from qinglan.training.judge_agreement import (
     require_agreement,
     require_answers,
 )
-
-CODE = (
-    __name__, "recipe", "qinglan.clients", "qinglan.recipes.passage_judge", "qinglan.rows", "qinglan.statistics",
-    "qinglan.training.judge_agreement",
-)  # fmt: skip
 
 
 def compare_judges(
@@ -68,10 +63,9 @@ def compare_judges(
         "agreement_rows": settings.agreement_rows,
         "min_relevance": profile.reward.min_relevance,
         **scoring_key(profile),
-        # As in validation: a live service's knowledge base changes unseen.
-        "knowledge_base": run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id,
+        "knowledge_base": run.knowledge_base_key,
     }
-    result = perform(run, "local_judge", depends_on, work, code=CODE)
+    result = perform(run, "local_judge", depends_on, work)
     require_agreement(
         JudgeAgreement.model_validate(result.details["agreement"]),
         settings,
@@ -85,7 +79,9 @@ async def _compare(
     stage: Stage, services: Services, served: JudgeServer, rows: list[Row]
 ) -> list[JudgedPassage]:
     run, profile, traced = stage.run, stage.run.profile, stage.traced
-    recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
+    recipe = get_recipe(profile.recipe)
+    # No other grader has a local judge.
+    grader = cast(RetrievalGrader, recipe.grader)
     rag = RagClient(
         profile.rag, services().rag_url, profile.tenant.id, with_passage=True, traced=traced
     )
@@ -96,7 +92,10 @@ async def _compare(
         ):
             verdicts = verdict_recipe(served.judge.released.recipe)
             compare = partial(
-                JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare, rows
+                JudgeComparison(
+                    profile, recipe, grader, verdicts, local, clients.judge, rag
+                ).compare,
+                rows,
             )
             return await ask_again(
                 "compare judges", compare, clients, local, rag, retries=profile.evaluate.retries

@@ -10,8 +10,6 @@ from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
-CODE = (__name__, "recipe", "qinglan.data.versions", "qinglan.rows", "qinglan.statistics")
-
 
 @stage_task("publish")
 def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
@@ -48,7 +46,7 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
         "files": {name: artifact.sha256 for name, artifact in dataset.artifacts.items()},
         "folder": str(versions.tenant_folder(profile)),
     }
-    published = perform(run, "publish", depends_on, work, code=CODE)
+    published = perform(run, "publish", depends_on, work)
     version = versions.Version.read(published.path("version").parent)
     _log_dataset(run, run.mlflow_run_id, version, "published")
     card = published.load("card_data", Card).model_copy(

@@ -12,8 +12,6 @@ from qinglan.runs.artifacts import StageResult, json_artifact
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
-CODE = (__name__, "qinglan.evaluation.models", "qinglan.rows")
-
 
 @stage_task("register")
 def register_model(
@@ -55,7 +53,7 @@ def register_model(
         "tracking_uri": profile.tracking_uri,
         "release": profile.release.model_dump(mode="json"),
     }
-    registered = perform(run, "register", depends_on, work, code=CODE)
+    registered = perform(run, "register", depends_on, work)
     shown = registered.details["released"]
     tags = {
         "release": f"{shown['name']}/{shown['version']}",

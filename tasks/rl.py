@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from qinglan.clients.roles import Services, key_salt
-from qinglan.config import CHANGEABLE, EMBEDDED
+from qinglan.config import CHANGEABLE
 from qinglan.errors import ConfigError, StageError
 from qinglan.recipes import get_recipe
-from qinglan.recipes.scoring.keys import scoring_key
-from qinglan.recipes.scoring.samples import SampleWatch
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.recipes.keys import scoring_key
+from qinglan.rows import Row
 from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, Artifact, StageResult, sha256_of
 from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.launcher import Command
@@ -42,15 +41,8 @@ from qinglan.training.engines.progress import (
     TrainerSettings,
     read_stop,
 )
-
-CODE = (
-    __name__, "recipe.reward", "qinglan.clients.rag", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.runs.cpu",
-    "qinglan.statistics", "qinglan.training.alarms", "qinglan.training.engines.agent_loop",
-    "qinglan.training.engines.export", "qinglan.training.engines.ppo", "qinglan.training.engines.ppo_trainer",
-    "qinglan.training.engines.progress", "qinglan.training.engines.verl", "qinglan.training.engines.verl_router",
-    "qinglan.training.engines.vllm_plugin", "qinglan.training.engines.vllm_rollout", "qinglan.training.reward",
-    "qinglan.training.verl_cpu",
-)  # fmt: skip
+from qinglan.training.reward_service.samples import SampleWatch
+from qinglan.training.reward_service.settings import RewardService
 
 
 @stage_task("rl")
@@ -96,9 +88,7 @@ def train_rl(
         follow = Follower(
             stage, stage.directory / "metrics.*.jsonl", partial(_verl_line, profile.rl.total_steps)
         )
-        watch = SampleWatch(
-            samples_log, [info["row_id"] for info in _infos(dev_file.path)], stage.say
-        )
+        watch = SampleWatch(samples_log, [row.id for row in _rows_of(dev_file.path)], stage.say)
         alarms = AlarmFollower(stage)
         rows, log, limit = (
             train_file.rows or 0,
@@ -160,7 +150,7 @@ def train_rl(
         "knowledge_base_sha256": run.knowledge_base_sha256,
         **({"local_judge": judge.identity} if judge else {}),
     }
-    return perform(run, "rl", depends_on, work, code=CODE, has_checkpoints=True)
+    return perform(run, "rl", depends_on, work, has_checkpoints=True)
 
 
 def _write(stage: Stage, name: str, content: BaseModel) -> Path:
@@ -175,16 +165,13 @@ def _reward_service(
     profile = run.profile
     recipe, addresses = get_recipe(profile.recipe), services()
     asked: dict[str, Any] = {}
-    if "rag" in recipe.graders:
+    if "rag" in recipe.grader.services:
         asked |= {
             "rag": profile.rag,
             "rag_url": addresses.rag_url,
-            # A live service's knowledge base changes unseen.
-            "retrieval_scope": run.id
-            if profile.rag.url != EMBEDDED
-            else f"kb:{run.knowledge_base_sha256}",
+            "retrieval_scope": run.retrieval_scope,
         }
-    if "judge" in recipe.graders:
+    if "judge" in recipe.grader.services:
         asked |= {
             "judge": profile.judge,
             "judge_url": addresses.judge_url,
@@ -202,7 +189,7 @@ def _reward_service(
     return RewardService(
         **asked,
         recipe=profile.recipe,
-        parts=recipe.score_parts,
+        parts=recipe.grader.score_parts,
         reward=profile.reward,
         tenant=profile.tenant,
         ledger=profile.ledger,
@@ -216,15 +203,15 @@ def _reward_service(
 def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
     profile = stage.run.profile
     rl, reward, recipe = profile.rl, profile.reward, get_recipe(profile.recipe)
-    infos = list(_infos(dev_file))
-    dev_metric = recipe.dev_metric(reward, infos)
+    dev_rows = _rows_of(dev_file)
+    dev_metric = recipe.grader.dev_metric(reward, dev_rows)
     return TrainerSettings(
         folder=stage.directory,
         max_invalid_share=reward.max_invalid_share,
         use_labels=reward.use_labels,
         dev_metric=dev_metric,
-        dev_rows=frozenset(info["row_id"] for info in infos if recipe.can_have(dev_metric, info)),
-        primary_metric=recipe.primary_metric,
+        dev_rows=frozenset(row.id for row in dev_rows if recipe.grader.can_have(dev_metric, row)),
+        primary_metric=recipe.grader.primary_metric,
         patience=rl.patience,
         keep_checkpoints=rl.keep_checkpoints,
         alarms=rl.alarms,
@@ -260,11 +247,15 @@ def _choose(stage: Stage, checkpoints: Path) -> Chosen:
     return Chosen(step, checkpoint, dev)
 
 
-def _infos(rl_file: Path) -> list[dict[str, Any]]:
-    infos: list[dict[str, Any]] = pq.read_table(rl_file, columns=["extra_info"])[
-        "extra_info"
-    ].to_pylist()
-    return infos
+def _rows_of(rl_file: Path) -> list[Row]:
+    """The rows whose questions an RL file asks; StageError where an earlier version wrote it."""
+    infos = pq.read_table(rl_file, columns=["extra_info"])["extra_info"].to_pylist()
+    if any("row" not in info for info in infos):
+        raise StageError(
+            f"rl: {rl_file} was written by an earlier version and lacks the rows that samples are "
+            "graded by; run `qinglan run refresh` to write it anew, which pays for no known answer"
+        )
+    return [Row.model_validate_json(info["row"]) for info in infos]
 
 
 def _rl_outcome(
@@ -285,7 +276,7 @@ def _rl_outcome(
         bool(stage.run.profile.judge.local),
     )
     reported = {"reward": verl.STEP_METRICS["reward"]} | {
-        name: part_mean(name) for name in recipe.score_parts
+        name: part_mean(name) for name in recipe.grader.score_parts
     }
     curves = {label: curve(key) for label, key in (reported | verl.STEP_METRICS).items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}

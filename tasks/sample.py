@@ -6,8 +6,6 @@ from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
-CODE = (__name__, "qinglan.evaluation.teacher_comparison", "qinglan.rows")
-
 
 @stage_task("sample")
 def draw_questions(run: Run, ingested: StageResult) -> StageResult:
@@ -27,5 +25,4 @@ def draw_questions(run: Run, ingested: StageResult) -> StageResult:
         "sample",
         {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted},
         work,
-        code=CODE,
     )

@@ -3,38 +3,36 @@
 from qinglan.data.review import load_reviews
 from qinglan.data.workbook_writer import write_rows
 from qinglan.recipes import get_recipe, recipe_key
+from qinglan.recipes.selection import select
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
-CODE = (
-    __name__,
-    "recipe.selection",
-    "qinglan.data.review",
-    "qinglan.data.workbook_writer",
-    "qinglan.rows",
-)
-
-_WORKBOOK_ROWS = 100_000
+_MOST_WORKBOOK_ROWS = 100_000
 
 
 @stage_task("select")
 def select_rows(run: Run, validated: StageResult) -> StageResult:
     """Decide which answers may teach; a reviewer's verdict outranks the rules."""
-    reviews, recipe = load_reviews(run.profile), get_recipe(run.profile.recipe)
+    reviews = load_reviews(run.profile)
+    recipe = get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:
-        before, after = RowCounts(), RowCounts()
-        rows = reviews.apply(before.pass_through(read_jsonl(validated.path("rows"), Row)))
-        selected = after.pass_through(recipe.select(rows, run.profile.select))
-        artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", selected)}
-        if after.total <= _WORKBOOK_ROWS:
-            again = read_jsonl(artifacts["rows"].path, Row)
-            artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", again, recipe)
+        before = RowCounts()
+        after = RowCounts()
+        validated_rows = before.pass_through(read_jsonl(validated.path("rows"), Row))
+        reviewed_rows = reviews.apply(validated_rows)
+        selected_rows = select(reviewed_rows, recipe.grader, run.profile.select)
+        rows_file = stage.directory / "rows.jsonl"
+        artifacts = {"rows": write_jsonl(rows_file, after.pass_through(selected_rows))}
+        if after.total <= _MOST_WORKBOOK_ROWS:
+            rows = read_jsonl(artifacts["rows"].path, Row)
+            artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", rows, recipe)
         else:
             stage.say(
-                f"no rows.xlsx: {after.total:,} rows are more than people open in Excel; see rows.jsonl"
+                f"no rows.xlsx: {after.total:,} rows are more than people open in Excel; "
+                "see rows.jsonl"
             )
         return Outcome(before.ok, after.ok, after.dropped_since(before), artifacts)
 
@@ -44,4 +42,4 @@ def select_rows(run: Run, validated: StageResult) -> StageResult:
         "recipe": recipe_key(run.profile.recipe),
         "reviews": reviews.digest,
     }
-    return perform(run, "select", depends_on, work, code=CODE)
+    return perform(run, "select", depends_on, work)

@@ -25,14 +25,15 @@ from qinglan.errors import ConfigError, RunLockedError
 from qinglan.evaluation.report.html import page_template
 from qinglan.ops.prefect.crash_recovery import recover_runs
 from qinglan.ops.preflight import require
-from qinglan.recipes.scoring.keys import scoring_digest
+from qinglan.recipes.keys import scoring_digest
 from qinglan.runs import run as run_folder
 from qinglan.runs.artifacts import StageResult, close_to_others, sha256_of
 from qinglan.runs.disk_space import explain_full_disk
 from qinglan.runs.locks import refresh_lock, removal_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks.stage import digests_of, flow_run_id, hiding_row_text, tracker_of
+from qinglan.tasks.attempts import digests_of
+from qinglan.tasks.stage import flow_run_id, hiding_row_text, tracker_of
 from qinglan.text import markdown_table
 
 P = ParamSpec("P")
@@ -67,9 +68,9 @@ def load_ahead(profile: Profile) -> None:
     for name in ("prefect.flow_engine", "prefect.utilities.visualization", "scipy.special"):
         import_module(name)
     key_salt(profile, "teacher")
-    for name, module in tuple(sys.modules.items()):
-        if name.startswith("qinglan.tasks.") and hasattr(module, "CODE"):
-            digests_of(profile, module.CODE)
+    for name in tuple(sys.modules):
+        if name.startswith("qinglan.tasks."):
+            digests_of(profile, name)
     page_template()
 
 

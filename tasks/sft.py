@@ -14,8 +14,6 @@ from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.disk_space import ModelSize, sft_bytes
 from qinglan.training.engines import swift
 
-CODE = (__name__, "qinglan.runs.cpu", "qinglan.training.engines.swift")
-
 
 def require_enough_rows(run: Run, dataset: StageResult) -> None:
     """Before the first hour of training: ConfigError where RL's batch is larger than its rows."""
@@ -99,7 +97,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         "sft": profile.sft.model_dump(mode="json"),
         "student": profile.student.model_dump(mode="json", include={"model_type", "template"}),
     }
-    return perform(run, "sft", depends_on, work, code=CODE, has_checkpoints=True)
+    return perform(run, "sft", depends_on, work, has_checkpoints=True)
 
 
 def _swift_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:

@@ -3,15 +3,15 @@
 from functools import partial
 from typing import Any
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Clients, Role, Services
+from qinglan.clients.row_batches import Work
+from qinglan.grading.validation import validate
 from qinglan.recipes import get_recipe
-from qinglan.recipes.scoring.keys import scoring_key
+from qinglan.recipes.keys import scoring_key
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
-
-CODE = (__name__, "recipe.validation", "qinglan.clients", "qinglan.rows", "qinglan.tasks.batches")
 
 
 @stage_task("validate", run_name="{name}")
@@ -20,41 +20,49 @@ def validate_rows(
 ) -> StageResult:
     """Grade what the teacher answered, by the services and rules that the recipe names."""
     profile = run.profile
-    recipe, judges = get_recipe(profile.recipe), profile.validation.judge_baseline
-    roles = recipe.validation_roles(profile)
+    grader = get_recipe(profile.recipe).grader
+    roles: list[Role] = list(grader.services)
+    if not profile.validation.judge_baseline and "judge" in roles:
+        roles.remove("judge")
+
+    def make_work(clients: Clients) -> Work:
+        return partial(
+            validate,
+            grader=grader,
+            clients=clients,
+            tenant=profile.tenant,
+            judge="judge" in roles,
+        )
 
     def work(stage: Stage) -> Outcome:
-        found = recipe.validation_statistics()
+        statistics = grader.validation_statistics()
         outcome = ask_services(
             stage,
             services,
             distilled,
             kind="validate",
             section="validation",
-            roles=roles,
-            make_work=lambda clients: partial(
-                recipe.validate, clients=clients, tenant=profile.tenant, judge="judge" in roles
-            ),
-            watch=found.add,
+            roles=tuple(roles),
+            make_work=make_work,
+            watch=statistics.add,
         )
-        found.check()
-        outcome.metrics = found.metrics()
-        outcome.details["histograms"] = found.histograms()
-        logged = found.LOGGED or tuple(outcome.metrics)
-        stage.say(
-            ", ".join(
-                f"{name} {outcome.metrics[name]:.3f}" for name in logged if name in outcome.metrics
-            )
-        )
+        statistics.check()
+        outcome.metrics = statistics.metrics()
+        outcome.details["histograms"] = statistics.histograms()
+        logged_names = statistics.LOGGED or tuple(outcome.metrics)
+        figures = [
+            f"{figure} {outcome.metrics[figure]:.3f}"
+            for figure in logged_names
+            if figure in outcome.metrics
+        ]
+        stage.say(", ".join(figures))
         return outcome
 
     depends_on: dict[str, Any] = {
         "rows_sha256": distilled.artifacts["rows"].sha256,
         **scoring_key(profile),
-        "judge_baseline": judges,
+        "judge_baseline": profile.validation.judge_baseline,
     }
-    if (
-        "rag" in roles
-    ):  # a live service's knowledge base changes unseen, so its answers are reused within one run only
-        depends_on["knowledge_base"] = run.knowledge_base_sha256 or run.id
-    return perform(run, name, depends_on, work, code=CODE)
+    if "rag" in roles:
+        depends_on["knowledge_base"] = run.knowledge_base_key
+    return perform(run, name, depends_on, work)

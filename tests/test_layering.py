@@ -31,12 +31,15 @@ def test_only_the_simulators_know_a_certain_recipe():
     [
         (f"import {FLOWS}", ENGINES),
         (
-            "import qinglan.cli, qinglan.training.reward, qinglan.clients.roles",
+            "import qinglan.cli, qinglan.training.reward_service.function, qinglan.clients.roles",
             [*ENGINES, "prefect"],
         ),
         ("import qinglan.serving.router", [*ENGINES, "prefect", "mlflow"]),
-        ("import qinglan.training.reward", ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"]),
-        ("import qinglan.recipes.scoring.scorer", ["qinglan.evaluation"]),
+        (
+            "import qinglan.training.reward_service.function",
+            ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"],
+        ),
+        ("import qinglan.training.reward_service.scorer", ["qinglan.evaluation"]),
         (
             "from qinglan.simulators.domains import simulated_models; simulated_models()",
             ["jieba", "bm25s", "fastapi", "torch", "transformers", "prefect", "mlflow"],

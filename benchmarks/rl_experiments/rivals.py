@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from qinglan.clients.roles import Services, open_clients
 from qinglan.config import Profile
 from qinglan.errors import StageError
+from qinglan.evaluation.arms import student_rows
 from qinglan.evaluation.figures import summarise
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.measuring import student_rows
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
 from qinglan.runs.launcher import Command, launch
@@ -197,7 +197,7 @@ def _arms(
     }
 
     async def complete() -> dict[str, list[ArmRow]]:
-        async with open_clients(run, services, recipe.graders) as clients:
+        async with open_clients(run, services, recipe.grader.services) as clients:
             return (await recipe.measure(answers, rows, clients, profile)).arms
 
     return asyncio.run(complete())

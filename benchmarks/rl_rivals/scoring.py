@@ -10,8 +10,8 @@ from typing import Any
 
 from qinglan.errors import StageError
 from qinglan.recipes import get_recipe
-from qinglan.recipes.scoring.scorer import Scorer
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.training.reward_service.scorer import Scorer
+from qinglan.training.reward_service.settings import RewardService
 
 
 class Scoring:

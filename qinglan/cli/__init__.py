@@ -182,6 +182,7 @@ def prompts(
 
     from qinglan.ops.estimate import questions_of
     from qinglan.recipes import get_recipe
+    from qinglan.recipes.prompts import prompts_about
 
     loaded = load_profile(profile, set_ or ())
     recipe = get_recipe(loaded.recipe)
@@ -192,7 +193,7 @@ def prompts(
             )
         ) is None:
             raise ConfigError(f"--row {row}: the workbook has fewer questions")
-    for role, messages in recipe.prompts(chosen, loaded).items():
+    for role, messages in prompts_about(chosen, recipe, loaded).items():
         for message in messages:
             say(f"{role}, {message['role']}", style="bold")
             say(message["content"] + "\n")

@@ -145,7 +145,7 @@ def part_columns(recipe: Recipe, width: int) -> list[Column]:
     """A column for each part of an answer's score by rule."""
     return [
         Column(f"规则：{name}", width, lambda row, name=name: (row.parts or {}).get(name))  # type: ignore[misc]
-        for name in recipe.rule_parts
+        for name in recipe.grader.rule_parts
     ]
 
 
@@ -169,13 +169,16 @@ def input_columns(recipe: Recipe, others: Iterable[Column], width: int) -> list[
 
 def thing_of(recipe: Recipe) -> str:
     """What a teacher's answer is called."""
-    return "改写" if recipe.retrieves else "回答"
+    return "改写" if recipe.grader.retrieves else "回答"
 
 
 def columns_of(recipe: Recipe) -> tuple[Column, ...]:
-    thing, graded = thing_of(recipe), _FOUND if recipe.retrieves else part_columns(recipe, 12)
+    thing, graded = (
+        thing_of(recipe),
+        _FOUND if recipe.grader.retrieves else part_columns(recipe, 12),
+    )
     results = (
-        Column(thing, 48 if recipe.retrieves else 64, lambda row: row.answer),
+        Column(thing, 48 if recipe.grader.retrieves else 64, lambda row: row.answer),
         *_VERDICT,
         *graded,
     )

@@ -14,9 +14,9 @@ import numpy as np
 
 from qinglan.config import Evaluate
 from qinglan.evaluation import models
+from qinglan.evaluation.arms import Arms, panel_consistency
 from qinglan.evaluation.reasons import Reason
 from qinglan.recipes import QUALITY, Metric, Recipe, identifying
-from qinglan.recipes.kinds.measuring import Arms, consistency
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, documents_of, groups_of, normalise
 from qinglan.statistics import (
     ArmScores,
@@ -64,7 +64,7 @@ def scores_of(arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Recipe) -> Sco
     found = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
     return {
         metric.name: {row: found[row].get(metric.name) for row in found}
-        for metric in recipe.METRICS
+        for metric in recipe.grader.metrics
     }
 
 
@@ -73,7 +73,7 @@ def values_of(entry: ArmRow, row: Row, recipe: Recipe) -> dict[str, float]:
     if not entry.measured:
         return {}
     judged = {} if entry.judge_score is None else {QUALITY: entry.judge_score}
-    return recipe.measured_values(entry, row) | judged
+    return recipe.grader.metric_values(entry, row) | judged
 
 
 def summarise(
@@ -101,9 +101,9 @@ def summarise(
     return models.ArmFigures(
         n=len(arm),
         scores=_scores(
-            values, recipe.METRICS, groups_of(rows), config.bootstrap_resamples, config.seed
+            values, recipe.grader.metrics, groups_of(rows), config.bootstrap_resamples, config.seed
         ),
-        judge_consistency=consistency(arm),
+        judge_consistency=panel_consistency(arm),
         latency_p50_ms=p50,
         latency_p95_ms=p95,
         latency_p50_ci95=percentile_ci(latencies, 50, seed=config.seed),
@@ -156,7 +156,7 @@ def compare_arms(
     found = [
         compared(scores[a], scores[b], metric, groups, config)
         for a, b in pairs_of(arms)
-        for metric in recipe.METRICS
+        for metric in recipe.grader.metrics
         if metric.compared
     ]
     return holm_corrected([comparison for comparison in found if comparison.n])
@@ -185,7 +185,7 @@ def slices_of(
     Of the metrics that have intervals. Slices are many and small: an interval here is for reading
     and decides nothing.
     """
-    metrics = [metric for metric in recipe.METRICS if metric.interval]
+    metrics = [metric for metric in recipe.grader.metrics if metric.interval]
     scores = {name: scores_of(arm, rows, recipe) for name, arm in arms.items()}
     groups, pairs = groups_of(rows), pairs_of(arms)
     pairs = [pair for pair in pairs if pair[0] in ("rl", "sft")] or [
@@ -275,7 +275,7 @@ def examples(
                     and Retrieved(
                         ids=found.ids[:3], scores=found.scores[:3], titles=found.titles[:3]
                     ),
-                    values={} if recipe.retrieves else values_of(entry, row, recipe),
+                    values={} if recipe.grader.retrieves else values_of(entry, row, recipe),
                 )
                 for name, entries in by_arm.items()
                 if (entry := entries.get(row.id))
@@ -305,7 +305,7 @@ def shared_between(
     ]
     return (
         [*shared, overlap("gold_documents", lambda row: documents_of(row.gold_id))]
-        if recipe.retrieves
+        if recipe.grader.retrieves
         else shared
     )
 

@@ -68,7 +68,7 @@ def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
             **row.model_dump(include=ASKED),
             must_pass=False,
             checks=Checks(
-                gold_in_top3=row.gold_id if get_recipe(profile.recipe).retrieves else None
+                gold_in_top3=row.gold_id if get_recipe(profile.recipe).grader.retrieves else None
             ),
         )
         for group in groups

@@ -84,9 +84,7 @@ async def grade_arms(
     for name, arm in arms.items():
         graded_arm = [graded_questions[entry.row_id].entries[name] for entry in arm]
         lost_reasons = [
-            entry.reason
-            for entry in graded_arm
-            if entry.text is not None and not entry.measured
+            entry.reason for entry in graded_arm if entry.text is not None and not entry.measured
         ]
         require_few_failures(lost_reasons, len(arm), profile.evaluate.max_failed_share)
         graded_arms[name] = graded_arm

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
+from qinglan.evaluation.arms import Arms
 from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase
 from qinglan.evaluation.reasons import TEXTS, Reason, listed, reason
 from qinglan.evaluation.teacher_comparison import MAIN, ORIGINAL
 from qinglan.recipes import Metric, get_recipe
-from qinglan.recipes.kinds.measuring import Arms
 from qinglan.statistics import FEWEST_GROUPS, Comparison, rows_needed
 from qinglan.text import Both, interval, latency, signed, with_interval
 
@@ -113,7 +113,7 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Arms) -> Purchase | N
         **{name: name for name in rivals},
     }
     terms = TEXTS[
-        "terms_of_retrieval" if get_recipe(profile.recipe).retrieves else "terms_of_answers"
+        "terms_of_retrieval" if get_recipe(profile.recipe).grader.retrieves else "terms_of_answers"
     ]
     offers = []
     for arm in rivals:

@@ -12,7 +12,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -25,10 +24,11 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import Profile, Tenant
 from qinglan.config.base import Pattern
 from qinglan.data.workbook import read_rows
-from qinglan.errors import CallError, ConfigError, WorkbookError
+from qinglan.errors import ConfigError, WorkbookError
 from qinglan.evaluation.reasons import Reason, reason
+from qinglan.grading.grade import Grade
+from qinglan.grading.leftovers import is_boilerplate
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import HINTS, ArmName, ArmRow, Retrieved, Row, normalise
 from qinglan.runs.schema_version import first_flaw
 from qinglan.statistics import ArmScores, Comparison, compare
@@ -153,7 +153,9 @@ def row_of(case: Case, tenant: Tenant) -> Row:
 
 def texts_of(answers: Iterable[str | bytes], recipe: Recipe) -> dict[str, str]:
     """By prompt id, from the JSON lines of a generation; as they are graded and served."""
-    return {answer["id"]: recipe.clean(answer["text"]) for answer in map(json.loads, answers)}
+    return {
+        answer["id"]: recipe.grader.clean(answer["text"]) for answer in map(json.loads, answers)
+    }
 
 
 def texts_of_teacher(answers: Iterable[ArmRow]) -> dict[str, str | Reason]:
@@ -182,14 +184,16 @@ async def try_cases(
     """
 
     async def attempt(case: Case, texts: Mapping[str, str | Reason]) -> RedTeamResult:
-        row, retrieved = row_of(case, tenant), None
+        row = row_of(case, tenant)
         text = texts[row.id]
         if isinstance(text, Reason):
             return _result(case, None, None, text)
-        if case.checks.needs_retrieval and text:
-            with suppress(CallError):
-                retrieved = await clients.rag.retrieve(case.query, text)
-        return check(case, text or None, retrieved, recipe.parts(row, text))
+        grade = Grade(text)
+        # Most cases are checked by their words alone: nothing is retrieved for them.
+        if text and (case.checks.needs_retrieval or case.checks.parts):
+            grades = await recipe.grader.grade(row, [text], clients, tenant)
+            grade = grades[text]
+        return check(case, text or None, grade.retrieved, grade.parts or {})
 
     tried = [
         asyncio.gather(
@@ -306,7 +310,7 @@ def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
     try:
         if path.suffix.lower() == ".jsonl":
             return _read_cases(path, recipe)
-        if recipe.retrieves:
+        if recipe.grader.retrieves:
             return list(_read_regressions(path, profile, recipe))
     except (WorkbookError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_SETTING}: {error}") from error
@@ -333,7 +337,7 @@ def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
             raise ConfigError(
                 f"{where}: the id {case.id!r} stands in an earlier line as well; give each case its own"
             )
-        if recipe.retrieves:
+        if recipe.grader.retrieves:
             left_out = case.checks.model_fields_set | (OF_QUALITY if case.must_pass else set())
             unset = {name: on for name, on in OF_EVERY_REWRITE.items() if name not in left_out}
             case = case.model_copy(update={"checks": case.checks.model_copy(update=unset)})
@@ -353,10 +357,10 @@ def _unfit(case: Case, recipe: Recipe) -> str:
         each.name for each in recipe.INPUTS if each.is_asked and not case.inputs.get(each.name)
     ]:
         return f"`inputs.{missing[0]}`: recipe `{recipe.NAME}` needs it"
-    graded = sorted(recipe.rule_parts)
+    graded = sorted(recipe.grader.rule_parts)
     if case.checks.parts.keys() - set(graded):
         return f"`checks.parts`: recipe `{recipe.NAME}` grades these by rule: {', '.join(graded) or 'none'}"
-    if case.checks.needs_retrieval and not recipe.retrieves:
+    if case.checks.needs_retrieval and not recipe.grader.retrieves:
         return f"`checks`: recipe `{recipe.NAME}` retrieves nothing; leave out gold_top1 and gold_in_top3"
     return ""
 

@@ -14,6 +14,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Evaluate, Gate, Profile
 from qinglan.data.dataset.splits import was_question, with_groups
 from qinglan.evaluation import models
+from qinglan.evaluation.arms import baseline_arms
 from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
 from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
@@ -75,7 +76,7 @@ def evaluate(
     """
     loads, probed = loads or {}, probed or {}
     return models.Evaluation(
-        metrics=list(recipe.METRICS),
+        metrics=list(recipe.grader.metrics),
         arms={
             name: summarise(arm, rows, config, recipe, loads.get(name))
             for name, arm in arms.items()
@@ -98,7 +99,9 @@ def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluati
     was a question."""
     recipe = get_recipe(profile.recipe)
     questions = with_groups(list(filter(was_question, rows)), profile.dataset)
-    return evaluate(recipe.baseline_arms(questions, profile), questions, profile.evaluate, recipe)
+    return evaluate(
+        baseline_arms(questions, recipe.grader, profile), questions, profile.evaluate, recipe
+    )
 
 
 def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
@@ -138,7 +141,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
         run_id=run.id,
         profile=profile.name,
         recipe=recipe.NAME,
-        retrieves=recipe.retrieves,
+        retrieves=recipe.grader.retrieves,
         **{
             name: getattr(evaluation, name)
             for name in models.EvaluatedArms.model_fields.keys() - {"comparisons", "findings"}

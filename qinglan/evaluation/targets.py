@@ -9,7 +9,7 @@ from qinglan.config.release import Targets
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.verdict import candidate, opponent
 from qinglan.recipes import QUALITY, Finding
-from qinglan.recipes.kinds.elements import FindingRow
+from qinglan.recipes.findings import FindingRow
 from qinglan.statistics import between
 from qinglan.text import Both
 

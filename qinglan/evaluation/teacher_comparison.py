@@ -16,19 +16,15 @@ from qinglan.clients.roles import Addresses, Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
 from qinglan.config import Endpoint, Evaluate, Profile, Tenant
 from qinglan.errors import CallError
+from qinglan.evaluation.arms import Arms, original_rows, teacher_rows
 from qinglan.evaluation.figures import compared, examples, scores_of, summarise
+from qinglan.evaluation.measuring import for_each_question
 from qinglan.evaluation.models import ArmFigures, Evaluation
 from qinglan.evaluation.reasons import Reason
+from qinglan.grading.failures import require_few_failures
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
-from qinglan.recipes.kinds.distillation import teacher_requests
-from qinglan.recipes.kinds.measuring import (
-    Arms,
-    ask_about,
-    check_failures,
-    original_rows,
-    teacher_rows,
-)
+from qinglan.recipes.requests import teacher_requests
 from qinglan.rows import ArmRow, Row, groups_of, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
@@ -96,8 +92,8 @@ async def ask_teacher(
             return row.failed(error.reason)
 
     questions = (Row(**{name: getattr(row, name) for name in _OF_THE_QUESTION}) for row in rows)
-    answered = await ask_about(questions, attempt)
-    check_failures(lost, len(rows), max_failed_share)
+    answered = await for_each_question(questions, attempt)
+    require_few_failures(lost, len(rows), max_failed_share)
     return teacher_rows(answered.values())
 
 
@@ -130,7 +126,7 @@ def arms_of(
         unusable_cost: by arm, what `cost_of_unusable` found.
     """
     arms = {}
-    if recipe.retrieves:
+    if recipe.grader.retrieves:
         # What the original question found is the same for every teacher; one that failed has not
         # recorded it.
         known = {
@@ -169,7 +165,7 @@ def evaluate_teachers(
     """
     loads = loads or {}
     return Evaluation(
-        metrics=[*recipe.METRICS, ANSWERED],
+        metrics=[*recipe.grader.metrics, ANSWERED],
         arms={
             name: _with_cost(summarise(arm, rows, config, recipe, loads.get(name)), arm, config)
             for name, arm in arms.items()
@@ -206,7 +202,7 @@ def _comparisons(
         )
     teachers = [name for name in arms if name != ORIGINAL]
     rivals = [name for name in teachers if name != MAIN]
-    metrics = [metric for metric in recipe.METRICS if metric.compared and metric.interval]
+    metrics = [metric for metric in recipe.grader.metrics if metric.compared and metric.interval]
     corrected = []
     for metric in (*metrics, ANSWERED):
         pairs = [compared(scores[rival], scores[MAIN], metric, groups, config) for rival in rivals]

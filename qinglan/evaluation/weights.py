@@ -12,17 +12,13 @@ import yaml
 
 from qinglan.config import Profile
 from qinglan.evaluation.models import Weights
+from qinglan.recipes import get_recipe
 from qinglan.runs.artifacts import WEIGHTS_SHA256, StageResult, hash_of
-from qinglan.runs.code_digest import code_digest
+from qinglan.runs.code_digest import code_of, digests_of_modules, module_path, modules_in
 
 FILE = Path(__file__).with_suffix(".yaml")
 _STAGES = ("base_model", "sft", "rl")
-_DATA_STAGES = ("ingest", "extract", "distill", "validate", "select", "dataset")
-_CODE = (
-    "qinglan.data", "qinglan.noise", "qinglan.recipes", "qinglan.rows", "qinglan.runs.cpu", "qinglan.simulators",
-    "qinglan.training",
-    *(f"qinglan.tasks.{stage}" for stage in (*_DATA_STAGES, *_STAGES)),
-)  # fmt: skip
+_STAGES_BEFORE = ("ingest", "extract", "distill", "validate", "select", "dataset")
 _SETTINGS = {
     *(
         "recipe",
@@ -53,10 +49,21 @@ def weights_of(
     if not found:
         return None
     made_of = hash_of(
-        profile.model_dump(mode="json", include=_SETTINGS), code_digest(*_CODE), dict(versions)
+        profile.model_dump(mode="json", include=_SETTINGS), _code(profile), dict(versions)
     )
     known = (yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}).get(profile.name, {})
     expected = {stage: known[stage] for stage in found if stage in known}
     return Weights(
         made_of=made_of, found=found, expected=expected, is_of_same=known.get("made_of") == made_of
     )
+
+
+def _code(profile: Profile) -> dict[str, str]:
+    """The digests of all code that the weights depend on, the simulators' and the recipe's too."""
+    digests = digests_of_modules([*modules_in("qinglan.simulators"), "qinglan.runs.cpu"])
+    for stage in (*_STAGES_BEFORE, *_STAGES):
+        digests |= code_of(f"qinglan.tasks.{stage}")
+    recipe_module = type(get_recipe(profile.recipe)).__module__
+    if module_path(recipe_module):
+        digests |= code_of(recipe_module)
+    return digests

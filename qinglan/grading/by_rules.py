@@ -117,9 +117,7 @@ class RuleGrader(Grader):
             return Grade(text, parts=parts)
         if not text:
             return Grade(text, parts=parts, judge_score=LOWEST_JUDGE_SCORE)
-        (answer,) = await settle(
-            services.judge.ask(messages, self.parse_judge, self.judge_schema)
-        )
+        (answer,) = await settle(services.judge.ask(messages, self.parse_judge, self.judge_schema))
         if isinstance(answer, CallError):
             return Grade(text, parts=parts, failures={"judge": answer})
         return Grade(

@@ -139,4 +139,3 @@ class Grader(ABC):
     @abstractmethod
     def can_have(self, part: str, row: Row) -> bool:
         """Whether the row's samples can have that part of the score."""
-

@@ -88,7 +88,7 @@ class RetrievalStatistics:
     in top-1 score, rewrite minus original; nothing recalled counts as 0.
     """
 
-    LOGGED: ClassVar = (
+    LOGGED: ClassVar[tuple[str, ...]] = (
         "success_rate",
         "top1_score_mean",
         "gain_mean",

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import get_args
 
 from qinglan.clients.chat import TOKENS_PER_CHARACTER, Request, cost_usd
+from qinglan.clients.openai_protocol import Message
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
@@ -30,16 +31,15 @@ from qinglan.data.versions import latest_version
 from qinglan.data.workbook import read_rows
 from qinglan.evaluation.red_team import cases_of
 from qinglan.evaluation.teacher_comparison import draw
+from qinglan.grading.grader import JudgeUse
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import (
+from qinglan.recipes.requests import (
     distill_requests,
     extract_requests,
     judge_requests,
     teacher_requests,
 )
-from qinglan.recipes.kinds.elements import Message
-from qinglan.recipes.kinds.recipe import JudgeUse
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import sample_of
@@ -184,9 +184,9 @@ def count_questions(
             counts.add(role, [each[role] for each in requests if role in each], ledger)
         own = [(row, text) for row in some if (text := recipe.own_answer(row))]
         counts.add(_VALIDATE, list(filter(None, starmap(judged, own))), ledger)
-        for use in get_args(JudgeUse) if "judge" in recipe.graders else ():
+        for use in get_args(JudgeUse) if "judge" in recipe.grader.services else ():
             counts.add_prompts(
-                use, [recipe.estimate_messages(use, row, profile, *most) for row in some]
+                use, [recipe.grader.estimate_messages(use, row, profile, *most) for row in some]
             )
     if ledger:
         for label, teacher in {"teacher": profile.teacher, **profile.compare.teachers}.items():
@@ -234,7 +234,7 @@ def estimate(
 def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> dict[str, int]:
     """What the flow would ask the RAG at most, by stage: question and rewrite, each sample, and
     each arm."""
-    if not get_recipe(profile.recipe).retrieves:
+    if not get_recipe(profile.recipe).grader.retrieves:
         return {}
     arms, compare = _ARMS + len(profile.evaluate.teachers), profile.compare
     stages = {
@@ -285,13 +285,13 @@ def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator
             questions += cases if name in profile.gate.rivals else 0
             if questions:
                 yield _Part("teacher", f"evaluate {name}", endpoint, questions, asked="teacher")
-    if "judge" in recipe.graders:
+    if "judge" in recipe.grader.services:
         yield from _judgements(profile, flow, counts)
 
 
 def _judgements(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator[_Part]:
     rl, judge = profile.rl.scheduled(counts.rl_prompts), profile.judge
-    retrieves = get_recipe(profile.recipe).retrieves
+    retrieves = get_recipe(profile.recipe).grader.retrieves
     if flow == "compare" and profile.validation.judge_baseline:
         for label in ("teacher", *profile.compare.teachers):
             yield _Part(

@@ -113,7 +113,7 @@ def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
         problem = f"unless the gain is larger, the gate would stay undecided; some {needed:,} would show it"
         hint = "add questions, or mark more of them as test in the split column"
         yield f"{found.test_rows:,} test questions can show {gains}: {problem}: {hint}"
-    loss, metrics = profile.gate.max_quality_loss, get_recipe(profile.recipe).METRICS
+    loss, metrics = profile.gate.max_quality_loss, get_recipe(profile.recipe).grader.metrics
     if 0 < loss < found.detectable_loss and any(metric.name == QUALITY for metric in metrics):
         problem = f"a loss of {found.detectable_loss:.2f} in the judge's score, not of {loss:g} (gate.max_quality_loss)"
         needed = rows_needed(found.test_rows, found.detectable_loss, loss)

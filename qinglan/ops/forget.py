@@ -45,7 +45,7 @@ from qinglan.ops.prefect.server import LOCK_FILE, PrefectServer, find_server, pr
 from qinglan.ops.run_status import REPORT_FILE
 from qinglan.ops.up.site import only_one
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, judge_requests
+from qinglan.recipes.requests import distill_requests, extract_requests, judge_requests
 from qinglan.rows import DIALOGUE, INPUT_REASONS, Row, normalise, row_id
 from qinglan.runs.artifacts import (
     MANIFEST,

@@ -42,7 +42,7 @@ from qinglan.ops.checks import Check, PlannedCheck, run_check
 from qinglan.ops.estimate import count_questions, questions_of
 from qinglan.ops.forecast import find_problems, forecast
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.recipes.kinds.distillation import require_teacher_alone
+from qinglan.recipes.requests import require_teacher_alone
 from qinglan.rows import HINTS, RowCounts
 from qinglan.runs.launcher import output_of
 from qinglan.simulators.domains import domain_for, domain_of_model
@@ -105,7 +105,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         )
         yield _planned("champion", profile.model_name, lambda: _champion(profile), "slow")
     if (
-        flow != "release" and "rag" in get_recipe(profile.recipe).graders
+        flow != "release" and "rag" in get_recipe(profile.recipe).grader.services
     ):  # release only reads what was evaluated
         yield PlannedCheck(PROFILE, "rag", profile.rag.url, lambda: _check_rag(profile), "slow")
     variable = profile.ledger.url_env
@@ -190,11 +190,11 @@ def _recipe(profile: Profile) -> None:
         raise ConfigError(
             f"data.columns.dialogue: recipe `{recipe.NAME}` reads no dialogues; leave it out"
         )
-    if "original" in profile.gate.rivals and not recipe.retrieves:
+    if "original" in profile.gate.rivals and not recipe.grader.retrieves:
         raise ConfigError(
             f"gate.rivals: recipe `{recipe.NAME}` does not retrieve; name another arm than original"
         )
-    recipe.check_profile(profile)
+    recipe.grader.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:
         _let_teachers_answer(recipe, "evaluate.teachers")
@@ -219,7 +219,7 @@ def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
     asked = set(recipe.DISTILL_ROLES) if flow in TEACHER_FLOWS else set()
     if flow in ENGINE_FLOWS and TEACHER in profile.gate.rivals:  # it is asked the red team's cases
         asked |= {role for role in recipe.DISTILL_ROLES if role == TEACHER}
-    asked |= {"judge"} if judges and "judge" in recipe.graders else set()
+    asked |= {"judge"} if judges and "judge" in recipe.grader.services else set()
     return [role for role in get_args(ChatRole) if role in asked]
 
 
@@ -515,7 +515,7 @@ def _cluster(profile: Profile) -> str | None:
         raise ConfigError(f"{error}; {hint}") from error
     asked = {"rag": profile.rag.url, "judge": profile.judge.base_url}
     if trainer.is_elsewhere and any(
-        asked[role] == EMBEDDED for role in get_recipe(profile.recipe).graders
+        asked[role] == EMBEDDED for role in get_recipe(profile.recipe).grader.services
     ):
         problem = "the simulators for RAG and judge answer on this machine only, which the nodes can't reach"
         raise ConfigError(

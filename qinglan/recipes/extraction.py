@@ -67,9 +67,7 @@ def extracted(row: Row, text: str, limits: Extract) -> Row:
     return without_dialogue(row).with_context(profile, history)
 
 
-def _read_value(
-    answer: str, name: str, dialogue: str, max_chars: int, min_support: float
-) -> str:
+def _read_value(answer: str, name: str, dialogue: str, max_chars: int, min_support: float) -> str:
     """The answer's value of that name, empty where the dialogue says nothing of it."""
     value = read_json(answer, name)
     if not isinstance(value, str):

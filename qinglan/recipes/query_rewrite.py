@@ -131,9 +131,7 @@ def _win(config: Reward, rq_gain: float) -> float:
     return config.win if rq_gain > 0 else config.loss
 
 
-def _weighted_score(
-    config: Reward, row: Row, grade: Grade, rq_gain: float, win: float
-) -> float:
+def _weighted_score(config: Reward, row: Row, grade: Grade, rq_gain: float, win: float) -> float:
     """The weighted mean of the parts that are known for this sample, before guards and gates."""
     weighted_parts: list[tuple[float, float]] = []
     if config.relative_to_teacher:

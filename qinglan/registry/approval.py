@@ -126,7 +126,7 @@ def write_approval_workbook(
         Column("用户画像", 12, lambda row: row.profile),
         Column("历史摘要", 36, lambda row: row.history),
         *input_columns(recipe, (), 12),
-        *([Column("标准文档", 12, lambda row: row.gold_id)] if recipe.retrieves else []),
+        *([Column("标准文档", 12, lambda row: row.gold_id)] if recipe.grader.retrieves else []),
         Column("行编号", 12, lambda row: row.id),
     ]
     for arm in (challenger, *(arm for arm in arms if arm != challenger)):
@@ -142,7 +142,9 @@ def write_approval_workbook(
 
 def _columns_of(arm: str, entries: Mapping[str, ArmRow], recipe: Recipe) -> Iterator[Column]:
     heads = (
-        _RETRIEVED if recipe.retrieves else (_ANSWERED, *(metric.zh for metric in recipe.METRICS))
+        _RETRIEVED
+        if recipe.grader.retrieves
+        else (_ANSWERED, *(metric.zh for metric in recipe.grader.metrics))
     )
     for place, head in enumerate(heads):
 
@@ -155,9 +157,9 @@ def _columns_of(arm: str, entries: Mapping[str, ArmRow], recipe: Recipe) -> Iter
 
 def _of_arm(entry: ArmRow, row: Row, recipe: Recipe) -> list[CellValue]:
     text, found = entry.text or f"（{entry.reason}）", entry.retrieved
-    if not recipe.retrieves:
+    if not recipe.grader.retrieves:
         values = values_of(entry, row, recipe)
-        return [text, *(values.get(metric.name) for metric in recipe.METRICS)]
+        return [text, *(values.get(metric.name) for metric in recipe.grader.metrics)]
     if found is None:
         return [text, None, None, None, entry.judge_score]
     rank = found.rank(row.gold_id) if row.gold_id else None
@@ -180,10 +182,10 @@ def _beaten_by(
 def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
     """By the gold document's place where there is one, else by the RAG's score; of answers, by the
     first metric."""
-    if entry is not None and not recipe.retrieves:
+    if entry is not None and not recipe.grader.retrieves:
         values = values_of(entry, row, recipe)
         return next(
-            (values[metric.name] for metric in recipe.METRICS if metric.name in values), None
+            (values[metric.name] for metric in recipe.grader.metrics if metric.name in values), None
         )
     if entry is None or entry.retrieved is None:
         return None

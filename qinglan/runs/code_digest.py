@@ -1,7 +1,13 @@
-"""Digests of our own code: a result is reused only where the code that made it is the same."""
+"""Digests of our own code: a result is reused only where the code that made it is the same.
+
+The code of a stage is its module with everything that this imports, directly or not, from the
+packages that make results. The other packages carry, keep and show results; what a stage takes from
+them stands in its key as an input.
+"""
 
 import ast
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,128 +15,159 @@ from typing import NamedTuple
 
 from qinglan.runs.artifacts import hash_of, sha256_of
 
+_CARRIERS = frozenset(
+    f"qinglan.{package}"
+    for package in (
+        "cli",
+        "config",
+        "errors",
+        "flows",
+        "ledger",
+        "ops",
+        "registry",
+        "runs",
+        "serving",
+        "simulators",
+        "tasks",
+        "text",
+    )
+)
+"""Packages that make no result: settings, messages and words; the ledger, which holds what was
+paid; files, processes and tracking; stages but the one whose key is made; services whose answers
+and models are in the key by their versions."""
+_OUR_NAME = re.compile(r"qinglan(?:\.[A-Za-z_]\w*)+")
+
 
 @cache
-def code_digest(*modules: str, within: str | None = None, without: tuple[str, ...] = ()) -> str:
-    """Changes with the code of these modules and packages, but not with their comments, docstrings
-    or layout.
+def code_of(module: str) -> dict[str, str]:
+    """The digests of a module and of the modules that its results depend on, by module.
 
-    A .yaml file counts with the module of its name, and with one beside it that has
-    `with_name("facts.yaml")`.
-
-    Args:
-        modules: dotted names; every module below a package counts.
-        within: a package whose modules count as well where the others import them, directly or not.
-        without: functions and methods by these names do not count, nor what only they use.
+    Comments, docstrings, layout and imports for annotations don't count.
     """
-    files: dict[str, Path] = {}
-    for module in modules:
+    return digests_of_modules(import_closure([module], _makes_results))
+
+
+def code_imported_by(file: Path) -> dict[str, str]:
+    """The digests of our modules that a file outside of the package depends on, by module."""
+    imported = imported_modules(ast.parse(file.read_bytes()))
+    roots = [module for module in imported if _makes_results(module)]
+    return digests_of_modules(import_closure(roots, _makes_results))
+
+
+def digests_of_modules(modules: Iterable[str]) -> dict[str, str]:
+    """The digest of each module, with the .yaml files that it reads, by module."""
+    digests: dict[str, str] = {}
+    for module in sorted(modules):
         path = module_path(module)
         assert path, f"there is no module {module}"
-        if path.name != "__init__.py":
-            files[module] = path
-            continue
-        for each in path.parent.rglob("*.py"):
-            files[".".join((module, *each.relative_to(path.parent).with_suffix("").parts))] = each
-    pending = list(files.values()) if within else []
+        digests[module] = hash_of(_read(path.read_bytes()).digest, _data_digests(path))
+    return digests
+
+
+def import_closure(modules: Iterable[str], counts: Callable[[str], bool]) -> set[str]:
+    """The modules with all of ours that they import, directly or not, as far as `counts` says."""
+    closure: set[str] = set()
+    pending = list(modules)
     while pending:
-        for name in sorted(_reduced(pending.pop().read_bytes(), without).imported):
-            if name.startswith(f"{within}.") and name not in files and (path := module_path(name)):
-                files[name] = path
-                pending.append(path)
-    digests = {
-        name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())
-    }
-    data = {
-        f"{name.removesuffix(path.stem)}{each.name}": sha256_of(each)
-        for name, path in files.items()
-        for each in path.parent.glob("*.yaml")
-        if each.stem == path.stem or f'with_name("{each.name}")' in path.read_text(encoding="utf-8")
-    }
-    return hash_of(digests | data)
+        module = pending.pop()
+        path = module_path(module)
+        if module in closure or path is None:
+            continue
+        closure.add(module)
+        for imported in _read(path.read_bytes()).imported:
+            pending.extend(name for name in _with_parents(imported) if counts(name))
+    return closure
+
+
+def modules_in(package: str) -> list[str]:
+    """The names of all modules of a package."""
+    path = module_path(package)
+    assert path, f"there is no package {package}"
+    names = []
+    for file in sorted(path.parent.rglob("*.py")):
+        parts = file.relative_to(path.parent).with_suffix("").parts
+        names.append(".".join((package, *parts)).removesuffix(".__init__"))
+    return names
 
 
 def module_path(module: str) -> Path | None:
-    """The file of a module or package; None where the name is another thing, such as a function in
-    a module.
+    """The file of a module or package; None where the name is another thing, such as a function.
 
     It is looked up without importing a package, as some of ours load a training engine.
     """
     top, *parts = module.split(".")
     spec = find_spec(top)
-    if (
-        spec is None or not spec.has_location or spec.origin is None
-    ):  # a built-in module has no file
+    # A built-in module has no file.
+    if spec is None or not spec.has_location or spec.origin is None:
         return None
     path = Path(spec.origin).parent.joinpath(*parts)
-    return next(
-        (each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None
-    )
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
 
 
 def imported_modules(tree: ast.Module) -> frozenset[str]:
-    """The names that a file imports, anywhere in it: modules, and what may be a module in a
-    package."""
-    names = set[str]()
+    """The names that a file imports, anywhere in it: modules, and what may be one in a package.
+
+    A string with the dotted name of one of our modules counts too: engines start their processes
+    and load their parts by name.
+    """
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update(_OUR_NAME.findall(node.value))
     return frozenset(names)
 
 
-class _Reduced(NamedTuple):
+def _makes_results(module: str) -> bool:
+    package = ".".join(module.split(".")[:2])
+    return module.startswith("qinglan.") and package not in _CARRIERS
+
+
+def _with_parents(name: str) -> list[str]:
+    """The name and the packages that Python imports with it."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(2, len(parts) + 1)]
+
+
+def _data_digests(path: Path) -> dict[str, str]:
+    """The digests of the .yaml files that count with a module.
+
+    They are the one of its name, and those beside it that it opens by `with_name("facts.yaml")`.
+    """
+    source = path.read_text(encoding="utf-8")
+    digests: dict[str, str] = {}
+    for data_file in sorted(path.parent.glob("*.yaml")):
+        is_opened = f'with_name("{data_file.name}")' in source
+        if data_file.stem == path.stem or is_opened:
+            digests[data_file.name] = sha256_of(data_file)
+    return digests
+
+
+class _Source(NamedTuple):
     digest: str
     imported: frozenset[str]
 
 
 @cache
-def _reduced(source: bytes, without: tuple[str, ...]) -> _Reduced:
+def _read(source: bytes) -> _Source:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [each for each in node.body if not _is_prose(each)]
-    if without:
-        _remove(tree, without)
-    return _Reduced(hash_of(ast.dump(tree)), imported_modules(tree))
-
-
-def _remove(tree: ast.Module, names: Collection[str]) -> None:
-    """Take out these functions, and then whatever nothing in the file uses any more."""
-    used = _used_names(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef):
-            node.body = [each for each in node.body if getattr(each, "name", None) not in names]
-    while orphaned := used - _used_names(tree):
-        used -= orphaned
-        tree.body = [each for each in tree.body if not _defines_only(each, orphaned)]
-
-
-def _used_names(tree: ast.Module) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
-
-
-def _defines_only(node: ast.stmt, names: set[str]) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return node.name in names
-    if isinstance(node, ast.Assign):
-        return all(isinstance(target, ast.Name) and target.id in names for target in node.targets)
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return all((alias.asname or alias.name).split(".")[0] in names for alias in node.names)
-    return False
+            node.body = [statement for statement in node.body if not _is_prose(statement)]
+    return _Source(hash_of(ast.dump(tree)), imported_modules(tree))
 
 
 def _is_prose(node: ast.stmt) -> bool:
-    """A docstring, or imports for annotations."""
+    """Whether the statement is a docstring, or imports for annotations."""
     if isinstance(node, ast.If):
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return False
+    return isinstance(node.value.value, str)

@@ -60,6 +60,21 @@ class Run(BaseModel, frozen=True):
     """Digest of what the embedded RAG serves; empty for a live service, whose content is not
     known."""
 
+    @property
+    def knowledge_base_key(self) -> str:
+        """The state of the knowledge base, as a part of the keys of what it answers.
+
+        A live service's knowledge base changes unseen, so its answers are reused within one run
+        only.
+        """
+        return self.knowledge_base_sha256 or self.id
+
+    @property
+    def retrieval_scope(self) -> str:
+        """The scope within which the RAG's answers hold: this run, or the embedded RAG's content."""
+        sha256 = self.knowledge_base_sha256
+        return f"kb:{sha256}" if sha256 else self.id
+
     def stage_directory(self, stage: str) -> Path:
         directory = self.directory / stage
         directory.mkdir(parents=True, exist_ok=True)

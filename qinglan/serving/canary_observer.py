@@ -244,7 +244,7 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
 
 def canary_observer_of(profile: Profile, folder: Path) -> CanaryObserver:
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
-    is_compared = "rag" in get_recipe(profile.recipe).graders
+    is_compared = "rag" in get_recipe(profile.recipe).grader.services
     rag = (
         partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id) if is_compared else None
     )

@@ -82,7 +82,7 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
     if (local := profile.judge.local) is None:
         return None
     recipe, cluster = get_recipe(profile.recipe), profile.trainer.ray_dashboard_url
-    if not recipe.retrieves:
+    if not recipe.grader.retrieves:
         raise ConfigError(
             f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out"
         )

@@ -19,8 +19,8 @@ from qinglan.clients.limits import CircuitBreaker
 from qinglan.config import Profile, Serve
 from qinglan.errors import ModelError, TeacherError
 from qinglan.evaluation.red_team import is_degenerate
+from qinglan.grading.leftovers import is_boilerplate
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import Row, normalise
 from qinglan.serving.routes import Backend, RouteTable
 
@@ -139,7 +139,7 @@ class ModelClient:
             answer.encode()  # JSON can hold half of a character, UTF-8 can't
         except UnicodeEncodeError as error:
             raise ModelError("the answer is no valid Unicode", "invalid_text") from error
-        if not self.recipe.retrieves:
+        if not self.recipe.grader.retrieves:
             if self._max_chars and len(answer) > self._max_chars:
                 raise ModelError(f"the answer has {len(answer)} characters", "answer_too_long")
             return answer

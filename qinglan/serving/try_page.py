@@ -63,7 +63,7 @@ class TryPage:
         self._rag: RagClient | None = None
         """Both from the first question on: a missing key, or a ledger that can't be opened, must
         not end the router."""
-        self._searches = self._recipe.retrieves and profile.rag.url != EMBEDDED
+        self._searches = self._recipe.grader.retrieves and profile.rag.url != EMBEDDED
         self._examples_version, self._examples = "", list[dict[str, Any]]()
 
     @property
@@ -74,7 +74,7 @@ class TryPage:
         has_teacher = profile.serve.try_page == "with_teacher" and is_real
         challenger = ["challenger"] if self._table.routes.challenger else []
         return (
-            ["original"] * self._recipe.retrieves
+            ["original"] * self._recipe.grader.retrieves
             + ["teacher"] * has_teacher
             + ["champion", *challenger]
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from qinglan.config import Embedded, Paths
 from qinglan.recipes import recipe_key
 from qinglan.runs.artifacts import MANIFEST, hash_of
-from qinglan.runs.code_digest import code_digest
+from qinglan.runs.code_digest import digests_of_modules, import_closure
 from qinglan.simulators.domains import Domain, red_team_questions
 
 
@@ -24,9 +24,8 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
     makers = (
         f"{package}.pretrain",
         f"{package}.domains.{domain.name}",
-        "qinglan.noise",
-        "qinglan.runs.cpu",
     )
+    code = import_closure(makers, lambda module: module.startswith(f"{package}."))
     size = asdict(domain.pretraining) | {
         "steps": embedded.pretrain_steps or domain.pretraining.steps
     }
@@ -37,7 +36,7 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
         with suppress(PackageNotFoundError):  # the orchestrator's image may do without
             libraries[name] = version(name)
     return hash_of(
-        code_digest(*makers, within=package),
+        digests_of_modules({*code, "qinglan.noise", "qinglan.runs.cpu"}),
         prompt,
         red_team_questions(domain.name),
         size,

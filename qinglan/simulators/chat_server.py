@@ -22,7 +22,7 @@ from qinglan.clients.openai_protocol import (
     error_body,
     model_list,
 )
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
 from qinglan.simulators.domains import ReasonedAnswer, simulated_models
 from qinglan.simulators.server import argument_parser, serve
 

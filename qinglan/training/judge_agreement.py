@@ -6,7 +6,7 @@ out and counted; an answer without a verdict is a disagreement.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -17,9 +17,10 @@ from qinglan.clients.rag import RagClient
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import CallError, StageError, TeacherError
-from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
-from qinglan.recipes.kinds.measuring import check_failures
-from qinglan.recipes.kinds.untrusted import CONTRADICTORY
+from qinglan.grading.by_retrieval import RetrievalGrader
+from qinglan.grading.failures import require_few_failures
+from qinglan.grading.judge_answers import CONTRADICTORY
+from qinglan.recipes import Finding, FindingRow, Recipe
 from qinglan.recipes.passage_judge import BEST, PassageJudge
 from qinglan.rows import Row, groups_of
 from qinglan.statistics import agreement
@@ -50,7 +51,8 @@ class JudgedPassage(BaseModel):
 @dataclass(frozen=True)
 class JudgeComparison:
     profile: Profile
-    recipe: RetrievalRecipe
+    recipe: Recipe
+    grader: RetrievalGrader
     verdicts: PassageJudge
     local: ChatClient
     judge: ChatClient
@@ -58,10 +60,11 @@ class JudgeComparison:
 
     async def compare(self, rows: Sequence[Row]) -> list[JudgedPassage]:
         groups = groups_of(rows)
-        found = await asyncio.gather(*(self._pairs(row, groups[row.id]) for row in rows))
-        return list(
-            await asyncio.gather(*(self._judged(pair) for pairs in found for pair in pairs))
-        )
+        pairs_by_row = await asyncio.gather(*(self._pairs(row, groups[row.id]) for row in rows))
+        judging: list[Awaitable[JudgedPassage]] = []
+        for row, pairs in zip(rows, pairs_by_row, strict=True):
+            judging.extend(self._judged(row, pair) for pair in pairs)
+        return list(await asyncio.gather(*judging))
 
     async def _pairs(self, row: Row, group: str) -> list[JudgedPassage]:
         about = {"row_id": row.id, "group": group, "question": self.recipe.question_text(row)}
@@ -74,14 +77,14 @@ class JudgeComparison:
         passages = dict.fromkeys(each.first_passage for each in found if each.first_passage)
         return [JudgedPassage(**about, passage=passage) for passage in passages]
 
-    async def _judged(self, pair: JudgedPassage) -> JudgedPassage:
+    async def _judged(self, row: Row, pair: JudgedPassage) -> JudgedPassage:
         if pair.failed:
             return pair
-        messages = self.recipe.relevance_messages(pair.question, pair.passage, self.profile.tenant)
+        messages = self.grader.relevance_messages(row, pair.passage, self.profile.tenant)
         try:
             known = await self._verdict(pair)
             answer = await self.judge.ask(
-                messages, self.recipe.parse_judge, self.recipe.JUDGE_SCHEMA
+                messages, self.grader.parse_relevance, self.grader.relevance_schema
             )
         except CallError as error:
             return pair.model_copy(update={"failed": error.reason})
@@ -214,7 +217,9 @@ def require_agreement(
 def require_answers(passages: Sequence[JudgedPassage], max_failed_share: float) -> None:
     """Stop where too many calls failed for a fair comparison."""
     failed = [passage.failed for passage in passages if passage.failed]
-    check_failures(failed, len(passages), max_failed_share, of=("judge.local", "passages"))
+    require_few_failures(
+        failed, len(passages), max_failed_share, stage="judge.local", things="passages"
+    )
 
 
 def count_retryable(passages: Iterable[JudgedPassage]) -> int:

@@ -15,7 +15,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.data.review import load_reviews, store_path
 from qinglan.evaluation.red_team import cases_of
-from qinglan.recipes.kinds.distillation import judge_requests
+from qinglan.recipes.requests import judge_requests
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.run import open_run
 

@@ -16,7 +16,7 @@ from qinglan.clients.rag import RagClient, read_passages, request_body
 from qinglan.config import Rag, RagPreset
 from qinglan.errors import RetrievalError
 from qinglan.ops.preflight import inspect_profile
-from qinglan.recipes.scoring.keys import scoring_key
+from qinglan.recipes.keys import scoring_key
 
 Json = dict[str, Any]
 FOUND = (("d1", 0.9), ("d2", 0.4))

@@ -14,9 +14,9 @@ from qinglan.data.dataset import BuiltDataset, build
 from qinglan.data.dataset import files as dataset_files
 from qinglan.errors import StageError, WorkbookError
 from qinglan.recipes import query_rewrite
-from qinglan.recipes.scoring.service import NOT_JUDGED
 from qinglan.rows import Retrieved, Row, Split
 from qinglan.runs.artifacts import write_jsonl
+from qinglan.training.reward_service.settings import NOT_JUDGED
 
 PROFILE = Profile.model_validate({"name": "test"} | SIMULATED)
 FOUND = Retrieved(ids=("a", "g"), scores=(0.9, 0.6), titles=("", ""))

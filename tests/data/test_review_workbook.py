@@ -17,8 +17,8 @@ from qinglan.data.review.export import ReviewExport, VerdictCounts, count_verdic
 from qinglan.data.review.workbook import ControlResult, read_sheet
 from qinglan.data.sources import excel
 from qinglan.errors import QinglanError, WorkbookError
-from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.medical import RECIPE
+from qinglan.recipes.prompting import undelimited
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.run import open_run

@@ -19,6 +19,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import figures
+from qinglan.evaluation.arms import original_rows, student_rows, teacher_rows, with_tokens
 from qinglan.evaluation.figures import (
     compare_arms,
     examples,
@@ -27,19 +28,13 @@ from qinglan.evaluation.figures import (
     slices_of,
     summarise,
 )
+from qinglan.evaluation.measuring import retrieve_all
 from qinglan.evaluation.models import Decision, Report, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
 from qinglan.evaluation.teacher_comparison import ask_teacher
-from qinglan.recipes.kinds.measuring import (
-    original_rows,
-    retrieve_all,
-    student_rows,
-    teacher_rows,
-    with_tokens,
-)
-from qinglan.recipes.kinds.validation import RetrievalStatistics
+from qinglan.grading.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row, groups_of
 from qinglan.runs.artifacts import Artifact, write_jsonl

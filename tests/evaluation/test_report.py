@@ -33,7 +33,7 @@ from qinglan.evaluation.report.verdict import (
     star,
     verdict,
 )
-from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
+from qinglan.grading.validation import AnswerStatistics, RetrievalStatistics
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, write_jsonl
 from qinglan.statistics import Comparison

@@ -15,8 +15,8 @@ from qinglan.config import Select
 from qinglan.data.dataset.thresholds import SelectedScores
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
+from qinglan.grading.validation import RetrievalStatistics
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, NEEDS_CHROMIUM]

@@ -14,8 +14,8 @@ from report_fixture import EVIL, METRICS, case, comparison, full, page, report, 
 from qinglan.evaluation.models import Report, TrainingSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.terminal import print_table
+from qinglan.grading.validation import RetrievalStatistics
 from qinglan.recipes import Finding, FindingRow, Metric
-from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved, Row
 from qinglan.text import Both
 

@@ -14,8 +14,8 @@ from qinglan.config import Dataset, FlowName, Profile
 from qinglan.data.dataset.splits import split_of
 from qinglan.evaluation.teacher_comparison import draw
 from qinglan.ops.estimate import Estimate, count_questions, estimate
-from qinglan.recipes.kinds.distillation import extract_requests
 from qinglan.recipes.query_rewrite import RECIPE
+from qinglan.recipes.requests import extract_requests
 from qinglan.rows import DIALOGUE, Row, Split
 
 CASES = 26

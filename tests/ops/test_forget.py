@@ -27,7 +27,7 @@ from qinglan.data.review import Review, add_reviews, fingerprint
 from qinglan.data.versions import Version, find_version, publish, splits_of, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops.forget import forget
-from qinglan.recipes.kinds.distillation import distill_requests, extract_requests, judge_requests
+from qinglan.recipes.requests import distill_requests, extract_requests, judge_requests
 from qinglan.rows import DIALOGUE, Row, row_id
 from qinglan.runs.artifacts import (
     MANIFEST,

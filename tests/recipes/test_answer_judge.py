@@ -17,7 +17,7 @@ from qinglan.recipes.answer_judge import (
     verdict_in,
     with_thoughts,
 )
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
 from qinglan.rows import ArmRow, Row
 
 RIGHT, INVENTED = "<output>正确，完整</output>", "<output>错误，编造</output>"

@@ -20,13 +20,13 @@ from qinglan.clients.roles import Addresses, Clients
 from qinglan.config import Endpoint, Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.recipes import AnswerRecipe, Metric, query_rewrite
-from qinglan.recipes.scoring.keys import scoring_key
-from qinglan.recipes.scoring.scorer import AnswerScorer
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.recipes.keys import scoring_key
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.run import Run
 from qinglan.tasks import rl as rl_module
-from qinglan.training.reward import RewardActor
+from qinglan.training.reward_service.function import RewardActor
+from qinglan.training.reward_service.scorer import AnswerScorer
+from qinglan.training.reward_service.settings import RewardService
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, answer="aab")
 ROWS = [ROW, ROW.model_copy(update={"id": "2"})]
@@ -116,7 +116,7 @@ async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_rec
 )
 def test_weights_that_do_not_fit_are_refused(recipe: Any, reward: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        recipe.check_profile(profile_with(reward=reward))
+        recipe.grader.check_profile(profile_with(reward=reward))
     JUDGED.check_profile(
         profile_with(reward={"part_weights": {"share": 0, "format": 0.1}, "judge_share": 0.5})
     )

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from qinglan.clients.roles import Clients
 from qinglan.config import Extract, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes.kinds.extraction import extracted
+from qinglan.recipes.extraction import extracted
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import DIALOGUE, Row
 from qinglan.simulators.chat_server import create_app

@@ -4,14 +4,14 @@ mechanism by itself."""
 from typing import Any
 
 import pytest
+from qinglan.recipes.kinds import untrusted
 from tokenizers import Tokenizer, models
 
 from benchmarks.injection import Case, cases, count, moved
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import answer_judge, delimited, get_recipe, parse_score, query_rewrite
-from qinglan.recipes.kinds import untrusted
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
 from qinglan.rows import Row
 
 CASES = list(cases())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from waiting import until
 
+from qinglan.clients.outages import LONGEST_PAUSE_S, SINGLE_CALL_S, OutageError, OutageWait
 from qinglan.errors import BudgetError, CallError, RetrievalError
-from qinglan.recipes.scoring.outages import LONGEST_PAUSE_S, SINGLE_CALL_S, OutageError, OutageWait
 
 
 class Site:

@@ -12,8 +12,10 @@ from fake_model import FakeModel
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
+from qinglan.evaluation.arms import panel_consistency
 from qinglan.evaluation.figures import scores_of, summarise
-from qinglan.recipes.kinds.measuring import Measured, consistency, judge_by_panel, shuffle_texts
+from qinglan.evaluation.measuring import Measured, judge_by_panel
+from qinglan.grading.panel import shuffle_texts
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 
@@ -69,7 +71,7 @@ async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean
         "sft": (4.75, [4.5, 5.0]),
         "rl": (2.75, [2.5, 3.0]),
     }
-    assert consistency(done["rl"]) == 0.5
+    assert panel_consistency(done["rl"]) == 0.5
     assert done["rl"][0].requests[0] == "t" and len(done["rl"][0].requests) == 3
 
 
@@ -84,7 +86,7 @@ async def test_one_text_alone_is_read_once_and_none_is_not():
         (4.5,),
     )
     assert done["base"][0].judge_score is None
-    assert consistency(done["rl"]) is None
+    assert panel_consistency(done["rl"]) is None
 
 
 @pytest.mark.parametrize(("failing", "score"), [((), 0.0), ((1,), None)])

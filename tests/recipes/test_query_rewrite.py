@@ -10,7 +10,7 @@ from reward_service import BASELINE as BASE
 from qinglan.config import Reward, Select, Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import Baseline, GradedRewrite
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Retrieved, Row
 

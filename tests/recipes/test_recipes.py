@@ -13,8 +13,8 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import ConfigError, RetrievalError, TeacherError
 from qinglan.recipes import Input, RetrievalRecipe, get_recipe, query_rewrite
-from qinglan.recipes.kinds.distillation import require_teacher_alone
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
+from qinglan.recipes.requests import require_teacher_alone
 from qinglan.rows import Retrieved, Row
 
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -18,11 +18,11 @@ from reward_service import BASELINE, reward_service
 from qinglan.config import Budget, Endpoint, Rag, RagMapping, Reward
 from qinglan.errors import LedgerError
 from qinglan.recipes import Scored, query_rewrite
-from qinglan.recipes.scoring.samples import SampleWatch
-from qinglan.recipes.scoring.scorer import judge_asked
-from qinglan.recipes.scoring.service import RewardService
 from qinglan.training import reward
-from qinglan.training.reward import RewardActor, close_reward_service
+from qinglan.training.reward_service.function import RewardActor, close_reward_service
+from qinglan.training.reward_service.samples import SampleWatch
+from qinglan.training.reward_service.scorer import judge_asked
+from qinglan.training.reward_service.settings import RewardService
 
 SiteOf = Callable[..., "Site"]
 REWRITE = "虾青素 推荐用量"

@@ -10,7 +10,7 @@ import pytest
 
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes.answer_judge import FLAWS, RECIPE
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
 from qinglan.rows import Row, Split
 from qinglan.simulators.domains.answer_judge import DOMAIN, JudgeSampleRow, build_rows
 from qinglan.simulators.domains.answer_judge.facts import SLOTS, facts_of, judge, pairs

@@ -7,8 +7,8 @@ from typing import get_args
 
 from qinglan.config import Embedded, Tenant
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.untrusted import undelimited
 from qinglan.recipes.medical import RULES
+from qinglan.recipes.prompting import undelimited
 from qinglan.rows import Row, Split
 from qinglan.simulators.domains.medical import build_sample, corpus, judge
 from qinglan.simulators.domains.medical import facts as domain

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.describe_sample import MISMATCHED, describe
 from qinglan.config import Embedded, Tenant
 from qinglan.errors import ConfigError
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
 from qinglan.recipes.query_rewrite import RECIPE, user_text
 from qinglan.rows import Split, row_id
 from qinglan.simulators.domains.query_rewrite import (

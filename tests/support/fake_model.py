@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qinglan.clients.chat import Answer
-from qinglan.recipes.kinds.untrusted import undelimited
+from qinglan.recipes.prompting import undelimited
 from qinglan.rows import Retrieved
 
 

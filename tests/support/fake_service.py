@@ -117,9 +117,9 @@ class FakeService:
 
 def asked(body: dict[str, Any]) -> str:
     """The user's message in a chat request, as a model reads it that keeps to the delimiters."""
-    from qinglan.recipes.kinds.untrusted import (
-        undelimited,
-    )  # the services of other processes start without it
+    from qinglan.recipes.prompting import (
+        undelimited,  # the services of other processes start without it
+    )
 
     return undelimited(body["messages"][-1]["content"])
 

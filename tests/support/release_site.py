@@ -12,8 +12,8 @@ from run_stages import end_stage
 from qinglan.config import Profile, load_profile
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import evaluate
+from qinglan.recipes.keys import scoring_digest
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.registry import Registry, registry_of
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, sha256_of, write_json, write_jsonl

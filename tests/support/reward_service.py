@@ -5,7 +5,7 @@ from typing import Any
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Tenant
 from qinglan.recipes import Baseline, RetrievalRecipe
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.training.reward_service.settings import RewardService
 
 NO_JUDGE = "http://127.0.0.1:9/v1"
 BASELINE = Baseline(

@@ -16,9 +16,9 @@ from run_stages import stage_result
 from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
 from qinglan.errors import StageError
+from qinglan.evaluation.measuring import Measured
 from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.reasons import reason
-from qinglan.recipes.kinds.measuring import Measured
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run

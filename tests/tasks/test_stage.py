@@ -17,7 +17,7 @@ from run_stages import end_stage, end_stage_with, stage_result
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
-from qinglan.recipes.scoring.keys import scoring_digest
+from qinglan.recipes.keys import scoring_digest
 from qinglan.runs.artifacts import PROGRESS_FILE, Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run, find_run, finish_run, open_run, read_run
 from qinglan.tasks import session as session_module

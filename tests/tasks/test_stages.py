@@ -21,12 +21,13 @@ from waiting import wait_until
 from qinglan.clients.roles import Addresses, open_clients, site_ledger
 from qinglan.config import BatchApi, Columns, Profile
 from qinglan.errors import BudgetError, EngineError, LedgerError, StageError
+from qinglan.evaluation.arms import original_rows
+from qinglan.evaluation.measuring import retrieve_all
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.measuring import original_rows, retrieve_all
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run

@@ -20,9 +20,9 @@ from reward_service import BASELINE, reward_service
 from waiting import processes_with, wait_until
 
 from qinglan.config import Endpoint, Rag, Reward
-from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.verl import REWARD_FUNCTION
+from qinglan.training.reward_service.settings import RewardService
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray")
@@ -33,12 +33,12 @@ DRIVER = """
 import asyncio, json, sys
 import ray
 from qinglan.runs.locks import ray_start_lock
-from qinglan.training.reward import close_reward_service, start_reward_service
+from qinglan.training.reward_service.function import close_reward_service, start_reward_service
 
 @ray.remote(num_cpus=0)
 class RewardWorker:
     async def score(self, info, texts, path):
-        from qinglan.training.reward import compute_score
+        from qinglan.training.reward_service.function import compute_score
         return await asyncio.gather(*(compute_score("d", text, "", info, config_path=path) for text in texts))
 
 path, info, parts = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])

@@ -16,6 +16,7 @@ from qinglan.config import NoiseKind, Profile
 from qinglan.data.dataset.augment import NoisyCopies
 from qinglan.data.dataset.files import open_files
 from qinglan.data.dataset.pools import draw_rl_prompts, without_rows
+from qinglan.data.dataset.rl_rows import rl_record, rl_schema
 from qinglan.data.dataset.splits import is_leak, place_rows, was_question
 from qinglan.data.dataset.thresholds import SelectedScores
 from qinglan.data.workbook import read_rows
@@ -90,12 +91,12 @@ def build(
         Counter[str](),
         Counter[tuple[str, str]](),
     )
-    prompts = draw_rl_prompts(filter(recipe.may_ask_in_rl, placed("train")), profile.dataset)
+    prompts = draw_rl_prompts(filter(recipe.grader.may_ask_in_rl, placed("train")), profile.dataset)
     copies = NoisyCopies(profile)
     if profile.dataset.augment:
         held_out = chain(placed("dev", "test"), _evaluation_questions(profile, red_team))
         copies.leave_out_repeating(placed("train"), held_out, directory)
-    with open_files(directory, _NAMES, recipe.rl_schema) as files:
+    with open_files(directory, _NAMES, rl_schema()) as files:
         for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
             splits[row.split or "none"] += 1
             line = row.model_dump_json()
@@ -112,7 +113,7 @@ def build(
             teaches, name = row.status == "ok" and bool(row.target), f"rl_{row.split}"
             times = (
                 (1 if row.split == "dev" else prompts.times(row))
-                if recipe.may_ask_in_rl(row)
+                if recipe.grader.may_ask_in_rl(row)
                 else 0
             )
             for kind, asked in ((None, row), *copies.of(row)) if teaches or times else ():
@@ -120,7 +121,7 @@ def build(
                     files.write(f"sft_{row.split}", _sft_line(asked, recipe, profile, kind))
                 asked_times = times if kind is None or profile.dataset.augment_rl else 0
                 for _ in range(asked_times):
-                    record = recipe.rl_record(row, profile.tenant, files.rows[name])
+                    record = rl_record(row, recipe, profile.tenant, files.rows[name])
                     if kind:  # graded as the row itself: what noise adds must not count
                         record["prompt"] = recipe.student_messages(asked, profile.tenant)
                     files.write(name, record)
@@ -175,11 +176,11 @@ def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
 
 def _advice(rows_path: Path, recipe: Recipe, profile: Profile, *, weak: bool) -> str:
     """What to do; `weak`: rows failed for what the setting to change decides."""
-    if weak and recipe.retrieves:
+    if weak and recipe.grader.retrieves:
         setting = SelectedScores(read_jsonl(rows_path, Row), recipe, profile.select).setting()
         if setting:
             return f"run again with --set {setting}; known answers cost nothing"
-    return recipe.TOO_FEW_ROWS_HINT
+    return recipe.grader.too_few_rows_hint
 
 
 def _sft_line(

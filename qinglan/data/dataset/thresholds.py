@@ -38,7 +38,7 @@ class SelectedScores:
                 continue
             self._rewrites.append(score)
             is_low = row.reason == "below_threshold"
-            if row.status == "ok" or (is_low and recipe.drop_reason(row, any_score) is None):
+            if row.status == "ok" or (is_low and recipe.grader.drop_reason(row, any_score) is None):
                 self._eligible.append(score)
         for scores in (self._originals, self._rewrites, self._eligible):
             scores.sort(reverse=True)
@@ -110,7 +110,7 @@ def findings_of(stages: Sequence[StageResult], recipe: Recipe, profile: Profile)
     """Those of the scores, where too few rows were selected for a dataset, or for `targets.rows`
     (unset: for 30%)."""
     least, _ = profile.targets.rows.get("select", (_ADVISED_SHARE, 1.0))
-    for stage in stages if recipe.retrieves else ():
+    for stage in stages if recipe.grader.retrieves else ():
         if stage.stage == "select" and (
             stage is stages[-1] or stage.rows_out < least * stages[0].rows_out
         ):

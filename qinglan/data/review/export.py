@@ -15,9 +15,10 @@ from qinglan.data.review.workbook import cell_of, write_sample
 from qinglan.data.sources.records import without_illegal
 from qinglan.data.workbook_writer import MAX_CELL_CHARS
 from qinglan.errors import ConfigError, StageError, TeacherError
+from qinglan.grading.judge_answers import read_json
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.recipes.kinds.distillation import judge_requests
-from qinglan.recipes.kinds.untrusted import one_line, read_json
+from qinglan.recipes.prompting import one_line
+from qinglan.recipes.requests import judge_requests
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run, runs_of, stage_of
@@ -53,7 +54,9 @@ def export_reviews(
     left_out: Counter[str] = Counter()
     recipe = get_recipe(profile.recipe)
     rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
-    sample = draw_sample(rows, profile.select, size, STRATA if recipe.retrieves else ANSWER_STRATA)
+    sample = draw_sample(
+        rows, profile.select, size, STRATA if recipe.grader.retrieves else ANSWER_STRATA
+    )
     if not sample.rows:
         n = left_out["reviewed"]
         reviewed = f"; {n:,} of its rows are reviewed, --again takes them too" if n else ""

@@ -141,7 +141,7 @@ def _columns(
     thing = thing_of(recipe)
     found = (
         _FOUND
-        if recipe.retrieves
+        if recipe.grader.retrieves
         else (Column("数据池", 10, lambda row: row.pool), *part_columns(recipe, 10))
     )
     return (
@@ -194,7 +194,7 @@ def cell_of(row: Row, recipe: Recipe) -> str:
 
 
 def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
-    thing, retrieves = thing_of(recipe), recipe.retrieves
+    thing, retrieves = thing_of(recipe), recipe.grader.retrieves
     wanted = (
         "一行检索关键词，保留用户的意图，不添加问题里没有的内容"
         if retrieves
@@ -307,7 +307,7 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
             f"{path}: can't be read: {error.strerror or error}; check its permissions"
         ) from error
     recipe = get_recipe(profile.recipe)
-    parse = recipe.clean if recipe.retrieves else recipe.correction
+    parse = recipe.grader.clean if recipe.grader.retrieves else recipe.correction
     titles, now, digest = titles_of(recipe), datetime.now(UTC), hashlib.sha256(content).hexdigest()
     lines = [line for line in _lines_of(path, content, titles) if any(map(line.text, titles))]
     problems: list[str] = []
@@ -449,7 +449,7 @@ def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Itera
             yield f"{at_verdict}: there is no answer to accept; write 拒绝, or 修改 with your own"
     elif not text:
         yield f"{at_answer}: is empty, but the verdict is {word}; write your answer, or change the verdict"
-    elif recipe.retrieves:
+    elif recipe.grader.retrieves:
         if len(text) > (most := select.max_rewrite_chars):
             yield f"{at_answer}: has {len(text)} characters, select.max_rewrite_chars is {most}"
         elif len(normalise(text)) < (least := select.min_rewrite_chars):

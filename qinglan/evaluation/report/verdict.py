@@ -90,7 +90,7 @@ class RedTeamCounts(NamedTuple):
 def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
     """What embedded simulators replace under this profile, of what its recipe asks."""
     recipe = get_recipe(profile.recipe)
-    asked = {*recipe.DISTILL_ROLES, *recipe.graders, "student", "workbook"}
+    asked = {*recipe.DISTILL_ROLES, *recipe.grader.services, "student", "workbook"}
     places: dict[SimulatedRole, str] = {
         "teacher": profile.teacher.base_url,
         "answerer": profile.answerer.base_url if profile.answerer else "",

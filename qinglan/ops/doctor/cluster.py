@@ -51,7 +51,7 @@ class _Report(BaseModel):
 
 def keys_of_nodes(profile: Profile) -> list[str]:
     """Variables that a job reads on its node: rewards are scored there."""
-    graders = get_recipe(profile.recipe).graders
+    graders = get_recipe(profile.recipe).grader.services
     named = [profile.ledger.url_env]
     if "rag" in graders and profile.rag.url != EMBEDDED:
         named.append(profile.rag.api_key_env)

@@ -22,6 +22,7 @@ from qinglan.clients.openai_protocol import JsonSchema, request_parameters
 from qinglan.clients.roles import site_ledger
 from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError, QinglanError, TeacherError, first_line
+from qinglan.grading.judge_answers import object_schema
 from qinglan.ledger import Ledger
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.ops.checks import Check
@@ -30,7 +31,6 @@ from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import ENGINE_FLOWS, TEACHER_FLOWS, asked_endpoints, further_teachers
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.elements import object_schema
 from qinglan.runs.processes import in_event_loop
 from qinglan.text import usd
 
@@ -122,7 +122,7 @@ def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
     if (
         flow != "release"
         and profile.rag.url != EMBEDDED
-        and "rag" in get_recipe(profile.recipe).graders
+        and "rag" in get_recipe(profile.recipe).grader.services
     ):
         named["rag.api_key_env"] = profile.rag.api_key_env
     if profile.data.sql and flow in TEACHER_FLOWS:

@@ -297,7 +297,7 @@ def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None)
     ConfigError where the sample's is wanted, and the domain has none. A `sample` that was written
     before may be given.
     """
-    if profile.rag.url != EMBEDDED or "rag" not in get_recipe(profile.recipe).graders:
+    if profile.rag.url != EMBEDDED or "rag" not in get_recipe(profile.recipe).grader.services:
         return None
     if profile.rag.knowledge_base != EMBEDDED:
         return Path(profile.rag.knowledge_base)

@@ -26,7 +26,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from qinglan.errors import EngineError
 from qinglan.runs.locks import ray_start_lock
 from qinglan.training.engines.verl import REWARD_FUNCTION
-from qinglan.training.reward import close_reward_service, start_reward_service
+from qinglan.training.reward_service.function import close_reward_service, start_reward_service
 
 
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):

@@ -43,7 +43,7 @@ from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engin
 TRAINER = "qinglan_sync"
 """`trainer.v1.trainer_mode` of our trainer on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM,
 `cpu_sync` without."""
-REWARD_FUNCTION = "pkg://qinglan.training.reward"
+REWARD_FUNCTION = "pkg://qinglan.training.reward_service.function"
 AGENT = "seeded_single_turn"
 """The agent loop in agents.yaml."""
 CRITIC_CONFIG = "qinglan.training.engines.ppo_trainer.CriticModelConfig"

@@ -13,7 +13,7 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from qinglan.recipes.kinds.elements import extractor
+from qinglan.recipes.keywords import extractor
 from qinglan.simulators.domains import random_of
 from qinglan.simulators.domains.query_rewrite import facts as domain
 

@@ -35,7 +35,7 @@ from qinglan.config import Gate
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import ArmFigures, Evaluation, Verdict
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.recipes import RetrievalRecipe
+from qinglan.grading.by_retrieval import RETRIEVAL_METRICS
 from qinglan.statistics import ArmScores, Comparison, compare
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ ROBUSTNESS = (
 )
 """How many cases there are, and with what chance student and teacher pass one."""
 
-METRIC = next(metric for metric in RetrievalRecipe.METRICS if metric.name == "top1")
+METRIC = next(metric for metric in RETRIEVAL_METRICS if metric.name == "top1")
 
 Bits = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ import yaml
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.grading.judge_answers import CONTRADICTORY
+from qinglan.grading.judge_answers import CONTRADICTORY, parse_scores
 from qinglan.recipes import Message, answer_judge, medical, query_rewrite
 from qinglan.recipes.answer_judge import FLAWS, verdict_in
 from qinglan.recipes.passage_judge import WRONG
@@ -65,10 +65,6 @@ def _row(fields: Fields) -> Row:
     return Row(id="x", tenant=_TENANT.id, source="x", inputs=inputs, **asked)
 
 
-def _question(fields: Fields) -> str:
-    return _REWRITE.question_text(_row(fields))
-
-
 def _verdict_score(text: str) -> float:
     """The better, the higher: main and secondary verdict count."""
     found = verdict_in(_VERDICT.parse_answer(text))
@@ -89,26 +85,26 @@ PROMPTS = {
     ),
     "judge": Prompt(
         "simulated-judge",
-        lambda f: _REWRITE.judge_messages(_question(f), f["rewrite"], _TENANT),
-        _REWRITE.parse_judge,
+        lambda f: query_rewrite.judge_messages(_row(f), f["rewrite"], _TENANT),
+        _REWRITE.grader.parse_judge,
     ),
     "relevance": Prompt(
         "simulated-judge",
-        lambda f: _REWRITE.relevance_messages(_question(f), f["passage"], _TENANT),
-        _REWRITE.parse_judge,
+        lambda f: query_rewrite.relevance_messages(_row(f), f["passage"], _TENANT),
+        _REWRITE.grader.parse_relevance,
     ),
     "medical_judge": Prompt(
         "simulated-medical-judge",
-        lambda f: _MEDICAL.judge_messages(_row(f), f["text"], _TENANT),
-        _MEDICAL.parse_judge,
+        lambda f: medical.judge_messages(_row(f), f["text"], _TENANT),
+        _MEDICAL.grader.parse_judge,
     ),
     "verdict": Prompt(
         "simulated-reasoner", lambda f: _VERDICT.teacher_messages(_row(f), _TENANT), _verdict_score
     ),
     "panel": Prompt(
         "simulated-judge",
-        lambda f: _REWRITE.panel_messages(_question(f), [f["worse"], f["better"]], _TENANT),
-        partial(_REWRITE.parse_panel, count=2),
+        lambda f: query_rewrite.panel_messages(_row(f), [f["worse"], f["better"]], _TENANT),
+        partial(parse_scores, count=2),
     ),
 }
 

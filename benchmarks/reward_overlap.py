@@ -39,7 +39,10 @@ from qinglan.config import (
     Reward,
     Tenant,
 )
-from qinglan.recipes import Baseline, PrimaryMetric, RetrievalRecipe
+from qinglan.data.dataset.rl_rows import rl_record
+from qinglan.grading.metrics import PrimaryMetric
+from qinglan.recipes import query_rewrite
+from qinglan.rows import Retrieved, Row
 from qinglan.runs.launcher import Command, JsonlTail, launch
 from qinglan.training.engines.progress import TrainerSettings, next_metrics_path
 from qinglan.training.engines.verl import ppo_command
@@ -254,7 +257,7 @@ def reward_service(folder: Path, rag_url: str) -> RewardService:
     """Retrieval and guards only."""
     return RewardService(
         recipe="query_rewrite",
-        parts=RetrievalRecipe.score_parts,
+        parts=query_rewrite.RECIPE.grader.score_parts,
         reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False),
         rag=Rag(url=rag_url, concurrency=CONCURRENCY),
         rag_url=rag_url,
@@ -313,24 +316,19 @@ def make_prompts(path: Path, rows: int) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    records = [
-        {
-            "data_source": "query_rewrite",
-            "prompt": [{"role": "user", "content": QUESTION.format(number)}],
-            "ability": "query_rewrite",
-            "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": Baseline(
-                row_id=str(number),
-                question=QUESTION.format(number),
-                gold_id="",
-                teacher_rewrite=TEACHER_REWRITE.format(number),
-                teacher_quality=0.5,
-                teacher_judge=-1.0,
-            ).model_dump()
-            | {"index": number, "unit": str(number)},
-        }
-        for number in range(rows)
-    ]
+    records = []
+    for number in range(rows):
+        row = Row(
+            id=str(number),
+            tenant="benchmark",
+            query=QUESTION.format(number),
+            source="benchmark",
+            answer=TEACHER_REWRITE.format(number),
+            answer_retrieved=Retrieved(scores=(0.5, 0.5, 0.5)),
+        )
+        record = rl_record(row, query_rewrite.RECIPE, Tenant(), number)
+        record["prompt"] = [{"role": "user", "content": QUESTION.format(number)}]
+        records.append(record)
     pq.write_table(pa.Table.from_pylist(records), path)
     return path
 

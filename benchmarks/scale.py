@@ -25,6 +25,7 @@ from typing import Any
 from qinglan.config import load_profile
 from qinglan.data.dataset import build
 from qinglan.recipes import get_recipe
+from qinglan.recipes.selection import select
 from qinglan.rows import Retrieved, Row, Split, row_id
 from qinglan.runs.artifacts import read_jsonl, write_jsonl
 from qinglan.text import count
@@ -126,7 +127,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     profile = load_profile("embedded")
     start = time.perf_counter()
     recipe = get_recipe(profile.recipe)
-    rows = recipe.select(read_jsonl(folder / "validated.jsonl", Row), profile.select)
+    rows = select(read_jsonl(folder / "validated.jsonl", Row), recipe.grader, profile.select)
     selected = write_jsonl(folder / "selected.jsonl", rows).path
     middle = time.perf_counter()
     pinned = pins(folder / "first" / "rows.jsonl") if name == "second" else None

@@ -305,7 +305,7 @@ def _router_metrics() -> Iterator[tuple[str, str, str]]:
 def _recipe_metrics(name: str) -> str:
     rows = [
         (f"`{each.name}`", each.en, each.zh, f"0 to {each.maximum:g}")
-        for each in get_recipe(name).METRICS
+        for each in get_recipe(name).grader.metrics
     ]
     return f"### {name}\n\n" + _table(("Metric", "English", "中文", "Values"), rows)
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from qinglan.clients.roles import Clients, Role, Services
 from qinglan.clients.row_batches import Work
+from qinglan.config import Profile
+from qinglan.grading.grader import Grader
 from qinglan.grading.validation import validate
 from qinglan.recipes import get_recipe
 from qinglan.recipes.keys import scoring_key
@@ -21,9 +23,7 @@ def validate_rows(
     """Grade what the teacher answered, by the services and rules that the recipe names."""
     profile = run.profile
     grader = get_recipe(profile.recipe).grader
-    roles: list[Role] = list(grader.services)
-    if not profile.validation.judge_baseline and "judge" in roles:
-        roles.remove("judge")
+    roles = roles_of(grader, profile)
 
     def make_work(clients: Clients) -> Work:
         return partial(
@@ -42,7 +42,7 @@ def validate_rows(
             distilled,
             kind="validate",
             section="validation",
-            roles=tuple(roles),
+            roles=roles,
             make_work=make_work,
             watch=statistics.add,
         )
@@ -66,3 +66,10 @@ def validate_rows(
     if "rag" in roles:
         depends_on["knowledge_base"] = run.knowledge_base_key
     return perform(run, name, depends_on, work)
+
+
+def roles_of(grader: Grader, profile: Profile) -> tuple[Role, ...]:
+    """The services that validation asks."""
+    if profile.validation.judge_baseline:
+        return grader.services
+    return tuple(role for role in grader.services if role != "judge")

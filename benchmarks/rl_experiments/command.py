@@ -18,8 +18,7 @@ from qinglan.config import load_profile
 from qinglan.errors import EngineError, QinglanError
 from qinglan.runs.artifacts import hash_of
 from qinglan.runs.launcher import tail
-from qinglan.tasks.rl import CODE
-from qinglan.tasks.stage import digests_of
+from qinglan.tasks.attempts import digests_of
 from qinglan.text import duration, number
 
 from .matrix import EXPERIMENTS, RIVALS, Experiment, Settings
@@ -154,7 +153,7 @@ def measure(
         "experiment": experiment.name,
         "seed": seed,
         "settings": settings,
-        "sources": hash_of(digests_of(profile, CODE)),
+        "sources": hash_of(digests_of(profile, "qinglan.tasks.rl")),
     }
     known["own_ledger"] = True
     if experiment.trainer == "qinglan":

@@ -23,6 +23,7 @@ from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.arms import student_rows
 from qinglan.evaluation.figures import summarise
+from qinglan.evaluation.measuring import measure
 from qinglan.recipes import get_recipe
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
@@ -198,7 +199,7 @@ def _arms(
 
     async def complete() -> dict[str, list[ArmRow]]:
         async with open_clients(run, services, recipe.grader.services) as clients:
-            return (await recipe.measure(answers, rows, clients, profile)).arms
+            return (await measure(answers, rows, recipe.grader, clients, profile)).arms
 
     return asyncio.run(complete())
 

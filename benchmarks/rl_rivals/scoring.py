@@ -34,7 +34,7 @@ class Scoring:
         return scores
 
     async def _score(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
-        self._scorer = self._scorer or get_recipe(self._service.recipe).scorer(self._service)
+        self._scorer = self._scorer or Scorer(self._service, get_recipe(self._service.recipe))
         scored = await asyncio.gather(*map(self._scorer.score, map(dict, infos), texts))
         if failed := sum(bool(one["invalid"]) for one in scored):
             raise StageError(

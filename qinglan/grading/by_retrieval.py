@@ -42,7 +42,7 @@ RETRIEVAL_METRICS = (
 # A row that failed for one of these has a valid teacher baseline: teacher and RAG both answered.
 # Refusals, boilerplate and rewrites that a reviewer rejected or corrected have none: the reward's
 # guard takes its anchors from the baseline.
-_RL_REASONS = frozenset(
+RL_REASONS = frozenset(
     {None, "below_threshold", "worse_than_original", "rewrite_too_long", "rewrite_too_short"}
 )
 
@@ -243,7 +243,7 @@ class RetrievalGrader(Grader):
     def may_ask_in_rl(self, row: Row) -> bool:
         retrieved = row.answer_retrieved
         has_baseline = bool(row.answer) and retrieved is not None and bool(retrieved.scores)
-        return has_baseline and row.reason in _RL_REASONS and row.review != "correct"
+        return has_baseline and row.reason in RL_REASONS and row.review != "correct"
 
     def judged_share(self, config: Reward) -> float:
         return config.judged_share

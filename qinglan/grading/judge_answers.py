@@ -51,7 +51,7 @@ def read_json(text: str, key: str) -> Any:
         start = text.find("{", end)
     if not values:
         return None
-    if any(value != values[0] for value in values):
+    if any(value != values[0] for value in values[1:]):
         said = text[:_SAID_CHARS]
         raise TeacherError(f"the answer has more than one {key}", CONTRADICTORY, said=said)
     return values[0]

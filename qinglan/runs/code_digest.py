@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qinglan.runs.artifacts import hash_of, sha256_of
 
-_CARRIERS = frozenset(
+CARRIERS = frozenset(
     f"qinglan.{package}"
     for package in (
         "cli",
@@ -65,7 +65,10 @@ def digests_of_modules(modules: Iterable[str]) -> dict[str, str]:
 
 
 def import_closure(modules: Iterable[str], counts: Callable[[str], bool]) -> set[str]:
-    """The modules with all of ours that they import, directly or not, as far as `counts` says."""
+    """The modules with all of ours that they import, directly or not, as far as `counts` says.
+
+    A package's own file counts where it is imported itself, not with a module in the package.
+    """
     closure: set[str] = set()
     pending = list(modules)
     while pending:
@@ -74,8 +77,8 @@ def import_closure(modules: Iterable[str], counts: Callable[[str], bool]) -> set
         if module in closure or path is None:
             continue
         closure.add(module)
-        for imported in _read(path.read_bytes()).imported:
-            pending.extend(name for name in _with_parents(imported) if counts(name))
+        imported = _read(path.read_bytes()).imported
+        pending.extend(name for name in imported if counts(name))
     return closure
 
 
@@ -121,19 +124,15 @@ def imported_modules(tree: ast.Module) -> frozenset[str]:
         elif isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.update(_OUR_NAME.findall(node.value))
+            for name in _OUR_NAME.findall(node.value):
+                # The name may go on with a class or function of the module.
+                names.update((name, name.rpartition(".")[0]))
     return frozenset(names)
 
 
 def _makes_results(module: str) -> bool:
     package = ".".join(module.split(".")[:2])
-    return module.startswith("qinglan.") and package not in _CARRIERS
-
-
-def _with_parents(name: str) -> list[str]:
-    """The name and the packages that Python imports with it."""
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(2, len(parts) + 1)]
+    return module.startswith("qinglan.") and package not in CARRIERS
 
 
 def _data_digests(path: Path) -> dict[str, str]:

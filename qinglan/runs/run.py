@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, Field, ValidationError
 
-from qinglan.config import CHANGEABLE, Profile
+from qinglan.config import CHANGEABLE, EMBEDDED, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.runs.artifacts import (
     MANIFEST,
@@ -67,13 +67,15 @@ class Run(BaseModel, frozen=True):
         A live service's knowledge base changes unseen, so its answers are reused within one run
         only.
         """
-        return self.knowledge_base_sha256 or self.id
+        is_embedded = self.profile.rag.url == EMBEDDED
+        return self.knowledge_base_sha256 if is_embedded else self.id
 
     @property
     def retrieval_scope(self) -> str:
         """The scope within which the RAG's answers hold: this run, or the embedded RAG's content."""
-        sha256 = self.knowledge_base_sha256
-        return f"kb:{sha256}" if sha256 else self.id
+        if self.profile.rag.url == EMBEDDED:
+            return f"kb:{self.knowledge_base_sha256}"
+        return self.id
 
     def stage_directory(self, stage: str) -> Path:
         directory = self.directory / stage

@@ -17,8 +17,9 @@ from qinglan.data.review.export import ReviewExport, VerdictCounts, count_verdic
 from qinglan.data.review.workbook import ControlResult, read_sheet
 from qinglan.data.sources import excel
 from qinglan.errors import QinglanError, WorkbookError
-from qinglan.recipes.medical import RECIPE
+from qinglan.recipes.medical import RECIPE, judge_messages
 from qinglan.recipes.prompting import undelimited
+from qinglan.recipes.selection import select
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.run import open_run
@@ -426,8 +427,10 @@ def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(
         answer=answer,
         inputs=inputs,
     )
-    graded = asked.model_copy(update={"pool": "red_team", "parts": RECIPE.parts(asked, answer)})
-    export(profile, path, *RECIPE.select([graded], Select()))
+    graded = asked.model_copy(
+        update={"pool": "red_team", "parts": RECIPE.grader.parts(asked, answer)}
+    )
+    export(profile, path, *select([graded], RECIPE.grader, Select()))
     assert {"规则淘汰", "专门数据池"} <= {*shown(path)[query]["抽样原因"].split("；")}
     fill_in(path, query, 结论="修改", 修改后的回答="<think>该怎么说呢")
     assert "is not what the recipe can read as an answer: the answer is empty" in problem(
@@ -436,8 +439,10 @@ def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(
 
     fill_in(path, query, 修改后的回答=mended)
     add_reviews(profile, read_sheet(path, profile).reviews)
-    (taught,) = RECIPE.select(load_reviews(profile).apply([graded]), Select())
+    (taught,) = select(load_reviews(profile).apply([graded]), RECIPE.grader, Select())
     assert (taught.status, taught.target) == ("ok", mended)
-    messages = RECIPE.judge_messages(taught, answer, profile.tenant)
+    messages = judge_messages(taught, answer, profile.tenant)
     assert f"资料中的回答：{mended}" in undelimited(messages[1]["content"])
-    assert RECIPE.parts(taught, mended)["keywords"] == 1, "解热镇痛药 was struck out by the adviser"
+    assert RECIPE.grader.parts(taught, mended)["keywords"] == 1, (
+        "解热镇痛药 was struck out by the adviser"
+    )

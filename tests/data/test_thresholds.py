@@ -7,6 +7,7 @@ from run_stages import stage_result
 from qinglan.config import Select
 from qinglan.data.dataset.thresholds import SelectedScores, findings_of
 from qinglan.recipes import get_recipe
+from qinglan.recipes.selection import select
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import write_jsonl
 
@@ -24,7 +25,7 @@ def scored(score: float, original: float = 0.1, answer: str = "鱼油 用量") -
 
 
 def of(rows: list[Row]) -> SelectedScores:
-    return SelectedScores(RECIPE.select(rows, CONFIG), RECIPE, CONFIG)
+    return SelectedScores(select(rows, RECIPE.grader, CONFIG), RECIPE, CONFIG)
 
 
 def test_a_threshold_keeps_its_share_of_the_questions():

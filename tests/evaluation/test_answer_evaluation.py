@@ -3,12 +3,13 @@ alone."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openpyxl
 import pytest
-from letters import Letters
+from letters import GRADER, Letters
 from report_fixture import page, shown
 
 from qinglan.config import Evaluate, Gate
@@ -34,16 +35,19 @@ KAPPA = Finding(
 class Judged(Letters):
     """With the judge's score among its metrics, and a table of its own."""
 
-    METRICS = (
-        Metric("pure", "pure answers", "纯正率"),
-        Metric("share", "share of the letter", "字母占比", proportion=False),
-        Metric(
-            "quality",
-            "judge score (0–5)",
-            "裁判评分（0–5）",
-            maximum=5.0,
-            proportion=False,
-            digits=2,
+    grader = replace(
+        GRADER,
+        metrics=(
+            Metric("pure", "pure answers", "纯正率"),
+            Metric("share", "share of the letter", "字母占比", proportion=False),
+            Metric(
+                "quality",
+                "judge score (0–5)",
+                "裁判评分（0–5）",
+                maximum=5.0,
+                proportion=False,
+                digits=2,
+            ),
         ),
     )
 
@@ -69,7 +73,7 @@ def arm(*texts: str | None, **more: Any) -> list[ArmRow]:
         ArmRow(
             row_id=row.id,
             text=text,
-            parts=None if text is None else RECIPE.parts(row, text),
+            parts=None if text is None else RECIPE.grader.parts(row, text),
             reason="empty_answer" if text is None else None,
             **more,
         )

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from fake_model import FakeModel, FakeRag
+from fake_service import SIMULATED
 from fixture_types import ProfileOf
 from ledger_calls import call
 from run_stages import stage_result
 
 from qinglan.clients.roles import Clients
-from qinglan.config import Evaluate, Tenant
+from qinglan.config import Evaluate, Profile, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import figures
 from qinglan.evaluation.arms import original_rows, student_rows, teacher_rows, with_tokens
@@ -28,7 +29,7 @@ from qinglan.evaluation.figures import (
     slices_of,
     summarise,
 )
-from qinglan.evaluation.measuring import retrieve_all
+from qinglan.evaluation.measuring import grade_arms
 from qinglan.evaluation.models import Decision, Report, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
@@ -88,8 +89,12 @@ def teacher(down: int) -> FakeModel:
     return FakeModel(lambda _: next(errors, "新"))
 
 
+PROFILE = Profile.model_validate({"name": "t"} | SIMULATED)
+
+
 async def retrieved(rag: FakeRag, **arms: list[ArmRow]) -> dict[str, list[ArmRow]]:
-    return await retrieve_all(arms, ROWS, Clients(rag=rag), max_failed_share=0.05)  # type: ignore[arg-type]
+    graded = await grade_arms(arms, ROWS, RECIPE.grader, Clients(rag=rag), PROFILE)  # type: ignore[arg-type]
+    return graded.arms
 
 
 def test_teacher_and_original_from_the_data_stages():
@@ -146,7 +151,7 @@ async def test_an_empty_rewrite_is_wrong_and_one_that_no_call_gave_is_missing():
     line = '{"id": "000", "text": " \\n", "prompt_tokens": 9, "completion_tokens": 2}'
     refused, rag = ArmRow(row_id="001", reason="teacher_refused"), library()
     arms = {
-        "rl": [*student_rows([line], None, RECIPE), *arm(*[HIT] * 40)[1:]],
+        "rl": [*student_rows([line], None, RECIPE.grader), *arm(*[HIT] * 40)[1:]],
         "teacher": arm(*[HIT] * 40),
     }
     arms["teacher"][:2] = [ArmRow(row_id="000", reason="empty_answer"), refused]

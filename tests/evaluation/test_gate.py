@@ -18,7 +18,7 @@ from qinglan.evaluation.gate import alarms_of, decide
 from qinglan.evaluation.models import ArmFigures, Decision, Evaluation, Rule
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.recipes import RetrievalRecipe
+from qinglan.grading.by_retrieval import RETRIEVAL_METRICS
 from qinglan.runs.artifacts import StageResult
 from qinglan.statistics import POWER_FACTOR, Comparison
 from qinglan.training.alarms import Alarm
@@ -58,7 +58,7 @@ def evaluation(
 ) -> Evaluation:
     pairs = [("teacher", teacher), *([("champion", champion)] if champion else [])]
     made = Evaluation(
-        metrics=list(RetrievalRecipe.METRICS),
+        metrics=list(RETRIEVAL_METRICS),
         arms={"teacher": TEACHER, "rl": STUDENT},
         comparisons=[
             comparison(rival, metric, ends, groups=groups)

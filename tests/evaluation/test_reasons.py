@@ -15,7 +15,7 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import AlarmName
 from qinglan.evaluation.models import SharedThing
 from qinglan.evaluation.reasons import SENTENCES, TEXTS, Reason, placeholders, reason
-from qinglan.recipes import RetrievalRecipe
+from qinglan.grading.by_retrieval import RL_REASONS
 from qinglan.recipes.answer_judge import RECIPE as ANSWER_JUDGE
 from qinglan.recipes.medical import RECIPE as MEDICAL
 from qinglan.rows import INPUT_REASONS
@@ -107,7 +107,7 @@ def test_every_name_has_a_chinese_one(table: str):
 
 
 def test_every_stage_alarm_figure_of_a_step_reason_of_a_row_and_shared_thing_has_a_name():
-    recipes = RetrievalRecipe.RL_REASONS | ANSWER_JUDGE.RL_REASONS | MEDICAL.RL_REASONS
+    recipes = RL_REASONS | ANSWER_JUDGE.grader.rl_reasons | MEDICAL.grader.rl_reasons
     rows = INPUT_REASONS | RETRYABLE_REASONS | recipes | {"prompt_too_long"}
     assert rows - {None} <= TEXTS["row_reasons"].keys()
     tasks = "".join(

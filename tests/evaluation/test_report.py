@@ -33,7 +33,7 @@ from qinglan.evaluation.report.verdict import (
     star,
     verdict,
 )
-from qinglan.grading.validation import AnswerStatistics, RetrievalStatistics
+from qinglan.grading.validation import RetrievalStatistics
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, write_jsonl
 from qinglan.statistics import Comparison
@@ -362,7 +362,7 @@ def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
 
 
 def test_every_histogram_of_validation_is_drawn() -> None:
-    judged = AnswerStatistics(letters.JudgedLetters())
+    judged = letters.JUDGED_GRADER.validation_statistics()
     judged.add(
         Row(id="1", tenant="t", query="q", source="s", parts={"format": 1.0}, judge_score=4.0)
     )

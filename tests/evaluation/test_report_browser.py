@@ -17,6 +17,7 @@ from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
 from qinglan.grading.validation import RetrievalStatistics
 from qinglan.recipes import get_recipe
+from qinglan.recipes.selection import select
 from qinglan.rows import Retrieved
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, NEEDS_CHROMIUM]
@@ -70,7 +71,7 @@ def kept_nothing() -> Report:
     rows = [row(f"鱼油{n}", answer="鱼油 用量", **found) for n in range(9)]
     for each in rows:
         validated.add(each)
-    findings = SelectedScores(recipe.select(rows, config), recipe, config).findings()
+    findings = SelectedScores(select(rows, recipe.grader, config), recipe, config).findings()
     stage = {
         "name": "select",
         "seconds": 1,

@@ -33,7 +33,7 @@ def report() -> Report:
         run_id="r",
         profile="p",
         recipe="query_rewrite",
-        metrics=list(get_recipe("query_rewrite").METRICS),
+        metrics=list(get_recipe("query_rewrite").grader.metrics),
         stages=[
             stage("ingest", 800),
             stage("select", 300),

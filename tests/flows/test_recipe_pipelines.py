@@ -92,7 +92,7 @@ def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(me
 def test_every_arm_has_the_recipes_metrics_and_every_step_the_parts_of_the_reward(judged: Site):
     assert set(judged.report()["arms"]) == {"teacher", "base", "sft", "rl"}
     for arm in judged.report()["arms"].values():
-        assert {metric.name for metric in RECIPE.METRICS} <= set(arm["scores"])
+        assert {metric.name for metric in RECIPE.grader.metrics} <= set(arm["scores"])
     assert 0.6 < judged.report()["arms"]["teacher"]["scores"]["main"]["mean"] < 0.95, (
         "it overlooks what was made up"
     )
@@ -100,7 +100,7 @@ def test_every_arm_has_the_recipes_metrics_and_every_step_the_parts_of_the_rewar
         (judged.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
     )
     steps = [json.loads(line)["data"] for line in lines]
-    for part in RECIPE.WEIGHTS:
+    for part in RECIPE.grader.weights:
         assert any(f"reward_extra/{part}/mean" in step for step in steps)
 
 

@@ -4,33 +4,42 @@ and rewards."""
 import json
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import letters
 import pytest
 from fake_model import FakeModel
 from fake_service import SIMULATED, completion
 from fixture_types import ProfileOf, Serve
-from letters import JudgedLetters, Letters
-from reward_service import reward_service
+from letters import GRADER, JUDGED_GRADER, JudgedLetters, Letters
+from reward_service import extra_info, reward_service
 
 from qinglan.clients.roles import Addresses, Clients
 from qinglan.config import Endpoint, Profile, Reward, Select, Tenant
+from qinglan.data.dataset.rl_rows import rl_record, rl_schema
 from qinglan.errors import ConfigError, StageError, TeacherError
-from qinglan.recipes import AnswerRecipe, Metric, query_rewrite
+from qinglan.evaluation.arms import baseline_arms
+from qinglan.evaluation.measuring import measure
+from qinglan.grading.grader import Grader
+from qinglan.grading.validation import validate
+from qinglan.recipes import Metric, Recipe, query_rewrite
 from qinglan.recipes.keys import scoring_key
+from qinglan.recipes.selection import select
 from qinglan.rows import ArmRow, Row
 from qinglan.runs.run import Run
 from qinglan.tasks import rl as rl_module
+from qinglan.tasks.validate import roles_of
 from qinglan.training.reward_service.function import RewardActor
-from qinglan.training.reward_service.scorer import AnswerScorer
+from qinglan.training.reward_service.scorer import Scorer
 from qinglan.training.reward_service.settings import RewardService
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, answer="aab")
 ROWS = [ROW, ROW.model_copy(update={"id": "2"})]
-PLAIN, JUDGED = Letters(), JudgedLetters()
+PLAIN = GRADER
+JUDGED = JUDGED_GRADER
 FOUR_OF_FIVE = (200, completion('{"score": 4}'))
 COMMON = {
     "score",
@@ -61,15 +70,17 @@ def profile_with(**sections: Any) -> Profile:
     return Profile.model_validate({"name": "t"} | SIMULATED | sections)
 
 
-async def validated(recipe: AnswerRecipe, row: Row, **scores: float) -> Row:
-    return await recipe.validate(row, clients(**scores), Tenant(), judge=True)
+async def validated(grader: Grader, row: Row, **scores: float) -> Row:
+    judge = bool(grader.services)
+    return await validate(row, grader, clients(**scores), Tenant(), judge=judge)
 
 
 def test_who_is_asked_follows_from_the_recipe_and_the_profile():
     unjudged = profile_with(validation={"judge_baseline": False})
-    assert PLAIN.validation_roles(profile_with()) == JUDGED.validation_roles(unjudged) == ()
-    assert JUDGED.validation_roles(profile_with()) == ("judge",)
-    assert query_rewrite.RECIPE.validation_roles(unjudged) == ("rag",)
+    assert roles_of(PLAIN, profile_with()) == ()
+    assert roles_of(JUDGED, unjudged) == ()
+    assert roles_of(JUDGED, profile_with()) == ("judge",)
+    assert roles_of(query_rewrite.RECIPE.grader, unjudged) == ("rag",)
 
 
 async def test_validation_grades_the_teachers_answer():
@@ -83,26 +94,19 @@ async def test_validation_grades_the_teachers_answer():
 
 
 async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_recipe():
-    class Loose(Letters):
-        WEIGHTS: ClassVar[dict[str, float]] = {"format": 1.0}
-
-    class Clashing(Letters):
-        METRICS = (Metric("invalid", "invalid", "无效"),)
-
-    class Beyond(Letters):
-        def parts(self, row: Row, text: str) -> dict[str, float]:
-            return {"share": 1.5}
-
+    loose = replace(PLAIN, weights={"format": 1.0})
+    clashing = replace(PLAIN, metrics=(Metric("invalid", "invalid", "无效"),))
+    beyond = replace(PLAIN, parts=lambda _row, _text: {"share": 1.5})
     with pytest.raises(ConfigError, match="`share`, which WEIGHTS does not name"):
-        Loose().checked_parts(ROW, "a")
+        loose.checked_parts(ROW, "a")
     with pytest.raises(ConfigError, match=r"share = 1\.5, which is not from 0 to 1"):
-        Beyond().checked_parts(ROW, "a")
+        beyond.checked_parts(ROW, "a")
     with pytest.raises(ConfigError, match="figures called invalid; rename"):
-        Clashing().check_profile(profile_with())
+        clashing.check_profile(profile_with())
 
 
 @pytest.mark.parametrize(
-    ("recipe", "reward", "message"),
+    ("grader", "reward", "message"),
     [
         (PLAIN, {"part_weights": {"chare": 1}}, "has no part `chare`; its parts: share, format"),
         (PLAIN, {"part_weights": {"share": 0, "format": 0, "judge": 1}}, "has no part `judge`"),
@@ -111,12 +115,12 @@ async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_rec
             {"part_weights": {"share": 0}, "judge_share": 0.5},
             "must weigh more than 0, or the judge",
         ),
-        (query_rewrite.RECIPE, {"part_weights": {"share": 1}}, "is not graded by parts"),
+        (query_rewrite.RECIPE.grader, {"part_weights": {"share": 1}}, "is not graded by parts"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(recipe: Any, reward: dict[str, Any], message: str):
+def test_weights_that_do_not_fit_are_refused(grader: Grader, reward: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        recipe.grader.check_profile(profile_with(reward=reward))
+        grader.check_profile(profile_with(reward=reward))
     JUDGED.check_profile(
         profile_with(reward={"part_weights": {"share": 0, "format": 0.1}, "judge_share": 0.5})
     )
@@ -164,14 +168,12 @@ def test_answers_that_all_have_a_flaw_stop_the_run():
     ],
 )
 def test_selection(changes: dict[str, Any], reason: str | None):
-    (selected,) = PLAIN.select([ROW.model_copy(update=changes)], Select())
+    (selected,) = select([ROW.model_copy(update=changes)], PLAIN, Select())
     assert (selected.reason, selected.status) == (reason, "failed" if reason else "ok")
 
 
 def test_rl_asks_what_may_teach_and_gets_the_row():
-    class Lenient(Letters):
-        RL_REASONS = frozenset({None, "bad_format"})
-
+    lenient = replace(PLAIN, rl_reasons=frozenset({None, "bad_format"}))
     flawed, unanswered = ROW.failed("bad_format"), ROW.model_copy(update={"answer": None})
     corrected = unanswered.model_copy(update={"corrected": "a", "reason": "empty_answer"})
     assert [PLAIN.may_ask_in_rl(row) for row in (ROW, flawed, unanswered, corrected)] == [
@@ -180,27 +182,25 @@ def test_rl_asks_what_may_teach_and_gets_the_row():
         False,
         True,
     ]
-    assert Lenient().may_ask_in_rl(flawed)
+    assert lenient.may_ask_in_rl(flawed)
     row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
-    record = PLAIN.rl_record(row, Tenant())
+    record = rl_record(row, Letters(), Tenant())
     assert record["prompt"] == [{"role": "user", "content": "q"}] and record.keys() == set(
-        PLAIN.rl_schema.names
+        rl_schema().names
     )
     assert (record["extra_info"]["row_id"], record["extra_info"]["unit"]) == ("1", "0")
     assert Row.model_validate_json(record["extra_info"]["row"]) == row
 
 
 def test_the_first_metric_chooses_the_model():
-    class ByTheJudge(JudgedLetters):
-        METRICS = (Metric("quality", "judge score", "裁判评分", maximum=5.0), *Letters.METRICS)
-
-    info = PLAIN.rl_info(ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}}))
-    assert PLAIN.dev_metric(Reward(), [info]) == "share"
+    quality = Metric("quality", "judge score", "裁判评分", maximum=5.0)
+    by_the_judge = replace(JUDGED, metrics=(quality, *JUDGED.metrics))
+    row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
+    assert PLAIN.dev_metric(Reward(), [row]) == "share"
     assert PLAIN.dev_metric(Reward(), []) == "score", "no dev row can have it"
-    assert ByTheJudge().dev_metric(Reward(), [info]) == "judge"
-    assert ByTheJudge().dev_metric(Reward(judge_share=0), [info]) == "score", (
-        "RL does not ask the judge"
-    )
+    assert by_the_judge.dev_metric(Reward(), [row]) == "judge"
+    unjudged = by_the_judge.dev_metric(Reward(judge_share=0), [row])
+    assert unjudged == "score", "RL does not ask the judge"
 
 
 def arm(*texts: str | None, **fields: Any) -> list[ArmRow]:
@@ -212,7 +212,7 @@ def arm(*texts: str | None, **fields: Any) -> list[ArmRow]:
 async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
     asked = clients(aa=5.0, ab=2.0, b=0.0)
     arms = {"sft": arm("aa", "ab", requests=("r",)), "rl": arm("aa", "b")}
-    found = await JUDGED.measure(arms, ROWS, asked, profile_with())
+    found = await measure(arms, ROWS, JUDGED, asked, profile_with())
     assert [(row.parts, row.judge_score) for row in found.arms["sft"]] == [
         ({"format": 1.0, "share": 1.0}, 5.0),
         ({"format": 1.0, "share": 0.5}, 2.0),
@@ -230,7 +230,7 @@ async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms_and_an_e
         "rl": arm("aa", "b"),
     }
     strict, asked = profile_with(evaluate={"max_failed_share": 0}), clients(aa=5.0)
-    found = await JUDGED.measure(arms, ROWS, asked, profile_with())
+    found = await measure(arms, ROWS, JUDGED, asked, profile_with())
     assert [row.judge_score for row in (*found.arms["sft"], *found.arms["rl"])] == [
         5.0,
         None,
@@ -245,13 +245,13 @@ async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms_and_an_e
     assert sorted(asked.judge.questions) == ["q aa", "q aa", "q b"]  # type: ignore[attr-defined]
     assert found.unjudged == {"teacher_unavailable": 1}
     with pytest.raises(StageError, match="calls failed for 1 of 2 questions"):
-        await JUDGED.measure(arms, ROWS, clients(aa=5.0), strict)
+        await measure(arms, ROWS, JUDGED, clients(aa=5.0), strict)
 
 
 async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
     empty = ArmRow(row_id="1", reason="empty_answer")
     missing = ArmRow(row_id="2", reason="teacher_refused")
-    found = await PLAIN.measure({"teacher": [empty, missing]}, ROWS, clients(), profile_with())
+    found = await measure({"teacher": [empty, missing]}, ROWS, PLAIN, clients(), profile_with())
     assert [(row.parts, row.reason) for row in found.arms["teacher"]] == [
         ({"format": 1.0, "share": 0.0}, "empty_answer"),
         (None, "teacher_refused"),
@@ -260,12 +260,10 @@ async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
 
 def test_answers_that_rows_bring_are_no_teachers_arm():
     bought = ROW.model_copy(update={"answer_request": "r", "answer_cost_usd": 0.5})
-    assert (
-        PLAIN.baseline_arms(ROWS, profile_with())
-        == PLAIN.baseline_arms([bought, *ROWS], profile_with())
-        == {}
-    )
-    (entry,) = PLAIN.baseline_arms([bought], profile_with(), retrieve_again=True)["teacher"]
+    assert baseline_arms(ROWS, PLAIN, profile_with()) == {}
+    assert baseline_arms([bought, *ROWS], PLAIN, profile_with()) == {}
+    arms = baseline_arms([bought], PLAIN, profile_with(), retrieve_again=True)
+    (entry,) = arms["teacher"]
     assert (entry.text, entry.cost_usd, entry.requests) == ("aab", 0.5, ("r",))
 
 
@@ -283,16 +281,16 @@ def service_of(folder: Path, judge_url: str = "", **settings: Any) -> RewardServ
 
 @pytest.fixture
 async def score(tmp_path: Path, serve: Serve) -> AsyncIterator[Score]:
-    """Score one text, by a recipe, with a judge that answers so."""
-    opened: list[AnswerScorer] = []
+    """Score one text, by a grader, with a judge that answers so."""
+    opened: list[Scorer] = []
 
     async def one(
-        text: str, recipe: AnswerRecipe, reply: Any = None, row: Row = ROW, **settings: Any
+        text: str, grader: Grader, reply: Any = None, row: Row = ROW, **settings: Any
     ) -> Any:
         url = serve(lambda _: reply).url if reply else ""
-        opened.append(AnswerScorer(service_of(tmp_path, url, **settings), recipe))
-        info = recipe.rl_record(row, Tenant())["extra_info"]
-        return await opened[-1].score(info, text)
+        recipe: Recipe = JudgedLetters() if grader is JUDGED else Letters()
+        opened.append(Scorer(service_of(tmp_path, url, **settings), recipe))
+        return await opened[-1].score(extra_info(row, recipe), text)
 
     yield one
     for scorer in opened:
@@ -407,7 +405,7 @@ def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile
 async def test_the_actor_opens_the_recipes_scorer(tmp_path: Path):
     service = service_of(tmp_path)
     actor = RewardActor(service.model_dump_json())
-    info = PLAIN.rl_record(ROW, Tenant())["extra_info"]
+    info = extra_info(ROW, Letters())
     assert (await actor.score(info, "aaa"))["score"] == 1.0
     await actor.close()
     gone = RewardActor(service.model_copy(update={"recipe": "/no/such.py"}).model_dump_json())

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from qinglan.clients.roles import Clients
 from qinglan.config import Extract, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes.extraction import extracted
+from qinglan.recipes.extraction import extract, extracted
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import DIALOGUE, Row
 from qinglan.simulators.chat_server import create_app
@@ -119,6 +119,6 @@ def test_nothing_is_asked_about_a_row_without_a_dialogue():
     teacher = FakeModel(answer("怀孕28周"))
     asked = Clients({"teacher": teacher})  # type: ignore[dict-item]
     plain = row().model_copy(update={"inputs": {}})
-    assert asyncio.run(RECIPE.extract(plain, asked, Tenant(), Extract())) == plain
-    assert asyncio.run(RECIPE.extract(row(), asked, Tenant(), Extract())).profile == "怀孕28周"
+    assert asyncio.run(extract(plain, RECIPE, asked, Tenant(), Extract())) == plain
+    assert asyncio.run(extract(row(), RECIPE, asked, Tenant(), Extract())).profile == "怀孕28周"
     assert len(teacher.asked) == 1

@@ -4,13 +4,19 @@ mechanism by itself."""
 from typing import Any
 
 import pytest
-from qinglan.recipes.kinds import untrusted
 from tokenizers import Tokenizer, models
 
 from benchmarks.injection import Case, cases, count, moved
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import answer_judge, delimited, get_recipe, parse_score, query_rewrite
+from qinglan.recipes import (
+    answer_judge,
+    delimited,
+    get_recipe,
+    parse_score,
+    prompting,
+    query_rewrite,
+)
 from qinglan.recipes.prompting import undelimited
 from qinglan.rows import Row
 
@@ -46,7 +52,7 @@ def test_without_its_delimiters_a_message_is_what_a_reader_without_attackers_wou
 )
 def test_a_delimiter_occurs_in_no_text_in_any_digits(text: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        untrusted, "hash_fraction", lambda key: 0.1557165 if key.startswith("0 ") else 0.5
+        prompting, "hash_fraction", lambda key: 0.1557165 if key.startswith("0 ") else 0.5
     )
     assert delimited(text).startswith("<155716>" if text == "没有编号" else "<500000>")
 

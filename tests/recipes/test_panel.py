@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from fake_model import FakeModel
+from fake_service import SIMULATED
 
 from qinglan.clients.roles import Clients
-from qinglan.config import Evaluate, Tenant
+from qinglan.config import Evaluate, Profile
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation.arms import panel_consistency
 from qinglan.evaluation.figures import scores_of, summarise
@@ -21,6 +22,7 @@ from qinglan.rows import ArmRow, Retrieved, Row
 
 HIT = Retrieved(ids=("g",), scores=(0.9,))
 CONFIG = Evaluate(bootstrap_resamples=200)
+PROFILE = Profile.model_validate({"name": "t", "evaluate": CONFIG} | SIMULATED)
 WORTH = {"好": 5.0, "中": 3.0, "坏": 1.0}
 
 
@@ -53,7 +55,7 @@ def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
 async def judged(
     judge: FakeModel, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]
 ) -> Measured:
-    return await judge_by_panel(RECIPE, arms, rows, Clients({"judge": judge}), Tenant(), CONFIG)  # type: ignore[dict-item]
+    return await judge_by_panel(arms, rows, RECIPE.grader, Clients({"judge": judge}), PROFILE)  # type: ignore[dict-item]
 
 
 async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():

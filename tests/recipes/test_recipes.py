@@ -12,7 +12,9 @@ from qinglan import recipes
 from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import ConfigError, RetrievalError, TeacherError
-from qinglan.recipes import Input, RetrievalRecipe, get_recipe, query_rewrite
+from qinglan.grading.by_retrieval import RetrievalGrader
+from qinglan.grading.validation import validate
+from qinglan.recipes import Input, get_recipe, query_rewrite
 from qinglan.recipes.prompting import undelimited
 from qinglan.recipes.requests import require_teacher_alone
 from qinglan.rows import Retrieved, Row
@@ -29,10 +31,10 @@ GOOD, BAD = (
 
 
 def test_shipped_recipes_are_found_by_their_names():
-    assert isinstance(get_recipe("query_rewrite"), RetrievalRecipe)
+    assert isinstance(get_recipe("query_rewrite").grader, RetrievalGrader)
     with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
         get_recipe("query_rewriter")
-    for name in ("kinds", "scoring"):
+    for name in ("base", "prompting"):
         with pytest.raises(
             ConfigError,
             match="no such recipe; known recipes: answer_judge, medical, passage_judge, query_rewrite, or",
@@ -116,11 +118,11 @@ def test_only_the_teacher_alone_can_be_asked_in_bulk(profile_of: ProfileOf):
 
 async def test_validating_retrieves_twice_and_asks_the_judge():
     asked = clients()
-    done = await REWRITER.validate(ANSWERED, asked, Tenant(), judge=True)
+    done = await validate(ANSWERED, REWRITER.grader, asked, Tenant(), judge=True)
     assert (done.original_retrieved, done.answer_retrieved, done.judge_score) == (BAD, GOOD, 4.0)
     message = undelimited(asked.judge.asked[0][1]["content"])  # type: ignore[attr-defined]
     assert message.endswith("当前问题：它咋吃\n改写：虾青素 服用方法")
-    unjudged = await REWRITER.validate(ANSWERED, asked, Tenant(), judge=False)
+    unjudged = await validate(ANSWERED, REWRITER.grader, asked, Tenant(), judge=False)
     assert (unjudged.judge_score, len(asked.judge.asked)) == (None, 1)  # type: ignore[attr-defined]
 
 
@@ -139,5 +141,5 @@ async def test_a_failed_call_is_no_score(
     failing: Clients, error: type[TeacherError | RetrievalError], reason: str
 ):
     with pytest.raises(error) as caught:
-        await REWRITER.validate(ANSWERED, failing, Tenant(), judge=True)
+        await validate(ANSWERED, REWRITER.grader, failing, Tenant(), judge=True)
     assert caught.value.reason == reason

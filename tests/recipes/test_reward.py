@@ -13,12 +13,13 @@ import pytest
 from fake_service import FakeService, completion, recall
 from fixture_types import Serve
 from ledger_calls import ledger_in
-from reward_service import BASELINE, reward_service
+from reward_service import extra_info, reward_service, rewritten_row
 
 from qinglan.config import Budget, Endpoint, Rag, RagMapping, Reward
 from qinglan.errors import LedgerError
-from qinglan.recipes import Scored, query_rewrite
-from qinglan.training import reward
+from qinglan.recipes import RewriteScore
+from qinglan.training.reward_service import function as reward
+from qinglan.training.reward_service import scorer as scorer_module
 from qinglan.training.reward_service.function import RewardActor, close_reward_service
 from qinglan.training.reward_service.samples import SampleWatch
 from qinglan.training.reward_service.scorer import judge_asked
@@ -30,7 +31,7 @@ FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
 JUDGED = (200, completion('{"score": 4}'))
 VERDICTS = {"judge_recipe": "passage_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
 KEYS = {
-    *Scored.__dataclass_fields__,
+    *RewriteScore.__dataclass_fields__,
     *(
         "invalid",
         "rag_calls",
@@ -86,8 +87,8 @@ class Worker:
     def __init__(self, actor: RewardActor) -> None:
         self._actor = actor
 
-    async def score(self, text: str, **info: Any) -> dict[str, float]:
-        return await self._actor.score(BASELINE.model_dump() | info, text)
+    async def score(self, text: str, **changes: Any) -> dict[str, float]:
+        return await self._actor.score(extra_info(rewritten_row(**changes)), text)
 
     async def score_all(self, texts: list[str]) -> list[dict[str, float]]:
         return await asyncio.wait_for(asyncio.gather(*map(self.score, texts)), 60)
@@ -232,7 +233,9 @@ async def test_a_failed_call_is_not_a_number(
     scored = await site.open().score(REWRITE)
     assert scored.keys() == KEYS
     assert (scored["score"], scored["invalid"], scored["rag_calls"]) == (0.0, 1.0, 1.0)
-    assert all(math.isnan(scored[part]) for part in Scored.__dataclass_fields__ if part != "score")
+    assert all(
+        math.isnan(scored[part]) for part in RewriteScore.__dataclass_fields__ if part != "score"
+    )
     (entry,) = site.entries()
     assert message in entry["invalid"]
     assert "score" not in entry
@@ -269,27 +272,27 @@ async def test_an_outage_costs_no_sample(site_of: SiteOf, down: str):
 async def test_an_unreachable_ledger_is_not_tried_for_every_sample(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    now_s, tried, opens = [0.0], [], query_rewrite.QueryRewrite.scorer
+    now_s, tried, opens = [0.0], [], scorer_module.Scorer
 
-    def unreachable(_: object, service: RewardService) -> None:
+    def unreachable(*_: object) -> None:
         tried.append(now_s[0])
         raise LedgerError("no ledger there")
 
-    monkeypatch.setattr(query_rewrite.QueryRewrite, "scorer", unreachable)
+    monkeypatch.setattr(scorer_module, "Scorer", unreachable)
     actor = RewardActor(site.service().model_dump_json(), clock=lambda: now_s[0])
     site.opened.append(actor)
     for now_s[0] in (0.0, 1.0, 29.0, 31.0, 32.0):
         assert (await Worker(actor).score(REWRITE))["invalid"] == 1
     assert tried == [0.0, 31.0]
     assert site.invalid() == ["no ledger there"] * 5
-    monkeypatch.setattr(query_rewrite.QueryRewrite, "scorer", opens)
+    monkeypatch.setattr(scorer_module, "Scorer", opens)
     now_s[0] = 62.0
     assert (await Worker(actor).score(REWRITE))["invalid"] == 0
 
 
 async def test_a_bug_costs_its_samples_and_is_heard_of(site: Site):
-    assert (await site.open().score(REWRITE, teacher_quality=None))["invalid"] == 1
-    assert "validation error for Baseline" in site.invalid()[0]
+    assert (await site.open().score(REWRITE, answer_retrieved=None))["invalid"] == 1
+    assert "only rows with a baseline get here" in site.invalid()[0]
 
 
 def test_the_services_file_holds_no_secret_and_names_the_training(
@@ -404,7 +407,7 @@ def test_watch_counts_all_attempts_and_reports_outages_of_this_one(tmp_path: Pat
 def passages(body: dict[str, Any]) -> Any:
     """The teacher's rewrite finds `g`, another one what it ends with."""
     ends = body["rewritten_query"][-1]
-    return 200, recall(("g" if body["rewritten_query"] == BASELINE.teacher_rewrite else ends, 0.9))
+    return 200, recall(("g" if body["rewritten_query"] == rewritten_row().answer else ends, 0.9))
 
 
 async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(

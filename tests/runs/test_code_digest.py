@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.runs.code_digest import code_digest
+from qinglan.runs.code_digest import digests_of_modules, import_closure
 
 
 @pytest.fixture
@@ -22,11 +22,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def digest(*modules: str, within: str | None = None) -> str:
+def digests(module: str) -> dict[str, str]:
+    """The digests of the module's import closure within the package."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "leaf"]:
         del sys.modules[name]
-    code_digest.cache_clear()
-    return code_digest(*modules, within=within)
+    closure = import_closure([module], lambda name: name.startswith("leaf."))
+    return digests_of_modules(closure)
 
 
 @pytest.mark.parametrize(("file", "count"), [("tool.yaml", 3), ("kept.yaml", 3), ("other.yaml", 1)])
@@ -35,34 +36,37 @@ def test_a_data_file_counts_with_the_module_of_its_name_and_its_reader(
 ):
     with (package / "tool.py").open("a") as tool:
         tool.write('KEPT = Path(__file__).with_name("kept.yaml")\n')
-    before = digest("leaf.maker", within="leaf")
+    without_data = digests("leaf.maker")
     (package / file).write_text("sharp: yes\n")
-    with_data = digest("leaf.maker", within="leaf")
+    with_data = digests("leaf.maker")
     (package / file).write_text("sharp: no\n")
-    assert len({before, with_data, digest("leaf.maker", within="leaf")}) == count
+    changed_data = digests("leaf.maker")
+    distinct = {tuple(found.items()) for found in (without_data, with_data, changed_data)}
+    assert len(distinct) == count
 
 
 def test_looking_up_a_module_imports_no_package(package: Path):
     (package / "__init__.py").write_text("raise RuntimeError('was imported')\n")
-    assert len(digest("leaf.maker", within="leaf")) == 64
+    assert len(digests("leaf.maker")["leaf.maker"]) == 64
 
 
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [("reward", True), ("_only_of_reward", True), ("answer", False), ("_both", False)],
-)
-def test_functions_that_are_left_out_do_not_count_nor_what_only_they_use(
-    package: Path, changed: str, same: bool
-):
-    names = ("answer", "reward", "_only_of_reward", "_both")
-    calls = {"answer": "_both()", "reward": "_both() + _only_of_reward()"}
-    recipe = package / "recipe.py"
-    recipe.write_text(
-        "".join(f"def {name}():\n    return {calls.get(name, 1)}\n" for name in names)
+def test_what_a_module_imports_counts_and_nothing_else(package: Path):
+    (package / "unused.py").write_text("def other(x):\n    return x\n")
+    assert digests("leaf.maker").keys() == {"leaf.maker", "leaf.tool"}
+
+
+def test_imports_for_annotations_do_not_count(package: Path):
+    (package / "maker.py").write_text(
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from leaf.tool import sharpen\n"
     )
-    before = digest("leaf.recipe"), code_digest("leaf.recipe", without=("reward",))
-    recipe.write_text(
-        recipe.read_text().replace(f"def {changed}():", f"def {changed}():\n    print()")
-    )
-    after = digest("leaf.recipe"), code_digest("leaf.recipe", without=("reward",))
-    assert (before[0] == after[0], before[1] == after[1]) == (False, same)
+    assert digests("leaf.maker").keys() == {"leaf.maker"}
+
+
+def test_docstrings_comments_and_layout_do_not_count(package: Path):
+    before = digests("leaf.maker")
+    (package / "tool.py").write_text('"""Tools."""\n# A comment.\ndef sharpen(x): return x\n')
+    assert digests("leaf.maker") == before
+    (package / "tool.py").write_text("def sharpen(x):\n    return x + 1\n")
+    after = digests("leaf.maker")
+    assert after["leaf.tool"] != before["leaf.tool"]
+    assert after["leaf.maker"] == before["leaf.maker"]

@@ -2,12 +2,13 @@
 answer."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from capitals_recipe import Capitals
 
 from qinglan.clients.roles import ChatRole, Clients
 from qinglan.config import Tenant
-from qinglan.recipes import Message, answered
+from qinglan.recipes import Message
 from qinglan.rows import Row
 
 
@@ -16,18 +17,27 @@ class Judging(Capitals):
 
     NAME = "judging_recipe"
     DISTILL_ROLES = ("answerer", "teacher")
+    grader = replace(Capitals.grader, recipe=NAME)
 
     def distill_messages(self, row: Row, tenant: Tenant) -> Mapping[ChatRole, list[Message]]:
-        asked = self.student_messages(row, tenant)
-        return {"answerer": asked, "teacher": [*asked, {"role": "assistant", "content": "……"}]}
+        question = self.student_messages(row, tenant)
+        return {
+            "answerer": question,
+            "teacher": [*question, {"role": "assistant", "content": "……"}],
+        }
 
     async def distill(self, row: Row, clients: Clients, tenant: Tenant) -> Row:
-        asked = self.student_messages(row, tenant)
-        weak = await clients.answerer.ask(asked, str)
+        question = self.student_messages(row, tenant)
+        weak = await clients.answerer.ask(question, str)
         verdict = await clients.teacher.ask(
-            [*asked, {"role": "assistant", "content": weak.value}], self.parse_answer
+            [*question, {"role": "assistant", "content": weak.value}], self.parse_answer
         )
-        return answered(row, f"<think>{verdict.reasoning}</think>{verdict.value}", verdict)
+        return row.with_answer(
+            f"<think>{verdict.reasoning}</think>{verdict.value}",
+            request=verdict.request_hash,
+            latency_ms=verdict.latency_ms,
+            cost_usd=verdict.cost_usd,
+        )
 
 
 RECIPE = Judging()

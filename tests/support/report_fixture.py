@@ -11,11 +11,11 @@ from rich.console import Console, RenderableType
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.html import render_html
-from qinglan.recipes import RetrievalRecipe
+from qinglan.grading.by_retrieval import RETRIEVAL_METRICS
 from qinglan.statistics import Comparison
 from qinglan.text import Both
 
-METRICS = list(RetrievalRecipe.METRICS)
+METRICS = list(RETRIEVAL_METRICS)
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 
 

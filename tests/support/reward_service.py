@@ -4,25 +4,40 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Tenant
-from qinglan.recipes import Baseline, RetrievalRecipe
+from qinglan.data.dataset.rl_rows import rl_record
+from qinglan.recipes import Recipe, query_rewrite
+from qinglan.rows import Retrieved, Row
 from qinglan.training.reward_service.settings import RewardService
 
 NO_JUDGE = "http://127.0.0.1:9/v1"
-BASELINE = Baseline(
-    row_id="1",
-    question="虾青素咋吃",
-    gold_id="",
-    teacher_rewrite="虾青素 服用方法",
-    teacher_quality=0.5,
-    teacher_judge=3.0,
-)
-"""The teacher's side of a question."""
+
+
+def rewritten_row(
+    *, teacher_quality: float = 0.5, teacher_judge: float | None = 3.0, **changes: Any
+) -> Row:
+    """A question whose teacher's rewrite has this retrieval quality and judge's score."""
+    row = Row(
+        id="1",
+        tenant="t",
+        query="虾青素咋吃",
+        source="f:1",
+        answer="虾青素 服用方法",
+        answer_retrieved=Retrieved(ids=("a", "b", "c"), scores=(teacher_quality,) * 3),
+        judge_score=teacher_judge,
+    )
+    return row.model_copy(update=changes)
+
+
+def extra_info(row: Row, recipe: Recipe = query_rewrite.RECIPE) -> dict[str, Any]:
+    """What verl gives to the reward function for the row's samples."""
+    info: dict[str, Any] = rl_record(row, recipe, Tenant())["extra_info"]
+    return info
 
 
 def reward_service(folder: Path, **given: Any) -> RewardService:
     settings = {
         "recipe": "query_rewrite",
-        "parts": RetrievalRecipe.score_parts,
+        "parts": query_rewrite.RECIPE.grader.score_parts,
         "rag": Rag(),
         "retrieval_scope": "r",
         "judge": Endpoint(model="j"),

@@ -32,6 +32,7 @@ from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.runs.run import note, open_run
 from qinglan.tasks import engine
 from qinglan.tasks import stage as stage_module
+from qinglan.tasks.attempts import STARTED
 from qinglan.tasks.engine import (
     AlarmFollower,
     Follower,
@@ -42,7 +43,6 @@ from qinglan.tasks.engine import (
     stop_jobs,
 )
 from qinglan.tasks.sft import _swift_line, require_enough_rows
-from qinglan.tasks.stage import STARTED
 from qinglan.training.alarms import Alarm
 from qinglan.training.engines import swift, verl
 from qinglan.training.engines.progress import ALARMS_FILE

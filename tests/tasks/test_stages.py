@@ -22,7 +22,7 @@ from qinglan.clients.roles import Addresses, open_clients, site_ledger
 from qinglan.config import BatchApi, Columns, Profile
 from qinglan.errors import BudgetError, EngineError, LedgerError, StageError
 from qinglan.evaluation.arms import original_rows
-from qinglan.evaluation.measuring import retrieve_all
+from qinglan.evaluation.measuring import grade_arms
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
@@ -33,13 +33,13 @@ from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import open_client
 from qinglan.tasks import batches, stage
+from qinglan.tasks.attempts import Started
 from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.sample import draw_questions
 from qinglan.tasks.session import send_what_is_queued
-from qinglan.tasks.stage import Started
 from qinglan.tasks.validate import validate_rows
 
 pytestmark = [
@@ -262,7 +262,8 @@ def test_a_repeat_asks_only_for_what_was_lost_and_can_lose_no_more(site_of: Site
                 nonlocal attempts
                 attempts += 1
                 taught = await ask_teacher(rows, recipe, clients, site.profile.tenant, 0.2)
-                return [taught, *(await retrieve_all(arms, rows, clients, 0.2)).values()]
+                graded = await grade_arms(arms, rows, recipe.grader, clients, site.profile)
+                return [taught, *graded.arms.values()]
 
             done = await batches.ask_again("ask", work, clients, retries=2)
             cached.append(clients.call_counts()["teacher"]["cached"])

@@ -16,7 +16,7 @@ import pytest
 from fake_service import completion, recall
 from fixture_types import Serve
 from ledger_calls import ledger_in
-from reward_service import BASELINE, reward_service
+from reward_service import extra_info, reward_service, rewritten_row
 from waiting import processes_with, wait_until
 
 from qinglan.config import Endpoint, Rag, Reward
@@ -83,7 +83,7 @@ class SlowRag:
 def start(folder: Path, service: RewardService, parts: list[list[str]]) -> subprocess.Popen[bytes]:
     path = folder / "reward.json"
     path.write_text(service.model_dump_json(), encoding="utf-8")
-    info = json.dumps(BASELINE.model_dump() | {"unit": BASELINE.row_id})
+    info = json.dumps(extra_info(rewritten_row()))
     argv = [sys.executable, "-c", DRIVER, str(path), info, json.dumps(parts)]
     with (folder / "driver.log").open("w") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)

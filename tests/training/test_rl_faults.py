@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from reward_service import BASELINE, reward_service
+from reward_service import extra_info, reward_service, rewritten_row
 from toy_rl import Toy
 from waiting import wait_until
 
@@ -70,10 +70,10 @@ class RewardedToy(Toy):
 def add_baselines(path: Path) -> None:
     rows = pq.read_table(path).to_pylist()
     for number, row in enumerate(rows):
-        row["extra_info"] |= BASELINE.model_dump() | {
-            "row_id": f"{path.stem}-{number}",
-            "teacher_judge": -1.0,
-        }
+        baseline = rewritten_row(id=f"{path.stem}-{number}", teacher_judge=None)
+        info = extra_info(baseline)
+        del info["index"]
+        row["extra_info"] |= info
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 

@@ -40,6 +40,8 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
             reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
         import_module("qinglan.training.engines.ppo_trainer")
         if config.trainer.device == "cpu":
+            # verl has loaded the plug-in already, by its entry point.
+            import_module("qinglan.training.verl_cpu")
             import_module("qinglan.training.verl_cpu.trainer")
         try:
             return super().run(config)

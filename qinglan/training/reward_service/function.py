@@ -45,10 +45,11 @@ class RewardActor:
         self._scorer: Scorer | QinglanError = self._open()
 
     def _open(self) -> "Scorer | QinglanError":
+        from qinglan.recipes import get_recipe
         from qinglan.training.reward_service.scorer import Scorer
 
         try:
-            return Scorer(self._service)
+            return Scorer(self._service, get_recipe(self._service.recipe))
         except QinglanError as error:
             self._reopen_at = self._clock() + _REOPEN_AFTER_S
             return error

@@ -25,7 +25,7 @@ from qinglan.grading.grade import Grade, Scores
 from qinglan.grading.grader import Grader
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import Recipe, get_recipe
+from qinglan.recipes import Recipe
 from qinglan.recipes.passage_judge import BEST, PassageJudge, verdict_recipe
 from qinglan.rows import Retrieved, Row, hash_fraction
 from qinglan.training.reward_service.samples import write_sample
@@ -163,18 +163,16 @@ class _SampleServices:
 class Scorer:
     """Scores samples in one process; belongs to one event loop."""
 
-    def __init__(self, service: RewardService) -> None:
+    def __init__(self, service: RewardService, recipe: Recipe) -> None:
         self._service = service
-        self._recipe = get_recipe(service.recipe)
+        self._recipe = recipe
         self._passage_judge: PassageJudge | None = None
-        self._grader: Grader = self._recipe.grader
+        self._grader: Grader = recipe.grader
         if service.judge_recipe:
             self._passage_judge = verdict_recipe(service.judge_recipe)
-            self._grader = _judged_by(self._passage_judge, self._recipe)
+            self._grader = _judged_by(self._passage_judge, recipe)
         if "rag" in self._grader.services and (service.rag is None or service.judge is None):
-            raise ConfigError(
-                f"recipe `{self._recipe.NAME}`: its reward service needs a RAG and a judge"
-            )
+            raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
         with ExitStack() as opening:
             self._log = opening.enter_context(service.samples_log.open("ab", buffering=0))
             self._ledger = Ledger(ledger_url(service.ledger, service.state))

@@ -20,7 +20,7 @@ from qinglan.errors import ConfigError, first_line
 from qinglan.ops.cleanup.folders import bytes_of, named_in, read_folders, tracking_of
 from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.api import TAG, call, pages
-from qinglan.ops.prefect.deployments import names
+from qinglan.ops.prefect.deployments import names_profile
 from qinglan.ops.prefect.server import PrefectServer
 from qinglan.registry.store import all_pages, is_missing_database, registry_of
 
@@ -179,4 +179,4 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
     """Started by hand it has our parameters and their defaults; without a profile it is another
     project's."""
     is_ours = run["deployment_id"] or "profile" in run["parameters"]
-    return bool(is_ours) and names(str(run["parameters"].get("profile", EMBEDDED)), profile)
+    return bool(is_ours) and names_profile(str(run["parameters"].get("profile", EMBEDDED)), profile)

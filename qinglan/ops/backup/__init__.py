@@ -56,7 +56,7 @@ class BackupEntry(BaseModel, frozen=True, extra="forbid"):
     same_as: InnerPath | None = None
     """The first path of a file that has several, by hard links; its content is kept there."""
     target: str = ""
-    """What a symbolic link points to."""
+    """The path that a symbolic link points to."""
 
     def at(self, path: str) -> "BackupEntry":
         """The same file by another of its names."""

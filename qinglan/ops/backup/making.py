@@ -289,7 +289,7 @@ def _order_in_folder(source: Path) -> tuple[bool, bool, str]:
 
 
 def _identity(status: os.stat_result) -> _Identity:
-    """What tells a file from another that got its number later."""
+    """A key that tells a file from another that got its number later."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx2
 
@@ -41,8 +42,8 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
     raise ConfigError(f"{run}: did not take the answer: {reason}; {_RUN_AGAIN}")
 
 
-def _resume(api: httpx2.Client, flow_run_id: str, approval: Approval) -> dict[str, Any]:
-    """What Prefect answers to the approval, which it takes once the flow run is paused."""
+def _resume(api: httpx2.Client, flow_run_id: UUID, approval: Approval) -> dict[str, Any]:
+    """Give Prefect the approval, which it takes once the flow run is paused; its answer."""
     body = {"run_input": approval.model_dump()}
     for _ in range(_TRIES):
         result: dict[str, Any] = call(api, "POST", f"flow_runs/{flow_run_id}/resume", body)

@@ -272,7 +272,9 @@ def _read_note(api: httpx2.Client) -> set[str] | None:
     """The schedules that prefect.yaml had on the last time; None where that was not noted."""
     variable = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
     titles = variable["value"] if variable else None
-    return {str(title) for title in titles} if isinstance(titles, list) else None
+    if not isinstance(titles, list):
+        return None
+    return {str(title) for title in titles}
 
 
 def _write_note(

@@ -43,18 +43,18 @@ class Notification(NamedTuple):
 
     topic: NotifyTopic
     statement: str
-    """What is said of the flow run, after its name; may hold expressions in braces."""
+    """The words after the flow run's name; may hold expressions in braces."""
     reason: str = "''"
     """A Jinja expression."""
     advice: str = ""
-    """What users may do; may hold expressions in braces."""
+    """The next step for users; may hold expressions in braces."""
 
 
 class _Notice(NamedTuple):
     """A notification and what it is sent at."""
 
     subject: str
-    """What the automation's name says that the message is about."""
+    """The words in the automation's name for what the message is about."""
     notification: Notification
     trigger: Spec
 

@@ -46,11 +46,11 @@ class PrefectServer:
     api_url: str
     """Ends in `/api`, or names a workspace of Prefect Cloud; without a login."""
     origin: str
-    """Where the address was found, for messages."""
+    """The place where the address was found, for messages."""
     key: str | None = field(default=None, repr=False)
     auth_string: str | None = field(default=None, repr=False)
     is_of_up: bool = False
-    """Whether `qinglan up` runs it; else it is the user's own."""
+    """True where `qinglan up` runs it; else it is the user's own."""
 
     def is_at(self, url: str | None) -> bool:
         """Compare its address with another; `localhost` and 127.0.0.1 are the same."""
@@ -123,9 +123,9 @@ def _require_address(url: str, origin: str) -> None:
     if _is_address(url):
         return
     # A login in it may be what is wrong with it.
-    shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1", url)
+    url_without_login = re.sub(r"(?s)^(\w+://)?.*@", r"\1", url)
     hint = "write it like PREFECT_API_URL=http://127.0.0.1:4200/api"
-    raise ConfigError(f"{origin}: {shown!r} is no http(s) URL; {hint}")
+    raise ConfigError(f"{origin}: {url_without_login!r} is no http(s) URL; {hint}")
 
 
 def _is_address(url: str) -> bool:

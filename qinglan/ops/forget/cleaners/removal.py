@@ -2,13 +2,14 @@
 
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from qinglan.runs.artifacts import written_whole
 
 
-class Removal(NamedTuple):
+@dataclass(frozen=True)
+class Removal:
     """The count of what was removed from a file or, in a dry run, would be."""
 
     kind: str

@@ -160,7 +160,7 @@ class CanaryObserver:
         self._table = table
         try:
             await self._observe(table, models)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported, and ends canaries)
+        except Exception as error:  # noqa: BLE001 (reported, and ends canaries)
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             _LOG.error("canaries are not observed any more: %s", describe_without_text(cause))
             # Only the message of a `ConfigError` is known to hold nothing that a user asked.

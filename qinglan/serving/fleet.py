@@ -52,20 +52,20 @@ class Fleet:
     _failures: dict[str, RestartBackoff] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
-    def step(self, wanted: Sequence[Released], routed: Sequence[str]) -> None:
+    def step(self, wanted_models: Sequence[Released], routed: Sequence[str]) -> None:
         """One step towards the wanted models.
 
         Args:
-            wanted: the most important first.
+            wanted_models: the most important first.
             routed: versions that get requests, so that they are not ended.
         """
         for version in list(self._servers):
             self._check(version)
-        self._end_unwanted({model.version for model in wanted}, routed)
-        for model in wanted:
+        self._end_unwanted({model.version for model in wanted_models}, routed)
+        for model in wanted_models:
             retry_at_s = self.failures_of(model.version).retry_at_s or 0.0
             if model.version not in self._servers and self.clock() >= retry_at_s:
-                self._start(model, wanted, routed)
+                self._start(model, wanted_models, routed)
             server = self._servers.get(model.version)
             if server and server.process.phase == "starting":
                 # The less important ones would only slow it down.
@@ -85,12 +85,14 @@ class Fleet:
         """
         return self._failures.get(version, RestartBackoff())
 
-    def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
+    def _start(
+        self, model: Released, wanted_models: Sequence[Released], routed: Sequence[str]
+    ) -> None:
         version = model.version
         gpus: Place = []
         place: int | None = None
         if self.places is not None:
-            place = self._free_place(self.places, model, wanted, routed)
+            place = self._free_place(self.places, model, wanted_models, routed)
             if place is None:
                 return
             gpus = self.places[place]
@@ -120,7 +122,7 @@ class Fleet:
         self,
         places: list[Place],
         model: Released,
-        wanted: Sequence[Released],
+        wanted_models: Sequence[Released],
         routed: Sequence[str],
     ) -> int | None:
         """The number of a free place; where there is none, a less important server is ended."""
@@ -132,7 +134,7 @@ class Fleet:
         if "ending" in phases:
             # A place will be free soon.
             return None
-        ranks = {wanted_model.version: rank for rank, wanted_model in enumerate(wanted)}
+        ranks = {wanted_model.version: rank for rank, wanted_model in enumerate(wanted_models)}
 
         def rank_of(version: str) -> int:
             return ranks.get(version, len(ranks))
@@ -176,10 +178,10 @@ class Fleet:
         lines = [f"version {version}: {first_line}; next try in {wait_s:.0f} s", *more_lines]
         self.say("\n".join(lines))
 
-    def _end_unwanted(self, wanted: set[str], routed: Sequence[str]) -> None:
+    def _end_unwanted(self, wanted_versions: set[str], routed: Sequence[str]) -> None:
         now_s = self.clock()
         for version, server in self._servers.items():
-            if version in wanted or version in routed:
+            if version in wanted_versions or version in routed:
                 server.unwanted_since_s = None
             elif server.unwanted_since_s is None:
                 server.unwanted_since_s = now_s
@@ -188,5 +190,5 @@ class Fleet:
             ):
                 server.process.ask_to_end()
         for version in list(self._failures):
-            if version not in wanted and version not in self._servers:
+            if version not in wanted_versions and version not in self._servers:
                 del self._failures[version]

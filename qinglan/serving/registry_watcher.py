@@ -97,7 +97,7 @@ class RegistryWatcher:
             for version in set(aliases.values()):
                 self._check(version)
             fallback_version = self._fallback_version(aliases)
-        except Exception as error:  # noqa: BLE001 (a locked database, a server or network that is down: all the same)
+        except Exception as error:  # noqa: BLE001 (a locked database, a server that is down)
             self._report(error)
             return
         self.latest = RegistrySnapshot(aliases, dict(self._models), fallback_version)

@@ -221,7 +221,7 @@ class _Service:
         if self._observer:
             try:
                 self._observer.on_served(served, question)
-            except Exception as error:  # noqa: BLE001 (the observer's mistake must not affect the next request)
+            except Exception as error:  # noqa: BLE001 (its mistake must cost no answer)
                 _LOG.error(
                     "the canary's observer did not take an answer: %s", describe_without_text(error)
                 )

@@ -18,6 +18,7 @@ from qinglan.rows import hash_fraction
 from qinglan.runs.artifacts import write_json
 
 CHECK_EVERY_S = 0.2
+ROUTES_FILE = "routes.json"
 ModelRole = Literal["champion", "challenger"]
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +52,11 @@ class Routes(BaseModel, frozen=True, extra="forbid"):
         if self.challenger:
             summary += f", version {self.challenger.version} gets {self.share:.0%}"
         return summary
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions that get requests."""
+        return [backend.version for backend in (self.champion, self.challenger) if backend]
 
     def backend(self, role: ModelRole) -> Backend | None:
         return self.champion if role == "champion" else self.challenger

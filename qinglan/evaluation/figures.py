@@ -1,7 +1,7 @@
 """What an evaluation holds, worked out from finished arms: figures, paired comparisons, slices and
 examples.
 
-A recipe declares its metrics (`Recipe.METRICS`) and computes them (`Recipe.measured_values`), all
+A recipe declares its metrics (`Recipe.grader.metrics`) and computes them (`Recipe.measured_values`), all
 but `quality`, which is the judge's score. A row has no value where nothing was retrieved or graded,
 where it has no label, or no judgement.
 """

@@ -1,5 +1,7 @@
-"""Planned checks, their results, and a hint for each problem: for `qinglan doctor` and the start of
-a flow."""
+"""Planned checks, their results, and a hint for each problem.
+
+They serve `qinglan doctor` and the start of a flow.
+"""
 
 import threading
 import time
@@ -10,9 +12,10 @@ from typing import Literal
 
 from qinglan.errors import QinglanError, first_line
 
-TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
-"""In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a
-cluster."""
+TimeLimit = Literal["quick", "slow", "longest"]
+TIME_LIMITS_S: dict[TimeLimit, float] = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
+"""Limits in `qinglan doctor`: for one request; for several, or a process; for what also cleans up
+on a cluster."""
 HINTS = {
     "recipe": "correct the profile, or the recipe's file (docs/how-to/add-a-recipe.md)",
     "workbook": "correct data, or what it names",
@@ -30,85 +33,91 @@ HINTS = {
     "trainer packages": "correct trainer.python, or run `make setup`",
     "mount": "see the cluster's own log, or correct trainer.ray_dashboard_url",
 }
-"""By check, for a problem whose message comes from deeper down and only names it."""
+"""Hint by check, for a problem whose message comes from deeper down and only names it."""
+_CHATS = ("teacher", "answerer", "judge")
+_COMPARED_TEACHERS = "compare.teachers."
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check's result; without a problem where all is well or nothing is known, and then `note`
-    says more."""
+    """A check's result; without a problem all is well or nothing is known."""
 
     name: str
     detail: str
     problem: str | None = None
     note: str | None = None
+    """Says more where there is no problem."""
 
     def with_hint(self) -> "Check":
-        """The same; a problem that does not say what to do, behind a semicolon, gets a hint."""
+        """The check with a hint behind a semicolon, where its problem does not say what to do."""
         if self.problem is None or "; " in self.problem:
             return self
-        hint = HINTS.get(self.name, "see docs/how-to/operate.md")
-        role = self.name.removesuffix(" answers")
-        if role.partition(".")[0] in ("teacher", "answerer", "judge") or role.startswith(
-            "compare.teachers."
-        ):
-            hint = f"correct {role} in the profile, or ask the service by hand"
-        return replace(self, problem=f"{self.problem.rstrip('. ')}; {hint}")
+        return replace(self, problem=f"{self.problem.rstrip('. ')}; {_hint_for(self.name)}")
 
 
 @dataclass(frozen=True)
 class PlannedCheck:
-    """A check that may have several results."""
+    """A check to be made, which may have several results."""
 
     group: str
     name: str
     detail: str
     make: Callable[[], Check | list[Check]]
-    time_limit: Literal["quick", "slow", "longest"] = "quick"
+    time_limit: TimeLimit = "quick"
 
     def run(self) -> list[Check]:
-        made = self.make()
-        return made if isinstance(made, list) else [made]
+        checks = self.make()
+        return checks if isinstance(checks, list) else [checks]
 
 
-def run_check(name: str, detail: str, find_problem: Callable[[], object]) -> Check:
-    """Run `find_problem`, which raises an error of ours for a problem; text that it returns is a
-    note."""
+def run_check(name: str, detail: str, find_problem: Callable[[], str | None]) -> Check:
+    """Run `find_problem`, which raises an error of ours for a problem and may return a note."""
     try:
-        found = find_problem()
+        note = find_problem()
     except QinglanError as error:
         return Check(name, detail, str(error))
-    return Check(name, detail, note=found if isinstance(found, str) else None)
+    return Check(name, detail, note=note)
 
 
 def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]]:
-    """Start a check; what is returned waits for its results and its seconds. A failure becomes a
-    problem, too."""
-    began, name, limit_s = (
-        time.monotonic(),
-        f"{planned.name} ({planned.detail})",
-        TIME_LIMITS_S[planned.time_limit],
-    )
+    """Start a check; the function that is returned waits for its results and its seconds.
+
+    A check that fails or is not done in time has that as its problem.
+    """
+    start = time.monotonic()
+    limit_s = TIME_LIMITS_S[planned.time_limit]
     future: Future[tuple[list[Check], float]] = Future()
 
     def run() -> None:
         try:
-            future.set_result((planned.run(), time.monotonic() - began))
+            future.set_result((planned.run(), time.monotonic() - start))
         except BaseException as error:  # noqa: BLE001 (raised where the result is taken)
             future.set_exception(error)
 
-    threading.Thread(
-        target=run, daemon=True
-    ).start()  # a daemon: one that hangs does not hold up the end
-
     def wait() -> tuple[list[Check], float]:
         try:
-            return future.result(max(0.0, began + limit_s - time.monotonic()))
-        except Exception as error:  # noqa: BLE001 (a proxy that httpx2 refuses, a bug: the other checks go on)
-            why = f"no result after {limit_s:.0f} s; does it hang, or drop packets? Try it by hand from here"
+            return future.result(max(0.0, start + limit_s - time.monotonic()))
+        # A proxy that httpx2 refuses, or a bug: the other checks go on.
+        except Exception as error:  # noqa: BLE001
             if future.done():
-                first = f"{type(error).__name__}: {first_line(error)}"
-                why = f"{first}; a setting that a library refuses, or a bug: please report it"
-        return [Check(planned.name, planned.detail, f"{name}: {why}")], time.monotonic() - began
+                failure = f"{type(error).__name__}: {first_line(error)}"
+                why = f"{failure}; a setting that a library refuses, or a bug: please report it"
+            else:
+                why = (
+                    f"no result after {limit_s:.0f} s; does it hang, or drop packets? "
+                    "Try it by hand from here"
+                )
+        problem = f"{planned.name} ({planned.detail}): {why}"
+        return [Check(planned.name, planned.detail, problem)], time.monotonic() - start
 
+    # A daemon's end is not waited for, so that a check that hangs does not hold up doctor's.
+    threading.Thread(target=run, daemon=True).start()
     return wait
+
+
+def _hint_for(name: str) -> str:
+    role = name.removesuffix(" answers")
+    section, _, _ = role.partition(".")
+    if section in _CHATS or role.startswith(_COMPARED_TEACHERS):
+        return f"correct {role} in the profile, or ask the service by hand"
+    return HINTS.get(name, "see docs/how-to/operate.md")

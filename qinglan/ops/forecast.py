@@ -1,15 +1,15 @@
-"""What a training would make of the questions at hand: rows, steps, hours, and what the test split
-could show.
+"""The expected course of a training on the questions at hand: rows, steps, hours, certainty.
 
-How many rows stay is taken from the profile's newest run with a dataset, else from `targets.rows`;
-without either, all of them do. Hours are those of the newest run with enough steps, else of
-`trainer.step_s`.
+Shares of rows that stay are those of the profile's newest run with a dataset, else the middles of
+`targets.rows`; without either, all rows stay. Hours are those of the newest run with enough steps,
+else of `trainer.step_s`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
@@ -19,13 +19,15 @@ from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.verdict import main_comparison
 from qinglan.ops.estimate import QuestionCounts
 from qinglan.recipes import QUALITY, get_recipe
+from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import runs_of, stage_of
 from qinglan.statistics import POWER_FACTOR, Comparison, between, rows_needed
 
-FEWEST_SFT_STEPS, MOST_PASSES = 50, 20
+FEWEST_SFT_STEPS = 50
+MOST_PASSES = 20
 _TELLING_STEPS = 20
 """With fewer, the engine's start and the export would be most of the time."""
-_DIFFERING = 0.2
+_DIFFERING_SHARE = 0.2
 """Share of the questions on which two models' answers are not both right or both wrong, where no
 run has shown it."""
 _SCORE_SPREAD = 1.0
@@ -41,136 +43,201 @@ class Forecast(BaseModel, frozen=True):
     rl_prompts: int
     test_rows: int
     rows_from: str
-    """What the shares of rows were taken from."""
+    """Source of the shares of rows that stay."""
     sft_steps: int
     rl_steps: int
     rl_passes: float
-    """How often RL asks each prompt."""
+    """Number of times that RL asks each prompt."""
     gpu_hours: dict[str, float]
-    """By stage, where the time of a step is known."""
+    """Hours by stage, where the time of a step is known."""
     detectable_gain: float
     """The smallest gain that four of five test splits of this size would show."""
     detectable_loss: float
-    """The same of the judge's score."""
+    """The smallest loss in the judge's score that they would show."""
+
+
+class _ExpectedRows(NamedTuple):
+    """Numbers of rows that each stage would have."""
+
+    sft: int
+    rl_prompts: int
+    test: int
+    source: str
 
 
 def forecast(profile: Profile, counts: QuestionCounts) -> Forecast:
-    """What SFT, RL and evaluation would have to work with."""
+    """The rows that SFT, RL and evaluation would have to work with, and what comes of them."""
     runs = runs_of(profile.paths.runs, profile.name)
-    sft_rows, rl_prompts, test_rows, rows_from = _rows(profile, counts, runs)
-    planned = profile.scheduled(sft_rows, rl_prompts)
+    rows = _expected_rows(profile, counts, runs)
+    planned = profile.scheduled(rows.sft, rows.rl_prompts)
     gpus_of = profile.trainer.gpus_of
-    steps = {"sft": planned.sft.steps(sft_rows, gpus_of["sft"]), "rl": planned.rl.total_steps}
-    step_s = {
-        str(stage): seconds for stage, seconds in profile.trainer.step_s.items()
-    } | _measured_step_s(runs)
+    steps = {"sft": planned.sft.steps(rows.sft, gpus_of["sft"]), "rl": planned.rl.total_steps}
+    rl_samples = steps["rl"] * profile.rl.train_batch_size
+    gpu_hours: dict[str, float] = {}
+    for stage, seconds in _step_seconds(profile, runs).items():
+        gpu_hours[stage] = steps[stage] * gpus_of[stage] * seconds / 3600
+    answer_spread = math.sqrt(_DIFFERING_SHARE)
     return Forecast(
         questions=counts.questions,
-        sft_rows=sft_rows,
-        rl_prompts=rl_prompts,
-        test_rows=test_rows,
-        rows_from=rows_from,
+        sft_rows=rows.sft,
+        rl_prompts=rows.rl_prompts,
+        test_rows=rows.test,
+        rows_from=rows.source,
         sft_steps=steps["sft"],
         rl_steps=steps["rl"],
-        rl_passes=steps["rl"] * profile.rl.train_batch_size / max(1, rl_prompts),
-        gpu_hours={
-            stage: steps[stage] * gpus_of[stage] * seconds / 3600
-            for stage, seconds in step_s.items()
-        },
-        detectable_gain=_detectable(runs, test_rows, main_comparison, math.sqrt(_DIFFERING)),
-        detectable_loss=_detectable(runs, test_rows, _comparison_of_quality, _SCORE_SPREAD),
+        rl_passes=rl_samples / max(1, rows.rl_prompts),
+        gpu_hours=gpu_hours,
+        detectable_gain=_detectable(runs, rows.test, main_comparison, answer_spread),
+        detectable_loss=_detectable(runs, rows.test, _comparison_of_quality, _SCORE_SPREAD),
     )
 
 
-def find_problems(profile: Profile, found: Forecast) -> Iterator[str]:
-    """What can't work as it is set, each with the setting to change."""
-    sft, rl, least = profile.sft, profile.rl, profile.gate.min_gain
-    gain = profile.targets.gain or profile.gate.smallest_gain
-    if found.sft_steps < FEWEST_SFT_STEPS:
-        steps = f"SFT would make {found.sft_steps} optimiser steps of {found.sft_rows:,} rows"
-        accumulated = f"sft.gradient_accumulation_steps ({sft.gradient_accumulation_steps})"
-        hint = f"lower {accumulated} or sft.per_device_train_batch_size, raise sft.num_train_epochs, or add questions"
-        yield f"{steps}, fewer than {FEWEST_SFT_STEPS}; {hint}"
-    if sft.eval_steps > found.sft_steps:
-        yield f"sft.eval_steps ({sft.eval_steps}) is beyond SFT's {found.sft_steps} steps; set it to auto"
-    if found.rl_prompts < rl.train_batch_size:
-        problem = f"is more than the {found.rl_prompts:,} prompts that RL would have"
-        yield f"rl.train_batch_size ({rl.train_batch_size}) {problem}; lower it, or add questions"
-    elif found.rl_passes > MOST_PASSES:
-        hint = "set rl.total_steps to auto and rl.epochs to 10, or add questions"
-        yield f"RL would ask each prompt {found.rl_passes:.0f} times; {hint}"
-    intervals = {"rl.test_freq": rl.test_freq, "rl.save_freq": rl.save_freq}
-    if beyond := [
-        f"{name} ({steps})" for name, steps in intervals.items() if steps > found.rl_steps
-    ]:
-        yield f"{' and '.join(beyond)} are beyond RL's {found.rl_steps} steps; set them to auto"
-    if gain <= least:
-        yield f"targets.gain ({gain:g}) is not above gate.min_gain ({least:g}): reaching it releases nothing; raise it"
-    elif least + found.detectable_gain > gain:
-        needed = rows_needed(found.test_rows, found.detectable_gain, gain - least)
-        wanted = "targets.gain" if profile.targets.gain else "gate.smallest_gain"
-        gains = f"a gain of {least + found.detectable_gain:.3f}, not of {gain:g} ({wanted})"
-        problem = f"unless the gain is larger, the gate would stay undecided; some {needed:,} would show it"
-        hint = "add questions, or mark more of them as test in the split column"
-        yield f"{found.test_rows:,} test questions can show {gains}: {problem}: {hint}"
-    loss, metrics = profile.gate.max_quality_loss, get_recipe(profile.recipe).grader.metrics
-    if 0 < loss < found.detectable_loss and any(metric.name == QUALITY for metric in metrics):
-        problem = f"a loss of {found.detectable_loss:.2f} in the judge's score, not of {loss:g} (gate.max_quality_loss)"
-        needed = rows_needed(found.test_rows, found.detectable_loss, loss)
-        why = f"unless the score rises, the gate may stay undecided; some {needed:,} would rule it out"
-        yield f"{found.test_rows:,} test questions can rule out {problem}: {why}: add questions, or allow a larger loss"
-    if profile.student.name not in profile.prices and profile.student.gpu_hour_usd is None:
-        hint = f"set student.gpu_hour_usd, or prices.{profile.student.name}"
+def find_problems(profile: Profile, expected: Forecast) -> Iterator[str]:
+    """Problems that the settings make, each with the setting to change."""
+    yield from _problems_of_sft(profile, expected)
+    yield from _problems_of_rl(profile, expected)
+    yield from _problems_of_gain(profile, expected)
+    yield from _problems_of_quality(profile, expected)
+    student = profile.student
+    if student.name not in profile.prices and student.gpu_hour_usd is None:
+        hint = f"set student.gpu_hour_usd, or prices.{student.name}"
         yield f"the student has no price, so that the gate's rule of cost stays undecided; {hint}"
 
 
-def _rows(
-    profile: Profile, counts: QuestionCounts, runs: Sequence[Path]
-) -> tuple[int, int, int, str]:
-    """For SFT, for RL and to be tested on, and what is known of it."""
-    for directory in runs:
-        with suppress(
-            ConfigError, ArtifactError
-        ):  # only a run that made its dataset of a workbook has both
-            _, dataset = stage_of(directory, "ingest"), stage_of(directory, "dataset")
-            before = {name: max(1, rows) for name, rows in dataset.details["splits"].items()}
-            kept = {
-                name: dataset.artifacts[name].rows or 0
-                for name in ("sft_train", "rl_train", "test")
-            }
-            sft, tested = (
-                kept["sft_train"] / before.get("train", 1),
-                kept["test"] / before.get("test", 1),
-            )
-            # Shares make more or fewer prompts than there are rows.
-            rl = sft if profile.dataset.rl_shares else kept["rl_train"] / before.get("train", 1)
-            found = (
-                round(sft * counts.train),
-                round(rl * counts.rl_prompts),
-                round(tested * counts.test),
-            )
-            return *found, f"run {directory.name}"
-    middle = {stage: sum(band) / 2 for stage, band in profile.targets.rows.items()}
-    valid = middle.get("validate", 1.0)
-    learnt = middle.get("dataset", middle.get("select", valid))
-    source = "the middle of targets.rows" if middle else "nothing yet: as if all were kept"
-    return (
-        round(learnt * counts.train),
-        round(valid * counts.rl_prompts),
-        round(valid * counts.test),
+def _problems_of_sft(profile: Profile, expected: Forecast) -> Iterator[str]:
+    """Too few steps, or no evaluation within them."""
+    sft = profile.sft
+    if expected.sft_steps < FEWEST_SFT_STEPS:
+        steps = f"SFT would make {expected.sft_steps} optimiser steps of {expected.sft_rows:,} rows"
+        accumulated = f"sft.gradient_accumulation_steps ({sft.gradient_accumulation_steps})"
+        hint = (
+            f"lower {accumulated} or sft.per_device_train_batch_size, "
+            "raise sft.num_train_epochs, or add questions"
+        )
+        yield f"{steps}, fewer than {FEWEST_SFT_STEPS}; {hint}"
+    if sft.eval_steps > expected.sft_steps:
+        problem = f"is beyond SFT's {expected.sft_steps} steps"
+        yield f"sft.eval_steps ({sft.eval_steps}) {problem}; set it to auto"
+
+
+def _problems_of_rl(profile: Profile, expected: Forecast) -> Iterator[str]:
+    """Too few prompts for a batch, too many passes, or no evaluation within the steps."""
+    rl = profile.rl
+    if expected.rl_prompts < rl.train_batch_size:
+        problem = f"is more than the {expected.rl_prompts:,} prompts that RL would have"
+        yield f"rl.train_batch_size ({rl.train_batch_size}) {problem}; lower it, or add questions"
+    elif expected.rl_passes > MOST_PASSES:
+        hint = "set rl.total_steps to auto and rl.epochs to 10, or add questions"
+        yield f"RL would ask each prompt {expected.rl_passes:.0f} times; {hint}"
+    settings_beyond: list[str] = []
+    for name, interval in {"rl.test_freq": rl.test_freq, "rl.save_freq": rl.save_freq}.items():
+        if interval > expected.rl_steps:
+            settings_beyond.append(f"{name} ({interval})")
+    if settings_beyond:
+        settings = " and ".join(settings_beyond)
+        yield f"{settings} are beyond RL's {expected.rl_steps} steps; set them to auto"
+
+
+def _problems_of_gain(profile: Profile, expected: Forecast) -> Iterator[str]:
+    """A gain that releases nothing, or that the test split is too small to show."""
+    min_gain = profile.gate.min_gain
+    gain = profile.targets.gain or profile.gate.smallest_gain
+    if gain <= min_gain:
+        yield (
+            f"targets.gain ({gain:g}) is not above gate.min_gain ({min_gain:g}): "
+            "reaching it releases nothing; raise it"
+        )
+        return
+    # The gate wants more than `min_gain` with certainty, so that the interval must fit in between.
+    shown_gain = min_gain + expected.detectable_gain
+    if shown_gain > gain:
+        needed_rows = rows_needed(expected.test_rows, expected.detectable_gain, gain - min_gain)
+        setting = "targets.gain" if profile.targets.gain else "gate.smallest_gain"
+        gains = f"a gain of {shown_gain:.3f}, not of {gain:g} ({setting})"
+        problem = (
+            "unless the gain is larger, the gate would stay undecided; "
+            f"some {needed_rows:,} would show it"
+        )
+        hint = "add questions, or mark more of them as test in the split column"
+        yield f"{expected.test_rows:,} test questions can show {gains}: {problem}: {hint}"
+
+
+def _problems_of_quality(profile: Profile, expected: Forecast) -> Iterator[str]:
+    """A loss in the judge's score that the test split is too small to rule out."""
+    max_loss = profile.gate.max_quality_loss
+    metrics = get_recipe(profile.recipe).grader.metrics
+    is_judged = any(metric.name == QUALITY for metric in metrics)
+    if is_judged and 0 < max_loss < expected.detectable_loss:
+        losses = (
+            f"a loss of {expected.detectable_loss:.2f} in the judge's score, "
+            f"not of {max_loss:g} (gate.max_quality_loss)"
+        )
+        needed_rows = rows_needed(expected.test_rows, expected.detectable_loss, max_loss)
+        problem = (
+            "unless the score rises, the gate may stay undecided; "
+            f"some {needed_rows:,} would rule it out"
+        )
+        hint = "add questions, or allow a larger loss"
+        yield f"{expected.test_rows:,} test questions can rule out {losses}: {problem}: {hint}"
+
+
+def _expected_rows(profile: Profile, counts: QuestionCounts, runs: Sequence[Path]) -> _ExpectedRows:
+    for run in runs:
+        # Only a run that made its dataset of a workbook has both stages.
+        with suppress(ConfigError, ArtifactError):
+            stage_of(run, "ingest")
+            return _rows_as_in(run, stage_of(run, "dataset"), profile, counts)
+    middles = {str(stage): sum(band) / 2 for stage, band in profile.targets.rows.items()}
+    valid_share = middles.get("validate", 1.0)
+    learnt_share = middles.get("dataset", middles.get("select", valid_share))
+    source = "the middle of targets.rows" if middles else "nothing yet: as if all were kept"
+    return _ExpectedRows(
+        round(learnt_share * counts.train),
+        round(valid_share * counts.rl_prompts),
+        round(valid_share * counts.test),
         source,
     )
 
 
-def _measured_step_s(runs: Sequence[Path]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for directory in runs:
-        for stage in {"sft", "rl"} - found.keys():
-            with suppress(ConfigError, ArtifactError):
-                result = stage_of(directory, stage)
-                if (steps := result.details["summary"].get("steps", 0)) >= _TELLING_STEPS:
-                    found[stage] = result.seconds / steps
-    return found
+def _rows_as_in(
+    run: Path, dataset: StageResult, profile: Profile, counts: QuestionCounts
+) -> _ExpectedRows:
+    """The rows that stay if as large a share does as in an earlier run."""
+    split_rows: Mapping[str, int] = dataset.details["splits"]
+    train_rows = max(1, split_rows.get("train", 1))
+    test_rows = max(1, split_rows.get("test", 1))
+    sft_share = (dataset.artifacts["sft_train"].rows or 0) / train_rows
+    rl_share = (dataset.artifacts["rl_train"].rows or 0) / train_rows
+    test_share = (dataset.artifacts["test"].rows or 0) / test_rows
+    if profile.dataset.rl_shares:
+        # Shares of pools make more or fewer prompts than there are rows.
+        rl_share = sft_share
+    return _ExpectedRows(
+        round(sft_share * counts.train),
+        round(rl_share * counts.rl_prompts),
+        round(test_share * counts.test),
+        f"run {run.name}",
+    )
+
+
+def _step_seconds(profile: Profile, runs: Sequence[Path]) -> dict[str, float]:
+    """Seconds of a step by stage, measured in the newest run with enough steps, else as set."""
+    seconds_by_stage = {str(stage): seconds for stage, seconds in profile.trainer.step_s.items()}
+    for stage in ("sft", "rl"):
+        measured = _measured_step_seconds(runs, stage)
+        if measured is not None:
+            seconds_by_stage[stage] = measured
+    return seconds_by_stage
+
+
+def _measured_step_seconds(runs: Sequence[Path], stage: str) -> float | None:
+    for run in runs:
+        with suppress(ConfigError, ArtifactError):
+            result = stage_of(run, stage)
+            steps = result.details["summary"].get("steps", 0)
+            if steps >= _TELLING_STEPS:
+                return float(result.seconds / steps)
+    return None
 
 
 def _detectable(
@@ -179,20 +246,25 @@ def _detectable(
     find: Callable[[Report], Comparison | None],
     assumed_spread: float,
 ) -> float:
-    """By the spread that the newest comparison of a challenger found, else by an assumed one."""
-    for directory in runs:
+    """The smallest difference that would show, by the newest comparison that a run made.
+
+    `find` takes that comparison from a report. Without one the spread is the assumed one.
+    """
+    for run in runs:
         with suppress(ConfigError, ArtifactError, FileNotFoundError):
-            evaluated = stage_of(
-                directory, "evaluate"
-            )  # nightly refreshes have long reports, and compare nothing
-            found = find(Report.read(directory / "report.json"))
-            if (
-                found and found.detectable_diff
-            ):  # of all test rows: as many of the next ones will have no label
-                return found.detectable_diff * math.sqrt(evaluated.rows_in / max(1, test_rows))
+            # Nightly refreshes have long reports, and compare nothing.
+            evaluated = stage_of(run, "evaluate")
+            comparison = find(Report.read(run / "report.json"))
+            if comparison and comparison.detectable_diff:
+                # By all test rows, also those without a label: as many of the next ones lack it.
+                scale = math.sqrt(evaluated.rows_in / max(1, test_rows))
+                return comparison.detectable_diff * scale
     return POWER_FACTOR * assumed_spread / math.sqrt(max(1, test_rows))
 
 
 def _comparison_of_quality(report: Report) -> Comparison | None:
+    """The main comparison's arms by the judge's score."""
     main = main_comparison(report)
-    return between(report.comparisons, main.a, main.b).get(QUALITY) if main else None
+    if main is None:
+        return None
+    return between(report.comparisons, main.a, main.b).get(QUALITY)

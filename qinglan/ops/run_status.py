@@ -1,6 +1,9 @@
-"""The status of a run: running, waiting for approval, ended or ended early; its stages and its
-log."""
+"""The status of a run: running, waiting for approval, ended or ended early.
 
+With it go the stages that are done, what was paid, and where the log is.
+"""
+
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,113 +37,145 @@ class _RunRecord(BaseModel, frozen=True, extra="ignore"):
 
 @dataclass(frozen=True)
 class RunStatus:
+    """A run that has no report yet or ended early, as `qinglan show` prints it."""
+
     sentence: str
-    """What it is, and what to do."""
+    """The status, and what to do."""
     running: bool
     stages: list[StageSummary]
-    """Those that the latest attempt has done or found unchanged, in the order in which they
-    ended."""
+    """Stages that the latest attempt has done or found unchanged, in the order of their ends."""
     rest: list[str]
-    """Stages of earlier attempts alone, stages that were running, and where the logs are; a line
-    each."""
+    """Lines about all else: stages of earlier attempts, those that were running, the logs."""
 
 
 def ended_early(directory: Path) -> bool:
-    """Whether a problem stopped the run, perhaps after its report was written."""
-    return bool(_record_of(directory).ended_by)
+    """Tell whether a problem stopped the run, perhaps after its report was written."""
+    return bool(_read_run_record(directory).ended_by)
 
 
 def status_of(directory: Path, profile: Profile) -> RunStatus:
-    """The status by what the run left in its directory, with the log's address on the profile's
-    Prefect server."""
-    record, stages, earlier = _record_of(directory), [], []
-    for manifest in sorted(
-        directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns
-    ):
-        with suppress(
-            ValidationError, ArtifactError
-        ):  # of another version: the others are shown all the same
-            found = StageResult.read(manifest)
-            if found.attempt < record.attempt:
-                earlier.append(found.stage)
-            else:
-                stages.append(StageSummary.of(found, directory.name))
+    """The status by what the run left in its directory.
+
+    `profile` says where the pages of Prefect are, to which the log's address belongs.
+    """
+    record = _read_run_record(directory)
     running = is_running(directory)
-    lines = [f"Done before the run was continued: {', '.join(earlier)}"] if earlier else []
-    lines += _rest(directory, record, profile, running=running)
+    stages: list[StageSummary] = []
+    earlier_stages: list[str] = []
+    for result in _stage_results(directory):
+        if result.attempt < record.attempt:
+            earlier_stages.append(result.stage)
+        else:
+            stages.append(StageSummary.of(result, directory.name))
+    lines: list[str] = []
+    if earlier_stages:
+        lines.append(f"Done before the run was continued: {', '.join(earlier_stages)}")
+    lines += _unfinished_stages(directory, running=running)
+    lines += _logs(directory, record, profile)
     if running:
-        # Without the ledger's database or its key, or with settings of another version, all else is
-        # shown.
+        # All else is shown where the ledger's database or its key is not at hand, or where the
+        # run's settings are another version's.
         with (
             suppress(ConfigError, ArtifactError, LedgerError),
             site_ledger(read_run(directory).profile) as ledger,
         ):
-            lines.append(f"Paid so far: {usd(ledger.spent_usd(directory.name)[0])}")
+            paid_usd, _ = ledger.spent_usd(directory.name)
+            lines.append(f"Paid so far: {usd(paid_usd)}")
     return RunStatus(_sentence(directory, record, running=running), running, stages, lines)
 
 
-def _record_of(directory: Path) -> _RunRecord:
+def _read_run_record(directory: Path) -> _RunRecord:
     try:
         return read_record(_RunRecord, directory / RUN_FILE)
     except ValidationError as error:
         raise ArtifactError(f"{directory / RUN_FILE}: not readable; run it anew") from error
 
 
+def _stage_results(directory: Path) -> Iterator[StageResult]:
+    """Finished stages in the order of their ends, without those of another version of Qinglan."""
+    for manifest in sorted(directory.glob(f"*/{MANIFEST}"), key=_modified_at):
+        with suppress(ValidationError, ArtifactError):
+            yield StageResult.read(manifest)
+
+
 def _sentence(directory: Path, record: _RunRecord, *, running: bool) -> str:
-    named = f"run {directory.name} ({record.flow} of {record.profile_name})"
-    if running and (waiting := Waiting.read(directory / "gate")):
-        return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
+    """The status in words, and what to do."""
+    run = f"run {directory.name} ({record.flow} of {record.profile_name})"
+    waiting = Waiting.read(directory / "gate") if running else None
+    if waiting:
+        return (
+            f"{run}: waits for a person's approval until {waiting.until}: {waiting.page}; "
+            "it has no report yet"
+        )
     if record.ended_by and (directory / REPORT_FILE).exists():
-        return f"{named}: ended early: {record.ended_by}"
+        return f"{run}: ended early: {record.ended_by}"
     if running:
         status = "has not ended, so it has no report yet; look again later"
     elif record.finished:
         hint = "restore it from a backup, or run it again, which uses its stages"
         status = f"has ended, but its {REPORT_FILE} is missing; {hint}"
     else:
-        why = (
-            f": {record.ended_by}" if record.ended_by else ", as no process of this machine runs it"
-        )
+        why = ", as no process of this machine runs it"
+        if record.ended_by:
+            why = f": {record.ended_by}"
         command = f"qinglan run {record.flow} --profile {record.profile_name}"
         status = f"ended before its report{why}; `{command}` with the same --set goes on with it"
-    runs = runs_of(directory.parent, record.profile_name)
-    newest = next((each for each in runs if (each / REPORT_FILE).exists()), None)
-    shown = f"; the newest that has one: `qinglan show {newest.name}`" if newest else ""
-    return f"{named}: {status}{shown}"
+    for newest in runs_of(directory.parent, record.profile_name):
+        if (newest / REPORT_FILE).exists():
+            status += f"; the newest that has one: `qinglan show {newest.name}`"
+            break
+    return f"{run}: {status}"
 
 
-def _rest(directory: Path, record: _RunRecord, profile: Profile, *, running: bool) -> list[str]:
-    stages = sorted(file.parent for file in directory.glob("*/started.json"))
-    begun = [
-        each.name + (_progress(each) if running else "")
-        for each in stages
-        if not (each / MANIFEST).exists()
-    ]
-    lines = [f"Begun, but not done: {', '.join(begun)}"] if begun else []
-    if flow_run := record.flow_run_id:
-        page, served = _pages_of_prefect(profile), "on Prefect's pages, which `qinglan up` serves"
-        lines.append(
-            f"Log: {page}/runs/flow-run/{flow_run}"
-            if page
-            else f"Log: flow run {flow_run} {served}"
-        )
-    logs = sorted(directory.glob("*/*.log"), key=lambda path: path.stat().st_mtime_ns)
-    return [*lines, *(f"Log of {log.parent.name}: {log}" for log in logs[-1:])]
+def _unfinished_stages(directory: Path, *, running: bool) -> list[str]:
+    """A line that names the stages that were begun, empty where all are done."""
+    unfinished: list[str] = []
+    for started in sorted(directory.glob("*/started.json")):
+        stage = started.parent
+        if (stage / MANIFEST).exists():
+            continue
+        progress = _progress(stage) if running else ""
+        unfinished.append(f"{stage.name}{progress}")
+    return [f"Begun, but not done: {', '.join(unfinished)}"] if unfinished else []
 
 
 def _progress(stage: Path) -> str:
-    """How far a stage was when it last said so."""
-    with suppress(FileNotFoundError):
-        return f" ({(stage / PROGRESS_FILE).read_text(encoding='utf-8')})"
-    return ""
+    """The progress of a stage when it last wrote it down, in brackets."""
+    try:
+        progress = (stage / PROGRESS_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    return f" ({progress})"
+
+
+def _logs(directory: Path, record: _RunRecord, profile: Profile) -> list[str]:
+    """Lines that say where the flow's log and the newest log of a stage are."""
+    lines: list[str] = []
+    flow_run = record.flow_run_id
+    if flow_run:
+        pages = _pages_of_prefect(profile)
+        if pages:
+            lines.append(f"Log: {pages}/runs/flow-run/{flow_run}")
+        else:
+            lines.append(f"Log: flow run {flow_run} on Prefect's pages, which `qinglan up` serves")
+    logs = sorted(directory.glob("*/*.log"), key=_modified_at)
+    if logs:
+        newest = logs[-1]
+        lines.append(f"Log of {newest.parent.name}: {newest}")
+    return lines
 
 
 def _pages_of_prefect(profile: Profile) -> str | None:
+    """The address of Prefect's pages, None where none is known."""
     if profile.notify.ui_url:
         return profile.notify.ui_url.rstrip("/")
-    with suppress(
-        ConfigError
-    ):  # a Prefect profile that can't be read says nothing of where the log is
-        if server := find_server(profile.paths.state):
-            return server.api_url.removesuffix("/api")
-    return None
+    try:
+        server = find_server(profile.paths.state)
+    except ConfigError:
+        # A profile of Prefect's that can't be read says nothing of where the log is.
+        return None
+    return server.api_url.removesuffix("/api") if server else None
+
+
+def _modified_at(path: Path) -> int:
+    return path.stat().st_mtime_ns

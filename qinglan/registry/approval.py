@@ -1,11 +1,11 @@
-"""A person's approval of a model that the gate passed: one more rule of the decision, and what is
-read before it.
+"""A person's approval of a model that the gate passed, and the workbook to read before giving it.
 
-The workbook shows where the challenger lost, and some questions at random, the arms side by side.
-Nothing in it is read back: the answer is given in Prefect's form or by `qinglan release approve`.
+The workbook shows questions on which the challenger lost or gave no result, and some questions at
+random, the arms side by side. Nothing in it is read back: the answer is given in Prefect's form or
+by `qinglan release approve`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from qinglan.data.workbook_writer import CellValue, Column, fill_sheet, input_columns
 from qinglan.evaluation.figures import values_of
-from qinglan.evaluation.models import APPROVAL, Decision, Rule
+from qinglan.evaluation.models import APPROVAL, Decision, Rule, Verdict
 from qinglan.evaluation.reasons import Reason, arm_words, reason
 from qinglan.recipes import Recipe
 from qinglan.rows import ArmRow, Row, hash_fraction
@@ -25,31 +25,39 @@ from qinglan.runs.schema_version import find_record
 
 WAITING_FILE = "waiting.json"
 SHEET = "审批"
-LOST, FAILED, SAMPLED = "不如{}", "无结果", "随机"
+LOST = "不如{}"
+FAILED = "无结果"
+SAMPLED = "随机"
 _RETRIEVED = ("改写", "首条内容", "标准文档名次", "首条得分", "裁判分")
 _ANSWERED = "回答"
-_WIDE = ("改写", "首条内容", _ANSWERED)
+_WIDE_HEADS = ("改写", "首条内容", _ANSWERED)
+_NARROW = 12
+_WIDE = 36
 ArmRows = Mapping[str, Mapping[str, ArmRow]]
-"""By arm and row id."""
+"""Rows by arm and row id."""
 
 
 class Approval(BaseModel, frozen=True, extra="forbid"):
+    """A person's answer about a model that the gate passed."""
+
     approve: bool
     reviewer: str
     comment: str = ""
 
     @property
     def found(self) -> Reason:
+        """The answer in the words of a rule of the decision."""
         code = "approved" if self.approve else "refused"
-        return reason(code, reviewer=self.reviewer or reason("nameless"), comment=self.comment)
+        reviewer = self.reviewer or reason("nameless")
+        return reason(code, reviewer=reviewer, comment=self.comment)
 
 
 class Waiting(BaseModel):
-    """`waiting.json` in the gate's folder, for as long as the flow waits for a person."""
+    """The file `waiting.json` in the gate's folder, for as long as the flow waits for a person."""
 
     flow_run_id: UUID
     api_url: str
-    """Of the Prefect server that the flow runs under, without a login."""
+    """Address of the Prefect server that the flow runs under, without a login."""
     page: str
     until: str
     workbook: Path
@@ -60,21 +68,31 @@ class Waiting(BaseModel):
 
 
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:
-    """The decision with a person's answer in it; `undecided` while there is none."""
-    rule = partial(Rule, name=APPROVAL, required=reason("approval_needed"))
-    verdict = "undecided"
-    last = rule(
-        outcome="unknown", found=reason("nobody_answered"), reason=reason("nobody_approved")
-    )
-    if approval and approval.approve:
-        verdict, last = "promote", rule(outcome="pass", found=approval.found)
-    elif approval:
-        verdict, last = "refuse", rule(outcome="fail", found=approval.found, reason=approval.found)
-    others = [each for each in decision.rules if each.name != APPROVAL]
-    return decision.model_copy(update={"verdict": verdict, "rules": [*others, last]})
+    """The decision with a person's answer as its last rule.
+
+    It is `undecided` while there is no answer.
+    """
+    approval_rule = partial(Rule, name=APPROVAL, required=reason("approval_needed"))
+    verdict: Verdict
+    if approval is None:
+        verdict = "undecided"
+        last_rule = approval_rule(
+            outcome="unknown",
+            found=reason("nobody_answered"),
+            reason=reason("nobody_approved"),
+        )
+    elif approval.approve:
+        verdict = "promote"
+        last_rule = approval_rule(outcome="pass", found=approval.found)
+    else:
+        verdict = "refuse"
+        last_rule = approval_rule(outcome="fail", found=approval.found, reason=approval.found)
+    gate_rules = [rule for rule in decision.rules if rule.name != APPROVAL]
+    return decision.model_copy(update={"verdict": verdict, "rules": [*gate_rules, last_rule]})
 
 
 def lacks_only_approval(decision: Decision) -> bool:
+    """Tell whether a person's approval is all that keeps the model from its release."""
     blocking = [rule.name for rule in decision.rules if rule.outcome != "pass"]
     return decision.verdict == "undecided" and blocking == [APPROVAL]
 
@@ -84,110 +102,145 @@ class RowToReview(NamedTuple):
     why: str
 
 
+class _Defeat(NamedTuple):
+    """A question on which a rival did better than the challenger."""
+
+    gap: float
+    rival: str
+
+
 def rows_to_review(
     arms: ArmRows, rows: Sequence[Row], recipe: Recipe, challenger: str, losses: int, sampled: int
 ) -> list[RowToReview]:
-    """Up to `losses` questions on which the challenger lost most, as many without a result, then
-    some at random."""
+    """The questions that a person is to look at, each with the reason for it.
+
+    These are up to `losses` questions on which the challenger lost most, as many on which it has
+    no result, and `sampled` of the others at random.
+    """
     rivals = [arm for arm in arms if arm not in (challenger, "original")]
-    lost = {
-        row.id: by
-        for row in rows
-        if (by := list(_beaten_by(arms, row, recipe, challenger, rivals)))
-    }
-    hardest = sorted(
-        (row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id)
-    )[:losses]
-    failed = [
-        row for row in rows if _value(arms.get(challenger, {}).get(row.id), row, recipe) is None
-    ][:losses]
-    chosen = {row.id for row in (*hardest, *failed)}
-    others = [row for row in rows if row.id not in chosen]
-    others = sorted(others, key=lambda row: hash_fraction(f"approval {row.id}"))[:sampled]
-    ahead = {
-        row.id: [LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]]
-        for row in hardest
-    }
-    named = [RowToReview(row, "；".join(ahead[row.id])) for row in hardest]
-    return (
-        named
-        + [RowToReview(row, FAILED) for row in failed]
-        + [RowToReview(row, SAMPLED) for row in others]
-    )
+    defeats_by_row: dict[str, list[_Defeat]] = {}
+    lost_rows: list[Row] = []
+    failed_rows: list[Row] = []
+    for row in rows:
+        value = _value(arms.get(challenger, {}).get(row.id), row, recipe)
+        if value is None:
+            failed_rows.append(row)
+            continue
+        rival_values = {rival: _value(arms[rival].get(row.id), row, recipe) for rival in rivals}
+        defeats = _defeats(value, rival_values)
+        if defeats:
+            defeats_by_row[row.id] = defeats
+            lost_rows.append(row)
+
+    def by_largest_gap(row: Row) -> tuple[float, str]:
+        return -max(defeats_by_row[row.id]).gap, row.id
+
+    lost_rows = sorted(lost_rows, key=by_largest_gap)[:losses]
+    failed_rows = failed_rows[:losses]
+    chosen_ids = {row.id for row in (*lost_rows, *failed_rows)}
+    other_rows = [row for row in rows if row.id not in chosen_ids]
+    other_rows = sorted(other_rows, key=lambda row: hash_fraction(f"approval {row.id}"))[:sampled]
+    chosen: list[RowToReview] = []
+    for row in lost_rows:
+        chosen.append(RowToReview(row, _names_of_winners(defeats_by_row[row.id])))
+    for row in failed_rows:
+        chosen.append(RowToReview(row, FAILED))
+    for row in other_rows:
+        chosen.append(RowToReview(row, SAMPLED))
+    return chosen
+
+
+def _defeats(value: float, rival_values: Mapping[str, float | None]) -> list[_Defeat]:
+    """The rivals whose value is above the challenger's, and by how much.
+
+    A rival without a value does not count: a call that failed says nothing of the answer.
+    """
+    defeats: list[_Defeat] = []
+    for rival, rival_value in rival_values.items():
+        if rival_value is not None and rival_value > value:
+            defeats.append(_Defeat(rival_value - value, rival))
+    return defeats
+
+
+def _names_of_winners(defeats: Iterable[_Defeat]) -> str:
+    return "；".join(LOST.format(arm_words(defeat.rival, head=True).zh) for defeat in defeats)
 
 
 def write_approval_workbook(
     path: Path, chosen: Sequence[RowToReview], arms: ArmRows, recipe: Recipe, challenger: str
 ) -> Artifact:
-    why = {row.id: why for row, why in chosen}
+    why = {row_to_review.row.id: row_to_review.why for row_to_review in chosen}
     columns = [
-        Column("抽样原因", 12, lambda row: why[row.id]),
-        Column("问题", 36, lambda row: row.query),
-        Column("用户画像", 12, lambda row: row.profile),
-        Column("历史摘要", 36, lambda row: row.history),
-        *input_columns(recipe, (), 12),
-        *([Column("标准文档", 12, lambda row: row.gold_id)] if recipe.grader.retrieves else []),
-        Column("行编号", 12, lambda row: row.id),
+        Column("抽样原因", _NARROW, lambda row: why[row.id]),
+        Column("问题", _WIDE, lambda row: row.query),
+        Column("用户画像", _NARROW, lambda row: row.profile),
+        Column("历史摘要", _WIDE, lambda row: row.history),
+        *input_columns(recipe, (), _NARROW),
     ]
-    for arm in (challenger, *(arm for arm in arms if arm != challenger)):
-        columns += _columns_of(arm, arms[arm], recipe)
+    if recipe.grader.retrieves:
+        columns.append(Column("标准文档", _NARROW, lambda row: row.gold_id))
+    columns.append(Column("行编号", _NARROW, lambda row: row.id))
+    columns += _columns_of(challenger, arms[challenger], recipe)
+    for arm, entries in arms.items():
+        if arm != challenger:
+            columns += _columns_of(arm, entries, recipe)
     book = openpyxl.Workbook(write_only=True)
-    fill_sheet(
-        book.create_sheet(SHEET), columns, [row for row, _ in chosen], freeze="C2", wrapped=True
-    )
+    rows = [row_to_review.row for row_to_review in chosen]
+    fill_sheet(book.create_sheet(SHEET), columns, rows, freeze="C2", wrapped=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     book.save(path)
     return Artifact.of(path, len(chosen))
 
 
 def _columns_of(arm: str, entries: Mapping[str, ArmRow], recipe: Recipe) -> Iterator[Column]:
-    heads = (
-        _RETRIEVED
-        if recipe.grader.retrieves
-        else (_ANSWERED, *(metric.zh for metric in recipe.grader.metrics))
-    )
+    """The columns that show one arm's results; `entries` are by row id."""
+    heads: Sequence[str]
+    if recipe.grader.retrieves:
+        heads = _RETRIEVED
+    else:
+        heads = (_ANSWERED, *(metric.zh for metric in recipe.grader.metrics))
+    arm_name = arm_words(arm, head=True).zh
     for place, head in enumerate(heads):
-
-        def value(row: Row, place: int = place) -> CellValue:
-            entry = entries.get(row.id)
-            return _of_arm(entry, row, recipe)[place] if entry else None
-
-        yield Column(f"{arm_words(arm, head=True).zh}：{head}", 36 if head in _WIDE else 12, value)
+        width = _WIDE if head in _WIDE_HEADS else _NARROW
+        yield Column(f"{arm_name}：{head}", width, partial(_cell, entries, recipe, place))
 
 
-def _of_arm(entry: ArmRow, row: Row, recipe: Recipe) -> list[CellValue]:
-    text, found = entry.text or f"（{entry.reason}）", entry.retrieved
+def _cell(entries: Mapping[str, ArmRow], recipe: Recipe, place: int, row: Row) -> CellValue:
+    entry = entries.get(row.id)
+    if entry is None:
+        return None
+    return _cells(entry, row, recipe)[place]
+
+
+def _cells(entry: ArmRow, row: Row, recipe: Recipe) -> list[CellValue]:
+    """An arm's cells for one question, in the order of the heads of its columns."""
+    text = entry.text or f"（{entry.reason}）"
     if not recipe.grader.retrieves:
         values = values_of(entry, row, recipe)
         return [text, *(values.get(metric.name) for metric in recipe.grader.metrics)]
-    if found is None:
+    retrieved = entry.retrieved
+    if retrieved is None:
         return [text, None, None, None, entry.judge_score]
-    rank = found.rank(row.gold_id) if row.gold_id else None
-    title = found.titles[0] if found.titles else ""
-    return [text, title, rank, round(found.top1_score, 4), entry.judge_score]
-
-
-def _beaten_by(
-    arms: ArmRows, row: Row, recipe: Recipe, challenger: str, rivals: Sequence[str]
-) -> Iterator[tuple[float, str]]:
-    """By how much, and by whom; only where both have a value: a call that failed says nothing of
-    the answer."""
-    mine = _value(arms.get(challenger, {}).get(row.id), row, recipe)
-    for rival in rivals:
-        theirs = _value(arms[rival].get(row.id), row, recipe)
-        if mine is not None and theirs is not None and theirs > mine:
-            yield theirs - mine, rival
+    rank = retrieved.rank(row.gold_id) if row.gold_id else None
+    title = retrieved.titles[0] if retrieved.titles else ""
+    return [text, title, rank, round(retrieved.top1_score, 4), entry.judge_score]
 
 
 def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
-    """By the gold document's place where there is one, else by the RAG's score; of answers, by the
-    first metric."""
-    if entry is not None and not recipe.grader.retrieves:
+    """The value by which an arm's result for one question is compared; None where there is none.
+
+    A search counts by the rank of the gold document where the question has one, otherwise by the
+    RAG's score; an answer counts by the first of the recipe's metrics that it has.
+    """
+    if entry is None:
+        return None
+    if not recipe.grader.retrieves:
         values = values_of(entry, row, recipe)
-        return next(
-            (values[metric.name] for metric in recipe.grader.metrics if metric.name in values), None
-        )
-    if entry is None or entry.retrieved is None:
+        for metric in recipe.grader.metrics:
+            if metric.name in values:
+                return values[metric.name]
+        return None
+    if entry.retrieved is None:
         return None
     if row.gold_id is None:
         return entry.retrieved.top1_score

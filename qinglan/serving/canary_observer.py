@@ -1,5 +1,4 @@
-"""Observes a canary from inside the router: counts each model's results, by question, and compares
-the two models.
+"""Observes a canary from inside the router: counts results by question, and compares two models.
 
 A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG,
 after the answer was sent. What can't be compared is left out and counted, never a score of 0. The
@@ -23,13 +22,16 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import Row, hash_fraction
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_version import dump_record, find_record
-from qinglan.serving.canary import CanaryCounts, Judgement, judge
+from qinglan.serving.canary import ArmCounts, CanaryCounts, Judgement, judge
 from qinglan.serving.request_handler import ModelClient, ServedAnswer, describe_without_text
-from qinglan.serving.routes import Routes, RouteTable
+from qinglan.serving.routes import ModelRole, Routes, RouteTable
 
-STATE_FILE, VERDICT_FILE = "canary.json", "verdict.json"
-AT_ONCE, WAITING = 4, 32
-"""Comparisons that run, and that wait; beyond that they are left out."""
+STATE_FILE = "canary.json"
+VERDICT_FILE = "verdict.json"
+AT_ONCE = 4
+"""Comparisons that run at the same time."""
+WAITING = 32
+"""Comparisons that wait; beyond that they are left out."""
 _MODEL_WITHIN_S = 10.0
 _RAG_RETRIES = 1
 _LOG = logging.getLogger(__name__)
@@ -42,8 +44,9 @@ class CanaryState(BaseModel, extra="forbid"):
     challenger: str
     share: float
     started: float
-    """Unix time; time without a router is not counted, so it may be later than that."""
+    """Unix time; it is moved on by the time without a router, which does not count."""
     looked: float = 0.0
+    """Unix time of the last check."""
     counts: CanaryCounts = CanaryCounts()
     judgement: Judgement = Judgement(outcome="keep", reason="not checked yet")
     left_out: int = 0
@@ -53,9 +56,17 @@ class CanaryState(BaseModel, extra="forbid"):
 
     @property
     def pair(self) -> tuple[str, str, float]:
-        """What makes it this canary: with another champion, challenger or share, counting starts
-        anew."""
+        """Champion, challenger and share, which tell this canary from any other.
+
+        With another one of them, counting starts anew.
+        """
         return self.champion, self.challenger, self.share
+
+    def counts_of(self, role: ModelRole) -> ArmCounts:
+        return self.counts.challenger if role == "challenger" else self.counts.champion
+
+    def version_of(self, role: ModelRole) -> str:
+        return self.challenger if role == "challenger" else self.champion
 
 
 class CanaryVerdict(BaseModel, frozen=True, extra="forbid"):
@@ -71,19 +82,26 @@ class CanaryVerdict(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def description(self) -> str:
-        arms, judgement = f"version {self.challenger} against {self.champion}", self.judgement
+        arms = f"version {self.challenger} against {self.champion}"
+        judgement = self.judgement
         return f"{arms}, {self.requests:,} requests: {judgement.outcome}, {judgement.reason}"
 
 
 @dataclass(frozen=True)
-class _Question:
-    row: Row
+class _Comparison:
+    """A question that one of the models has answered, and is to be put to the other."""
+
+    question: Row
     served: ServedAnswer
     routes: Routes
+    """The routes in force when it was answered."""
     state: CanaryState
+    """The canary that it counts for."""
 
 
 class CanaryObserver:
+    """Watches the canaries of one router; it belongs to the router's event loop."""
+
     def __init__(
         self,
         config: Canary,
@@ -91,52 +109,67 @@ class CanaryObserver:
         rag: Callable[[], RagClient] | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`rag` is called in the event loop, once; None where answers are not for a search, so none
-        are compared."""
-        self._config, self._folder, self._rag, self._clock = config, folder, rag, clock
-        self._waiting: asyncio.Queue[_Question] = asyncio.Queue(WAITING)
+        """Prepare a watch, which `run` begins.
+
+        Args:
+            rag: called in the event loop, once; None where answers are not for a search, so that
+                none are compared.
+        """
+        self._config = config
+        self._folder = folder
+        self._rag = rag
+        self._clock = clock
+        self._waiting: asyncio.Queue[_Comparison] = asyncio.Queue(WAITING)
         self._table: RouteTable | None = None
         self._verdict: CanaryVerdict | None = None
+        """A verdict that could not be written yet."""
         self._failure = ""
+        """Why canaries can't be observed any more, if so."""
         self._is_filed = False
+        """True once the state of the running canary is on file."""
         self.state: CanaryState | None = None
-        """None while there is no canary."""
+        """The running canary; None while there is none."""
 
     def on_served(self, served: ServedAnswer, question: Row) -> None:
+        """Count an answer, and have it compared if it is in the sample."""
         if self._table is None:
             return
         routes = self._table.routes
         state = self._follow(routes)
         if state is None or served.role == "none":
             return
-        if served.version != (state.challenger if served.role == "challenger" else state.champion):
-            return  # of a model that was in service when it was asked
-        arm = state.counts.challenger if served.role == "challenger" else state.counts.champion
-        is_first = arm.add(
+        if served.version != state.version_of(served.role):
+            # The model that it is of was in service when it was asked, and is not any more.
+            return
+        is_first = state.counts_of(served.role).add(
             served.row_id, fallback=served.source != "model", latency_ms=served.latency_ms
         )
-        # A fixed sample of the questions, whichever model they are for.
+        # The sample is a fixed one of the questions, whichever model they are for.
         is_sampled = hash_fraction(f"compare\x1f{served.row_id}") < self._config.compare_share
         if is_first and is_sampled and self._rag and served.answer is not None:
             try:
-                self._waiting.put_nowait(_Question(question, served, routes, state))
+                self._waiting.put_nowait(_Comparison(question, served, routes, state))
             except asyncio.QueueFull:
                 state.left_out += 1
 
     async def run(self, table: RouteTable, models: ModelClient) -> None:
-        """Compare and check, until cancelled. If that fails, every canary ends: nothing else would
-        end it."""
+        """Compare and check, until cancelled.
+
+        If that fails, every canary is rolled back, as nothing else would end it.
+        """
         self._table = table
         try:
             await self._observe(table, models)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported, and ends canaries)
+        except Exception as error:  # noqa: BLE001 (reported, and ends canaries)
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             _LOG.error("canaries are not observed any more: %s", describe_without_text(cause))
-            why = str(cause) if isinstance(cause, ConfigError) else type(cause).__name__
-            self._failure = f"the router can't observe it: {why}"
+            # Only the message of a `ConfigError` is known to hold nothing that a user asked.
+            reason = str(cause) if isinstance(cause, ConfigError) else type(cause).__name__
+            self._failure = f"the router can't observe it: {reason}"
             await self._check_forever(table)
 
     def check(self, table: RouteTable) -> None:
+        """Judge the running canary, and end it in the router if its time is over."""
         if self._verdict and self._write(VERDICT_FILE, self._verdict):
             self._verdict = None
         # Until the site has acted upon the last verdict, the routes may name that challenger.
@@ -144,30 +177,42 @@ class CanaryObserver:
         if table.dropped_reason and not is_pending:
             table.allow_challenger()
         if self._is_filed and not (self._folder / STATE_FILE).exists():
-            self.state = (
-                None  # the canary was started anew: the same versions, and none of the old counts
-            )
-        if (state := self._follow(table.routes)) is None:
+            # The canary was started anew: the same versions, and none of the old counts.
+            self.state = None
+        state = self._follow(table.routes)
+        if state is None:
             self._is_filed = False
             return
         now = self._clock()
-        state.looked, state.judgement = now, judge(state.counts, self._config, now - state.started)
+        state.looked = now
         if self._failure:
             state.judgement = Judgement(outcome="roll_back", reason=self._failure)
+        else:
+            state.judgement = judge(state.counts, self._config, now - state.started)
         if state.judgement.outcome != "keep":
-            about = state.model_dump(include={"challenger", "champion", "judgement"})
-            verdict = CanaryVerdict(**about, at=now, requests=state.counts.challenger.latency.n)
-            table.drop_challenger(f"canary: {verdict.summary}")
-            self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
-            self.state = None
+            self._end(state, table)
         self._is_filed = self._write(STATE_FILE, state) and self.state is not None
+
+    def _end(self, state: CanaryState, table: RouteTable) -> None:
+        verdict = CanaryVerdict(
+            challenger=state.challenger,
+            champion=state.champion,
+            judgement=state.judgement,
+            at=state.looked,
+            requests=state.counts.challenger.latency.n,
+        )
+        # The router acts before the site does: the challenger gets no further request.
+        table.drop_challenger(f"canary: {verdict.summary}")
+        is_written = self._write(VERDICT_FILE, verdict)
+        self._verdict = None if is_written else verdict
+        self.state = None
 
     async def _observe(self, table: RouteTable, models: ModelClient) -> None:
         rag = self._rag() if self._rag else None
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(AT_ONCE):
-                    if rag:
+                if rag:
+                    for _ in range(AT_ONCE):
                         group.create_task(self._compare_all(models, rag))
                 group.create_task(self._check_forever(table))
         finally:
@@ -179,59 +224,70 @@ class CanaryObserver:
             self.check(table)
             await asyncio.sleep(self._config.check_every_s)
 
-    def _write(self, name: str, value: BaseModel) -> bool:
+    def _write(self, name: str, record: BaseModel) -> bool:
+        """Tell whether the file could be written; if not, the next check tries again."""
         try:
-            write_json(self._folder / name, dump_record(value))
-        except OSError as error:  # the next check tries again, and the router goes on
+            write_json(self._folder / name, dump_record(record))
+        except OSError as error:
             _LOG.error("%s: can't be written: %s", self._folder / name, error)
             return False
         return True
 
     def _follow(self, routes: Routes) -> CanaryState | None:
+        """The canary that these routes are; it is begun or ended where they have changed."""
         if not (routes.champion and routes.challenger and routes.share > 0):
             self.state = None
             return None
         pair = (routes.champion.version, routes.challenger.version, routes.share)
         if self.state is None or self.state.pair != pair:
-            now, saved = self._clock(), read_state(self._folder)
-            if saved and saved.pair == pair and saved.judgement.outcome == "keep":
-                # The same canary, from before the router was restarted; the time between is left
-                # out.
-                saved.started += max(0.0, now - saved.looked) if saved.looked else 0.0
-                self.state = saved
-            else:
-                self.state = CanaryState(
-                    champion=pair[0], challenger=pair[1], share=pair[2], started=now
-                )
+            self.state = self._begin(*pair)
         return self.state
+
+    def _begin(self, champion: str, challenger: str, share: float) -> CanaryState:
+        """The state of a canary; a router that was restarted goes on with the one on file."""
+        now = self._clock()
+        state = CanaryState(champion=champion, challenger=challenger, share=share, started=now)
+        saved = read_state(self._folder)
+        if saved is None or saved.pair != state.pair or saved.judgement.outcome != "keep":
+            return state
+        if saved.looked:
+            # The time between does not count.
+            saved.started += max(0.0, now - saved.looked)
+        return saved
 
     async def _compare_all(self, models: ModelClient, rag: RagClient) -> None:
         while True:
-            question = await self._waiting.get()
-            if question.state is not self.state:
+            comparison = await self._waiting.get()
+            state = comparison.state
+            if state is not self.state:
+                # Its canary is over.
                 continue
             try:
-                question.state.counts.retrieval.add(await _difference(question, models, rag))
+                state.counts.retrieval.add(await _difference(comparison, models, rag))
             except (ModelError, RetrievalError) as error:
-                question.state.failed += 1
+                state.failed += 1
                 _LOG.info("not compared: %s", error.reason)
             except Exception as error:  # noqa: BLE001 (of this question alone)
-                question.state.failed += 1
+                state.failed += 1
                 _LOG.error("not compared: %s", describe_without_text(error))
 
 
-async def _difference(question: _Question, models: ModelClient, rag: RagClient) -> float:
+async def _difference(comparison: _Comparison, models: ModelClient, rag: RagClient) -> float:
     """The challenger's score of its best passage less the champion's."""
-    champion, challenger = question.routes.champion, question.routes.challenger
-    assert champion and challenger and question.served.answer is not None
-    other = champion if question.served.role == "challenger" else challenger
-    second, _ = await models.answer(other, question.row, _MODEL_WITHIN_S)
-    if second == question.served.answer:
+    champion = comparison.routes.champion
+    challenger = comparison.routes.challenger
+    served = comparison.served
+    assert champion and challenger and served.answer is not None
+    is_of_challenger = served.role == "challenger"
+    other_model = champion if is_of_challenger else challenger
+    other_answer = await models.answer(other_model, comparison.question, _MODEL_WITHIN_S)
+    if other_answer.text == served.answer:
         return 0.0
-    retrieve = partial(rag.retrieve, question.row.query, max_retries=_RAG_RETRIES)
-    found = [await retrieve(rewrite) for rewrite in (question.served.answer, second)]
-    difference = found[1].top1_score - found[0].top1_score
-    return difference if other is challenger else -difference
+    retrieve = partial(rag.retrieve, comparison.question.query, max_retries=_RAG_RETRIES)
+    retrieved = await retrieve(served.answer)
+    other_retrieved = await retrieve(other_answer.text)
+    difference = other_retrieved.top1_score - retrieved.top1_score
+    return -difference if is_of_challenger else difference
 
 
 def read_state(folder: Path) -> CanaryState | None:
@@ -243,9 +299,9 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
 
 
 def canary_observer_of(profile: Profile, folder: Path) -> CanaryObserver:
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
-    is_compared = "rag" in get_recipe(profile.recipe).grader.services
-    rag = (
-        partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id) if is_compared else None
-    )
+    # httpx2 would log two lines for each comparison, for ever.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    rag = None
+    if "rag" in get_recipe(profile.recipe).grader.services:
+        rag = partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id)
     return CanaryObserver(profile.serve.canary, folder, rag)

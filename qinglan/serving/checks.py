@@ -1,8 +1,7 @@
-"""Is the champion being served? Checked regularly by a flow, and by `qinglan serve --check`, which
-starts a whole site.
+"""Checks whether the champion is being served.
 
-The registry says what should be served, the router's `/health` what is, and its last check how a
-canary goes.
+A flow does it regularly, and `qinglan serve --check`, which starts a whole site. The registry says
+what should be served, the router's `/health` what is, and its last check how a canary goes.
 """
 
 import time
@@ -29,15 +28,18 @@ from qinglan.simulators.domains import sample_of
 from qinglan.text import duration, markdown_table
 
 ANSWERS_WITHIN_S = 10.0
-CHECKS_MISSED, STALE_AFTER_S = 12, 120.0
+CHECKS_MISSED = 12
+STALE_AFTER_S = 120.0
 """A canary is stale when the router has missed so many of its checks, but not before so many
 seconds."""
-_SITE_WITHIN_S, _REGISTRY_WITHIN_S = 1800.0, 30.0
+_SITE_WITHIN_S = 1800.0
+_REGISTRY_WITHIN_S = 30.0
+_ANY_HOST = ("0.0.0.0", "::")  # noqa: S104 (not bound)
 
 
 @dataclass
 class ServingHealth:
-    """What was found; each of `problems` needs somebody to act."""
+    """The findings of a check; each of `problems` needs somebody to act."""
 
     url: str
     champion: str | None
@@ -55,22 +57,25 @@ class ServingHealth:
             ("Answers", self.serving or "none"),
             ("Challenger", self.challenger or "none"),
         ]
-        if canary := self.canary:
-            to_it, to_champion = (
-                canary.counts.challenger.latency.n,
-                canary.counts.champion.latency.n,
-            )
-            requests = f"{to_it:,} requests to it, {to_champion:,} to version {canary.champion}"
-            judged = f"{canary.judgement.outcome}, {canary.judgement.reason}"
-            summary = f"version {canary.challenger} gets {canary.share:.0%}: {judged}; {requests}"
-            checked = datetime.fromtimestamp(canary.looked, UTC).isoformat(timespec="seconds")
-            rows += [("Canary", summary), ("Last check", checked)]
-        lines = [*(f"**{problem}**" for problem in self.problems), *self.notes] or [
-            "All is as it should be."
-        ]
-        return (
-            "\n".join([markdown_table(("", ""), rows), "", *(f"- {line}" for line in lines)]) + "\n"
-        )
+        if self.canary:
+            checked = datetime.fromtimestamp(self.canary.looked, UTC)
+            rows.append(("Canary", _canary_summary(self.canary)))
+            rows.append(("Last check", checked.isoformat(timespec="seconds")))
+        findings = [f"**{problem}**" for problem in self.problems]
+        findings += self.notes
+        if not findings:
+            findings.append("All is as it should be.")
+        lines = [markdown_table(("", ""), rows), ""]
+        lines += [f"- {finding}" for finding in findings]
+        return "\n".join(lines) + "\n"
+
+
+def _canary_summary(canary: CanaryState) -> str:
+    to_challenger = canary.counts.challenger.latency.n
+    to_champion = canary.counts.champion.latency.n
+    judgement = f"{canary.judgement.outcome}, {canary.judgement.reason}"
+    requests = f"{to_challenger:,} requests to it, {to_champion:,} to version {canary.champion}"
+    return f"version {canary.challenger} gets {canary.share:.0%}: {judgement}; {requests}"
 
 
 def check_serving(
@@ -79,121 +84,153 @@ def check_serving(
     url: str = "",
     clock: Callable[[], float] = time.time,
 ) -> ServingHealth:
-    """Check the router, at `url` where it is not what the profile's `serve` says, and the
-    canary."""
-    url = url.rstrip("/")
-    if not url:
-        host = "127.0.0.1" if profile.serve.host in ("0.0.0.0", "::") else profile.serve.host  # noqa: S104 (not bound)
-        url = router_url(host, profile.serve.port)
-    found = ServingHealth(url, aliases.get("champion"), aliases.get("challenger"))
-    health = _health(url)
-    if found.champion is None:
-        found.notes.append("no champion yet, so nothing has to be served")
-    elif health is None:
+    """Check the router and the canary.
+
+    Args:
+        url: the router's address, where it is not what the profile's `serve` says.
+    """
+    url = url.rstrip("/") or _own_url(profile)
+    health = ServingHealth(url, aliases.get("champion"), aliases.get("challenger"))
+    state = _router_state(url)
+    if health.champion is None:
+        health.notes.append("no champion yet, so nothing has to be served")
+    elif state is None:
         hint = f"start `qinglan serve --profile {profile.name}`"
-        found.problems.append(
-            f"version {found.champion} is the champion, but no router answers at {url}; {hint}"
+        health.problems.append(
+            f"version {health.champion} is the champion, but no router answers at {url}; {hint}"
         )
     else:
-        _check_champion(found, health)
-    if health is not None and found.challenger:
-        _check_canary(found, serving_folder(profile), profile.serve.canary.check_every_s, clock())
-    return found
+        _check_champion(health, state)
+    if state is not None and health.challenger:
+        _check_canary(health, serving_folder(profile), profile.serve.canary.check_every_s, clock())
+    return health
 
 
-def _health(url: str) -> Mapping[str, Any] | None:
+def _own_url(profile: Profile) -> str:
+    """The router's address as it is asked from this machine."""
+    host = profile.serve.host
+    if host in _ANY_HOST:
+        host = "127.0.0.1"
+    return router_url(host, profile.serve.port)
+
+
+def _router_state(url: str) -> Mapping[str, Any] | None:
+    """The router's `/health`; None where no router answers."""
     try:
-        with httpx2.Client(timeout=ANSWERS_WITHIN_S, trust_env=uses_proxy(url)) as http:
-            health = http.get(f"{url}/health").raise_for_status().json()
+        with httpx2.Client(timeout=ANSWERS_WITHIN_S, trust_env=uses_proxy(url)) as client:
+            state = client.get(f"{url}/health").raise_for_status().json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return None
-    return health if isinstance(health, dict) and "champion" in health else None
+    # Another service may have the port.
+    is_router = isinstance(state, dict) and "champion" in state
+    return state if is_router else None
 
 
-def _check_champion(found: ServingHealth, health: Mapping[str, Any]) -> None:
-    serving = health["champion"]
-    found.serving = str(serving["version"]) if serving else None
-    if found.serving is None or health.get("status") != "ok":
-        problem = f"version {found.champion}, the champion, does not come up; see its log under paths.state/logs"
-        found.problems.append(f"the router at {found.url} answers without a model: {problem}")
-    elif found.serving != found.champion:
-        found.notes.append(
-            f"version {found.serving} answers until version {found.champion} has come up"
+def _check_champion(health: ServingHealth, state: Mapping[str, Any]) -> None:
+    serving = state["champion"]
+    health.serving = str(serving["version"]) if serving else None
+    if health.serving is None or state.get("status") != "ok":
+        health.problems.append(
+            f"the router at {health.url} answers without a model: version {health.champion}, "
+            "the champion, does not come up; see its log under paths.state/logs"
         )
-    if health.get("request_log") == "failing":
-        found.problems.append(
-            f"the router at {found.url} can't write its request log; is the disk full?"
+    elif health.serving != health.champion:
+        health.notes.append(
+            f"version {health.serving} answers until version {health.champion} has come up"
+        )
+    if state.get("request_log") == "failing":
+        health.problems.append(
+            f"the router at {health.url} can't write its request log; is the disk full?"
         )
 
 
-def _check_canary(found: ServingHealth, folder: Path, check_every_s: float, now: float) -> None:
+def _check_canary(health: ServingHealth, folder: Path, check_every_s: float, now_s: float) -> None:
     state = read_state(folder)
-    if state is None or state.challenger != found.challenger:
-        found.notes.append(
-            f"version {found.challenger} is the challenger, but gets no requests yet"
+    if state is None or state.challenger != health.challenger:
+        health.notes.append(
+            f"version {health.challenger} is the challenger, but gets no requests yet"
         )
         return
-    found.canary = state
+    health.canary = state
     allowed_s = max(STALE_AFTER_S, CHECKS_MISSED * check_every_s)
-    since_s = now - (state.looked or state.started)
-    if since_s > allowed_s:
+    since_check_s = now_s - (state.looked or state.started)
+    if since_check_s > allowed_s:
+        problem = f"was last checked {duration(since_check_s)} ago, so nothing would end it"
         hint = "start `qinglan serve` again, or end it with `qinglan canary stop`"
-        late = f"was last checked {duration(since_s)} ago, so nothing would end it"
-        found.problems.append(f"the canary of version {state.challenger} {late}; {hint}")
-    elif verdict := read_verdict(folder):
-        found.notes.append(
-            f"the canary has ended: {verdict.judgement.outcome}, {verdict.judgement.reason}"
-        )
+        health.problems.append(f"the canary of version {state.challenger} {problem}; {hint}")
+        return
+    verdict = read_verdict(folder)
+    if verdict:
+        judgement = verdict.judgement
+        health.notes.append(f"the canary has ended: {judgement.outcome}, {judgement.reason}")
 
 
 def run_smoke_test(
     profile_name: str, overrides: Sequence[str], question: str | None, say: Say
 ) -> str:
-    """Ask a site of its own one question, the sample's first test question if none is given; a line
-    with the answer."""
-    overrides = (*overrides, "serve.request_log.folder=null")  # a made-up question is no user's
+    """Ask a site of its own one question; returns a line with the answer.
+
+    Args:
+        question: the sample's first test question if none is given.
+    """
+    # A made-up question is no user's, so it is not logged.
+    overrides = (*overrides, "serve.request_log.folder=null")
     profile = load_profile(profile_name, overrides)
-    asked, folder = _row_of(question, profile), serving_folder(profile)
+    row = _row_of(question, profile)
+    folder = serving_folder(profile)
     folder.mkdir(parents=True, exist_ok=True)
     with (
         stop_signals(),
-        TemporaryDirectory(prefix="check-", dir=folder) as own,
-        open_site(profile, Path(own), say, port=0, watched=False) as site,
+        TemporaryDirectory(prefix="check-", dir=folder) as own_folder,
+        open_site(profile, Path(own_folder), say, port=0, watched=False) as site,
     ):
-        return _ask(profile, _wait(site), asked)
+        return _ask(profile, _wait(site), row)
 
 
 def _wait(site: ServingSite) -> str:
-    start = time.monotonic()
-    url = f"{site.router.url}/health"
-    while not (
-        site.routes.champion and httpx2.get(url, trust_env=False, timeout=5).json()["champion"]
-    ):
+    """Wait until the champion answers; returns the router's address."""
+    start_s = time.monotonic()
+    while not _knows_champion(site):
         site.step()
-        waited_s = time.monotonic() - start
-        if (problem := site.watcher.problem) and waited_s > _REGISTRY_WITHIN_S:
-            raise ConfigError(f"the registry can't be read: {problem}")
-        named = site.watcher.latest
-        if named and "champion" not in named.aliases:
-            shown = f"`qinglan release list --profile {site.profile.name}` shows the versions, if any, and why"
-            make = f"`qinglan run pipeline --profile {site.profile.name}` makes one"
-            raise ConfigError(f"there is no champion to serve: {shown} none was released; {make}")
+        waited_s = time.monotonic() - start_s
+        if site.watcher.problem and waited_s > _REGISTRY_WITHIN_S:
+            raise ConfigError(f"the registry can't be read: {site.watcher.problem}")
+        snapshot = site.watcher.latest
+        if snapshot and "champion" not in snapshot.aliases:
+            profile_name = site.profile.name
+            raise ConfigError(
+                "there is no champion to serve: "
+                f"`qinglan release list --profile {profile_name}` shows the versions, if any, "
+                f"and why none was released; `qinglan run pipeline --profile {profile_name}` "
+                "makes one"
+            )
         if waited_s > _SITE_WITHIN_S:
             raise EngineError(f"the champion does not answer within {_SITE_WITHIN_S:.0f} s")
         time.sleep(STEP_S)
     return site.router.url
 
 
+def _knows_champion(site: ServingSite) -> bool:
+    """Tell whether the site routes a champion and its router has read that."""
+    if not site.routes.champion:
+        return False
+    answer = httpx2.get(f"{site.router.url}/health", trust_env=False, timeout=5)
+    return bool(answer.json()["champion"])
+
+
 def _row_of(question: str | None, profile: Profile) -> Row:
     inputs = get_recipe(profile.recipe).INPUTS
     if not question:
         sample = sample_of(profile, "`serve --check` without --question")
-        # In the sample's own columns, whatever the profile calls those of its workbook.
+        # The sample has its own columns, whatever the profile calls those of its workbook.
         rows = read_rows(sample.workbook, Data(), profile.tenant, inputs=inputs)
         return next(row for row in rows if row.split == "test" and row.status == "ok")
-    if needed := placeholders(inputs, ""):
-        needs = f"needs {', '.join(needed)} beside the question; leave --question out, and one of the sample is asked"
-        raise ConfigError(f"recipe `{profile.recipe_name}` {needs}")
+    needed_inputs = placeholders(inputs, "")
+    if needed_inputs:
+        raise ConfigError(
+            f"recipe `{profile.recipe_name}` needs {', '.join(needed_inputs)} beside the question; "
+            "leave --question out, and one of the sample is asked"
+        )
     return Row(id="", tenant=profile.tenant.id, query=question, source="check")
 
 
@@ -205,12 +242,15 @@ def _ask(profile: Profile, url: str, question: Row) -> str:
         "history": question.history,
         "inputs": identifying(question.inputs, get_recipe(profile.recipe).INPUTS),
     }
-    key = next(iter(profile.serve.clients.values()), None)
-    headers = {"authorization": f"Bearer {require_secret(key.key_env, 'serve')}"} if key else {}
+    headers: dict[str, str] = {}
+    clients = list(profile.serve.clients.values())
+    if clients:
+        secret = require_secret(clients[0].key_env, "serve")
+        headers["authorization"] = f"Bearer {secret}"
     with httpx2.Client(trust_env=False, timeout=60, headers=headers) as client:
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         answer = client.post(f"{url}/v1/chat/completions", json=body)
-        took_ms = 1000 * (time.perf_counter() - start)
+        took_ms = 1000 * (time.perf_counter() - start_s)
     version = answer.headers.get("x-qinglan-version", "?")
     if answer.headers.get("x-qinglan-source") != "model":
         reason = answer.headers.get("x-qinglan-reason", f"HTTP {answer.status_code}")
@@ -218,8 +258,9 @@ def _ask(profile: Profile, url: str, question: Row) -> str:
             f"version {version} gave no usable answer to {question.query!r}: {reason}"
         )
     text = answer.json()["choices"][0]["message"]["content"]
-    context = " / ".join(
-        text for text in (question.profile, question.history, *question.inputs.values()) if text
-    )
-    asked = f"{question.query}{f' ({context})' if context else ''}"
-    return f"{asked} → {text}  (version {version}, {took_ms:.0f} ms)"
+    context = (question.profile, question.history, *question.inputs.values())
+    context_shown = " / ".join(part for part in context if part)
+    question_shown = question.query
+    if context_shown:
+        question_shown += f" ({context_shown})"
+    return f"{question_shown} → {text}  (version {version}, {took_ms:.0f} ms)"

@@ -1,5 +1,7 @@
-"""The models' servers: started, warmed up, restarted, drained and ended, one step at a time; no
-step waits."""
+"""The models' servers: started, warmed up, restarted, drained and ended, one step at a time.
+
+No step waits.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from qinglan.serving.server_process import ServerProcess
 START_WITHIN_S = 1800.0
 
 Place = list[str]
+"""The GPUs that one model takes."""
 CommandOf = Callable[[Path, Backend, int, Place], Command]
 
 
@@ -25,6 +28,7 @@ class _ModelServer:
     backend: Backend
     process: ServerProcess
     place: int | None
+    """Number of its place; None where places are not counted, on the CPU."""
     started_s: float
     unwanted_since_s: float | None = None
 
@@ -39,79 +43,110 @@ class Fleet:
     places: list[Place] | None
     say: Say
     drain_s: float
-    """From the last request that could have come to the server's end: longer than any may take."""
+    """Time from the last request that could have come to the server's end.
+
+    It is longer than any request may take.
+    """
     clock: Callable[[], float] = time.monotonic
     _servers: dict[str, _ModelServer] = field(default_factory=dict)
     _failures: dict[str, RestartBackoff] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
-    def step(self, wanted: Sequence[Released], routed: Sequence[str]) -> None:
-        """One step towards the wanted models, the most important first; `routed` versions are not
-        ended."""
+    def step(self, wanted_models: Sequence[Released], routed: Sequence[str]) -> None:
+        """One step towards the wanted models.
+
+        Args:
+            wanted_models: the most important first.
+            routed: versions that get requests, so that they are not ended.
+        """
         for version in list(self._servers):
             self._check(version)
-        self._end_unwanted({model.version for model in wanted}, routed)
-        for model in wanted:
+        self._end_unwanted({model.version for model in wanted_models}, routed)
+        for model in wanted_models:
             retry_at_s = self.failures_of(model.version).retry_at_s or 0.0
             if model.version not in self._servers and self.clock() >= retry_at_s:
-                self._start(model, wanted, routed)
+                self._start(model, wanted_models, routed)
             server = self._servers.get(model.version)
             if server and server.process.phase == "starting":
-                return  # the others would only slow it down
+                # The less important ones would only slow it down.
+                return
 
     def ready(self, version: str) -> Backend | None:
+        """The version's server, if it answers."""
         server = self._servers.get(version)
-        return server.backend if server and server.process.phase == "ready" else None
+        if server and server.process.phase == "ready":
+            return server.backend
+        return None
 
     def failures_of(self, version: str) -> RestartBackoff:
-        """How often it failed to start or to go on, since it was healthy for a minute at a stretch,
-        and why last."""
+        """The version's failures to start or to go on.
+
+        They count since it was last healthy for a minute at a stretch.
+        """
         return self._failures.get(version, RestartBackoff())
 
-    def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
-        place = self._place(model, wanted, routed)
-        if place is None and self.places is not None:
-            return
+    def _start(
+        self, model: Released, wanted_models: Sequence[Released], routed: Sequence[str]
+    ) -> None:
+        version = model.version
+        gpus: Place = []
+        place: int | None = None
+        if self.places is not None:
+            place = self._free_place(self.places, model, wanted_models, routed)
+            if place is None:
+                return
+            gpus = self.places[place]
         if not model.folder.is_dir():
-            self._failed(model.version, f"its folder {model.folder} does not exist")
+            self._failed(version, f"its folder {model.folder} does not exist")
             return
         port = free_port()
-        # The name tells it from any other server that may have taken the port.
         backend = Backend(
-            url=f"http://{HOST}:{port}/v1", model=f"version-{model.version}", version=model.version
+            url=f"http://{HOST}:{port}/v1",
+            # The name tells it from any other server that may have taken the port.
+            model=f"version-{version}",
+            version=version,
         )
-        gpus = self.places[place] if self.places is not None and place is not None else []
-        command, probe = (
-            self.command_of(model.folder, backend, port, gpus),
-            partial(self.probe, backend),
-        )
-        log_name = f"model_{model.version}"
         process = ServerProcess(
-            self.processes, log_name, command, probe, self.pool, START_WITHIN_S, self.clock
+            processes=self.processes,
+            name=f"model_{version}",
+            command=self.command_of(model.folder, backend, port, gpus),
+            probe=partial(self.probe, backend),
+            pool=self.pool,
+            start_within_s=START_WITHIN_S,
+            clock=self.clock,
         )
-        self._servers[model.version] = _ModelServer(backend, process, place, self.clock())
-        self.say(f"version {model.version}: starting")
+        self._servers[version] = _ModelServer(backend, process, place, self.clock())
+        self.say(f"version {version}: starting")
 
-    def _place(
-        self, model: Released, wanted: Sequence[Released], routed: Sequence[str]
+    def _free_place(
+        self,
+        places: list[Place],
+        model: Released,
+        wanted_models: Sequence[Released],
+        routed: Sequence[str],
     ) -> int | None:
-        if self.places is None:
+        """The number of a free place; where there is none, a less important server is ended."""
+        used_places = {server.place for server in self._servers.values()}
+        for place in range(len(places)):
+            if place not in used_places:
+                return place
+        phases = [server.process.phase for server in self._servers.values()]
+        if "ending" in phases:
+            # A place will be free soon.
             return None
-        taken = {server.place for server in self._servers.values()}
-        if free := [place for place in range(len(self.places)) if place not in taken]:
-            return free[0]
-        if any(server.process.phase == "ending" for server in self._servers.values()):
-            return None  # it will be free soon
-        rank = {other.version: number for number, other in enumerate(wanted)}
-        lesser = [
-            v
-            for v in self._servers
-            if v not in routed and rank.get(v, len(rank)) > rank[model.version]
+        ranks = {wanted_model.version: rank for rank, wanted_model in enumerate(wanted_models)}
+
+        def rank_of(version: str) -> int:
+            return ranks.get(version, len(ranks))
+
+        less_important = [
+            version
+            for version in self._servers
+            if version not in routed and rank_of(version) > rank_of(model.version)
         ]
-        if lesser:
-            self._servers[
-                max(lesser, key=lambda version: rank.get(version, len(rank)))
-            ].process.ask_to_end()
+        if less_important:
+            least_important = max(less_important, key=rank_of)
+            self._servers[least_important].process.ask_to_end()
         elif model.version not in self._failures:
             beside = ", ".join(sorted(self._servers))
             hint = "raise serve.models_per_gpu or trainer.gpus_per_node"
@@ -119,33 +154,41 @@ class Fleet:
         return None
 
     def _check(self, version: str) -> None:
-        server, now = self._servers[version], self.clock()
-        before = server.process.phase
-        if failure := server.process.step():
+        """Let a server make its step, and say what became of it."""
+        server = self._servers[version]
+        now_s = self.clock()
+        phase_before = server.process.phase
+        failure = server.process.step()
+        if failure:
             self._failed(version, failure)
         phase = server.process.phase
         if phase == "ended":
             del self._servers[version]
-            if before == "ending":
+            if phase_before == "ending":
                 self.say(f"version {version}: stopped")
-        elif phase == "ready" and before == "starting":
-            self.say(f"version {version}: ready after {now - server.started_s:.1f} s")
-        elif phase == "ready" and now - server.process.since_s > HEALTHY_AFTER_S:
+        elif phase == "ready" and phase_before == "starting":
+            self.say(f"version {version}: ready after {now_s - server.started_s:.1f} s")
+        elif phase == "ready" and now_s - server.process.since_s > HEALTHY_AFTER_S:
             self._failures.pop(version, None)
 
     def _failed(self, version: str, reason: str) -> None:
-        wait_s = self._failures.setdefault(version, RestartBackoff()).failed(self.clock(), reason)
-        first, *rest = reason.split("\n", 1)
-        self.say("\n".join([f"version {version}: {first}; next try in {wait_s:.0f} s", *rest]))
+        backoff = self._failures.setdefault(version, RestartBackoff())
+        wait_s = backoff.failed(self.clock(), reason)
+        first_line, *more_lines = reason.split("\n", 1)
+        lines = [f"version {version}: {first_line}; next try in {wait_s:.0f} s", *more_lines]
+        self.say("\n".join(lines))
 
-    def _end_unwanted(self, wanted: set[str], routed: Sequence[str]) -> None:
-        now = self.clock()
+    def _end_unwanted(self, wanted_versions: set[str], routed: Sequence[str]) -> None:
+        now_s = self.clock()
         for version, server in self._servers.items():
-            if version in wanted or version in routed:
+            if version in wanted_versions or version in routed:
                 server.unwanted_since_s = None
             elif server.unwanted_since_s is None:
-                server.unwanted_since_s = now
-            elif server.process.phase != "ending" and now - server.unwanted_since_s >= self.drain_s:
+                server.unwanted_since_s = now_s
+            elif (
+                server.process.phase != "ending" and now_s - server.unwanted_since_s >= self.drain_s
+            ):
                 server.process.ask_to_end()
-        for version in [v for v in self._failures if v not in wanted and v not in self._servers]:
-            del self._failures[version]
+        for version in list(self._failures):
+            if version not in wanted_versions and version not in self._servers:
+                del self._failures[version]

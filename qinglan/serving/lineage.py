@@ -1,10 +1,10 @@
-"""From a figure back to what it was made of: version → run → evaluate stage → rows → workbook cell
-and paid calls.
+"""Follows a figure back to what it was made of.
 
-The figure is computed again from the rows and must be the one that was reported.
+The way is version → run → evaluate stage → rows → workbook cell and paid calls. The figure is
+computed again from the rows and must be the one that was reported.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-9
 
 
 class Subject(NamedTuple):
-    """Whose figure: an arm of a run and, where it was registered, the version."""
+    """An arm of a run and, where it was registered, the version, whose figures are followed."""
 
     released: Released | None
     run: Path
@@ -36,8 +36,9 @@ class Figure(NamedTuple):
     reported: float | None
     recomputed: float | None
     rows: int
-    """That have a value."""
+    """Rows that have a value."""
     of: int
+    """All rows of the arm."""
     stage: StageResult
     file: Path
 
@@ -67,8 +68,11 @@ class RowTrace(NamedTuple):
 
 
 def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
-    """What an alias, a version's number or a run means; a run's arm is the profile's challenger if
-    not given."""
+    """The subject that an alias, a version's number or a run means.
+
+    Args:
+        arm: of a run; the profile's challenger if not given.
+    """
     if name in ALIASES or name.isdigit():
         released = registry_of(profile).named(name)
         if arm and arm != released.arm:
@@ -79,45 +83,74 @@ def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
 
 
 def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> Figure:
-    """A metric, the first of the recipe's if none is named, as reported and as the mean over the
-    arm's rows."""
+    """A metric as reported, and as the mean over the arm's rows.
+
+    Args:
+        metric: the first of the recipe's that the arm has if none is named.
+    """
     stage, rows, entries = _evaluated(subject)
     stage.artifacts["evaluation"].verify()
     evaluation = stage.load("evaluation", Evaluation)
     arm = evaluation.arms[subject.arm]
-    metric = metric or next(
-        (each.name for each in evaluation.metrics if arm.mean(each.name) is not None), ""
+    if not metric:
+        names = [recipe_metric.name for recipe_metric in evaluation.metrics]
+        measured_names = [name for name in names if arm.mean(name) is not None]
+        metric = measured_names[0] if measured_names else ""
+    values = _values(profile, metric, entries, rows)
+    present = [value for value in values.values() if value is not None]
+    return Figure(
+        metric=metric,
+        reported=arm.mean(metric),
+        recomputed=sum(present) / len(present) if present else None,
+        rows=len(present),
+        of=len(entries),
+        stage=stage,
+        file=stage.path(f"arm_{subject.arm}"),
     )
-    present = [
-        value for value in _values(profile, metric, entries, rows).values() if value is not None
-    ]
-    recomputed, file = (
-        sum(present) / len(present) if present else None,
-        stage.path(f"arm_{subject.arm}"),
-    )
-    return Figure(metric, arm.mean(metric), recomputed, len(present), len(entries), stage, file)
 
 
 def rows_behind(
     profile: Profile, subject: Subject, metric: str, ids: Sequence[str] = (), worst: int = 0
 ) -> list[RowTrace]:
-    """Rows by id, or those with the lowest values, followed to workbook and ledger."""
+    """Rows followed to workbook and ledger: those with these ids, or the worst ones.
+
+    Args:
+        worst: how many rows with the lowest values, where no ids are given.
+    """
     stage, rows, entries = _evaluated(subject)
-    values, by_id = _values(profile, metric, entries, rows), {row.id: row for row in rows}
-    if unknown := [each for each in ids if each not in by_id]:
-        raise ConfigError(
-            f"row `{unknown[0]}`: is not among the {len(rows):,} test questions of {subject.run.name}"
-        )
-    lowest = sorted((value, each) for each, value in values.items() if value is not None)[:worst]
-    arm = {entry.row_id: entry for entry in entries}
-    has_teacher = subject.arm != "teacher" and "arm_teacher" in stage.artifacts
-    teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if has_teacher else {}
+    values = _values(profile, metric, entries, rows)
+    rows_by_id = {row.id: row for row in rows}
+    for row_id in ids:
+        if row_id not in rows_by_id:
+            raise ConfigError(
+                f"row `{row_id}`: is not among the {len(rows):,} test questions "
+                f"of {subject.run.name}"
+            )
+    chosen_ids = list(ids) or _worst_ids(values, worst)
+    entries_by_id = {entry.row_id: entry for entry in entries}
+    teacher_entries: dict[str, ArmRow] = {}
+    if subject.arm != "teacher" and "arm_teacher" in stage.artifacts:
+        teacher_entries = {entry.row_id: entry for entry in _entries(stage, "teacher")}
     traces: list[RowTrace] = []
     with site_ledger(profile) as ledger:
-        for each in ids or [each for _, each in lowest]:
-            paid = _paid_calls(ledger, arm[each], by_id[each])
-            traces.append(RowTrace(by_id[each], values[each], arm[each], teachers.get(each), paid))
+        for row_id in chosen_ids:
+            row = rows_by_id[row_id]
+            entry = entries_by_id[row_id]
+            trace = RowTrace(
+                row=row,
+                value=values[row_id],
+                entry=entry,
+                teacher=teacher_entries.get(row_id),
+                paid=_paid_calls(ledger, entry, row),
+            )
+            traces.append(trace)
     return traces
+
+
+def _worst_ids(values: Mapping[str, float | None], count: int) -> list[str]:
+    """The ids of the rows with the lowest values."""
+    present = [(value, row_id) for row_id, value in values.items() if value is not None]
+    return [row_id for _, row_id in sorted(present)[:count]]
 
 
 def _evaluated(subject: Subject) -> tuple[StageResult, list[Row], list[ArmRow]]:
@@ -127,32 +160,44 @@ def _evaluated(subject: Subject) -> tuple[StageResult, list[Row], list[ArmRow]]:
 
 
 def _entries(stage: StageResult, arm: str) -> list[ArmRow]:
-    if (artifact := stage.artifacts.get(f"arm_{arm}")) is None:
-        known = ", ".join(
-            name.removeprefix("arm_") for name in stage.artifacts if name.startswith("arm_")
-        )
-        raise ConfigError(f"run {stage.run_id}: did not evaluate an arm `{arm}`; it has {known}")
+    artifact = stage.artifacts.get(f"arm_{arm}")
+    if artifact is None:
+        arms = [name for name in stage.artifacts if name.startswith("arm_")]
+        names = ", ".join(name.removeprefix("arm_") for name in arms)
+        raise ConfigError(f"run {stage.run_id}: did not evaluate an arm `{arm}`; it has {names}")
     return list(read_jsonl(artifact.verify(), ArmRow))
 
 
 def _values(
     profile: Profile, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]
 ) -> dict[str, float | None]:
+    """The metric's values by row id."""
     scores = scores_of(entries, rows, get_recipe(profile.recipe))
     if metric not in scores:
         raise ConfigError(
             f"metric `{metric}`: is not a mean over rows; those are {', '.join(scores)}"
         )
-    # A recipe may give True for 1.
-    return {row: None if value is None else float(value) for row, value in scores[metric].items()}
+    values: dict[str, float | None] = {}
+    for row_id, score in scores[metric].items():
+        # A recipe may give True for 1.
+        values[row_id] = None if score is None else float(score)
+    return values
 
 
 def _paid_calls(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
-    paid: list[PaidCall] = []
-    for key in dict.fromkeys(filter(None, (row.answer_request, *entry.requests))):
+    """The calls behind one row: the teacher's, then the arm's."""
+    keys = [key for key in (row.answer_request, *entry.requests) if key]
+    calls: list[PaidCall] = []
+    # The teacher's own arm has the call of its answer once more.
+    for key in dict.fromkeys(keys):
         call = ledger.get(key)
-        tries = ledger.attempts("request_hash", key)
-        at_s = [each.created_s for each in tries if call and each.outcome == call.finish_reason]
         role = "teacher" if key == row.answer_request else "judge"
-        paid.append(PaidCall(call.role if call else role, key, at_s[-1] if at_s else None, call))
-    return paid
+        at_s = None
+        if call:
+            role = call.role
+            for attempt in ledger.attempts("request_hash", key):
+                # The attempt that was paid ended as the call in the ledger did.
+                if attempt.outcome == call.finish_reason:
+                    at_s = attempt.created_s
+        calls.append(PaidCall(role, key, at_s, call))
+    return calls

@@ -5,9 +5,7 @@ step that fails leaves the router with what it has. If this process ends, router
 with it.
 """
 
-import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +13,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
-from qinglan.config import EMBEDDED, Profile, load_profile, withheld_secrets
+from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe, placeholders
 from qinglan.registry import Registry, Released, registry_of
-from qinglan.rows import Row
 from qinglan.runs.artifacts import write_json, written_whole
-from qinglan.runs.launcher import Command
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
 from qinglan.runs.schema_version import dump_record, find_record, parse_record, record_line
@@ -41,7 +34,13 @@ from qinglan.serving.canary_observer import (
 )
 from qinglan.serving.fleet import CommandOf, Fleet
 from qinglan.serving.registry_watcher import RegistrySnapshot, RegistryWatcher
-from qinglan.serving.routes import Routes
+from qinglan.serving.router_launch import (
+    announcement,
+    router_command,
+    warm_up_messages,
+    with_addresses,
+)
+from qinglan.serving.routes import ROUTES_FILE, Backend, Routes
 from qinglan.serving.server_process import (
     ROUTER,
     RouterProcess,
@@ -49,18 +48,18 @@ from qinglan.serving.server_process import (
     places_of,
     serve_command,
 )
-from qinglan.simulators.domains import embedded_knowledge_base
-from qinglan.simulators.services import embedded_services, rag_service
 
-ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.jsonl"
-WARM_UP_QUESTION = "这个怎么吃"
+SHARE_FILE = "share.json"
+HISTORY_FILE = "canaries.jsonl"
 STEP_S = 0.1
 MOST_FAILURES = 3
-"""Of a challenger's server, before its canary ends."""
+"""Failures of a challenger's server before its canary ends."""
 _DRAIN_MARGIN_S = 2.0
 
 
 class CanaryShare(BaseModel, frozen=True, extra="forbid"):
+    """A challenger's share of the requests, where somebody has set it by hand."""
+
     version: str
     share: float
 
@@ -69,38 +68,41 @@ class CanaryShare(BaseModel, frozen=True, extra="forbid"):
 
 
 def serving_folder(profile: Profile) -> Path:
-    return (
-        profile.paths.state.resolve()
-        / "serving"
-        / f"{profile.tenant.file_name}.{profile.recipe_name}"
-    )
+    name = f"{profile.tenant.file_name}.{profile.recipe_name}"
+    return profile.paths.state.resolve() / "serving" / name
 
 
 def share_of(profile: Profile, folder: Path, version: str) -> float:
-    given = find_record(CanaryShare, folder / SHARE_FILE)
-    return given.share if given and given.version == version else profile.serve.canary.share
+    by_hand = find_record(CanaryShare, folder / SHARE_FILE)
+    if by_hand and by_hand.version == version:
+        return by_hand.share
+    return profile.serve.canary.share
 
 
 def archive_verdict(folder: Path) -> None:
-    if verdict := read_verdict(folder):
-        history = folder / HISTORY_FILE
-        known = history.read_bytes() if history.exists() else b""
-        with written_whole(history) as partial:
-            partial.write_bytes(known + record_line(verdict).encode())
-        (folder / VERDICT_FILE).unlink(missing_ok=True)
+    """Move the verdict of a canary that is over to the history."""
+    verdict = read_verdict(folder)
+    if verdict is None:
+        return
+    history = folder / HISTORY_FILE
+    earlier_lines = history.read_bytes() if history.exists() else b""
+    with written_whole(history) as partial_file:
+        partial_file.write_bytes(earlier_lines + record_line(verdict).encode())
+    (folder / VERDICT_FILE).unlink(missing_ok=True)
 
 
 def last_verdict(folder: Path) -> CanaryVerdict | None:
-    if pending := read_verdict(folder):  # the site has not archived it yet
-        return pending
+    pending_verdict = read_verdict(folder)
+    if pending_verdict:
+        # The site has not archived it yet.
+        return pending_verdict
     history = folder / HISTORY_FILE
-    lines = (
-        history.read_text(encoding="utf-8", errors="replace").splitlines()
-        if history.exists()
-        else []
-    )
+    if not history.exists():
+        return None
+    lines = history.read_text(encoding="utf-8", errors="replace").splitlines()
     for line in reversed(lines):
-        with suppress(ValueError):  # a full disk may have cut one
+        # A full disk may have cut a line.
+        with suppress(ValueError):
             return parse_record(CanaryVerdict, line, history)
     return None
 
@@ -119,141 +121,178 @@ class ServingSite:
     _serving: str = ""
     """The version that answered last; it keeps its claim while its server is started again."""
     _own_verdict: CanaryVerdict | None = None
+    """The site's own verdict on the challenger."""
     _reported: set[str] = field(default_factory=set)
 
     def step(self) -> None:
-        """One step, without waiting. A part that fails is reported and retried; the others are done
-        all the same."""
+        """Make one step, without waiting.
+
+        A part that fails is reported and retried; the others are done all the same.
+        """
         # What keeps the service up comes before what is only written to files.
         self._try(self.router.step)
         self._try(self.fleet.processes.limit_logs)
-        if named := self.watcher.latest:
-            self._try(lambda: self._follow(named))
+        snapshot = self.watcher.latest
+        if snapshot:
+            self._try(partial(self._follow, snapshot))
 
-    def _follow(self, named: RegistrySnapshot) -> None:
-        verdict = self._verdict(named)
-        challenger = None if verdict else named.of("challenger")
-        routed = [
-            backend.version for backend in (self.routes.champion, self.routes.challenger) if backend
-        ]
-        self._try(lambda: self.fleet.step(self._wanted(named, challenger), routed))
-        self._try(lambda: self._route(self._routes(named, challenger), named))
-        self._try(lambda: self._act_on(verdict) if verdict else self._archive(named))
-        self._try(lambda: self._report(named))
+    def _follow(self, snapshot: RegistrySnapshot) -> None:
+        verdict = self._verdict(snapshot)
+        challenger = None if verdict else snapshot.of("challenger")
+        routed_versions = self.routes.versions
+        self._try(lambda: self.fleet.step(self._wanted(snapshot, challenger), routed_versions))
+        self._try(lambda: self._route(self._routes(snapshot, challenger), snapshot))
+        if verdict:
+            self._try(partial(self._act_on, verdict))
+        else:
+            self._try(partial(self._archive, snapshot))
+        self._try(partial(self._report, snapshot))
 
     def _try(self, part: Callable[[], object]) -> None:
         try:
             part()
         except Exception as error:  # noqa: BLE001 (a full disk, a mistake: the router must go on)
-            self._once(
-                f"not everything could be done: {error if isinstance(error, OSError) else repr(error)}"
-            )
+            problem = str(error) if isinstance(error, OSError) else repr(error)
+            self._say_once(f"not everything could be done: {problem}")
 
-    def _wanted(self, named: RegistrySnapshot, challenger: Released | None) -> list[Released]:
-        """The most important first: until the champion is ready, all depends on the one that
-        answers instead."""
-        fallback = self._fallback(named)
-        in_service = fallback if fallback and fallback.version == self._serving else None
-        previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
-        if self.fleet.failures_of(named.aliases.get("champion", "")).failures:
-            previous = previous or fallback
-        models = (in_service, named.of("champion"), challenger, previous)
-        return list({model.version: model for model in models if model}.values())
+    def _wanted(self, snapshot: RegistrySnapshot, challenger: Released | None) -> list[Released]:
+        """The models that should run, the most important first.
 
-    def _fallback(self, named: RegistrySnapshot) -> Released | None:
-        """The model that answers until the champion is ready; a champion that was ready is only
-        restarted."""
-        if named.fallback_version is None or named.aliases.get("champion") == self._serving:
+        Until the champion is ready, all depends on the one that answers instead.
+        """
+        fallback = self._fallback(snapshot)
+        in_service = None
+        if fallback and fallback.version == self._serving:
+            in_service = fallback
+        previous = None
+        if self.profile.serve.keep_previous_warm:
+            previous = snapshot.of("previous")
+        champion_version = snapshot.aliases.get("champion", "")
+        if previous is None and self.fleet.failures_of(champion_version).failures:
+            previous = fallback
+        models_by_version: dict[str, Released] = {}
+        for model in (in_service, snapshot.of("champion"), challenger, previous):
+            if model:
+                models_by_version[model.version] = model
+        return list(models_by_version.values())
+
+    def _fallback(self, snapshot: RegistrySnapshot) -> Released | None:
+        """The model that answers until the champion is ready.
+
+        There is none where the champion has been ready, as it is only restarted then.
+        """
+        champion_version = snapshot.aliases.get("champion")
+        if snapshot.fallback_version is None or champion_version == self._serving:
             return None
-        return named.models.get(named.fallback_version)
+        return snapshot.models.get(snapshot.fallback_version)
 
-    def _routes(self, named: RegistrySnapshot, challenger: Released | None) -> Routes:
-        wanted, former, fallback = (
-            named.aliases.get("champion"),
-            self.routes.champion,
-            self._fallback(named),
-        )
-        if wanted is None:
+    def _routes(self, snapshot: RegistrySnapshot, challenger: Released | None) -> Routes:
+        champion_version = snapshot.aliases.get("champion")
+        if champion_version is None:
             return Routes()
-        candidates = (
-            wanted,
-            former.version if former else "",
-            fallback.version if fallback else "",
-        )
-        first = next(
-            (backend for version in candidates if (backend := self.fleet.ready(version))), None
-        )
+        first = self._first_ready(snapshot, champion_version)
         second = self.fleet.ready(challenger.version) if challenger else None
-        if first is None or second is None or first.version != wanted:
+        # A canary compares with the champion, so there is none while another model answers.
+        if first is None or second is None or first.version != champion_version:
             return Routes(champion=first)
-        return Routes(
-            champion=first,
-            challenger=second,
-            share=share_of(self.profile, self.folder, second.version),
-        )
+        share = share_of(self.profile, self.folder, second.version)
+        return Routes(champion=first, challenger=second, share=share)
 
-    def _route(self, routes: Routes, named: RegistrySnapshot) -> None:
-        if routes != self.routes or not (self.folder / ROUTES_FILE).exists():
+    def _first_ready(self, snapshot: RegistrySnapshot, champion_version: str) -> Backend | None:
+        """The server of the champion, or of a model that answers in its place."""
+        versions = [champion_version]
+        if self.routes.champion:
+            versions.append(self.routes.champion.version)
+        fallback = self._fallback(snapshot)
+        if fallback:
+            versions.append(fallback.version)
+        for version in versions:
+            backend = self.fleet.ready(version)
+            if backend:
+                return backend
+        return None
+
+    def _route(self, routes: Routes, snapshot: RegistrySnapshot) -> None:
+        is_changed = routes != self.routes
+        if is_changed or not (self.folder / ROUTES_FILE).exists():
             routes.write(self.folder / ROUTES_FILE)
-        changed, self.routes = routes != self.routes, routes
-        if routes.champion and routes.champion.version in (
-            named.aliases.get("champion"),
-            named.fallback_version,
-        ):
+        self.routes = routes
+        rightful_versions = (snapshot.aliases.get("champion"), snapshot.fallback_version)
+        if routes.champion and routes.champion.version in rightful_versions:
             self._serving = routes.champion.version
-        if changed:
+        if is_changed:
             self.say(f"serving: {routes.summary}")
 
-    def _verdict(self, named: RegistrySnapshot) -> CanaryVerdict | None:
+    def _verdict(self, snapshot: RegistrySnapshot) -> CanaryVerdict | None:
+        """The verdict on the challenger, the router's or the site's own."""
         for verdict in (read_verdict(self.folder), self._own_verdict):
-            if verdict and verdict.challenger == named.aliases.get("challenger"):
+            if verdict and verdict.challenger == snapshot.aliases.get("challenger"):
                 return verdict
-        self._own_verdict = None
-        challenger, champion = named.of("challenger"), self.routes.champion
-        # The site's own verdict on a challenger whose server fails again and again, which the
-        # router can't see.
-        if (
-            challenger
-            and (failed := self.fleet.failures_of(challenger.version)).failures >= MOST_FAILURES
-        ):
-            why = f"its server failed {MOST_FAILURES} times; {failed.reason.splitlines()[0]}"
-            arms = {
-                "challenger": challenger.version,
-                "champion": champion.version if champion else "",
-            }
-            judgement = Judgement(outcome="roll_back", reason=why)
-            self._own_verdict = CanaryVerdict(
-                **arms, judgement=judgement, at=time.time(), requests=0
-            )
+        self._own_verdict = self._judge_server(snapshot)
         return self._own_verdict
 
+    def _judge_server(self, snapshot: RegistrySnapshot) -> CanaryVerdict | None:
+        """A verdict on a challenger whose server fails again and again.
+
+        The router can't see that.
+        """
+        challenger = snapshot.of("challenger")
+        if challenger is None:
+            return None
+        backoff = self.fleet.failures_of(challenger.version)
+        if backoff.failures < MOST_FAILURES:
+            return None
+        first_line = backoff.reason.splitlines()[0]
+        reason = f"its server failed {MOST_FAILURES} times; {first_line}"
+        champion = self.routes.champion
+        return CanaryVerdict(
+            challenger=challenger.version,
+            champion=champion.version if champion else "",
+            judgement=Judgement(outcome="roll_back", reason=reason),
+            at=time.time(),
+            requests=0,
+        )
+
     def _act_on(self, verdict: CanaryVerdict) -> None:
-        """Have the alias removed; the verdict stays on file until that is done, also for the next
-        `qinglan serve`."""
+        """Have the alias removed.
+
+        The verdict stays on file until that is done, also for the next `qinglan serve`.
+        """
         self.watcher.withdraw(verdict.challenger, f"canary {verdict.summary}", verdict.at)
-        self._once(f"canary of version {verdict.challenger}: {verdict.summary}")
+        self._say_once(f"canary of version {verdict.challenger}: {verdict.summary}")
         if verdict is self._own_verdict and read_verdict(self.folder) != verdict:
             write_json(self.folder / VERDICT_FILE, dump_record(verdict))
 
-    def _archive(self, named: RegistrySnapshot) -> None:
-        """Clean up after a canary that is over; a verdict that was written during this step is for
-        the next step."""
+    def _archive(self, snapshot: RegistrySnapshot) -> None:
+        """Clean up after a canary that is over.
+
+        A verdict that was written during this step is for the next step.
+        """
         verdict = read_verdict(self.folder)
-        if verdict and verdict.challenger != named.aliases.get("challenger"):
+        if verdict and verdict.challenger != snapshot.aliases.get("challenger"):
             archive_verdict(self.folder)
             self._reported.clear()
-        if "challenger" not in named.aliases and self.routes.challenger is None:
+        if "challenger" not in snapshot.aliases and self.routes.challenger is None:
             (self.folder / STATE_FILE).unlink(missing_ok=True)
 
-    def _report(self, named: RegistrySnapshot) -> None:
-        wanted, serving = named.aliases.get("champion"), self.routes.champion
-        if wanted is None:
-            hint = f"run `qinglan run pipeline --profile {self.profile.name}`, or `qinglan release promote VERSION`"
-            self._once(f"no champion yet, so every answer is the question itself: {hint}")
-        elif serving and serving.version != wanted and self.fleet.failures_of(wanted).failures:
-            self._once(f"version {serving.version} goes on serving until version {wanted} answers")
+    def _report(self, snapshot: RegistrySnapshot) -> None:
+        champion_version = snapshot.aliases.get("champion")
+        serving = self.routes.champion
+        if champion_version is None:
+            run = f"run `qinglan run pipeline --profile {self.profile.name}`"
+            self._say_once(
+                "no champion yet, so every answer is the question itself: "
+                f"{run}, or `qinglan release promote VERSION`"
+            )
+            return
+        has_failed = self.fleet.failures_of(champion_version).failures > 0
+        if has_failed and serving and serving.version != champion_version:
+            self._say_once(
+                f"version {serving.version} goes on serving "
+                f"until version {champion_version} answers"
+            )
 
-    def _once(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
             self.say(text)
@@ -262,8 +301,11 @@ class ServingSite:
 def serve_site(
     profile_name: str, overrides: Sequence[str], say: Say, port: int | None = None
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; raises `ConfigError` where another site serves this tenant
-    from this folder."""
+    """Serve until Ctrl-C or SIGTERM.
+
+    Raises:
+        ConfigError: another site serves this tenant from this folder.
+    """
     profile = load_profile(profile_name, overrides)
     folder = serving_folder(profile)
     with stop_signals(), suppress(KeyboardInterrupt), ExitStack() as stack:
@@ -276,12 +318,12 @@ def serve_site(
                 f"{profile.model_name} is served from {folder} already; {hint}"
             ) from None
         site = stack.enter_context(open_site(profile, folder, say, port=port))
-        announced = False
+        is_announced = False
         while True:
             site.step()
-            if not announced and site.routes.champion and site.router.url:
-                announced = True
-                site.say(_announcement(profile, site.router.url))
+            if not is_announced and site.routes.champion and site.router.url:
+                is_announced = True
+                site.say(announcement(profile, site.router.url))
             time.sleep(STEP_S)
 
 
@@ -301,35 +343,42 @@ def open_site(
     Args:
         port: 0 takes a free one; the profile's if not given.
         watched: canaries are served and watched, which takes the RAG.
+        registry: the profile's if not given.
         command_of: starts a model's server; ms-swift's if not given.
     """
-    # A tracking server that is away must not hold a rollback up for minutes.
     say = partial(_say_if_possible, say)
+    # A tracking server that is away must not hold a rollback up for minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     folder.mkdir(parents=True, exist_ok=True)
-    for read in (
-        read_state,
-        read_verdict,
-    ):  # a newer Qinglan's are refused here, not in the midst of serving
-        read(folder)
-    (folder / ROUTES_FILE).unlink(missing_ok=True)  # of servers that have ended
-    name = f"serve_{profile.tenant.file_name}.{profile.recipe_name}"
-    logs = profile.paths.state.resolve() / "logs" / name if watched else folder / "logs"
+    # Files of a newer Qinglan are refused here, not in the midst of serving.
+    read_state(folder)
+    read_verdict(folder)
+    # These routes lead to servers that have ended.
+    (folder / ROUTES_FILE).unlink(missing_ok=True)
+    logs = folder / "logs"
+    if watched:
+        name = f"serve_{profile.tenant.file_name}.{profile.recipe_name}"
+        logs = profile.paths.state.resolve() / "logs" / name
     with ExitStack() as stack:
-        served = stack.enter_context(_with_addresses(profile)) if watched else profile
+        router_profile = stack.enter_context(with_addresses(profile)) if watched else profile
         processes = stack.enter_context(Processes(logs, say, end_first=(ROUTER,)))
-        router = RouterProcess(
-            processes, router_command(served, folder, port, watched=watched), say
+        command = router_command(router_profile, folder, port, watched=watched)
+        router = RouterProcess(processes, command, say)
+        fleet = Fleet(
+            processes=processes,
+            command_of=command_of or partial(serve_command, profile),
+            probe=chat_probe(warm_up_messages(profile)),
+            places=places_of(profile, os.environ),
+            say=say,
+            drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
         )
-        command_of = command_of or partial(serve_command, profile)
-        drain_s = profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S
-        probe, places = chat_probe(_warm_up(profile)), places_of(profile, os.environ)
-        fleet = Fleet(processes, command_of, probe, places, say, drain_s)
         stack.callback(fleet.pool.shutdown, wait=False, cancel_futures=True)
-        registry = registry or registry_of(profile)
         watcher = RegistryWatcher(
-            registry, profile.serve.poll_every_s, say, with_challenger=watched
+            registry or registry_of(profile),
+            profile.serve.poll_every_s,
+            say,
+            with_challenger=watched,
         )
         stack.callback(watcher.stop)
         threading.Thread(target=watcher.run, name="registry", daemon=True).start()
@@ -337,75 +386,8 @@ def open_site(
         yield ServingSite(profile, folder, fleet, watcher, router, say)
 
 
-@contextmanager
-def _with_addresses(profile: Profile) -> Iterator[Profile]:
-    """The profile with the addresses of simulators in place of `embedded`, as far as the router
-    asks them."""
-    knowledge_base = embedded_knowledge_base(profile)
-    with ExitStack() as stack:
-        rag_url = stack.enter_context(rag_service(profile, knowledge_base)) or EMBEDDED
-        asked: dict[str, Any] = {"rag": profile.rag.model_copy(update={"url": rag_url})}
-        if profile.serve.try_page == "with_teacher":
-            urls = stack.enter_context(embedded_services(profile, None))()
-            asked["teacher"] = profile.teacher.model_copy(update={"base_url": urls.teacher_url})
-            if profile.answerer:
-                asked["answerer"] = profile.answerer.model_copy(
-                    update={"base_url": urls.answerer_url}
-                )
-        yield profile.model_copy(update=asked)
-
-
-def router_command(profile: Profile, folder: Path, port: int | None, *, watched: bool) -> Command:
-    """The router's, with the keys of its clients, of the RAG, and of what its page asks."""
-    # With the profile as it is now, overrides included: a router that is started again must not
-    # read another one.
-    path = folder / "profile.yaml"
-    path.write_text(
-        yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8"
-    )
-    further = [f"--port={port}"] * (port is not None) + [f"--watch={folder}"] * watched
-    argv = [
-        sys.executable,
-        "-m",
-        "qinglan.serving.router",
-        f"--profile={path}",
-        f"--routes={folder / ROUTES_FILE}",
-    ]
-    asked = (
-        profile.rag,
-        *([profile.teacher, profile.answerer] if profile.serve.try_page == "with_teacher" else ()),
-    )
-    keys = [each.api_key_env for each in asked if each] + [
-        each.key_env for each in profile.serve.clients.values()
-    ]
-    return Command([*argv, *further], withheld_secrets(profile, profile.ledger.url_env, *keys))
-
-
-def _warm_up(profile: Profile) -> list[dict[str, str]]:
-    recipe = get_recipe(profile.recipe)
-    inputs = placeholders(recipe.INPUTS, WARM_UP_QUESTION)
-    row = Row(
-        id="", tenant=profile.tenant.id, query=WARM_UP_QUESTION, inputs=inputs, source="serve"
-    )
-    return recipe.student_messages(row, profile.tenant)
-
-
-def _announcement(profile: Profile, url: str) -> str:
-    keys = (
-        f" -H 'Authorization: Bearer '\"${key.key_env}\"" for key in profile.serve.clients.values()
-    )
-    asked: dict[str, Any] = {
-        "model": profile.model_name,
-        "messages": [{"role": "user", "content": WARM_UP_QUESTION}],
-    }
-    if inputs := placeholders(get_recipe(profile.recipe).INPUTS, "…"):
-        asked["inputs"] = inputs
-    command = f"curl {url}/v1/chat/completions{next(keys, '')} -d '{json.dumps(asked, ensure_ascii=False)}'"
-    page = "" if profile.serve.try_page == "none" else f"Try it   {url}/\n"
-    return f"\nRouter   {url}/v1\n{page}\n{command}\n\nCtrl-C stops all of it."
-
-
 def _say_if_possible(say: Say, text: str) -> None:
-    # A terminal that was closed, or a log on a full disk: the service depends on neither.
-    with suppress(Exception, SystemExit):  # rich ends the program when its reader has gone
+    # A terminal that was closed, or a log on a full disk: the service depends on neither. rich ends
+    # the program when its reader has gone.
+    with suppress(Exception, SystemExit):
         say(text)

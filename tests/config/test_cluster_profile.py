@@ -10,8 +10,7 @@ from fake_ray import FakeRay
 from fixture_types import ProfileOf
 
 from qinglan.config import Profile
-from qinglan.ops import preflight
-from qinglan.ops.preflight import Check, inspect_profile
+from qinglan.ops.preflight import Check, inspect_profile, trainer
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.swift import engine_python, merge_command, sft_command
 from qinglan.training.engines.verl import export_command
@@ -39,7 +38,7 @@ def check_of(profile: Profile, name: str) -> Check:
 def test_no_gpu_of_this_machine_is_asked_for(
     profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
+    monkeypatch.setattr(trainer.shutil, "which", lambda _: None)
     profile = on_cluster(profile_of, ray.url)
     assert check_of(profile, "device").problem is None
     assert check_of(profile, "ray") == Check("ray", ray.url)

@@ -18,14 +18,9 @@ from prefect.server.utilities.user_templates import (
 )
 
 from qinglan.config import NotifyFormat, Profile
-from qinglan.ops.prefect.automations import (
-    STATE_MESSAGE,
-    Message,
-    apply_automations,
-    payload,
-    profile_automations,
-)
+from qinglan.ops.prefect.automations import apply_automations, profile_automations
 from qinglan.ops.prefect.deployments import Deployment, training_of
+from qinglan.ops.prefect.notifications import STATE_MESSAGE, Notification, payload
 
 TRAIN = Deployment("00000000-0000-0000-0000-000000000001", "train/train", "embedded", paused=False)
 NIGHTLY = Deployment(
@@ -216,7 +211,7 @@ def filled_in(template: str, event: dict[str, Any], flow_run: str) -> Any:
 
 
 def rendered(form: NotifyFormat, reason: str | None) -> Any:
-    message = Message("failed", "is Failed", STATE_MESSAGE, "Look.")
+    message = Notification("failed", "is Failed", STATE_MESSAGE, "Look.")
     template = payload(message, 'a"b {{ 7 * 7 }}', form, "http://ui.example/")
     return filled_in(template, {"resource": {"prefect.state-message": reason}}, "refresh night")
 

@@ -18,6 +18,7 @@ from qinglan.ops import preflight
 from qinglan.ops.checks import HINTS, TIME_LIMITS_S, Check, PlannedCheck, start_check
 from qinglan.ops.doctor import CLUSTER, MACHINE, PAID, SERVERS, machine, plan_checks
 from qinglan.ops.doctor.machine import GB
+from qinglan.ops.preflight import trainer
 
 KEY = "sk-very-secret-0123456789"
 
@@ -25,7 +26,7 @@ KEY = "sk-very-secret-0123456789"
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> None:
     """No server, proxy, package, disk space or limit of the machine that the tests run on."""
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest",))
+    monkeypatch.setattr(trainer, "TRAINER_PACKAGES", ("pytest",))
     monkeypatch.setattr(machine, "memory_bytes", lambda: (64 * GB, 60 * GB))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=500 * GB))
     monkeypatch.setattr(

@@ -13,8 +13,8 @@ from fake_ray import FakeRay
 from fixture_types import ProfileOf
 
 from qinglan.config import Profile
-from qinglan.ops import preflight
 from qinglan.ops.doctor import cluster
+from qinglan.ops.preflight import trainer
 
 
 class RunningRay(FakeRay):
@@ -45,7 +45,7 @@ class RunningRay(FakeRay):
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningRay]:
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest",))
+    monkeypatch.setattr(trainer, "TRAINER_PACKAGES", ("pytest",))
     monkeypatch.setattr(cluster, "_SEEN_WITHIN_S", 0.0)
     monkeypatch.setattr(cluster, "_LOG_WITHIN_S", 1.0)
     fake = RunningRay()
@@ -80,7 +80,7 @@ def test_one_mount_and_all_that_a_job_needs(
 def test_the_nodes_lack_keys_packages_and_our_version(
     profile_of: ProfileOf, running: RunningRay, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest", "no-such-package"))
+    monkeypatch.setattr(trainer, "TRAINER_PACKAGES", ("pytest", "no-such-package"))
     monkeypatch.setattr(cluster, "installed", lambda _: "9.9.9")
     judge = {"model": "small", "base_url": "http://x/v1", "api_key_env": "A_KEY"}
     problem = problems(on(profile_of, running, judge=judge))["nodes"] or ""

@@ -20,6 +20,7 @@ from filelock import FileLock
 from fixture_types import ProfileOf, Qinglan
 from ledger_calls import call
 
+from qinglan.clients.chat import Request
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Columns, Data, Profile, load_profile
 from qinglan.data.forgotten import Tombstones
@@ -57,22 +58,22 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
 ):
     profile = make_site(tmp_path)
     run(tmp_path, "run", "refresh")
-    assert not [each for each in traces(tmp_path) if "prefect" in each]
+    assert [file for file in traces(tmp_path) if "prefect" in file] == []
     rows = rows_of(profile)
-    (mine,) = (row.id for row in rows if row.query == QUESTION and row.status == "ok")
+    (row_id,) = (row.id for row in rows if row.query == QUESTION and row.status == "ok")
     before = find_version(profile, "latest")
-    leave_traces(profile, mine)
+    leave_traces(profile, row_id)
     run(tmp_path, "backup", str(tmp_path / "kept"))
     assert len(traces(tmp_path)) > 20
     distilled = read_jsonl(profile.paths.runs / "latest" / "distill" / "rows.jsonl", Row)
-    (answer,) = (forms_of(row.answer or "") for row in distilled if row.id == mine)
+    (answer,) = (forms_of(row.answer or "") for row in distilled if row.id == row_id)
     assert any(form in requests_traced(profile) for form in answer)
 
-    shown = run(tmp_path, "forget", "--row", mine, "--dry-run")
+    announced = run(tmp_path, "forget", "--row", row_id, "--dry-run")
     assert len(traces(tmp_path)) > 20
-    removed = run(tmp_path, "forget", "--row", mine, "--yes")
-    assert removed == shown
-    for what in (
+    removed = run(tmp_path, "forget", "--row", row_id, "--yes")
+    assert removed == announced
+    for store in (
         "runs",
         "state/datasets",
         "state/mlartifacts",
@@ -81,7 +82,7 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
         "ledger",
         "kept",
     ):
-        assert what in removed
+        assert store in removed
     assert traces(tmp_path) == []
     assert not any(form in requests_traced(profile) for form in answer)
     assert requests_traced(profile)
@@ -90,7 +91,8 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
         for artifact in StageResult.read(manifest).artifacts.values():
             artifact.verify()
     after = find_version(profile, before.id)
-    assert (after.forgotten, after.counts["rows"]) == (2, before.counts["rows"] - 2)
+    assert after.forgotten == 2
+    assert after.counts["rows"] == before.counts["rows"] - 2
     assert after.artifacts["rows"].rows == before.artifacts["rows"].rows - 2
 
     run(tmp_path, "run", "refresh")
@@ -100,7 +102,7 @@ def test_a_forgotten_row_is_nowhere_and_neither_a_refresh_nor_a_backup_brings_it
 
     run(tmp_path, "restore", str(tmp_path / "kept"), "--replace")
     assert traces(tmp_path) == []
-    assert Tombstones.read(profile.paths.state).has_row(mine)
+    assert Tombstones.read(profile.paths.state).has_row(row_id)
 
 
 def write_run(profile: Profile, *rows: Row) -> Path:
@@ -123,79 +125,90 @@ def write_run(profile: Profile, *rows: Row) -> Path:
 
 
 def row(query: str, profile: str = "", status: Literal["ok", "failed"] = "ok", **more: str) -> Row:
-    known = {
+    values = {
         "id": row_id("default", query, profile),
         "tenant": "default",
         "source": "q.csv:2",
     } | more
-    return Row.model_validate(known | {"query": query, "profile": profile, "status": status})
+    return Row.model_validate(values | {"query": query, "profile": profile, "status": status})
 
 
 def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Profile):
-    mine = row(QUESTION, PROFILE)
-    other = row(QUESTION, "李雷，男，三十岁", group=mine.id)  # its near-duplicate
+    person = row(QUESTION, PROFILE)
+    other = row(QUESTION, "李雷，男，三十岁", group=person.id)  # its near-duplicate
     again = row(QUESTION, PROFILE, "failed", id="f" * 16, reason="duplicate")
-    folder = write_run(profile, mine, again, other)
+    folder = write_run(profile, person, again, other)
     log = folder / "sft.log"
     log.write_bytes(f"{QUESTION}\n{PROFILE}\n".encode() + b"\xe6\n")  # a character that was cut off
     (folder / "~$review.xlsx").write_bytes(b"an open workbook's lock")
-    done = forget(profile, [mine.id], [], print)
+    forgotten = forget(profile, [person.id], [], print)
     assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
     assert log.read_bytes() == f"{QUESTION}\n[forgotten]\n".encode() + b"\xe6\n"
-    assert "other rows: 1 of the texts" in done.outside[0]
+    assert "other rows: 1 of the texts" in forgotten.outside[0]
     assert (
         "files of `review export`, `review reasons`, `dataset judge-pairs`, wherever they are"
-        in done.outside
+        in forgotten.outside
     )
     for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json", "tried.json"):
-        assert mine.id not in (text := (folder / file).read_text()) and other.id in text
-    (kept,) = StageResult.read(folder / "ingest" / MANIFEST).artifacts.values()
-    assert (kept.verify(), kept.rows) == (folder / "ingest" / "rows.jsonl", 1)
-    assert Artifact.model_validate_json((folder / f"rows.jsonl{REFERENCE}").read_bytes()) == kept
-    assert not forget(profile, [mine.id], [], print).removed
+        text = (folder / file).read_text()
+        assert person.id not in text, file
+        assert other.id in text, file
+    (artifact,) = StageResult.read(folder / "ingest" / MANIFEST).artifacts.values()
+    assert artifact.verify() == folder / "ingest" / "rows.jsonl"
+    assert artifact.rows == 1
+    reference = (folder / f"rows.jsonl{REFERENCE}").read_bytes()
+    assert Artifact.model_validate_json(reference) == artifact
+    assert forget(profile, [person.id], [], print).removed == {}
     (folder / "review.xlsx").write_bytes(b"damaged")
-    (problem,) = forget(profile, [mine.id], [], print).notes
+    (problem,) = forget(profile, [person.id], [], print).notes
     assert "review.xlsx: File is not a zip file" in problem
 
 
-@pytest.mark.parametrize("named", ["row", "question"])
+@pytest.mark.parametrize("by", ["row", "question"])
 def test_a_forgotten_question_has_no_split_in_a_version_that_lacks_it(
-    profile: Profile, tmp_path: Path, named: str
+    profile: Profile, tmp_path: Path, by: str
 ):
-    mine, kept, other = (
-        row(QUESTION, split="test"),
-        row("钙片能嚼着吃吗", split="dev"),
-        row("鱼油", split="train"),
-    )
+    tested = row(QUESTION, split="test")
+    dev = row("钙片能嚼着吃吗", split="dev")
+    train = row("鱼油", split="train")
 
     def published(*rows: Row) -> Version:
         return publish(profile, "r", {"rows": write_jsonl(tmp_path / f"{len(rows)}.jsonl", rows)})
 
-    first, second, latest = published(mine, kept, other), published(kept, other), published(other)
+    first = published(tested, dev, train)
+    second = published(dev, train)
+    latest = published(train)
     shutil.rmtree(first.directory)
-    assert splits_of(latest) == {mine.id: "test", kept.id: "dev", other.id: "train"}
-    done = forget(profile, *(([mine.id], []) if named == "row" else ([], [QUESTION])), print)
-    assert done.removed == {("state/datasets", "rows"): 2}
+    assert splits_of(latest) == {tested.id: "test", dev.id: "dev", train.id: "train"}
+    if by == "row":
+        forgotten = forget(profile, [tested.id], [], print)
+    else:
+        forgotten = forget(profile, [], [QUESTION], print)
+    assert forgotten.removed == {("state/datasets", "rows"): 2}
     assert versions_of(profile) == [latest, second], "which never had the row itself"
-    assert splits_of(second) == splits_of(latest) == {kept.id: "dev", other.id: "train"}
-    forget(profile, [kept.id], [], print)
-    assert splits_of(find_version(profile, second.id)) == splits_of(latest) == {other.id: "train"}
-    assert not forget(profile, [mine.id, kept.id], [], print).removed
+    for version in (second, latest):
+        assert splits_of(version) == {dev.id: "dev", train.id: "train"}, version.id
+    forget(profile, [dev.id], [], print)
+    for version in (find_version(profile, second.id), latest):
+        assert splits_of(version) == {train.id: "train"}, version.id
+    assert forget(profile, [tested.id, dev.id], [], print).removed == {}
 
 
 def test_a_dialogue_and_what_was_read_in_it_are_forgotten(profile: Profile):
-    mine = row("能吃吗").model_copy(update={"inputs": {DIALOGUE: f"用户：{HISTORY}，{PROFILE}"}})
-    folder = write_run(profile, mine)
-    write_jsonl(
-        folder / "extract" / "rows.jsonl",
-        [mine.model_copy(update={"inputs": {}, "history": HISTORY})],
-    )
-    source = [{"问题": mine.query, "对话": said} for said in (mine.inputs[DIALOGUE], "用户：在吗")]
+    asked_in_dialogue = row("能吃吗").with_inputs({DIALOGUE: f"用户：{HISTORY}，{PROFILE}"})
+    folder = write_run(profile, asked_in_dialogue)
+    extracted = asked_in_dialogue.with_inputs({}).with_context("", HISTORY)
+    write_jsonl(folder / "extract" / "rows.jsonl", [extracted])
+    dialogues = (asked_in_dialogue.inputs[DIALOGUE], "用户：在吗")
+    source = [{"问题": asked_in_dialogue.query, "对话": dialogue} for dialogue in dialogues]
     write_jsonl(folder / "source.jsonl", source)
     profile = profile.model_copy(update={"data": Data(columns=Columns(dialogue="对话"))})
+    request = extract_requests(profile)(asked_in_dialogue)
+    assert request is not None
     with site_ledger(profile) as ledger:
-        ledger.record([call(extract_requests(profile)(mine).request_hash)])
-    assert forget(profile, [mine.id], [], print).removed["ledger", "answers"] == 1
+        ledger.record([call(request.request_hash)])
+    removed = forget(profile, [asked_in_dialogue.id], [], print).removed
+    assert removed["ledger", "answers"] == 1
     assert traces(folder.parents[1]) == []
     assert json.loads((folder / "source.jsonl").read_text()) == source[1]
 
@@ -206,31 +219,34 @@ def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_complet
 ):
     rival = {"model": "small", "base_url": "http://127.0.0.1:9/v1"}
     profile = profile_of(recipe=recipe, answerer=rival, compare={"teachers": {"rival": rival}})
-    asked, other = [row(QUESTION, HISTORY), row(f"{QUESTION}？", PROFILE)], row("钙片能嚼着吃吗")
-    folder = write_run(profile, *asked, other)
+    asking = [row(QUESTION, HISTORY), row(f"{QUESTION}？", PROFILE)]
+    other = row("钙片能嚼着吃吗")
+    folder = write_run(profile, *asking, other)
     samples = (folder / "rl" / "samples.jsonl").read_text()
     typed = row(QUESTION, answer="虾青素 同服")  # on the page to try: no file has it
     rivals = profile.model_copy(update={"teacher": profile.answerer})
-    about = [each for one in (profile, rivals) for each in distill_requests(one)(typed).values()]
-    out_of_reach = distill_requests(profile)(row(f"{QUESTION} 呢", "孕妇")).values()
-    every = (*about, judge_requests(profile)(typed, "虾青素 同服"), *out_of_reach)
-    hashes = dict.fromkeys(each.request_hash for each in every if each)
+    requests: list[Request | None] = []
+    for asker in (profile, rivals):
+        requests += distill_requests(asker)(typed).values()
+    requests.append(judge_requests(profile)(typed, "虾青素 同服"))
+    out_of_reach = row(f"{QUESTION} 呢", "孕妇")
+    requests += distill_requests(profile)(out_of_reach).values()
+    hashes = dict.fromkeys(request.request_hash for request in requests if request)
     with site_ledger(profile) as ledger:
-        ledger.record([call(each, text="虾青素  同服") for each in hashes])
-        done = forget(profile, [], [f"{QUESTION}\r", ""], print)
-        assert (ledger.get_many(hashes).keys(), done.removed["ledger", "answers"]) == (
-            {*list(hashes)[3:]},
-            3,
-        )
+        ledger.record([call(request_hash, text="虾青素  同服") for request_hash in hashes])
+        forgotten = forget(profile, [], [f"{QUESTION}\r", ""], print)
+        assert ledger.get_many(hashes).keys() == set(list(hashes)[3:])
+        assert forgotten.removed["ledger", "answers"] == 3
         assert (
             "the ledger: answers to wordings, contexts and prompts that no file here has"
-            in done.outside
+            in forgotten.outside
         )
     assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
     (folder / "rl" / "samples.jsonl").write_text(samples)
     forget(profile, [], [], print)
     assert len((folder / "rl" / "samples.jsonl").read_text().splitlines()) == 1
-    assert not forget(profile.model_copy(update={"recipe": CAPITALS}), [], [QUESTION], print).notes
+    capitals = profile.model_copy(update={"recipe": CAPITALS})
+    assert forget(capitals, [], [QUESTION], print).notes == []
 
 
 def test_prefects_database_is_found_in_the_home_that_it_has_itself(
@@ -248,50 +264,51 @@ def test_prefects_database_is_found_in_the_home_that_it_has_itself(
 def test_nothing_is_removed_while_a_run_is_running_or_without_a_yes(
     profile: Profile, qinglan: Qinglan
 ):
-    mine = row(QUESTION, PROFILE)
-    folder = write_run(profile, mine)
+    person = row(QUESTION, PROFILE)
+    folder = write_run(profile, person)
     with FileLock(folder / ".lock"), pytest.raises(ConfigError, match="a process is running there"):
-        forget(profile, [mine.id], [], print)
-    (texts := folder.parent / "texts.txt").write_bytes(QUESTION.encode("gbk"))
-    wrong = (
+        forget(profile, [person.id], [], print)
+    texts = folder.parent / "texts.txt"
+    texts.write_bytes(QUESTION.encode("gbk"))
+    refusals = (
         (["--row", "7"], "no row's id"),
         ([], "nothing is named"),
-        (["--row", mine.id], "nothing was removed"),
+        (["--row", person.id], "nothing was removed"),
+        (["--text-file", str(texts)], "nothing was removed"),
     )
-    wrong += ((["--text-file", str(texts)], "nothing was removed"),)
-    for words, said in wrong:
+    for words, message in refusals:
         status, _, err = qinglan("forget", *words, profile=profile)
-        assert (status, len(err.splitlines())) == (2, 1) and said in err
-    assert traces(folder.parents[1])
+        assert status == 2, words
+        assert len(err.splitlines()) == 1, words
+        assert message in err
+    assert traces(folder.parents[1]) != []
     status, out, err = qinglan("forget", "--text-file", str(texts), "--yes", profile=profile)
-    assert (status, err, "removed" in out) == (0, "", True)
-    assert not list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) and not traces(
-        folder.parents[1]
-    )
+    assert (status, err) == (0, "")
+    assert "removed" in out
+    assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == []
+    assert traces(folder.parents[1]) == []
 
 
 def make_site(folder: Path) -> Profile:
     """A profile and a workbook in which one question stands twice."""
-    small = {f"sample_{split}_rows": n for split, n in (("train", 12), ("dev", 4), ("test", 4))}
+    small = {"sample_train_rows": 12, "sample_dev_rows": 4, "sample_test_rows": 4}
     values = {
         "extends": "embedded",
         "data": {"workbook": "questions.csv"},
         "paths": {"runs": str(folder / "runs"), "state": str(folder / "state")},
         "serve": {"request_log": {"folder": str(folder / "requests")}},
-        "embedded": {
-            **small,
-            "sample_seed": 11,
-        },  # nobody else asks about 虾青素: no passage traced is the answer
+        # With this seed nobody else asks about 虾青素, so no passage traced is the answer.
+        "embedded": {**small, "sample_seed": 11},
         "tracking": {"traces_per_stage": 1000},
     }
     (folder / "site.yaml").write_text(yaml.safe_dump(values))
     profile = load_profile(str(folder / "site.yaml"))
     sample = openpyxl.load_workbook(sample_of(profile, "data.workbook").workbook).worksheets[0]
     with (folder / "questions.csv").open("w", encoding="utf-8", newline="") as stream:
-        lines = [list(values) for values in sample.iter_rows(values_only=True)]
-        csv.writer(stream).writerows(
-            [*lines, *2 * [[QUESTION, PROFILE, HISTORY, "虾青素-mix", "train", "同服"]]]
-        )
+        writer = csv.writer(stream)
+        writer.writerows(sample.iter_rows(values_only=True))
+        for _ in range(2):
+            writer.writerow([QUESTION, PROFILE, HISTORY, "虾青素-mix", "train", "同服"])
     return profile
 
 
@@ -303,8 +320,6 @@ def leave_traces(profile: Profile, row_id: str) -> None:
         "row": row_id,
         "verdict": "reject",
         "fingerprint": fingerprint("x"),
-    }
-    review |= {
         "answer": QUESTION,
         "imported_at": "2026-01-01",
         "file": "s.xlsx",
@@ -321,17 +336,11 @@ def leave_traces(profile: Profile, row_id: str) -> None:
     (profile.paths.state / "logs" / "old.log").write_text(
         f"could not parse {json.dumps(QUESTION)}\n"
     )
+    quoting = call(
+        "quoting", role="judge", cost_usd=1.0, reasoning=f"The user asks {QUESTION}, so …"
+    )
     with site_ledger(profile) as ledger:
-        ledger.record(
-            [
-                call(
-                    "quoting",
-                    role="judge",
-                    cost_usd=1.0,
-                    reasoning=f"The user asks {QUESTION}, so …",
-                )
-            ]
-        )
+        ledger.record([quoting])
     with closing(sqlite3.connect(profile.paths.state / "prefect" / "prefect.db")) as db:
         db.execute("UPDATE artifact SET description = ?", (f"about {QUESTION}",))
         db.commit()
@@ -339,11 +348,11 @@ def leave_traces(profile: Profile, row_id: str) -> None:
 
 def run(folder: Path, *words: str) -> str:
     argv = [sys.executable, "-m", "qinglan.cli", *words, "--profile", "site.yaml"]
-    done = subprocess.run(
+    process = subprocess.run(
         argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def requests_traced(profile: Profile) -> str:
@@ -358,13 +367,13 @@ def rows_of(profile: Profile) -> list[Row]:
 def traces(folder: Path) -> list[str]:
     """Files and databases of the site in which one of the texts is, in whatever form."""
     forms = [form.encode() for text in TEXTS for form in forms_of(text)]
-    files = [
-        path
-        for root in ("runs", "state", "requests")
-        for path in (folder / root).rglob("*")
-        if path.is_file()
-    ]
-    return [str(path) for path in files if any(form in content_of(path) for form in forms)]
+    files: list[str] = []
+    for root in ("runs", "state", "requests"):
+        for path in (folder / root).rglob("*"):
+            content = content_of(path) if path.is_file() else b""
+            if any(form in content for form in forms):
+                files.append(str(path))
+    return files
 
 
 def content_of(path: Path) -> bytes:

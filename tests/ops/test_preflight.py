@@ -10,9 +10,8 @@ from fake_service import PRICE, SIMULATED
 from fixture_types import ProfileOf, Serve
 
 from qinglan.config import Profile
-from qinglan.ops import preflight
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import inspect_profile
+from qinglan.ops.preflight import inspect_profile, trainer
 
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
@@ -23,7 +22,7 @@ def problems(profile: Profile, flow: Any = "refresh") -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest",))
+    monkeypatch.setattr(trainer, "TRAINER_PACKAGES", ("pytest",))
 
 
 @pytest.mark.parametrize("flow", ["refresh", "pipeline"])
@@ -150,7 +149,7 @@ def test_wrong_settings(
     name: str,
     message: str,
 ):
-    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
+    monkeypatch.setattr(trainer.shutil, "which", lambda _: None)
     assert message in problems(profile_of(**sections), "pipeline")[name]
 
 
@@ -196,7 +195,7 @@ def test_the_trainers_environment_is_checked(
     assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")
     own = profile_of(trainer={"python": sys.executable})
     assert "trainer packages" not in problems(own, "train")
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("pytest", "no-such-package"))
+    monkeypatch.setattr(trainer, "TRAINER_PACKAGES", ("pytest", "no-such-package"))
     lacking = problems(own, "train")["trainer packages"]
     assert lacking.startswith(
         f"trainer.python: {sys.executable} lacks no-such-package; see docker/"

@@ -23,9 +23,11 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
-from qinglan.serving import request_log
+from qinglan.serving import day_file, request_log
+from qinglan.serving.day_file import DayFile, finish_leftovers
+from qinglan.serving.redaction import redact
 from qinglan.serving.request_handler import ServedAnswer
-from qinglan.serving.request_log import DayFile, RequestLogWriter, finish_leftovers, redact
+from qinglan.serving.request_log import RequestLogWriter
 from qinglan.serving.router import create_app
 from qinglan.serving.routes import Backend, Routes
 
@@ -194,7 +196,7 @@ def test_what_reading_would_refuse_or_more_than_a_day_takes_is_not_written(profi
         "a part would be another question"
     )
     assert names(settings) == []
-    monkeypatch.setattr(request_log, "MOST_A_DAY", 2)
+    monkeypatch.setattr(day_file, "MOST_A_DAY", 2)
     assert write(profile(), *(question(f"问题{i}") for i in range(5))).outcomes == {
         "written": 2,
         "day_full": 3,
@@ -219,8 +221,8 @@ def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
 def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     day = DayFile(tmp_path, TODAY)
     day.add("0" * 16, {"问题": "一"})
-    real = request_log.os.write
-    monkeypatch.setattr(request_log.os, "write", lambda file, line: real(file, line[:5]))
+    real = day_file.os.write
+    monkeypatch.setattr(day_file.os, "write", lambda file, line: real(file, line[:5]))
     with pytest.raises(OSError, match="No space left"):
         day.add("1" * 16, {"问题": "二"})
     monkeypatch.undo()
@@ -239,7 +241,7 @@ def test_a_file_that_is_finished_between_two_looks_is_not_replaced(tmp_path, mon
             final.write_text('{"问题": "一"}\n')
 
     day = DayFile(tmp_path, TODAY)
-    monkeypatch.setattr(request_log.fcntl, "flock", ends_meanwhile)
+    monkeypatch.setattr(day_file.fcntl, "flock", ends_meanwhile)
     day.add("1" * 16, {"问题": "二"})
     day.finish()
     assert final.read_text() == '{"问题": "一"}\n'
@@ -269,7 +271,7 @@ def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile
 def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
     (tmp_path / "2026-11-20.jsonl.partial").write_text("{}\n")
     monkeypatch.setattr(
-        request_log.fcntl, "flock", lambda *_: (tmp_path / "2026-11-20.jsonl.partial").unlink()
+        day_file.fcntl, "flock", lambda *_: (tmp_path / "2026-11-20.jsonl.partial").unlink()
     )
     finish_leftovers(tmp_path)
 

@@ -22,7 +22,8 @@ from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import VERDICT_FILE, CanaryVerdict, read_verdict
 from qinglan.serving.fleet import Fleet
 from qinglan.serving.registry_watcher import RegistryWatcher
-from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.router_launch import router_command
+from qinglan.serving.routes import ROUTES_FILE, Backend, Routes
 from qinglan.serving.server_process import (
     CPU_BATCH,
     PROBES_MISSED,
@@ -33,7 +34,7 @@ from qinglan.serving.server_process import (
     places_of,
     serve_command,
 )
-from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, ServingSite, router_command
+from qinglan.serving.site import HISTORY_FILE, CanaryShare, ServingSite
 
 
 class FakeProcess:

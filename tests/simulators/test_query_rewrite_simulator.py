@@ -12,8 +12,8 @@ from benchmarks.describe_sample import MISMATCHED, describe
 from qinglan.config import Embedded, Tenant
 from qinglan.errors import ConfigError
 from qinglan.recipes.prompting import undelimited
-from qinglan.recipes.query_rewrite import RECIPE, user_text
-from qinglan.rows import Split, row_id
+from qinglan.recipes.query_rewrite import judge_messages, panel_messages, user_text
+from qinglan.rows import Row, Split, row_id
 from qinglan.simulators.domains.query_rewrite import (
     RewriteSampleRow,
     build_sample,
@@ -149,16 +149,15 @@ def test_judges_supplements_open_text_and_passages():
     assert 0.86 < answered.count(5.0) / 400 < 0.94, "one verdict in ten is wrong"
 
 
+QUESTION = Row(id="1", tenant="t", query="虾青素怎么吃", source="f:1")
+
+
 def panel(*texts: str, seed: int = 7) -> list[float]:
-    return judge_panel(
-        undelimited(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"]), seed
-    )
+    return judge_panel(undelimited(panel_messages(QUESTION, texts, Tenant())[-1]["content"]), seed)
 
 
 def alone(text: str) -> float:
-    return judge(
-        undelimited(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"])
-    ).score
+    return judge(undelimited(judge_messages(QUESTION, text, Tenant())[-1]["content"])).score
 
 
 def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():

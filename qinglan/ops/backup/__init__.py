@@ -1,7 +1,7 @@
-"""A site's state and runs as one folder that is consistent in itself, taken while the site works,
-and back again.
+"""A site's state and runs as one folder, taken while the site works, and brought back again.
 
-Here is what `backup.json`, which is written last, says about it.
+The folder is consistent in itself. Here is what `backup.json`, which is written last, says about
+it.
 """
 
 from collections import Counter
@@ -23,13 +23,14 @@ from qinglan.runs.schema_version import first_flaw, read_record
 
 BACKUP_FILE = "backup.json"
 MARGIN_BYTES = 50e6
-"""Of disk space, to be left beside what is copied."""
+"""Disk space to be left beside what is copied."""
 Root = Literal["state", "runs"]
 
 
 def _within(path: str) -> str:
     parts = PurePosixPath(path).parts
-    is_plain = path == str(PurePosixPath(path))  # `state//etc` has the parts of `state/etc`
+    # `state//etc` has the parts of `state/etc`.
+    is_plain = path == str(PurePosixPath(path))
     if not is_plain or not parts or parts[0] not in get_args(Root) or ".." in parts:
         raise ValueError("leads out of the backup")
     return path
@@ -42,7 +43,7 @@ def _below_root(path: str) -> str:
 
 
 InnerPath = Annotated[str, AfterValidator(_below_root)]
-"""Below the backup's folder; the first part is the root's name."""
+"""A path below the backup's folder; the first part is the root's name."""
 
 
 class BackupEntry(BaseModel, frozen=True, extra="forbid"):
@@ -55,7 +56,11 @@ class BackupEntry(BaseModel, frozen=True, extra="forbid"):
     same_as: InnerPath | None = None
     """The first path of a file that has several, by hard links; its content is kept there."""
     target: str = ""
-    """Of a symbolic link."""
+    """The path that a symbolic link points to."""
+
+    def at(self, path: str) -> "BackupEntry":
+        """The same file by another of its names."""
+        return self.model_copy(update={"path": path, "same_as": self.path})
 
 
 class BackupFolder(BaseModel, frozen=True, extra="forbid"):
@@ -63,26 +68,28 @@ class BackupFolder(BaseModel, frozen=True, extra="forbid"):
 
     path: Annotated[str, AfterValidator(_within)]
     mode: int = Field(ge=0, le=0o7777)
-    """Who may enter it: as chmod has it, in decimal, as JSON knows no other."""
+    """The accounts that may enter it: as chmod has it, in decimal, as JSON knows no other."""
 
 
 class SkippedPath(BaseModel, frozen=True, extra="forbid"):
-    """What was found and is not in the backup."""
+    """A file or folder that was found and is not in the backup."""
 
     path: str
     reason: str
 
 
 class Backup(BaseModel, frozen=True, extra="forbid"):
-    """What was kept, where it belongs, and what is not in it."""
+    """The description of a backup: what was kept, where it belongs, and what is not in it."""
 
     made_at: datetime
     qinglan: str
     """The version that made it."""
     profile: str
     roots: dict[Root, Path]
-    """Where they were, which is where they must come back to: runs and MLflow name files by their
-    full paths."""
+    """The folders that were kept; they must come back to the same places.
+
+    Runs and MLflow name files by their full paths.
+    """
     entries: list[BackupEntry]
     folders: list[BackupFolder] = []
     """The outer one before the inner."""
@@ -92,27 +99,32 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
 
     @field_validator("entries", "folders")
     @classmethod
-    def _are_apart(cls, found: list[Any], info: ValidationInfo) -> list[Any]:
-        """Refuse entries whose paths lie below one another: the lower one would be written through
-        a link."""
-        entries = {entry.path for entry in info.data.get("entries", found)}
-        paths = Counter(each.path for each in [*found, *info.data.get("entries", ())])
-        for path, times in paths.items():
+    def _are_apart(cls, items: list[Any], info: ValidationInfo) -> list[Any]:
+        """Refuse paths that lie below one another: the lower one would be written through a link.
+
+        The folders are validated after the entries, and together with them.
+        """
+        earlier_entries = info.data.get("entries", ())
+        entry_paths = {entry.path for entry in info.data.get("entries", items)}
+        counts = Counter(item.path for item in [*items, *earlier_entries])
+        for path, times in counts.items():
             if times > 1:
                 raise ValueError(f"{path} is in it twice")
-            if not entries.isdisjoint(map(str, PurePosixPath(path).parents)):
+            if not entry_paths.isdisjoint(map(str, PurePosixPath(path).parents)):
                 raise ValueError(f"{path} lies below a file or link")
-        return found
+        return items
 
     @property
     def bytes(self) -> int:
-        """Of the content, hard links counted once."""
+        """The size of the content, hard links counted once."""
         return sum(entry.bytes for entry in self.entries if entry.same_as is None)
 
     @classmethod
     def read(cls, folder: Path) -> "Backup":
-        """A backup's description; `ConfigError` where there is none, `ArtifactError` where it is
-        damaged or newer."""
+        """The description of a backup.
+
+        Raises `ConfigError` where there is none, `ArtifactError` where it is damaged or newer.
+        """
         path = folder / BACKUP_FILE
         try:
             return read_record(cls, path)

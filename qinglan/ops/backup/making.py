@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -49,7 +49,7 @@ from qinglan.text import size
 
 LEDGER = "state/ledger.db"
 _Identity = tuple[int, ...]
-_FIRST = (RUN_FILE, MANIFEST, VERSION_FILE)
+_MANIFESTS = (RUN_FILE, MANIFEST, VERSION_FILE)
 _VANISHED = "removed before it could be copied"
 _CACHE = "a cache of models from the hub"
 _SKIPPED_FOLDERS = {
@@ -61,45 +61,43 @@ _SKIPPED_FOLDERS = {
     "runs/.removing-*": "being removed",
     "*/.restoring": "of an interrupted restore",
     "*/.replaced-*": "put aside by a restore",
-    "state/huggingface": _CACHE,  # HF_HOME in compose.yaml
+    # HF_HOME in compose.yaml.
+    "state/huggingface": _CACHE,
 }
 
 
 def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) -> Backup:
-    """Write a backup into `target`, a folder that is there only once it is complete."""
+    """Write a backup into `target`, a folder that is there only once it is complete.
+
+    Raises ConfigError where it can't go there, ArtifactError where something can't be copied.
+    """
     target = target.expanduser().resolve()
-    state_folder, runs_folder = profile.paths.state.resolve(), profile.paths.runs.resolve()
+    state_folder = profile.paths.state.resolve()
+    runs_folder = profile.paths.runs.resolve()
     roots: dict[Root, Path] = {"state": state_folder}
     if runs:
         roots["runs"] = runs_folder
     if not state_folder.is_dir():
         raise ConfigError(f"paths.state: {state_folder} is not there, so there is nothing to keep")
-    for root in (state_folder, runs_folder):
-        if target.is_relative_to(root):
-            raise ConfigError(
-                f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere"
-            )
+    for folder in (state_folder, runs_folder):
+        if target.is_relative_to(folder):
+            problem = f"lies in {folder}, which is itself to be kept; name a folder elsewhere"
+            raise ConfigError(f"{target}: {problem}")
     _require_free(target)
-    elsewhere = list(
-        _kept_elsewhere(profile)
-    )  # a mistake in an address shows before anything is copied
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's
-    # business.
-    partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
-    try:
+    # A mistake in an address shows before anything is copied.
+    elsewhere = _kept_elsewhere(profile)
+    with _partial_folder(target) as partial:
+        # Noted before it is copied, so that a restored site knows of this backup too.
         with (state_folder / BACKUPS_FILE).open("a", encoding="utf-8") as stream:
-            stream.write(
-                f"{target}\n"
-            )  # before it is copied, so that a restored site knows of this backup too
-        copier = _Copier(partial, apart={state_folder, runs_folder})
+            stream.write(f"{target}\n")
+        copier = _Copier(partial, roots={state_folder, runs_folder})
         for name, folder in roots.items():
-            if folder.exists():  # a site without runs has none
+            # A site without runs has no folder of them.
+            if folder.exists():
                 copier.find(name, folder)
         copier.require_disk_space()
-        say(
-            f"{len(copier.files):,} files and {len(copier.databases)} databases, {size(copier.bytes)}"
-        )
+        counts = f"{len(copier.files):,} files and {len(copier.databases)} databases"
+        say(f"{counts}, {size(copier.bytes)}")
         copier.copy()
         backup = Backup(
             made_at=datetime.now(UTC),
@@ -112,13 +110,6 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
             elsewhere=elsewhere,
         )
         write_json(partial / BACKUP_FILE, dump_record(backup))
-        _require_free(target)  # another backup may have been quicker
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return backup
 
 
@@ -127,9 +118,32 @@ def _require_free(target: Path) -> None:
         raise ConfigError(f"{target}: is there already and not empty; name a new folder")
 
 
+@contextmanager
+def _partial_folder(target: Path) -> Iterator[Path]:
+    """A folder that becomes `target` at the end, or is removed after an error."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's
+    # business.
+    partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        yield partial
+        # Another backup may have been quicker.
+        _require_free(target)
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
 class _Copier:
-    def __init__(self, target: Path, apart: set[Path]) -> None:
-        self._target, self._apart = target, apart
+    """Finds what a site has to keep, then copies it into a folder."""
+
+    def __init__(self, target: Path, roots: set[Path]) -> None:
+        self._target = target
+        self._roots = roots
+        """State and runs: a root that lies below the other one is no part of that."""
         self.files: dict[str, Path] = {}
         self.databases: dict[str, Path] = {}
         self.folders: dict[str, Path] = {}
@@ -137,54 +151,67 @@ class _Copier:
         self.entries: list[BackupEntry] = []
         self.left_out: list[SkippedPath] = []
         self._counted: set[_Identity] = set()
+        """Files whose size is in `bytes`."""
         self._linked: dict[_Identity, BackupEntry] = {}
-        """Files with several names."""
+        """Copied files that have several names, by hard links."""
 
     def find(self, path: str, folder: Path) -> None:
-        """What there is to copy; links are kept at once, as what they name is there now."""
+        """Note what there is to copy; links are kept at once, as what they name is there now."""
         self.folders[path] = folder
-        # What lies in a folder before what lies further down.
-        for source in sorted(
-            folder.iterdir(), key=lambda each: (each.is_dir(), each.name not in _FIRST, each.name)
-        ):
+        for source in sorted(folder.iterdir(), key=_order_in_folder):
+            inner_path = f"{path}/{source.name}"
             try:
-                self._find_one(f"{path}/{source.name}", source)
-            except FileNotFoundError:  # a clean-up may have taken it away
-                self.left_out.append(SkippedPath(path=f"{path}/{source.name}", reason=_VANISHED))
+                self._find_one(inner_path, source)
+            except FileNotFoundError:
+                # A clean-up may have taken it away.
+                self._leave_out(inner_path, _VANISHED)
             except OSError as error:
                 problem = f"{error.filename}: can't be read ({error.strerror})"
                 raise ArtifactError(f"{problem}; run this as the user who owns the site") from None
 
     def _find_one(self, path: str, source: Path) -> None:
-        is_link, is_folder = source.is_symlink(), source.is_dir()
-        if is_folder and (reason := _reason_to_skip_folder(path, source)):
-            self.left_out.append(SkippedPath(path=path, reason=reason))
+        is_folder = source.is_dir()
+        is_link = source.is_symlink()
+        reason = _reason_to_skip_folder(path, source) if is_folder else None
+        if reason is not None:
+            self._leave_out(path, reason)
         elif is_link:
             self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
         elif is_folder:
-            if source not in self._apart:
+            if source not in self._roots:
                 self.find(path, source)
-        elif reason := _reason_to_skip_file(path, source):
-            self.left_out.append(SkippedPath(path=path, reason=reason))
         else:
-            is_database, status = _is_database(source), source.stat()
-            (self.databases if is_database else self.files)[path] = source
-            # A file with several names is copied once, a database each time.
-            if is_database or status.st_nlink == 1 or _identity(status) not in self._counted:
-                self.bytes += status.st_size
-            self._counted.add(_identity(status))
+            self._find_file(path, source)
+
+    def _find_file(self, path: str, source: Path) -> None:
+        reason = _reason_to_skip_file(path, source)
+        if reason is not None:
+            self._leave_out(path, reason)
+            return
+        is_database = _is_database(source)
+        status = source.stat()
+        if is_database:
+            self.databases[path] = source
+        else:
+            self.files[path] = source
+        # A file with several names is copied once, a database each time.
+        if is_database or status.st_nlink == 1 or _identity(status) not in self._counted:
+            self.bytes += status.st_size
+        self._counted.add(_identity(status))
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        self.left_out.append(SkippedPath(path=path, reason=reason))
 
     def require_disk_space(self) -> None:
-        free = shutil.disk_usage(self._target).free
-        if free < self.bytes + MARGIN_BYTES:
-            problem = (
-                f"{self._target.parent}: has {size(free)} free, the backup takes {size(self.bytes)}"
-            )
-            raise ArtifactError(
-                f"{problem}; free disk space, give another folder, or leave out the runs (--no-runs)"
-            )
+        free_bytes = shutil.disk_usage(self._target).free
+        if free_bytes >= self.bytes + MARGIN_BYTES:
+            return
+        has = f"has {size(free_bytes)} free, the backup takes {size(self.bytes)}"
+        hint = "free disk space, give another folder, or leave out the runs (--no-runs)"
+        raise ArtifactError(f"{self._target.parent}: {has}; {hint}")
 
     def copy(self) -> None:
+        """Copy what was found, in the order that the module's first lines explain."""
         for path, source in self.databases.items():
             if path != LEDGER:
                 self._copy_database(path, source)
@@ -193,47 +220,54 @@ class _Copier:
                 self._copy_file(path, source)
             except FileNotFoundError:
                 (self._target / path).unlink(missing_ok=True)
-                self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
+                self._leave_out(path, _VANISHED)
         if LEDGER in self.databases:
             self._copy_database(LEDGER, self.databases[LEDGER])
 
     def folders_with_modes(self) -> list[BackupFolder]:
-        """Asked once all is copied: a run that a clean-up took meanwhile does not come back as an
-        empty folder."""
-        found = []
+        """The folders that are there once all is copied.
+
+        A run that a clean-up took meanwhile does not come back as an empty folder.
+        """
+        folders = []
         for path, source in self.folders.items():
             with suppress(FileNotFoundError):
-                found.append(BackupFolder(path=path, mode=stat.S_IMODE(source.stat().st_mode)))
-        return found
+                mode = stat.S_IMODE(source.stat().st_mode)
+                folders.append(BackupFolder(path=path, mode=mode))
+        return folders
 
     def _copy_file(self, path: str, source: Path) -> None:
         status = source.stat()
-        if status.st_nlink > 1 and (first := self._linked.get(_identity(status))):
-            self.entries.append(first.model_copy(update={"path": path, "same_as": first.path}))
+        has_other_names = status.st_nlink > 1
+        if has_other_names and _identity(status) in self._linked:
+            self.entries.append(self._linked[_identity(status)].at(path))
             return
         shutil.copy2(source, self._target_of(path))
         self._add_entry(path, "file")
-        if status.st_nlink > 1:
+        if has_other_names:
             self._linked[_identity(status)] = self.entries[-1]
 
     def _copy_database(self, path: str, source: Path) -> None:
-        """A SQLite database as of one moment, while others write to it; checked, and without a
-        write-ahead log."""
-        target, address = self._target_of(path), f"file:{quote(str(source))}?mode=rw"
-        try:  # as `ro` it could not open one whose log nobody has open
+        """Copy a SQLite database as of one moment, while others write to it.
+
+        The copy is checked, and has no write-ahead log.
+        """
+        target = self._target_of(path)
+        # As `ro` SQLite could not open a database whose log nobody has open.
+        address = f"file:{quote(str(source))}?mode=rw"
+        try:
             with (
                 closing(sqlite3.connect(address, uri=True, timeout=SQLITE_WAIT_S)) as live,
                 closing(sqlite3.connect(target)) as copy,
             ):
                 live.backup(copy)
                 copy.execute("PRAGMA journal_mode=DELETE")
-                (found,) = copy.execute("PRAGMA quick_check").fetchone()
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
+                (verdict,) = copy.execute("PRAGMA quick_check").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
         except sqlite3.Error as error:
-            raise ArtifactError(
-                f"{source}: can't be copied as a database: {error}; no backup was made"
-            ) from error
+            problem = f"can't be copied as a database: {error}; no backup was made"
+            raise ArtifactError(f"{source}: {problem}") from error
         shutil.copymode(source, target)
         self._add_entry(path, "database")
 
@@ -249,8 +283,13 @@ class _Copier:
         )
 
 
+def _order_in_folder(source: Path) -> tuple[bool, bool, str]:
+    """A sort key: files before folders, and manifests before the files that they list."""
+    return source.is_dir(), source.name not in _MANIFESTS, source.name
+
+
 def _identity(status: os.stat_result) -> _Identity:
-    """What tells a file from another that got its number later."""
+    """A key that tells a file from another that got its number later."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -265,7 +304,9 @@ def _reason_to_skip_folder(path: str, source: Path) -> str | None:
         if path.count("/") == place.count("/") and PurePosixPath(path).match(place):
             return reason
     cache = os.environ.get("HF_HOME")
-    return _CACHE if cache and source == Path(cache).expanduser().resolve() else None
+    if cache and source == Path(cache).expanduser().resolve():
+        return _CACHE
+    return None
 
 
 def _reason_to_skip_file(path: str, source: Path) -> str | None:
@@ -278,30 +319,66 @@ def _reason_to_skip_file(path: str, source: Path) -> str | None:
         return "names a server while it runs"
     if name == "profiles.toml":
         return "Prefect's settings may hold keys"
-    beside = source.with_name(re.sub(r"-(wal|shm|journal)$", "", name))
-    if beside != source and beside.is_file() and _is_database(beside):
+    # SQLite keeps these files beside its database.
+    database = source.with_name(re.sub(r"-(wal|shm|journal)$", "", name))
+    if database != source and database.is_file() and _is_database(database):
         return "part of a database that is copied whole"
     return None if source.is_file() else "no file"
 
 
-def _kept_elsewhere(profile: Profile) -> Iterator[str]:
-    """What this backup can't hold, and how it is kept."""
+def _kept_elsewhere(profile: Profile) -> list[str]:
+    """A line for each store that this backup can't hold, with how it is kept."""
     state = profile.paths.state.resolve()
-    if name := profile.ledger.url_env:
-        kept = shown(ledger_url(profile.ledger, state))
-        yield f"the ledger, in the database that {name} names ({kept}): `pg_dump -Fc`, after this backup"
-    if (log := profile.serve.request_log.folder) and not Path(log).resolve().is_relative_to(state):
-        yield f"the request log, {log}: outside {state}"
-    uri, server = profile.tracking_uri, find_server(state)
+    lines = (
+        _ledger_elsewhere(profile, state),
+        _request_log_elsewhere(profile, state),
+        _mlflow_elsewhere(profile, state),
+        _prefect_elsewhere(state),
+        _prefect_home_elsewhere(state),
+    )
+    return [line for line in lines if line is not None]
+
+
+def _ledger_elsewhere(profile: Profile, state: Path) -> str | None:
+    variable = profile.ledger.url_env
+    if not variable:
+        return None
+    address = shown(ledger_url(profile.ledger, state))
+    database = f"the database that {variable} names ({address})"
+    return f"the ledger, in {database}: `pg_dump -Fc`, after this backup"
+
+
+def _request_log_elsewhere(profile: Profile, state: Path) -> str | None:
+    log = profile.serve.request_log.folder
+    if not log or Path(log).resolve().is_relative_to(state):
+        return None
+    return f"the request log, {log}: outside {state}"
+
+
+def _mlflow_elsewhere(profile: Profile, state: Path) -> str | None:
+    uri = profile.tracking_uri
     if not uri.startswith("sqlite:"):
-        where = shown(url) if (url := url_of(uri)) else "the address in tracking.uri"
-        yield f"MLflow, at {where}: its database with `pg_dump -Fc`, and its artifact store"
-    elif not Path(uri.removeprefix("sqlite:///")).resolve().is_relative_to(state):
-        yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
-    if server and not server.is_at(announced_url(state)):
-        # While `qinglan up` is down, nothing tells whether its address is meant.
-        own = not uses_proxy(server.api_url) and (state / "prefect" / "prefect.db").exists()
-        unless = ", unless it is `qinglan up`'s own, which is in it" if own else ""
-        yield f"Prefect, at {server.api_url}: its database with `pg_dump -Fc`{unless}"
-    if (home := prefect_home()) and not home.resolve().is_relative_to(state):
-        yield f"PREFECT_HOME, {home}: outside {state}"
+        url = url_of(uri)
+        address = shown(url) if url else "the address in tracking.uri"
+        return f"MLflow, at {address}: its database with `pg_dump -Fc`, and its artifact store"
+    database = uri.removeprefix("sqlite:///")
+    if Path(database).resolve().is_relative_to(state):
+        return None
+    return f"MLflow's database, {database}: outside {state}"
+
+
+def _prefect_elsewhere(state: Path) -> str | None:
+    server = find_server(state)
+    if server is None or server.is_at(announced_url(state)):
+        return None
+    # While `qinglan up` is down, nothing tells whether its address is meant.
+    may_be_of_up = not uses_proxy(server.api_url) and (state / "prefect" / "prefect.db").exists()
+    unless = ", unless it is `qinglan up`'s own, which is in it" if may_be_of_up else ""
+    return f"Prefect, at {server.api_url}: its database with `pg_dump -Fc`{unless}"
+
+
+def _prefect_home_elsewhere(state: Path) -> str | None:
+    home = prefect_home()
+    if home is None or home.resolve().is_relative_to(state):
+        return None
+    return f"PREFECT_HOME, {home}: outside {state}"

@@ -1,7 +1,7 @@
 """A clean-up as it goes on: what it has removed or would remove, and what it keeps."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ class RetentionDecision(NamedTuple):
     name: str
     why: str
     bytes: int = 0
-    """That the disk gets back; 0 where a database keeps it, or a hard link elsewhere."""
+    """The size that the disk gets back; 0 where a database keeps it, or a hard link elsewhere."""
 
     @property
     def line(self) -> str:
@@ -35,7 +35,10 @@ class RetentionDecision(NamedTuple):
 
 @dataclass
 class CleanUp:
-    """By a profile's `retention`; ages count to `now`. A dry run only says what would go."""
+    """A clean-up by a profile's `retention`, in which ages count to `now`.
+
+    A dry run only says what would go.
+    """
 
     profile: Profile
     dry_run: bool
@@ -44,11 +47,12 @@ class CleanUp:
     removed: list[RetentionDecision] = field(default_factory=list)
     kept: list[RetentionDecision] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be read or removed."""
+    """A line for each thing that could not be read or removed."""
 
     def note_removed(self, kind: Kind, name: str, why: str, freed_bytes: int = 0) -> None:
-        self.removed.append(RetentionDecision(kind, name, why, freed_bytes))
-        self.say(f"{'would remove ' if self.dry_run else ''}{self.removed[-1].line}")
+        decision = RetentionDecision(kind, name, why, freed_bytes)
+        self.removed.append(decision)
+        self.say(f"{'would remove ' if self.dry_run else ''}{decision.line}")
 
     def note_kept(self, kind: Kind, name: str, why: str) -> None:
         self.kept.append(RetentionDecision(kind, name, why))
@@ -71,39 +75,46 @@ class CleanUp:
 
     @property
     def counts(self) -> dict[Kind, int]:
-        return dict(Counter(each.kind for each in self.removed))
+        """The number of removed things of each kind."""
+        return dict(Counter(decision.kind for decision in self.removed))
 
     @property
     def freed_bytes(self) -> int:
-        return sum(each.bytes for each in self.removed)
+        return sum(decision.bytes for decision in self.removed)
 
     @property
     def sentence(self) -> str:
-        did = "would remove" if self.dry_run else "removed"
-        parts = [f"{count(n)} {kind}{'s' if n != 1 else ''}" for kind, n in self.counts.items()]
-        if not parts:
+        """The outcome as one sentence, without a full stop."""
+        if not self.counts:
             return f"{self.profile.name}: nothing to remove"
-        return f"{self.profile.name}: {did} {', '.join(parts)}; {size(self.freed_bytes)}"
+        verb = "would remove" if self.dry_run else "removed"
+        parts = []
+        for kind, number in self.counts.items():
+            plural = "s" if number != 1 else ""
+            parts.append(f"{count(number)} {kind}{plural}")
+        return f"{self.profile.name}: {verb} {', '.join(parts)}; {size(self.freed_bytes)}"
 
     @property
     def markdown(self) -> str:
-        lines = [
-            "## Clean-up",
-            "",
-            f"{self.sentence}.",
-            *(f"\n{markdown_cell(note)}" for note in self.notes),
-        ]
-        removed = [(each, size(each.bytes)) for each in self.removed]
-        for head, rows in (("Removed", removed), ("Kept", [(each, "") for each in self.kept])):
-            cells = [
-                (each.kind, markdown_cell(each.name), markdown_cell(each.why), space)
-                for each, space in rows
-            ]
-            lines += (
-                ["", markdown_table((head, "", "Why", "Bytes"), cells[:_SHOWN], "   r")]
-                if rows
-                else []
-            )
-            if len(rows) > _SHOWN:
-                lines.append(f"\n… and {count(len(rows) - _SHOWN)} more")
+        """The outcome, with the first of what was removed and of what stays as tables."""
+        lines = ["## Clean-up", "", f"{self.sentence}."]
+        lines += [f"\n{markdown_cell(note)}" for note in self.notes]
+        lines += _table_lines("Removed", self.removed, [size(item.bytes) for item in self.removed])
+        lines += _table_lines("Kept", self.kept, [""] * len(self.kept))
         return "\n".join(lines) + "\n"
+
+
+def _table_lines(
+    heading: str, decisions: Sequence[RetentionDecision], sizes: Sequence[str]
+) -> list[str]:
+    """A Markdown table of decisions; nothing where there are none."""
+    if not decisions:
+        return []
+    rows = [
+        (decision.kind, markdown_cell(decision.name), markdown_cell(decision.why), space)
+        for decision, space in zip(decisions, sizes, strict=True)
+    ]
+    lines = ["", markdown_table((heading, "", "Why", "Bytes"), rows[:_SHOWN], "   r")]
+    if len(rows) > _SHOWN:
+        lines.append(f"\n… and {count(len(rows) - _SHOWN)} more")
+    return lines

@@ -15,7 +15,8 @@ from urllib.parse import unquote, urlsplit
 from qinglan.config import EMBEDDED, FlowName, Profile, secret_names
 from qinglan.ops.checks import Check, PlannedCheck, start_check
 from qinglan.ops.doctor import cluster, machine, services
-from qinglan.ops.preflight import ENGINE_FLOWS, asked_endpoints, plan_profile_checks
+from qinglan.ops.preflight import plan_profile_checks
+from qinglan.ops.preflight.asked_services import ENGINE_FLOWS, asked_endpoints
 
 MACHINE, SERVERS, CLUSTER, PAID = "This machine", "Servers", "The cluster", "Paid answers"
 _HIDDEN = "•••"

@@ -21,7 +21,7 @@ from qinglan.errors import ConfigError, EngineError
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import cluster_node_script
 from qinglan.ops.doctor.machine import installed
-from qinglan.ops.preflight import trainer_packages
+from qinglan.ops.preflight.trainer import trainer_packages
 from qinglan.recipes import get_recipe
 from qinglan.runs.launcher import Command
 from qinglan.training.engines.ray_jobs import Job, RayJobs

@@ -24,7 +24,7 @@ import qinglan
 from qinglan.config import FlowName, Profile
 from qinglan.errors import QinglanError
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import ENGINE_FLOWS, TRAINING_FLOWS, asked_endpoints
+from qinglan.ops.preflight.asked_services import ENGINE_FLOWS, TRAINING_FLOWS, asked_endpoints
 from qinglan.runs.disk_space import nearest_folder
 from qinglan.text import size, some
 from qinglan.training.disk_space import ModelSize, needed_bytes

@@ -29,7 +29,12 @@ from qinglan.ops.checks import Check
 from qinglan.ops.doctor.machine import installed
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import find_server
-from qinglan.ops.preflight import ENGINE_FLOWS, TEACHER_FLOWS, asked_endpoints, further_teachers
+from qinglan.ops.preflight.asked_services import (
+    ENGINE_FLOWS,
+    TEACHER_FLOWS,
+    asked_endpoints,
+    further_teachers,
+)
 from qinglan.recipes import get_recipe
 from qinglan.runs.processes import in_event_loop
 from qinglan.text import usd

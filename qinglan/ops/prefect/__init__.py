@@ -1,2 +1,4 @@
-"""Everything that goes over the HTTP API of the site's Prefect server. Nothing here imports
-Prefect."""
+"""Everything that goes over the HTTP API of the site's Prefect server.
+
+Nothing here imports Prefect.
+"""

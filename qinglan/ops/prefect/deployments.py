@@ -1,5 +1,4 @@
-"""The deployments on a server, which of them belong to a profile, and what users and alarms have
-switched on them.
+"""The deployments on a server, which of them belong to a profile, and how users switched them.
 
 `prefect deploy` sets everything as its file says. So it is given a file that already says what is
 to be: no switch is undone even for a moment, and a deployment that is killed midway leaves nothing
@@ -22,14 +21,19 @@ from qinglan.ops.prefect.api import TAG, call, pages
 from qinglan.runs.processes import Say
 
 TRAIN_DEPLOYMENT = "train/train"
-"""What trains on a new dataset where the profile has no deployment of its own for that."""
+"""The deployment that trains on a new dataset where the profile has none of its own for that."""
 _NOTE = "qinglan_schedules_on"
 """A variable on the server, as any machine may deploy next: the schedules that prefect.yaml had on
 the last time."""
+_NOTE_CHARS = 5_000
+"""Prefect's limit for a variable; enough for about 130 schedules."""
 _Entry = dict[str, Any]
+"""A deployment or a schedule, as prefect.yaml or the server tells of it."""
 
 
 class Deployment(NamedTuple):
+    """A deployment of one of our flows, as the server has it."""
+
     id: str
     full_name: str
     """`flow/name`, as Prefect's commands take it."""
@@ -38,177 +42,259 @@ class Deployment(NamedTuple):
     paused: bool
 
 
-def names(given: str, profile: Profile) -> bool:
-    """Is a flow run's or deployment's parameter, a name or a path, this profile?"""
-    path = Path(given)
-    return profile.name == (path.stem if path.suffix in (".yaml", ".yml") else given)
+def names_profile(parameter: str, profile: Profile) -> bool:
+    """Tell whether a flow run's or deployment's parameter, a name or a path, is this profile."""
+    path = Path(parameter)
+    name = path.stem if path.suffix in (".yaml", ".yml") else parameter
+    return profile.name == name
 
 
 def deployments_of(api: httpx2.Client) -> list[Deployment]:
-    found = []
-    for entry in filter(_is_ours, pages(api, "deployments/filter", sort="NAME_ASC")):
-        profile = str(entry["parameters"].get("profile", ""))
-        found.append(Deployment(entry["id"], _name(entry), profile, bool(entry["paused"])))
-    return found
+    """Our deployments on a server, by name."""
+    deployments = []
+    for entry in pages(api, "deployments/filter", sort="NAME_ASC"):
+        if _is_ours(entry):
+            profile = str(entry["parameters"].get("profile", ""))
+            is_paused = bool(entry["paused"])
+            deployments.append(Deployment(entry["id"], _full_name(entry), profile, is_paused))
+    return deployments
 
 
 def training_of(deployments: Sequence[Deployment], profile: Profile) -> Deployment | None:
-    """What a refresh of this profile starts: its own deployment of `train`, else the common one."""
-    trains = [each for each in deployments if each.full_name.startswith("train/")]
-    own = [each for each in trains if names(each.profile, profile)]
-    return next(
-        iter([*own, *(each for each in trains if each.full_name == TRAIN_DEPLOYMENT)]), None
-    )
+    """The deployment that a refresh of this profile starts: its own of `train`, else the common."""
+    trainings = [
+        deployment for deployment in deployments if deployment.full_name.startswith("train/")
+    ]
+    for deployment in trainings:
+        if names_profile(deployment.profile, profile):
+            return deployment
+    for deployment in trainings:
+        if deployment.full_name == TRAIN_DEPLOYMENT:
+            return deployment
+    return None
 
 
 def trains_by_itself(deployments: Sequence[Deployment], profile: Profile) -> list[Deployment]:
-    """What trains this profile at night: `training_of`, and its own pipelines."""
-    started = training_of(deployments, profile)
-    pipelines = [each for each in deployments if each.full_name.startswith("pipeline/")]
-    return [
-        *([started] if started else []),
-        *(each for each in pipelines if names(each.profile, profile)),
-    ]
+    """The deployments that train this profile at night: `training_of`, and its own pipelines."""
+    trainings = []
+    started_by_refresh = training_of(deployments, profile)
+    if started_by_refresh is not None:
+        trainings.append(started_by_refresh)
+    for deployment in deployments:
+        is_pipeline = deployment.full_name.startswith("pipeline/")
+        if is_pipeline and names_profile(deployment.profile, profile):
+            trainings.append(deployment)
+    return trainings
 
 
 def read_deployments(prefect_file: Path) -> _Entry:
+    """The content of a prefect.yaml.
+
+    Raises ConfigError where it can't be read, or lacks what we read of it.
+    """
     try:
         content = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{prefect_file}: can't be read: {first_line(error)}") from error
     if not (isinstance(content, dict) and isinstance(content.get("deployments"), list)):
         raise ConfigError(f"{prefect_file}: has no `deployments`")
-    for number, each in enumerate(content["deployments"], 1):
-        is_entry = isinstance(each, dict) and all(
-            isinstance(one, dict) for one in each.get("schedules") or ()
-        )
-        if not is_entry or (
-            _is_ours(each) and not (each.get("name") and (each.get("work_pool") or {}).get("name"))
-        ):
-            needed = "needs `name`, `work_pool: {name: …}` and, if any, a list of `schedules`"
-            raise ConfigError(
-                f"{prefect_file}: deployment {number}: {needed}; compare it with those before"
-            )
+    for number, entry in enumerate(content["deployments"], 1):
+        if not _is_complete(entry):
+            needs = "needs `name`, `work_pool: {name: …}` and, if any, a list of `schedules`"
+            problem = f"deployment {number}: {needs}; compare it with those before"
+            raise ConfigError(f"{prefect_file}: {problem}")
     return content
+
+
+def _is_complete(entry: object) -> bool:
+    """Tell whether a deployment of the file has what we read of it."""
+    if not isinstance(entry, dict):
+        return False
+    if not all(isinstance(schedule, dict) for schedule in entry.get("schedules") or ()):
+        return False
+    if not _is_ours(entry):
+        return True
+    return bool(entry.get("name") and (entry.get("work_pool") or {}).get("name"))
 
 
 @contextmanager
 def with_server_switches(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Path]:
-    """The file to deploy within the `with` instead: `prefect_file` with switches and pauses as the
-    server has them.
+    """Give the file to deploy instead: `prefect_file` with switches and pauses as on the server.
 
     What the file says of a schedule counts where the server does not have it yet, and where the
     file said something else when it was deployed last. Where nothing is known of that, the server's
     switch stays. Each difference is said.
     """
-    content, on_server = (
-        read_deployments(prefect_file),
-        pages(api, "deployments/filter", sort="NAME_ASC"),
-    )
-    there = {_name(entry): entry for entry in on_server if _is_ours(entry)}
-    ours = {_name(each): each for each in content["deployments"] if _is_ours(each)}
-    variable = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
-    value = variable and variable["value"]
-    noted = {str(name) for name in value} if isinstance(value, list) else None
-    for name, schedule in (
-        (name, each) for name, entry in there.items() for each in entry["schedules"]
-    ):
-        listed = {each.get("slug") for each in ours.get(name, {}).get("schedules") or ()}
-        if schedule["active"] and schedule.get("slug") and schedule["slug"] not in listed:
-            say(
-                f"schedule {name}/{schedule['slug']} stays on; it is not in this prefect.yaml: switch it off by hand"
-            )
-    kept = {
-        name: _kept(name, each, there[name], noted, say)
-        for name, each in ours.items()
-        if name in there
-    }
-    deployments = [
-        kept.get(_name(each), each) if _is_ours(each) else each for each in content["deployments"]
-    ]
+    content = read_deployments(prefect_file)
+    on_server = _ours_by_name(pages(api, "deployments/filter", sort="NAME_ASC"))
+    in_file = _ours_by_name(content["deployments"])
+    noted_titles = _read_note(api)
+    _report_unlisted(on_server, in_file, say)
+    switched = {}
+    for name, entry in in_file.items():
+        if name in on_server:
+            switched[name] = _with_switches(name, entry, on_server[name], noted_titles, say)
+    deployments = []
+    for entry in content["deployments"]:
+        is_switched = _is_ours(entry) and _full_name(entry) in switched
+        deployments.append(switched[_full_name(entry)] if is_switched else entry)
     with NamedTemporaryFile("w", prefix="qinglan-", suffix=".yaml", encoding="utf-8") as file:
         yaml.safe_dump(content | {"deployments": deployments}, file, sort_keys=False)
         file.flush()
         yield Path(file.name)
     # Another folder's prefect.yaml may have deployments of its own on this server.
-    elsewhere = {
-        name for name in noted or () if (of := name.rpartition("/")[0]) in there and of not in ours
-    }
-    on = {
-        f"{name}/{schedule['slug']}"
-        for name, each in ours.items()
-        for schedule in each.get("schedules") or ()
-        if schedule.get("slug") and _is_on(schedule)
-    }
-    _note(api, noted, elsewhere | on, say)
+    titles = _titles_of_others(noted_titles or set(), on_server, in_file)
+    titles |= _titles_on(in_file)
+    _write_note(api, noted_titles, titles, say)
 
 
 def _is_ours(entry: _Entry) -> bool:
-    """Is a deployment, on a server or in prefect.yaml, Qinglan's? Known by its entrypoint."""
+    """Tell by its entrypoint whether a deployment, on a server or in prefect.yaml, is Qinglan's."""
     return str(entry.get("entrypoint")).startswith("qinglan.flows.")
 
 
-def _name(entry: _Entry) -> str:
+def _full_name(entry: _Entry) -> str:
     """`flow/name`, as Prefect's commands take it."""
-    return f"{str(entry['entrypoint']).rpartition('.')[2]}/{entry['name']}"
+    flow = str(entry["entrypoint"]).rpartition(".")[2]
+    return f"{flow}/{entry['name']}"
 
 
-def _kept(name: str, wanted: _Entry, there: _Entry, noted: set[str] | None, say: Say) -> _Entry:
-    """As the file wants it, but paused and switched as the server has it."""
-    switches = {each["slug"]: each["active"] for each in there["schedules"] if each.get("slug")}
-    kept = wanted | ({"paused": True} if there["paused"] else {})
-    if schedules := wanted.get("schedules"):
-        kept["schedules"] = [
-            _switched(name, schedule, switches, noted, say) for schedule in schedules
-        ]
-        for planned in (each["schedule"] for each in there["schedules"] if not each.get("slug")):
-            # As one made on the page. Prefect then makes them all anew, from the file alone.
-            when = planned.get("cron") or planned.get("interval") or planned.get("rrule")
-            say(
-                f"schedule {name} ({when}) is removed: it has no slug, and prefect.yaml has others there"
-            )
-    return kept
+def _ours_by_name(entries: Sequence[_Entry]) -> dict[str, _Entry]:
+    return {_full_name(entry): entry for entry in entries if _is_ours(entry)}
 
 
-def _switched(
-    name: str, wanted: _Entry, switches: Mapping[str, bool], noted: set[str] | None, say: Say
+def _report_unlisted(
+    on_server: Mapping[str, _Entry], in_file: Mapping[str, _Entry], say: Say
+) -> None:
+    """Say which schedules are on although the file does not have them."""
+    for name, entry in on_server.items():
+        file_schedules = in_file.get(name, {}).get("schedules") or ()
+        listed_slugs = {schedule.get("slug") for schedule in file_schedules}
+        for schedule in entry["schedules"]:
+            slug = schedule.get("slug")
+            if schedule["active"] and slug and slug not in listed_slugs:
+                hint = "it is not in this prefect.yaml: switch it off by hand"
+                say(f"schedule {name}/{slug} stays on; {hint}")
+
+
+def _with_switches(
+    name: str, file_entry: _Entry, server_entry: _Entry, noted_titles: set[str] | None, say: Say
 ) -> _Entry:
-    is_on, file_has_on = switches.get(str(wanted.get("slug"))), _is_on(wanted)
-    if is_on is None or file_has_on is None or is_on == file_has_on:
-        return wanted
-    title = f"{name}/{wanted['slug']}"
-    there, here = ("on", "off") if is_on else ("off", "on")
-    if noted is not None and (title in noted) != file_has_on:
-        say(f"schedule {title} is switched {here}, as prefect.yaml has it {here} now")
-        return wanted
-    why = (
-        "it was switched by hand"
-        if noted is not None
-        else f"it is on the server; prefect.yaml has it {here}"
-    )
-    say(f"schedule {title} stays {there}, as {why}")
-    return wanted | {"active": is_on}
+    """A deployment as the file has it, but paused and switched as on the server."""
+    switched = dict(file_entry)
+    if server_entry["paused"]:
+        switched["paused"] = True
+    file_schedules = file_entry.get("schedules")
+    if not file_schedules:
+        return switched
+    switches = {
+        schedule["slug"]: schedule["active"]
+        for schedule in server_entry["schedules"]
+        if schedule.get("slug")
+    }
+    switched["schedules"] = [
+        _switched_schedule(name, schedule, switches, noted_titles, say)
+        for schedule in file_schedules
+    ]
+    for schedule in server_entry["schedules"]:
+        if not schedule.get("slug"):
+            # A schedule made on the page has no slug. Prefect then makes them all anew, from the
+            # file alone.
+            timing = schedule["schedule"]
+            when = timing.get("cron") or timing.get("interval") or timing.get("rrule")
+            reason = "it has no slug, and prefect.yaml has others there"
+            say(f"schedule {name} ({when}) is removed: {reason}")
+    return switched
+
+
+def _switched_schedule(
+    name: str,
+    schedule: _Entry,
+    switches: Mapping[str, bool],
+    noted_titles: set[str] | None,
+    say: Say,
+) -> _Entry:
+    """A schedule as the file has it, but switched as on the server unless the file has changed."""
+    server_is_on = switches.get(str(schedule.get("slug")))
+    file_is_on = _is_on(schedule)
+    if server_is_on is None or file_is_on is None or server_is_on == file_is_on:
+        return schedule
+    title = f"{name}/{schedule['slug']}"
+    server_switch, file_switch = ("on", "off") if server_is_on else ("off", "on")
+    if noted_titles is None:
+        say(
+            f"schedule {title} stays {server_switch}, as it is on the server; "
+            f"prefect.yaml has it {file_switch}"
+        )
+        return schedule | {"active": server_is_on}
+    was_on_in_file = title in noted_titles
+    if was_on_in_file != file_is_on:
+        say(f"schedule {title} is switched {file_switch}, as prefect.yaml has it {file_switch} now")
+        return schedule
+    say(f"schedule {title} stays {server_switch}, as it was switched by hand")
+    return schedule | {"active": server_is_on}
 
 
 def _is_on(schedule: _Entry) -> bool | None:
-    """Does the file have it on? None where only Prefect knows: a template, such as a variable of
-    the environment."""
+    """Tell whether a schedule of the file is on.
+
+    None where only Prefect knows: a template, such as a variable of the environment.
+    """
     active = schedule.get("active")
-    return True if active is None else active if isinstance(active, bool) else None
+    if active is None:
+        return True
+    return active if isinstance(active, bool) else None
 
 
-def _note(api: httpx2.Client, before: set[str] | None, on: set[str], say: Say) -> None:
-    value: list[str] | None = sorted(on)
-    if len(json.dumps(value)) > 5_000:  # Prefect's limit, about 130 schedules
+def _titles_on(in_file: Mapping[str, _Entry]) -> set[str]:
+    """The schedules that the file has on, as `flow/name/slug`."""
+    titles = set()
+    for name, entry in in_file.items():
+        for schedule in entry.get("schedules") or ():
+            if schedule.get("slug") and _is_on(schedule):
+                titles.add(f"{name}/{schedule['slug']}")
+    return titles
+
+
+def _titles_of_others(
+    noted_titles: set[str], on_server: Mapping[str, _Entry], in_file: Mapping[str, _Entry]
+) -> set[str]:
+    """The noted schedules of deployments that are on the server but not in the file."""
+    titles = set()
+    for title in noted_titles:
+        name = title.rpartition("/")[0]
+        if name in on_server and name not in in_file:
+            titles.add(title)
+    return titles
+
+
+def _read_note(api: httpx2.Client) -> set[str] | None:
+    """The schedules that prefect.yaml had on the last time; None where that was not noted."""
+    variable = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
+    titles = variable["value"] if variable else None
+    if not isinstance(titles, list):
+        return None
+    return {str(title) for title in titles}
+
+
+def _write_note(
+    api: httpx2.Client, noted_titles: set[str] | None, titles: set[str], say: Say
+) -> None:
+    """Note which schedules prefect.yaml has on now, where that has changed."""
+    value: list[str] | None = sorted(titles)
+    if len(json.dumps(value)) > _NOTE_CHARS:
         say(
-            f"prefect.yaml has {len(on)} schedules on, too many to note: later changes of them there are only reported"
+            f"prefect.yaml has {len(titles)} schedules on, too many to note: "
+            "later changes of them there are only reported"
         )
         value = None
-    if value is not None and before == on:
+    if value is not None and noted_titles == titles:
         return
-    answer = api.patch(f"variables/name/{_NOTE}", json={"value": value})
-    if answer.status_code == httpx2.codes.NOT_FOUND:
-        answer = api.post("variables/", json={"name": _NOTE, "value": value, "tags": [TAG]})
-        if answer.status_code == httpx2.codes.CONFLICT:  # another deployment has just made it
+    response = api.patch(f"variables/name/{_NOTE}", json={"value": value})
+    if response.status_code == httpx2.codes.NOT_FOUND:
+        body = {"name": _NOTE, "value": value, "tags": [TAG]}
+        response = api.post("variables/", json=body)
+        if response.status_code == httpx2.codes.CONFLICT:
+            # Another deployment at the same time has just made it.
             return
-    answer.raise_for_status()
+    response.raise_for_status()

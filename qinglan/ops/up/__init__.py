@@ -1,2 +1,4 @@
-"""`qinglan up`: supervised servers and workers on loopback, started and called over HTTP, never
-imported."""
+"""`qinglan up`: supervised servers and workers on loopback.
+
+They are started and called over HTTP, never imported.
+"""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -31,37 +31,46 @@ from qinglan.runs.processes import HOST, Processes, Say, port_from, port_problem
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import is_any_model_embedded, rag_argv, teacher_argv
 
+_PREFECT_PORT = 4200
+_MLFLOW_PORT = 5000
 _SHOWN_RUNS = 5
 _ANSWERS_WITHIN_S = 180.0
 """A server that starts on a busy machine's SQLite has taken more than 30 s for its first write."""
 
 
 class SimulatedService(NamedTuple):
-    """An embedded service for users to try by hand; flows start their own, with the settings of
-    each run."""
+    """An embedded service for users to try by hand.
+
+    Flows start their own, with the settings of each run.
+    """
 
     title: str
     argv: list[str]
     port: int
     path: str
-    """What is to be called there."""
+    """The part of the address that is to be called there."""
 
 
 def serve_site(
     profile: Profile, say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None
 ) -> None:
-    """Keep everything running until Ctrl-C or SIGTERM; ports that are not given are 4200 and 5000,
-    or the next free."""
-    start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
-    known = find_server(state)  # before we hold the lock, by which it tells whether one runs here
+    """Keep everything running until Ctrl-C or SIGTERM.
+
+    Ports that are not given are 4200 and 5000, or the next free.
+    """
+    start_s = time.monotonic()
+    prefect_file = find_deployments()
+    state = profile.paths.state
+    # Asked before the lock is held here, as the lock tells whether `qinglan up` runs.
+    known_server = find_server(state)
     with stop_signals(), suppress(KeyboardInterrupt), only_one(state, say) as lock:
-        # First whether another one runs here; then mistakes in the settings, before anything is
-        # started.
+        # Users learn first whether another one runs here, then of mistakes in the settings, before
+        # anything is started.
         webhook_address(profile)
-        prefect_port = _configured_port(known, prefect_port)
-        site = Site(state, profile.tracking_uri, _port(prefect_port, 4200, "prefect", say))
+        prefect_port = _configured_port(known_server, prefect_port)
+        site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
         if site.mlflow_server():
-            site = replace(site, mlflow_port=_port(mlflow_port, 5000, "mlflow", say))
+            site = replace(site, mlflow_port=_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
         logs = state.resolve() / "logs"
         server = PrefectServer(site.api_url, "this very `qinglan up`", auth_string=configured()[2])
         with (
@@ -69,11 +78,10 @@ def serve_site(
             server.client(timeout_s=_ANSWERS_WITHIN_S) as api,
         ):
             try:
-                _LocalSite(profile, site, processes, api, say).serve(prefect_file, start)
+                _LocalSite(profile, site, processes, api, say).serve(prefect_file, start_s)
             except httpx2.HTTPError as error:
-                raise EngineError(
-                    f"Prefect's server at {site.api_url}: {first_line(error)}; logs: {logs}"
-                ) from error
+                problem = f"{first_line(error)}; logs: {logs}"
+                raise EngineError(f"Prefect's server at {site.api_url}: {problem}") from error
 
 
 @dataclass
@@ -86,45 +94,50 @@ class _LocalSite:
     _workers_since: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def serve(self, prefect_file: Path, start_s: float) -> None:
-        """Never returns: Ctrl-C is an exception."""
+        """Start everything and keep it running; never returns, as Ctrl-C is an exception."""
         self.site.prepare()
         self.processes.start("prefect_server", self.site.prefect_server())
-        if mlflow := self.site.mlflow_server():
-            self.processes.start("mlflow_server", mlflow)
-        simulated = simulated_services(self.profile)
-        for simulator in simulated:
-            argv = [sys.executable, "-m", *simulator.argv, f"--port={simulator.port}"]
-            self.processes.start(
-                f"embedded_{simulator.title.lower()}", Command(argv, withheld_secrets(self.profile))
-            )
+        mlflow_server = self.site.mlflow_server()
+        if mlflow_server:
+            self.processes.start("mlflow_server", mlflow_server)
+        simulators = self._start_simulators()
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
-        server_file = (
-            self.site.state / SERVER_FILE
-        )  # for `qinglan run` on this site, while the server runs
+        with self._announced(), self._workers():
+            register(self.api, self.site.prefect_env, prefect_file, self.profile, self.say)
+            if mlflow_server:
+                self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
+            for simulator in simulators:
+                health_url = f"http://{HOST}:{simulator.port}/health"
+                self.processes.wait_for(simulator.title, health_url)
+            for pool in WORK_POOLS:
+                self.processes.wait_until(f"worker of {pool}", partial(self._worker_problem, pool))
+            self._say_where(simulators, time.monotonic() - start_s)
+            self.processes.keep_running(self._crash_interrupted)
+
+    def _start_simulators(self) -> list[SimulatedService]:
+        simulators = simulated_services(self.profile)
+        for simulator in simulators:
+            argv = [sys.executable, "-m", *simulator.argv, f"--port={simulator.port}"]
+            command = Command(argv, withheld_secrets(self.profile))
+            self.processes.start(f"embedded_{simulator.title.lower()}", command)
+        return simulators
+
+    @contextmanager
+    def _announced(self) -> Iterator[None]:
+        """Tell `qinglan run` on this site where the server is, while it runs."""
+        server_file = self.site.state / SERVER_FILE
         server_file.write_text(self.site.api_url, encoding="utf-8")
         try:
-            with self._workers():
-                register(self.api, self.site.prefect_env, prefect_file, self.profile, self.say)
-                if mlflow:
-                    self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
-                for simulator in simulated:
-                    self.processes.wait_for(
-                        simulator.title, f"http://{HOST}:{simulator.port}/health"
-                    )
-                for pool in WORK_POOLS:
-                    self.processes.wait_until(
-                        f"worker of {pool}", partial(self._worker_problem, pool)
-                    )
-                self._say_where(simulated, time.monotonic() - start_s)
-                self.processes.keep_running(self._crash_interrupted)
+            yield
         finally:
             server_file.unlink(missing_ok=True)
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
-        """They end before the server does, so that they can report it."""
+        """Run the workers; they end before the server does, so that they can report it."""
+        # Made here so that deploying needn't wait for the pool's worker.
         for pool in WORK_POOLS:
-            make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
+            make_pool(self.api, pool)
         self._crash_interrupted(*WORKERS)
         # The automation never learns of a run that crashed while no server ran, and late of one
         # that is marked now. As long as no worker runs, none can take such a run at the same
@@ -141,83 +154,98 @@ class _LocalSite:
             self.processes.stop(*WORKERS)
 
     def _worker_problem(self, pool: str) -> str | None:
-        """None once this session's worker has reported; an earlier one's report stays for a
-        while."""
+        """Why a pool's worker is not ready; None once this session's worker has reported.
+
+        The report of an earlier session's stays for a while.
+        """
         try:
             workers = call(self.api, "POST", f"work_pools/{pool}/workers/filter", {})
         except httpx2.HTTPError as error:
             return first_line(error)
-        last = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
-        return (
-            None
-            if any(time > self._workers_since for time in last)
-            else "it has not reported to Prefect's server"
-        )
+        for worker in workers:
+            if datetime.fromisoformat(worker["last_heartbeat_time"]) > self._workers_since:
+                return None
+        return "it has not reported to Prefect's server"
 
-    def _crash_interrupted(self, *processes: str) -> None:
+    def _crash_interrupted(self, *process_names: str) -> None:
         """Mark the runs of those among the processes that are workers, and that are not running."""
-        pools = [WORKERS[name] for name in processes if name in WORKERS]
-        found = crash_interrupted(self.api, pools) if pools else []
-        for run in (each for each in found if each["state_type"] == "CANCELLING"):
-            stop_cancelled(run, self.say)
-        if not (crashed := [run for run in found if run["state_type"] != "CANCELLING"]):
+        pools = [WORKERS[name] for name in process_names if name in WORKERS]
+        if not pools:
             return
+        crashed_runs = []
+        for run in crash_interrupted(self.api, pools):
+            if run["state_type"] == "CANCELLING":
+                stop_cancelled(run, self.say)
+            else:
+                crashed_runs.append(run)
+        if crashed_runs:
+            self._say_crashed(crashed_runs)
+
+    def _say_crashed(self, runs: Sequence[dict[str, Any]]) -> None:
         retries = crash_retries_on(self.api)
-        continues = (
-            f"each goes on by itself, {retries} times at most; after that, " if retries else ""
-        )
-        by_hand = "Retry on its page, or `prefect flow-run retry ID`, continues one:"
+        by_itself = ""
+        if retries:
+            by_itself = f"each goes on by itself, {retries} times at most; after that, "
         self.say(
-            f"flow runs that were interrupted, now marked as crashed: {len(crashed)}; {continues}{by_hand}"
+            f"flow runs that were interrupted, now marked as crashed: {len(runs)}; {by_itself}"
+            "Retry on its page, or `prefect flow-run retry ID`, continues one:"
         )
-        for run in crashed[:_SHOWN_RUNS]:
+        for run in runs[:_SHOWN_RUNS]:
             self.say(f"  {run['name']}  {self.site.prefect_url}/runs/flow-run/{run['id']}")
 
-    def _say_where(self, simulated: Sequence[SimulatedService], seconds: float) -> None:
+    def _say_where(self, simulators: Sequence[SimulatedService], seconds: float) -> None:
         lines = [f"Prefect  {self.site.prefect_url}", f"MLflow   {self.site.mlflow_url}"]
-        lines += [
-            f"{simulator.title:<8} http://{HOST}:{simulator.port}{simulator.path}"
-            for simulator in simulated
-        ]
-        if simulated:
+        for simulator in simulators:
+            lines.append(f"{simulator.title:<8} http://{HOST}:{simulator.port}{simulator.path}")
+        if simulators:
             lines.append("         simulators, to try by hand; every run starts its own")
-        lines.append(
-            f"Logs     {self.processes.logs}\n\nReady after {seconds:.0f} s. Ctrl-C stops all of it."
-        )
+        lines += [
+            f"Logs     {self.processes.logs}",
+            "",
+            f"Ready after {seconds:.0f} s. Ctrl-C stops all of it.",
+        ]
         self.say("\n" + "\n".join(lines))
 
 
-def _configured_port(server: PrefectServer | None, asked: int | None) -> int | None:
-    """The port that the user's settings expect a server of this machine on; `ConfigError` where
-    they expect another."""
+def _configured_port(server: PrefectServer | None, requested: int | None) -> int | None:
+    """The port that the user's settings expect a server of this machine on.
+
+    Raises ConfigError where they expect another server.
+    """
     if server is None or server.is_of_up:
-        return asked
+        return requested
     port = urlsplit(server.api_url).port
-    if not uses_proxy(server.api_url) and port and asked in (None, port):
+    is_of_this_machine = not uses_proxy(server.api_url)
+    if is_of_this_machine and port and requested in (None, port):
         return port
     problem = f"{server.origin} is {server.api_url}, so this site has a Prefect server already"
     raise ConfigError(f"{problem}; deploy there with `qinglan deploy`, or unset it")
 
 
-def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
-    if asked is not None:
-        if problem := port_problem(HOST, asked):
-            hint = f"is `qinglan up` running already? Else give another --{what}-port"
-            raise ConfigError(f"{HOST}:{asked}: {problem}; {hint}")
-        return asked
-    if (port := port_from(usual)) != usual:
-        say(f"{what}: port {usual} is taken, so {port}")
-    return port
+def _port(requested: int | None, usual: int, program: str, say: Say) -> int:
+    """The requested port, or the first free one from the usual one on."""
+    if requested is None:
+        port = port_from(usual)
+        if port != usual:
+            say(f"{program}: port {usual} is taken, so {port}")
+        return port
+    problem = port_problem(HOST, requested)
+    if problem:
+        hint = f"is `qinglan up` running already? Else give another --{program}-port"
+        raise ConfigError(f"{HOST}:{requested}: {problem}; {hint}")
+    return requested
 
 
 def simulated_services(profile: Profile) -> list[SimulatedService]:
-    """Those that the profile calls `embedded`; raises `ConfigError` where the profile's sample
-    can't be made."""
-    found = []
+    """The services that the profile calls `embedded`.
+
+    Raises `ConfigError` where the profile's sample can't be made.
+    """
+    services = []
     if is_any_model_embedded(profile):
-        found.append(SimulatedService("Teacher", teacher_argv(profile), port_from(8101), "/v1"))
-    if knowledge_base := embedded_knowledge_base(profile):
-        found.append(
-            SimulatedService("RAG", rag_argv(profile, knowledge_base), port_from(8201), "/retrieve")
-        )
-    return found
+        services.append(SimulatedService("Teacher", teacher_argv(profile), port_from(8101), "/v1"))
+    knowledge_base = embedded_knowledge_base(profile)
+    if knowledge_base:
+        argv = rag_argv(profile, knowledge_base)
+        services.append(SimulatedService("RAG", argv, port_from(8201), "/retrieve"))
+    return services

@@ -1,5 +1,4 @@
-"""The local site: its lock, the command and settings of each of its processes, and Prefect's server
-for one run."""
+"""The local site: its lock, the command of each of its processes, Prefect's server for one run."""
 
 import fcntl
 import os
@@ -20,11 +19,13 @@ from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, POLL_S, Processes, Say, free_port, health_problem
 
 WORK_POOLS = {"qinglan": 4, "qinglan-trainer": 1}
-"""How many flows each runs at once. What trains has a pool of its own, so that a night's refresh
-does not wait for a day's training, and trains one at a time, as the device is shared; some of the
-others wait for a provider or a user."""
+"""The number of flows that each pool runs at once.
+
+What trains has a pool of its own, so that a night's refresh does not wait for a day's training, and
+trains one at a time, as the device is shared; some of the others wait for a provider or a user.
+"""
 WORKERS = {f"{pool}-up": pool for pool in WORK_POOLS}
-"""The pool of each, by the name that Prefect's pages and its log have."""
+"""The pool of each worker, by the name that Prefect's pages and its log have."""
 _ENDING_WITHIN_S = 60.0
 """Longer than the supervisors' grace."""
 
@@ -60,7 +61,7 @@ WORKER_TUNING = {
 
 @dataclass(frozen=True)
 class Site:
-    """Where this machine's servers listen and keep their state."""
+    """The addresses and the state of this machine's servers."""
 
     state: Path
     tracking_uri: str
@@ -82,55 +83,36 @@ class Site:
 
     def prefect_server(self) -> Command:
         argv = [sys.executable, "-m", "qinglan.tasks.prefect_server", HOST, str(self.prefect_port)]
-        return Command(
-            argv,
-            withheld_secrets(None, "PREFECT_*") | self.prefect_env | _unless_set(SERVER_TUNING),
-        )
+        env = withheld_secrets(None, "PREFECT_*") | self.prefect_env
+        return Command(argv, env | _unless_set(SERVER_TUNING))
 
     def mlflow_server(self) -> Command | None:
-        """MLflow's UI over the profile's database; None where a tracking server is already
-        there."""
+        """MLflow's UI over the profile's database; None where it uses a tracking server."""
         if self.tracking_uri.startswith(("http://", "https://")):
             return None
         artifacts = (self.state / "mlartifacts").resolve().as_uri()
-        argv = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            f"--host={HOST}",
-            f"--port={self.mlflow_port}",
-            "--workers=1",
-        ]
+        mlflow = [sys.executable, "-m", "mlflow"]
+        argv = [*mlflow, "server", f"--host={HOST}", f"--port={self.mlflow_port}", "--workers=1"]
         argv += [f"--backend-store-uri={self.tracking_uri}", f"--artifacts-destination={artifacts}"]
-        # Without its job runner it starts in a third of the time.
         env = withheld_secrets(None, "MLFLOW_*", "AWS_*") | QUIET_ENV
+        # Without its job runner it starts in a third of the time.
         return Command(argv, env | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
     def worker(self, name: str) -> Command:
         pool = WORKERS[name]
-        argv = [
-            sys.executable,
-            "-m",
-            "prefect",
-            "worker",
-            "start",
-            f"--pool={pool}",
-            "--type=process",
-        ]
+        prefect = [sys.executable, "-m", "prefect"]
+        argv = [*prefect, "worker", "start", f"--pool={pool}", "--type=process"]
         argv += ["--install-policy=never", f"--name={name}", f"--limit={WORK_POOLS[pool]}"]
         return Command(argv, self.prefect_env | _unless_set(WORKER_TUNING))
 
     def prepare(self) -> None:
-        """Make Prefect's folder, for this account alone, without its new pages, which report to
-        Amplitude.
-
-        A link that leads nowhere is in the place of their folder, so Prefect logs one line and
-        leaves them out.
-        """
+        """Make Prefect's folder, for this account alone, without its new pages."""
         (self._home / "pages").mkdir(parents=True, exist_ok=True)
         if prefect_home() is None:
-            self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
+            # The database has what decrypts its Secret blocks.
+            self._home.chmod(0o700)
+        # The new pages report to Amplitude. Where a link that leads nowhere is in the place of
+        # their folder, Prefect logs one line and leaves them out.
         with suppress(FileExistsError):
             (self._home / "pages" / "v2").symlink_to("not-served")
 
@@ -140,13 +122,15 @@ class Site:
 
     @property
     def prefect_env(self) -> dict[str, str]:
-        """For the server and for everything that talks to it."""
+        """The environment of the server and of everything that talks to it."""
         env = QUIET_ENV | {
             "PREFECT_HOME": str(self._home),
             "PREFECT_API_URL": self.api_url,
-            "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
+            # Right behind a forwarded port too.
+            "PREFECT_SERVER_UI_API_URL": "/api",
             "PREFECT_SERVER_UI_V2_ENABLED": "false",
-            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._home / "pages"),  # see `prepare`
+            # See `prepare`.
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._home / "pages"),
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }
@@ -154,23 +138,24 @@ class Site:
         # would be served.
         guards = {
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,  # who may read such a token
+            # Only these pages may read such a token.
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,
         }
         return env | _unless_set(guards)
 
 
 def _unless_set(settings: dict[str, str]) -> dict[str, str]:
-    """What the user has set in the environment wins."""
+    """The settings, each as the user has set it in the environment, if so."""
     return {name: os.environ.get(name, value) for name, value in settings.items()}
 
 
 @contextmanager
 def only_one(state: Path, say: Say) -> Iterator[int]:
-    """Hold the state folder's lock; gives its file descriptor, which every process of the site is
-    to keep open.
+    """Hold the state folder's lock, and give its file descriptor.
 
-    So the lock is free when the last of them has ended, also after kill -9: until then they still
-    have the ports. Raises `ConfigError` where another one runs here, or its processes don't end.
+    Every process of the site is to keep that open. So the lock is free when the last of them has
+    ended, also after kill -9: until then they still have the ports. Raises `ConfigError` where
+    another one runs here, or its processes don't end.
     """
     state.mkdir(parents=True, exist_ok=True)
     with (state / LOCK_FILE).open("a+", encoding="utf-8") as file:
@@ -182,52 +167,63 @@ def only_one(state: Path, say: Say) -> Iterator[int]:
 
 
 def _lock(file: IO[str], state: Path, say: Say) -> None:
-    start, said = time.monotonic(), False
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            waited_s = time.monotonic() - start
-        file.seek(0)
-        holder = file.read().strip()
-        if waited_s > 2 * POLL_S:  # checking the lock takes it for a moment as well
-            if holder.isdigit() and psutil.pid_exists(int(holder)):
-                who = f"process {holder}, {(announced_url(state) or 'about to start').removesuffix('/api')}"
-                hint = "use that one, or give another paths.state"
-                raise ConfigError(f"{state}: `qinglan up` runs here already ({who}); {hint}")
-            if waited_s > _ENDING_WITHIN_S:
-                left = "processes of an earlier `qinglan up` have not ended"
-                raise ConfigError(f"{state}: {left}; look for `supervise.py`")
-            if not said:
-                said = True
+    start_s = time.monotonic()
+    is_wait_said = False
+    while not _try_lock(file):
+        waited_s = time.monotonic() - start_s
+        # Somebody who checks the lock takes it for a moment as well.
+        if waited_s > 2 * POLL_S:
+            _require_ending(file, state, waited_s)
+            if not is_wait_said:
                 say("waiting for the processes of an earlier `qinglan up` to end")
+                is_wait_said = True
         time.sleep(POLL_S)
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _require_ending(file: IO[str], state: Path, waited_s: float) -> None:
+    """Raise `ConfigError` where whoever holds the lock still runs, or takes too long to end."""
+    file.seek(0)
+    holder = file.read().strip()
+    if holder.isdigit() and psutil.pid_exists(int(holder)):
+        url = announced_url(state) or "about to start"
+        process = f"process {holder}, {url.removesuffix('/api')}"
+        hint = "use that one, or give another paths.state"
+        raise ConfigError(f"{state}: `qinglan up` runs here already ({process}); {hint}")
+    if waited_s > _ENDING_WITHIN_S:
+        problem = "processes of an earlier `qinglan up` have not ended"
+        raise ConfigError(f"{state}: {problem}; look for `supervise.py`")
 
 
 @contextmanager
 def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
-    """Point this process at a Prefect server, before Prefect is imported; gives a function that
-    waits until it answers.
+    """Point this process at a Prefect server, before Prefect is imported.
 
-    The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as
-    long as the run does. Prefect's own temporary server survives a killed run. Ours takes seconds
-    to start, in which the caller can work.
+    The server is the user's own where one is configured, `qinglan up`'s where it runs, else one
+    that lives as long as the run does. Gives a function that waits until the server answers: ours
+    takes seconds to start, in which the caller can work.
     """
     os.environ.update(QUIET_ENV)
     server = find_server(state)
-    if server and not (server.is_of_up and health_problem(f"{server.api_url}/health")):
-        os.environ |= {"PREFECT_API_URL": server.api_url} if server.is_of_up else {}
+    if server and (not server.is_of_up or not health_problem(f"{server.api_url}/health")):
+        if server.is_of_up:
+            os.environ["PREFECT_API_URL"] = server.api_url
         yield lambda: None
         return
+    # Prefect's own temporary server would survive a killed run.
     site = Site(state, "", prefect_port=free_port())
     site.prepare()
     with Processes(state.resolve() / "logs", lambda _: None) as processes:
-        command = site.prefect_server()
-        processes.start(
-            f"prefect_server_{site.prefect_port}",
-            Command(command.argv, command.env | _NO_BLOCK_TYPES),
-        )
+        server_command = site.prefect_server()
+        command = Command(server_command.argv, server_command.env | _NO_BLOCK_TYPES)
+        processes.start(f"prefect_server_{site.prefect_port}", command)
         os.environ.update(site.prefect_env)
 
         def wait_until_ready() -> None:

@@ -22,18 +22,21 @@ AGENTS_FILE = Path(__file__).with_name("agents.yaml")
 
 def sample_seed(run_seed: int, sample: Mapping[str, Any]) -> int:
     """A seed below 2³² for one sample, given verl's fields of it."""
-    names = ("global_steps", "index", "session_id")
-    return zlib.crc32(repr([run_seed, *(int(sample[name]) for name in names)]).encode())
+    # verl hands over numpy's integers, which print differently.
+    step = int(sample["global_steps"])
+    prompt = int(sample["index"])
+    number = int(sample["session_id"])
+    return zlib.crc32(repr([run_seed, step, prompt, number]).encode())
 
 
 class SeededSingleTurn(SingleTurnAgentLoop):
+    """verl's agent loop with a `seed` for each sample."""
+
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        if (
-            self.rollout_config.full_determinism
-        ):  # then verl makes the request's id of it, and gives none itself
-            kwargs["priority"] = int(kwargs["index"]) * self.rollout_config.n + int(
-                kwargs["session_id"]
-            )
-        return await super().run(
-            sampling_params | {"seed": sample_seed(self.rollout_config.seed, kwargs)}, **kwargs
-        )
+        rollout = self.rollout_config
+        if rollout.full_determinism:
+            # verl then makes the request's id of the priority, which it does not set itself.
+            first_of_prompt = int(kwargs["index"]) * rollout.n
+            kwargs["priority"] = first_of_prompt + int(kwargs["session_id"])
+        seeded_params = sampling_params | {"seed": sample_seed(rollout.seed, kwargs)}
+        return await super().run(seeded_params, **kwargs)

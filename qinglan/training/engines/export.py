@@ -1,4 +1,4 @@
-"""A verl checkpoint becomes a folder that `from_pretrained` loads.
+"""Export of a verl checkpoint as a folder that `from_pretrained` loads.
 
     python -m qinglan.training.engines.export CHECKPOINT BASE_MODEL OUTPUT_DIR
 
@@ -30,14 +30,16 @@ def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
     actor = checkpoint / "actor"
     if not (actor / "fsdp_config.json").exists():
         raise ArtifactError(f"{checkpoint} is no verl checkpoint: it has no actor/fsdp_config.json")
+    # The folder gets its name when it is whole, so that half an export is never taken for one.
     partial = output_dir.with_name(output_dir.name + ".partial")
     for earlier in (output_dir, output_dir.with_name(ADAPTER), partial):
         shutil.rmtree(earlier, ignore_errors=True)
     partial.mkdir(parents=True)
+    whole_model = actor / "huggingface"
     if (actor / "lora_train_meta.json").exists():
         _merge_adapter(actor, base_model, partial)
-    elif any((actor / "huggingface").glob("*.safetensors")):
-        shutil.copytree(actor / "huggingface", partial, dirs_exist_ok=True)
+    elif any(whole_model.glob("*.safetensors")):
+        shutil.copytree(whole_model, partial, dirs_exist_ok=True)
         _record_dtype(partial)
     else:
         _merge_shards(actor, partial)
@@ -45,16 +47,18 @@ def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
 
 
 def _record_dtype(folder: Path) -> None:
-    """verl writes fp32 weights under a configuration that says bf16, and `from_pretrained` believes
-    the latter."""
+    """Write the weights' real precision into the model's configuration.
+
+    verl writes fp32 weights under a configuration that says bf16, and `from_pretrained` believes
+    the latter.
+    """
     from safetensors import safe_open
 
     with safe_open(next(folder.glob("*.safetensors")), framework="pt") as weights:
         dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | {
-        "dtype": str(dtype).removeprefix("torch.")
-    }
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["dtype"] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -68,13 +72,15 @@ def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> N
 
         save_hf_model_and_tokenizer = FSDPModelMerger.save_lora_adapter
 
-    folders = {
-        "local_dir": str(actor),
-        "target_dir": str(target),
-        "hf_model_config_path": str(actor / "huggingface"),
-    }
-    config = ModelMergerConfig(operation="merge", backend="fsdp", **folders)
-    merger = (AdapterMerger if adapter_only else FSDPModelMerger)(config)
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(actor),
+        target_dir=str(target),
+        hf_model_config_path=str(actor / "huggingface"),
+    )
+    merger_class = AdapterMerger if adapter_only else FSDPModelMerger
+    merger = merger_class(config)
     merger.merge_and_save()
     merger.cleanup()
 
@@ -85,10 +91,11 @@ def _merge_adapter(actor: Path, base_model: Path, target: Path) -> None:
 
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         _merge_shards(actor, Path(scratch), adapter_only=True)
+        adapter = Path(scratch) / "lora_adapter"
         model = AutoModelForCausalLM.from_pretrained(base_model, dtype="auto")
-        merged = PeftModel.from_pretrained(model, Path(scratch) / "lora_adapter").merge_and_unload()
+        merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
         merged.save_pretrained(target)
-        shutil.copytree(Path(scratch) / "lora_adapter", target.with_name(ADAPTER))
+        shutil.copytree(adapter, target.with_name(ADAPTER))
     AutoTokenizer.from_pretrained(base_model).save_pretrained(target)
 
 

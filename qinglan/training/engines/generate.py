@@ -2,11 +2,14 @@
 environment.
 
 Runs on ms-swift's inference engines (transformers on the CPU, vLLM on GPUs) with the template of
-the training. `prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text",
-"completion_tokens", "prompt_tokens", "share_s"}, which is its part, by tokens, of the time that all
-answers together took; and, for the first prompts, "latency_ms": one question at a time, after a
-warm-up; and "logprobs" of the tokens. The script's one argument is JSON, as `generate_commands`
-makes it. The orchestrator imports this module, so torch and swift are imported inside functions.
+the training. `prompts.jsonl` holds {"id", "messages"}. NAME.answers.jsonl holds {"id", "text",
+"completion_tokens", "prompt_tokens", "share_s"}, where `share_s` is the answer's part, by tokens,
+of the time that all answers together took. The first answers also have "latency_ms", measured by
+one question at a time after a warm-up, and "start" and "logprobs": the first tokens' text and
+log-probabilities.
+
+The script's one argument is JSON, as `generate_commands` makes it. The orchestrator imports this
+module, so torch and swift are imported inside functions.
 """
 
 import gc
@@ -23,11 +26,15 @@ from qinglan.runs.launcher import Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 Name = TypeVar("Name", bound=str)
+Prompt = dict[str, Any]
+Answer = dict[str, Any]
 UNMERGED = "_unmerged"
-"""After a model's name: as it was trained, by transformers: its base model with the adapter, if it
-has one."""
+"""Suffix of a model's name for the model as it was trained, by transformers: its base model with
+the adapter, if it has one."""
 _PARITY_TOKENS = 16
-_WARM_UP = 3  # single questions before the timed ones: an engine compiles or allocates for a batch of one at first
+_WARM_UP = 3
+"""Single questions before the timed ones: an engine compiles or allocates for a batch of one at
+first."""
 
 
 def generate_commands(
@@ -38,15 +45,18 @@ def generate_commands(
     adapters: Mapping[Name, str],
 ) -> list[Command]:
     """The commands that answer all prompts with each model in turn; those of `adapters` ("" for
-    none) the first ones.
+    none) answer the first prompts alone.
 
     With vLLM each model has a process of its own, as it frees its memory only when its process
     ends. Without, one process runs all models, as starting takes longer than answering.
     """
     on_cpu = profile.trainer.device == "cpu"
+    gpus = 0 if on_cpu else profile.rl.tensor_model_parallel_size
+    vllm_arguments = {"tensor_parallel_size": profile.rl.tensor_model_parallel_size}
     options = profile.student.model_dump(
         include={"model_type", "template", "revision", "max_new_tokens"}
-    ) | {
+    )
+    options |= {
         "prompts": str(prompts.resolve()),
         "output_dir": str(output_dir.resolve()),
         "adapters": dict(adapters),
@@ -55,19 +65,21 @@ def generate_commands(
         "torch_dtype": profile.sft.torch_dtype,
         "batch_size": profile.evaluate.batch_size,
         "latency_queries": profile.evaluate.latency_queries,
-        "vllm": {"tensor_parallel_size": profile.rl.tensor_model_parallel_size}
-        | profile.serve.vllm_arguments,
+        "vllm": vllm_arguments | profile.serve.vllm_arguments,
     }
     models = [(name, absolute_or_hub_id(folder)) for name, folder in folders.items()]
+    groups = [models]
+    if profile.answer_engine == "vllm":
+        groups = [[model] for model in models]
     commands = []
-    for group in [[model] for model in models] if profile.answer_engine == "vllm" else [models]:
-        engine = "transformers" if group[0][0] in adapters else profile.answer_engine
-        argument = json.dumps(
-            options | {"models": dict(group), "backend": engine}, ensure_ascii=False
-        )
+    for group in groups:
+        first_name, first_folder = group[0]
+        # Only transformers runs a base model with an adapter as the training did.
+        engine = "transformers" if first_name in adapters else profile.answer_engine
+        group_options = options | {"models": dict(group), "backend": engine}
+        argument = json.dumps(group_options, ensure_ascii=False)
         argv = [engine_python(profile), "-m", "qinglan.training.engines.generate", argument]
-        gpus = 0 if on_cpu else profile.rl.tensor_model_parallel_size
-        commands.append(Command(argv, engine_env(profile, group[0][1]), gpus))
+        commands.append(Command(argv, engine_env(profile, first_folder), gpus))
     return commands
 
 
@@ -78,9 +90,10 @@ def main() -> None:
     prompts = [json.loads(line) for line in Path(options["prompts"]).read_bytes().splitlines()]
     for name, folder in options["models"].items():
         adapter = options["adapters"].get(name)
-        asked = prompts if adapter is None else prompts[: options["parity_prompts"]]
-        answers = _answer_all(folder, adapter, asked, options)
-        gc.collect()  # free the model before the next one is loaded
+        own_prompts = prompts if adapter is None else prompts[: options["parity_prompts"]]
+        answers = _answer_all(folder, adapter, own_prompts, options)
+        # Free the model before the next one is loaded.
+        gc.collect()
         write_jsonl(Path(options["output_dir"]) / f"{name}.answers.jsonl", answers)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
 
@@ -91,7 +104,8 @@ def _engine(folder: str, adapter: str | None, options: dict[str, Any]) -> Any:
     common = {
         "model_type": options["model_type"],
         "template_type": options["template"],
-        "revision": options["revision"],  # of a folder's model it is not read
+        # Read for a model on a hub, not for a folder.
+        "revision": options["revision"],
         "torch_dtype": getattr(torch, options["torch_dtype"]),
     }
     if options["backend"] == "vllm":
@@ -100,69 +114,95 @@ def _engine(folder: str, adapter: str | None, options: dict[str, Any]) -> Any:
         return VllmEngine(folder, **common, **options["vllm"])
     from swift.infer_engine import TransformersEngine
 
-    common |= {"adapters": [adapter] if adapter else [], "device_map": options["device_map"]}
     return TransformersEngine(
-        folder, max_batch_size=options["batch_size"], attn_impl="sdpa", **common
+        folder,
+        max_batch_size=options["batch_size"],
+        attn_impl="sdpa",
+        adapters=[adapter] if adapter else [],
+        device_map=options["device_map"],
+        **common,
     )
 
 
 def _ask(
-    engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int, *, logprobs: bool = False
+    engine: Any, prompts: list[Prompt], max_new_tokens: int, *, logprobs: bool = False
 ) -> list[Any]:
     from swift.infer_engine import InferRequest, RequestConfig
 
     requests = [InferRequest(messages=prompt["messages"]) for prompt in prompts]
     config = RequestConfig(max_tokens=max_new_tokens, temperature=0.0, logprobs=logprobs)
-    return list(engine.infer(requests, config))  # of several, the log shows how many are answered
+    # Asked for all at once, swift writes into the log how many are answered.
+    return list(engine.infer(requests, config))
 
 
 def _answer_all(
-    folder: str, adapter: str | None, prompts: list[dict[str, Any]], options: dict[str, Any]
-) -> list[dict[str, Any]]:
-    engine, max_new_tokens = _engine(folder, adapter, options), options["max_new_tokens"]
-    timed, compared = (
-        options["latency_queries"] if adapter is None else 0,
-        prompts[: options["parity_prompts"]],
-    )
-    for prompt in prompts[-_WARM_UP:] if timed else ():
+    folder: str, adapter: str | None, prompts: list[Prompt], options: dict[str, Any]
+) -> list[Answer]:
+    engine = _engine(folder, adapter, options)
+    max_new_tokens = options["max_new_tokens"]
+    # A model that is only compared with its merged form is never served.
+    timed_count = options["latency_queries"] if adapter is None else 0
+    # Timed first, as vLLM keeps what it has read of a prompt.
+    latencies_ms = _measure_latencies(engine, prompts, timed_count, max_new_tokens)
+    start = time.perf_counter()
+    responses = _ask(engine, prompts, max_new_tokens)
+    answers = _answers_of(prompts, responses, time.perf_counter() - start)
+    for answer, latency_ms in zip(answers, latencies_ms, strict=False):
+        answer["latency_ms"] = latency_ms
+    _add_log_probs(engine, answers, prompts[: options["parity_prompts"]], max_new_tokens)
+    return answers
+
+
+def _measure_latencies(
+    engine: Any, prompts: list[Prompt], count: int, max_new_tokens: int
+) -> list[float]:
+    """Milliseconds that each of the first prompts takes by itself, after a warm-up."""
+    if not count:
+        return []
+    for prompt in prompts[-_WARM_UP:]:
         _ask(engine, [prompt], max_new_tokens)
     latencies_ms = []
-    for number, prompt in enumerate(
-        prompts[:timed], 1
-    ):  # first, as vLLM keeps what it has read of a prompt
+    for number, prompt in enumerate(prompts[:count], 1):
         start = time.perf_counter()
         _ask(engine, [prompt], max_new_tokens)
         latencies_ms.append(1000 * (time.perf_counter() - start))
-        print(f"timed {number} of {timed}", flush=True)  # noqa: T201 (the log file, which shows that it goes on)
-    start = time.perf_counter()
-    responses = _ask(engine, prompts, max_new_tokens)
-    took_s = time.perf_counter() - start
-    tokens = [each.usage.prompt_tokens + each.usage.completion_tokens for each in responses]
-    answers = [
-        {
+        print(f"timed {number} of {count}", flush=True)  # noqa: T201 (the log file, which shows that it goes on)
+    return latencies_ms
+
+
+def _answers_of(prompts: list[Prompt], responses: list[Any], took_s: float) -> list[Answer]:
+    """Lines of the answers' file, of responses that together took `took_s` seconds."""
+    token_counts = [
+        response.usage.prompt_tokens + response.usage.completion_tokens for response in responses
+    ]
+    all_tokens = max(1, sum(token_counts))
+    answers = []
+    for prompt, response, tokens in zip(prompts, responses, token_counts, strict=True):
+        answer = {
             "id": prompt["id"],
             "text": response.choices[0].message.content,
             "prompt_tokens": response.usage.prompt_tokens,
             "completion_tokens": response.usage.completion_tokens,
-            "share_s": took_s * count / max(1, sum(tokens)),
+            "share_s": took_s * tokens / all_tokens,
         }
-        for prompt, response, count in zip(prompts, responses, tokens, strict=True)
-    ]
-    for answer, latency_ms in zip(answers, latencies_ms, strict=False):
-        answer["latency_ms"] = latency_ms
-    responses = (
-        _ask(engine, compared, min(_PARITY_TOKENS, max_new_tokens), logprobs=True)
-        if compared
-        else []
-    )
+        answers.append(answer)
+    return answers
+
+
+def _add_log_probs(
+    engine: Any, answers: list[Answer], prompts: list[Prompt], max_new_tokens: int
+) -> None:
+    """Ask the first prompts again, and add the first tokens' text and log-probabilities to their
+    answers."""
+    if not prompts:
+        return
+    responses = _ask(engine, prompts, min(_PARITY_TOKENS, max_new_tokens), logprobs=True)
     for answer, response in zip(answers, responses, strict=False):
         choice = response.choices[0]
-        answer["start"], logged = (
-            choice.message.content,
-            (choice.logprobs or {}).get("content", ()),
-        )  # of no token none
-        answer["logprobs"] = [token["logprob"] for token in logged]
-    return answers
+        # An answer without any token has no log-probabilities at all.
+        tokens = (choice.logprobs or {}).get("content", ())
+        answer["start"] = choice.message.content
+        answer["logprobs"] = [token["logprob"] for token in tokens]
 
 
 if __name__ == "__main__":

@@ -33,11 +33,12 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
     """verl's task runner, in whose process the trainer lives."""
 
     def run(self, config: DictConfig) -> Any:
-        reward_function, reward_service = config.reward.custom_reward_function, None
-        if (
-            reward_function.path == REWARD_FUNCTION
-        ):  # started first, so that its imports overlap with verl's
+        reward_function = config.reward.custom_reward_function
+        reward_service = None
+        if reward_function.path == REWARD_FUNCTION:
+            # Started first, so that its imports overlap with verl's.
             reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
+        # Importing a trainer's module registers it with verl.
         import_module("qinglan.training.engines.ppo_trainer")
         if config.trainer.device == "cpu":
             # verl has loaded the plug-in already, by its entry point.
@@ -69,38 +70,51 @@ def check_platform() -> None:
     """Raise EngineError where VERL_PLATFORM is not set: verl would guess one, though our plug-in
     failed to load."""
     if PlatformRegistry.get(os.environ.get("VERL_PLATFORM", "")) is None:
-        known = ", ".join(PlatformRegistry.registered_names())
+        names = ", ".join(PlatformRegistry.registered_names())
         raise EngineError(
-            f"VERL_PLATFORM is not set; set it to one of verl's platforms here: {known}"
+            f"VERL_PLATFORM is not set; set it to one of verl's platforms here: {names}"
         )
 
 
-@hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
-def main(config: DictConfig) -> None:
-    if config.trainer.device == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        del os.environ[
-            "CUDA_VISIBLE_DEVICES"
-        ]  # or Ray refuses the logical GPU that verl asks for on the CPU
-    check_platform()
+def _prepare_metrics_file() -> None:
+    """Make the folder of verl's file logger, which would overwrite an earlier attempt's metrics."""
     metrics = Path(os.environ.get("VERL_FILE_LOGGER_PATH", os.devnull))
-    if metrics.is_file() and metrics.stat().st_size:  # verl's file logger would overwrite it
+    if metrics.is_file() and metrics.stat().st_size:
         raise EngineError(
             f"{metrics} already has metrics; give each attempt its own file (`next_metrics_path`)"
         )
     metrics.parent.mkdir(parents=True, exist_ok=True)
-    init = config.ray_kwargs.ray_init
-    if os.environ.get("RAY_ADDRESS") and init.get("address") != "local":
-        with open_dict(
-            config
-        ):  # inside a Ray job the cluster's size is given, and `ray.init` refuses another
-            for key in ("num_cpus", "num_gpus", "include_dashboard"):
-                init.pop(key, None)
+
+
+def _leave_size_to_cluster(config: DictConfig) -> None:
+    """Inside a Ray job the cluster's size is given, and `ray.init` refuses another."""
+    ray_init = config.ray_kwargs.ray_init
+    is_in_job = os.environ.get("RAY_ADDRESS") and ray_init.get("address") != "local"
+    if not is_in_job:
+        return
+    with open_dict(config):
+        for key in ("num_cpus", "num_gpus", "include_dashboard"):
+            ray_init.pop(key, None)
+
+
+@hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+def main(config: DictConfig) -> None:
+    """Train as the configuration says, in a Ray that this starts or whose job it is."""
+    on_cpu = config.trainer.device == "cpu"
+    if on_cpu and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        # With an empty list Ray refuses the logical GPU that verl asks for on the CPU.
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    check_platform()
+    _prepare_metrics_file()
+    _leave_size_to_cluster(config)
     validate_config(
         config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
     )
     runner = ray.remote(TaskRunner)
-    if config.trainer.device == "cpu":
+    if on_cpu:
         runner = LocalTaskRunner
+        # Where another Ray has been starting for longer than the lock waits, it hangs and has taken
+        # its ports already.
         with suppress(Timeout):
             runner.ray_start.acquire()
     run_ppo(config, task_runner_class=runner)

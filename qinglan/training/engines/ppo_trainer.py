@@ -57,29 +57,49 @@ replica.RolloutReplicaRegistry.register("vllm", lambda: import_module(VLLM).Endi
 # verl offers no function to replace this class. Workers import this module, so they have it too.
 base._ROLLOUT_REGISTRY[("vllm", "async")] = f"{VLLM}.TimedServerAdapter"
 
-BEST_SCORE, WORST_SCORE = 1.0, -1.0  # of all recipes' rewards
-POLL_S = 0.05  # verl checks every 2 s whether a batch is complete, and has no setting for it
-SUMMED = ("rag_calls", "judge_cost_usd")  # parts that are logged as a step's sum as well
+BEST_SCORE = 1.0
+WORST_SCORE = -1.0
+"""Ends of all recipes' rewards."""
+POLL_S = 0.05
+"""Pause between looks whether a batch is complete; verl's is 2 s, and not a setting."""
+SUMMED = ("rag_calls", "judge_cost_usd")
+"""Parts that are logged as a step's sum as well."""
+_SAME_SCORE = 1e-6
+"""Scores that differ by less are the same."""
 _UNGROUPED = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
 """Estimators that do not compare a sample with others of its prompt."""
 REWARD_KL = "actor/reward_kl_penalty"
 """verl's metric of the KL to the reference, taken off the reward, in nats per token."""
 KL_COEFFICIENT = "actor/next_kl_coefficient"
-"""The adaptive coefficient for the next step: verl's checkpoint does not hold it."""
+"""Metric of ours: the adaptive coefficient for the next step, which verl's checkpoint does not
+hold."""
 
 WORKER_FIELDS = (
-    "prompts", "responses", "input_ids", "position_ids", "attention_mask", "response_mask", "loss_mask",
-    "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rollout_is_weights",
-)  # fmt: skip
-"""The fields of a sample that workers read. verl would send all, with question, baseline and
-scores."""
+    "prompts",
+    "responses",
+    "input_ids",
+    "position_ids",
+    "attention_mask",
+    "response_mask",
+    "loss_mask",
+    "rollout_log_probs",
+    "old_log_probs",
+    "ref_log_prob",
+    "values",
+    "advantages",
+    "returns",
+    "rollout_is_weights",
+)
+"""Fields of a sample that workers read. verl would send all, with question, baseline and scores."""
 
 
 @dataclass
 class CriticModelConfig(HFModelConfig):
-    """verl's configuration for a critic that may start from another model than the policy;
+    """verl's configuration for a critic that may start from another model than the policy.
+
     `tokenizer_path` is the policy's. verl knows no revision of a hub's model: it is handed that
-    revision's folder in the hub's cache."""
+    revision's folder in the hub's cache.
+    """
 
     _mutable_fields = HFModelConfig._mutable_fields | {"path"}
     revision: str | None = None
@@ -92,19 +112,25 @@ class CriticModelConfig(HFModelConfig):
         super().__post_init__()
         if self.tokenizer_path == self.path:
             return
-        own = AutoTokenizer.from_pretrained(self.local_path).get_vocab()
-        if own != self.tokenizer.get_vocab():
+        # The critic reads the policy's token ids, so both must mean the same by them.
+        own_tokens = AutoTokenizer.from_pretrained(self.local_path).get_vocab()
+        if own_tokens != self.tokenizer.get_vocab():
             raise EngineError(
-                f"critic {self.path} has another tokenizer than the policy, of {len(own)} tokens and not "
-                f"{len(self.tokenizer)}; take rl.critic_model from the same family"
+                f"critic {self.path} has another tokenizer than the policy, "
+                f"of {len(own_tokens)} tokens and not {len(self.tokenizer)}; "
+                "take rl.critic_model from the same family"
             )
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cuda", vendor="nvidia")
 class ValueEngine(FSDPEngineWithValueHead):
+    """verl's engine of the critic: a token classifier whose one label is the value."""
+
     def _build_module(self) -> Any:
-        model_config, config = self.model_config, self.model_config.hf_config
-        config.num_labels, config.classifier_dropout = 1, 0.0
+        model_config = self.model_config
+        config = model_config.hf_config
+        config.num_labels = 1
+        config.classifier_dropout = 0.0
         dtype = PrecisionType.to_dtype(self.engine_config.model_dtype)
         on_first_rank = get_init_weight_context_manager(
             use_meta_tensor=not config.tie_word_embeddings, mesh=self.device_mesh
@@ -134,7 +160,8 @@ class ValueEngine(FSDPEngineWithValueHead):
             r=model_config.lora_rank,
             lora_alpha=model_config.lora_alpha,
             target_modules=convert_to_regular_types(model_config.target_modules),
-            exclude_modules=["score"],  # the head, which peft trains in full for this task
+            # The head, which peft trains in full for this task.
+            exclude_modules=["score"],
             bias="none",
         )
         return get_peft_model(module, adapter)
@@ -146,8 +173,8 @@ class ScalableLrWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
-        """Seeded also where training is not deterministic: adapters and the critic's head begin at
-        random."""
+        """Build the model, seeded also where training is not deterministic: adapters and the
+        critic's head begin at random."""
         torch.manual_seed(self.engine_config.seed)
         super().reset()
 
@@ -162,6 +189,8 @@ class ScalableLrWorker(TrainingWorker):
 
 
 class ScalableLrActorWorker(ActorRolloutRefWorker):
+    """verl's worker that is actor, rollout and reference policy, with the same."""
+
     actor_worker_cls = ScalableLrWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -174,19 +203,18 @@ class RewardedTrainer(PPOTrainerSync):
     """verl's synchronous trainer for any of its algorithms: generation and training alternate on
     the same devices."""
 
-    # Replacements for verl's workers, by their class names.
     WORKERS: Mapping[str, type] = {
         "ActorRolloutRefWorker": ScalableLrActorWorker,
         "TrainingWorker": ScalableLrWorker,
     }
+    """Replacements for verl's workers, by their class names."""
     global_steps: int
     total_training_steps: int
     kl_ctrl_in_reward: Any
 
     def __init__(self, config: Any) -> None:
-        config.trainer.v1.trainer_mode = (
-            "sync"  # verl compares this name to choose the on-policy replay buffer
-        )
+        # verl compares this name to choose the on-policy replay buffer.
+        config.trainer.v1.trainer_mode = "sync"
         with open_dict(config.actor_rollout_ref.rollout) as rollout:
             rollout.agent.agent_loop_config_path = str(AGENTS_FILE)
         super().__init__(config)
@@ -200,9 +228,8 @@ class RewardedTrainer(PPOTrainerSync):
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role, worker in self.role_worker_mapping.items():
-            self.role_worker_mapping[role] = ray.remote(
-                self.WORKERS[worker.__ray_metadata__.class_name]
-            )
+            replacement = self.WORKERS[worker.__ray_metadata__.class_name]
+            self.role_worker_mapping[role] = ray.remote(replacement)
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
@@ -224,97 +251,101 @@ class RewardedTrainer(PPOTrainerSync):
         which they end."""
         self._data_before = self.train_dataloader.state_dict()
         batch = super()._next_train_batch(num_prompts)
-        tu.assign_non_tensor_stack(
-            batch, "uid", [f"{next(self._numbers):010}" for _ in range(len(batch))]
-        )
+        # All of the same width, so that they sort as numbers do.
+        uids = [f"{next(self._numbers):010}" for _ in range(len(batch))]
+        tu.assign_non_tensor_stack(batch, "uid", uids)
         return batch
 
     # ---- samples without a reward ----
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The first call of verl's that gets a complete batch."""
+        """Leave out samples without a reward, or give up; verl's first call with a complete
+        batch."""
         scored, counts = self._keep_scored(batch)
-        invalid, wanted = counts["invalid"], counts["wanted"]
-        if invalid / wanted > self._settings.max_invalid_share or not counts["samples"]:
+        invalid_share = counts["invalid"] / counts["wanted"]
+        if invalid_share > self._settings.max_invalid_share or not counts["samples"]:
             # First, as saving may fail as well.
             error = self._give_up_unscored(
-                invalid, counts["lost"], wanted, f"step {self.global_steps}"
+                counts["invalid"], counts["lost"], counts["wanted"], f"step {self.global_steps}"
             )
             # This step has changed no weight yet, and its prompts are to come again.
             self.train_dataloader.load_state_dict(self._data_before)
             self._save_if_new(self.global_steps - 1)
             raise error
         self._lower_rates()
-        metrics |= {
-            f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")
-        }
+        for name in ("samples", "invalid", "alone"):
+            metrics[f"reward_extra/{name}"] = float(counts[name])
         batch = super()._balance_batch(scored, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        batch.reorder(spread([bool(tag.get("is_padding")) for tag in batch.tags], ranks))
+        is_padding = [bool(tag.get("is_padding")) for tag in batch.tags]
+        batch.reorder(spread(is_padding, ranks))
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if not self.config.algorithm.use_kl_in_reward:
             return super()._compute_advantage(batch, metrics)
-        share = len(self._extras) / len(batch.keys)
-        self.kl_ctrl_in_reward, controller = (
-            ScaledKl(self.kl_ctrl_in_reward, share),
-            self.kl_ctrl_in_reward,
-        )
+        sample_share = len(self._extras) / len(batch.keys)
+        controller = self.kl_ctrl_in_reward
+        self.kl_ctrl_in_reward = ScaledKl(controller, sample_share)
         try:
             batch = super()._compute_advantage(batch, metrics)
         finally:
             self.kl_ctrl_in_reward = controller
-        metrics[REWARD_KL] /= share
+        metrics[REWARD_KL] /= sample_share
         return batch
 
     def _keep_scored(self, batch: Any) -> tuple[Any, Counter[str]]:
         """The samples that have a reward and, in a group algorithm, another sample to compare with;
-        in their order."""
+        in their order.
+
+        The counts are of the samples that were `wanted`, that are left (`samples`), that have no
+        reward (`invalid`, those that were `lost` with a process among them), and that have nothing
+        to be compared with (`alone`).
+        """
         batch = batch.select_keys(sorted(batch.keys, key=_place_of))
-        found = transfer_queue.kv_batch_get(
+        extras = self._reward_extras(batch)
+        valid_keys = [key for key, extra in extras.items() if not extra.get("invalid")]
+        compares = self.config.algorithm.adv_estimator not in _UNGROUPED and self._rollouts > 1
+        kept_keys = _with_company(valid_keys) if compares else valid_keys
+        self._extras = {key: extras[key] for key in kept_keys}
+        wanted_count = self.config.data.train_batch_size * self._rollouts
+        counts = Counter(
+            wanted=wanted_count,
+            samples=len(kept_keys),
+            invalid=wanted_count - len(valid_keys),
+            alone=len(valid_keys) - len(kept_keys),
+            lost=wanted_count - len(batch.keys),
+        )
+        dropped_keys = [key for key in batch.keys if key not in self._extras]
+        if not dropped_keys:
+            return batch, counts
+        transfer_queue.kv_clear(keys=dropped_keys, partition_id=batch.partition_id)
+        return batch.select_keys(kept_keys), counts
+
+    def _reward_extras(self, batch: Any) -> dict[str, Mapping[str, Any]]:
+        """Parts of the reward that each sample of a batch got, by the sample's key."""
+        rows = transfer_queue.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         ).pop("extra_fields")
-        extras = {
-            key: row.get("reward_extra_info", {})
-            for key, row in zip(batch.keys, found.tolist(), strict=True)
-        }
-        valid = [key for key, extra in extras.items() if not extra.get("invalid")]
-        grouped = self.config.algorithm.adv_estimator not in _UNGROUPED
-        per_prompt = Counter(_place_of(key)[0] for key in valid)
-        kept = [
-            key
-            for key in valid
-            if not (grouped and self._rollouts > 1 and per_prompt[_place_of(key)[0]] == 1)
-        ]
-        self._extras = {key: extras[key] for key in kept}
-        wanted = self.config.data.train_batch_size * self._rollouts
-        counts = Counter(
-            wanted=wanted,
-            samples=len(kept),
-            invalid=wanted - len(valid),
-            alone=len(valid) - len(kept),
-        )
-        counts["lost"] = wanted - len(batch.keys)
-        if len(kept) == len(batch.keys):
-            return batch, counts
-        left_out = [key for key in batch.keys if key not in self._extras]
-        transfer_queue.kv_clear(keys=left_out, partition_id=batch.partition_id)
-        return batch.select_keys(kept), counts
+        extras = {}
+        for key, row in zip(batch.keys, rows.tolist(), strict=True):
+            extras[key] = row.get("reward_extra_info", {})
+        return extras
 
-    def _give_up_unscored(self, missing: int, lost: int, wanted: int, where: str) -> EngineError:
+    def _give_up_unscored(self, unscored: int, lost: int, wanted: int, where: str) -> EngineError:
         """Note that training gave up, unless samples were lost with a process; returns the error to
         raise."""
-        reason = f"{missing} of {wanted} samples of {where} could not be scored, "
-        if missing / wanted > (most := self._settings.max_invalid_share):
-            reason += f"more than reward.max_invalid_share = {most:.0%} allows"
+        reason = f"{unscored} of {wanted} samples of {where} could not be scored, "
+        max_share = self._settings.max_invalid_share
+        if unscored / wanted > max_share:
+            reason += f"more than reward.max_invalid_share = {max_share:.0%} allows"
         else:
             reason += "and none of the others has another of its prompt to be compared with"
-        if not lost:
-            self._progress.stop(reason, failed=True)
-        return EngineError(
-            f"{reason}; {lost} were lost with a process of the engine" if lost else reason
-        )
+        if lost:
+            # Another attempt may have them: training is not given up.
+            return EngineError(f"{reason}; {lost} were lost with a process of the engine")
+        self._progress.stop(reason, failed=True)
+        return EngineError(reason)
 
     # ---- the fields that are sent to workers ----
 
@@ -340,36 +371,46 @@ class RewardedTrainer(PPOTrainerSync):
     ) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics |= extra_metrics(self._extras.values())
+        self._add_answer_metrics(batch, metrics)
+        if self.config.algorithm.use_kl_in_reward:
+            metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
+        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        self._progress.stepped(self.global_steps, numbers)
+        self._stop_if_alarmed(self.global_steps)
+        stopping_reason = self._progress.early_stopping_reason()
+        if stopping_reason:
+            self._end_after(self.global_steps, stopping_reason)
+        self._progress.prune(self._checkpoints)
+
+    def _add_answer_metrics(self, batch: Any, metrics: dict[str, Any]) -> None:
+        """Add how much the samples' answers and scores differ from each other."""
         rows = transfer_queue.kv_batch_get(
             keys=list(self._extras),
             partition_id=batch.partition_id,
             select_fields=["rm_scores", "rollout_log_probs", "responses"],
         )
         answers = {tuple(row.tolist()) for row in rows["responses"].unbind()}
-        metrics[DISTINCT] = len(answers) / len({extra["target"] for extra in self._extras.values()})
+        targets = {extra["target"] for extra in self._extras.values()}
+        metrics[DISTINCT] = len(answers) / len(targets)
         # The mean negative log-probability of the sampled tokens estimates the entropy without
         # bias, at no cost.
         metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
         if self._rollouts > 1:
             scores = rows["rm_scores"].to_padded_tensor(0.0).sum(-1)
-            if (share := zero_variance_share(list(self._extras), scores)) is not None:
+            share = zero_variance_share(list(self._extras), scores)
+            if share is not None:
                 metrics["groups/zero_variance"] = share
-        if self.config.algorithm.use_kl_in_reward:
-            metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
-        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        self._progress.stepped(self.global_steps, numbers)
-        self._stop_if_alarmed(self.global_steps)
-        if reason := self._progress.early_stopping_reason():
-            self._end_after(self.global_steps, reason)
-        self._progress.prune(self._checkpoints)
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self._stop_if_alarmed(self.global_steps - 1)
 
     def _lower_rates(self) -> None:
-        """For the alarms of the step before. As late as this, so that no checkpoint of that step
-        has it: a run that goes on from it lowers the rates itself."""
+        """Lower the learning rates as the alarms of the step before ask.
+
+        As late as this, so that no checkpoint of that step has it: a run that goes on from it
+        lowers the rates itself.
+        """
         for alarm in self._progress.not_in_checkpoint:
             if alarm.action == "lower_lr":
                 self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
@@ -403,35 +444,29 @@ class RewardedTrainer(PPOTrainerSync):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        invalid = [
-            bool(value)
-            for value in reward_extra_infos_dict.get("invalid", [False] * len(sample_uids))
-        ]
-        wanted = len(self.val_dataset)
-        lost = wanted - len(invalid)
-        if (missing := lost + sum(invalid)) > self._settings.max_invalid_share * wanted:
-            error = self._give_up_unscored(
-                missing, lost, wanted, f"the validation at step {self.global_steps}"
-            )
+        """Give up where too many dev rows are unscored; else add the dev split's value."""
+        all_valid = [False] * len(sample_uids)
+        is_invalid = [bool(value) for value in reward_extra_infos_dict.get("invalid", all_valid)]
+        wanted_count = len(self.val_dataset)
+        # A sample that was lost with a process of the engine has no values at all.
+        lost_count = wanted_count - len(is_invalid)
+        unscored_count = lost_count + sum(is_invalid)
+        if unscored_count > self._settings.max_invalid_share * wanted_count:
+            where = f"the validation at step {self.global_steps}"
+            error = self._give_up_unscored(unscored_count, lost_count, wanted_count, where)
             self._save_if_new(self.global_steps)
             raise error
-        known = {
-            # None is how verl's validation leaves a value out.
-            name: [
-                None if bad or value != value else value
-                for value, bad in zip(values, invalid, strict=True)
-            ]
-            for name, values in reward_extra_infos_dict.items()
+        known_values = {
+            name: _with_gaps(values, is_invalid) for name, values in reward_extra_infos_dict.items()
         }
-        metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
-        part = self._settings.dev_metric
-        scored = dict(
-            zip(
-                reward_extra_infos_dict["row_id"],
-                zip(known[part], invalid, strict=True),
-                strict=True,
-            )
+        metrics = super()._val_metrics_update(
+            data_sources, sample_uids, known_values, *args, **kwargs
         )
+        part = self._settings.dev_metric
+        scored_rows = zip(
+            reward_extra_infos_dict["row_id"], known_values[part], is_invalid, strict=True
+        )
+        scored = {row_id: (value, failed) for row_id, value, failed in scored_rows}
         infos = self.val_dataset.dataframe["extra_info"]
         values, groups = dev_values(infos, scored, part, self._settings.dev_rows)
         return metrics | self._progress.validated(self.global_steps, values, groups)
@@ -441,12 +476,15 @@ class ScaledKl:
     """verl's controller of the KL coefficient, told of the samples alone: rows that fill up a batch
     have a KL of 0."""
 
-    def __init__(self, controller: Any, share: float) -> None:
-        """`share`: of the samples among the batch's rows."""
-        self._controller, self._share, self.value = controller, share, controller.value
+    def __init__(self, controller: Any, sample_share: float) -> None:
+        """`sample_share`: the samples' share of the batch's rows."""
+        self._controller = controller
+        self._sample_share = sample_share
+        self.value = controller.value
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        self._controller.update(current_kl / self._share, round(n_steps * self._share))
+        samples_kl = current_kl / self._sample_share
+        self._controller.update(samples_kl, round(n_steps * self._sample_share))
 
 
 def spread(is_padding: Sequence[bool], ranks: int) -> list[int]:
@@ -455,17 +493,20 @@ def spread(is_padding: Sequence[bool], ranks: int) -> list[int]:
 
     A mini-batch or micro-batch of such rows alone would have no tokens to take a mean of.
     """
-    size, order = len(is_padding) // ranks, []
+    size = len(is_padding) // ranks
+    order: list[int] = []
     for start in range(0, len(is_padding), size):
-        kinds = [
-            [row for row in range(start, start + size) if is_padding[row] == kind]
-            for kind in (False, True)
-        ]
-        places = {
-            row: (place + 0.5) / len(rows) for rows in kinds for place, row in enumerate(rows)
-        }
+        rows_of_rank = range(start, start + size)
+        samples = [row for row in rows_of_rank if not is_padding[row]]
+        padding = [row for row in rows_of_rank if is_padding[row]]
+        # Each kind lies evenly between 0 and 1, and together they are sorted.
+        places = _even_places(samples) | _even_places(padding)
         order += sorted(places, key=lambda row: (places[row], row))
     return order
+
+
+def _even_places(rows: Sequence[int]) -> dict[int, float]:
+    return {row: (number + 0.5) / len(rows) for number, row in enumerate(rows)}
 
 
 def dev_values(
@@ -483,23 +524,29 @@ def dev_values(
             scoring failed.
         part: of the reward.
     """
-    worst = WORST_SCORE if part == "score" else 0.0  # parts lie within 0 and 1
-    values, groups = {}, {}
+    # All parts but the whole score lie within 0 and 1.
+    worst = WORST_SCORE if part == "score" else 0.0
+    values: dict[str, float] = {}
+    groups: dict[str, str] = {}
     for info in infos:
         row_id = info["row_id"]
+        # A row that is not there was dropped by verl, and so failed.
         value, failed = scored.get(row_id, (None, True))
         if failed and row_id in rows_with_part:
             value = worst
         if value is not None:
-            values[row_id], groups[row_id] = value, info["unit"]
+            values[row_id] = value
+            groups[row_id] = info["unit"]
     return values, groups
 
 
 def _for_workers(batch: Any) -> Any:
+    """The batch itself, with what workers are sent of it."""
     batch.fields = list(WORKER_FIELDS)
-    # verl leaves it in the batch after the reference's turn, and the critic would answer without
-    # its adapter and head.
-    (batch.extra_info or {}).pop("no_lora_adapter", None)
+    if batch.extra_info:
+        # verl leaves it in the batch after the reference's turn, and the critic would answer
+        # without its adapter and head.
+        batch.extra_info.pop("no_lora_adapter", None)
     return batch
 
 
@@ -511,34 +558,57 @@ def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         for name, value in extra.items():
             if _is_number(value) and not math.isnan(value):
                 values[name].append(float(value))
-    means = {part_mean(name): sum(known) / len(known) for name, known in values.items()}
-    return means | {
-        f"reward_extra/{name}/sum": sum(values[name]) for name in SUMMED if name in values
+    metrics = {
+        part_mean(name): sum(part_values) / len(part_values) for name, part_values in values.items()
     }
+    for name in SUMMED:
+        if name in values:
+            metrics[f"reward_extra/{name}/sum"] = sum(values[name])
+    return metrics
 
 
 def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float | None:
-    """Of the prompts with several rollouts, the share whose rollouts all have the same score: they
-    teach nothing.
+    """Share of the prompts with several rollouts whose rollouts all have the same score: they teach
+    nothing.
 
     Prompts whose rollouts all earn the most there is are solved and left out; None where no others
     are there.
     """
-    by_prompt: dict[str, list[float]] = defaultdict(list)
+    scores_by_prompt: dict[str, list[float]] = defaultdict(list)
     for key, score in zip(keys, scores.tolist(), strict=True):
-        by_prompt[_place_of(key)[0]].append(score)
-    groups = [
-        earned
-        for earned in by_prompt.values()
-        if len(earned) > 1 and min(earned) < BEST_SCORE - 1e-6
+        scores_by_prompt[_place_of(key)[0]].append(score)
+    unsolved = [
+        prompt_scores
+        for prompt_scores in scores_by_prompt.values()
+        if len(prompt_scores) > 1 and min(prompt_scores) < BEST_SCORE - _SAME_SCORE
     ]
-    return (
-        sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else None
+    if not unsolved:
+        return None
+    flat_count = sum(
+        max(prompt_scores) - min(prompt_scores) < _SAME_SCORE for prompt_scores in unsolved
     )
+    return flat_count / len(unsolved)
+
+
+def _with_gaps(values: Sequence[Any], is_invalid: Sequence[bool]) -> list[Any]:
+    """The values of a part, with None, by which verl's validation leaves a value out, where the
+    sample is invalid or the value is NaN."""
+    known_values = []
+    for value, invalid in zip(values, is_invalid, strict=True):
+        is_nan = value != value
+        known_values.append(None if invalid or is_nan else value)
+    return known_values
+
+
+def _with_company(keys: Sequence[str]) -> list[str]:
+    """Keys of samples that are not the only one of their prompt."""
+    per_prompt = Counter(_place_of(key)[0] for key in keys)
+    return [key for key in keys if per_prompt[_place_of(key)[0]] > 1]
 
 
 def _place_of(key: str) -> tuple[str, int, int]:
-    prompt, rollout, output = key.rsplit("_", 2)  # verl's keys are {prompt}_{rollout}_{output}
+    # verl's keys are {prompt}_{rollout}_{output}.
+    prompt, rollout, output = key.rsplit("_", 2)
     return prompt, int(rollout), int(output)
 
 

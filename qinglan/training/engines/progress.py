@@ -1,5 +1,5 @@
-"""What a training run has measured so far: metrics and checkpoints, dev values, the best step,
-alarms, why it ended.
+"""The record of a training run: metrics and checkpoints, dev values, the best step, alarms, and why
+it ended.
 
 The trainer inside verl owns one `TrainingProgress`. In a resumed run it reads what the earlier
 attempts measured. The flow reads the same files, and writes the trainer's settings as JSON. This
@@ -22,14 +22,19 @@ from qinglan.runs.launcher import JsonlTail
 from qinglan.statistics import ArmScores, compare, mean_ci
 from qinglan.training.alarms import Alarm, AlarmWatch
 
-ALARMS_FILE, DEV_FILE, STOPPED_FILE = "alarms.jsonl", "dev.jsonl", "stopped.json"
-"""In `TrainerSettings.folder`: the alarms, and the dev rows' values, by step; why training ended
-before its last."""
+ALARMS_FILE = "alarms.jsonl"
+"""File in `TrainerSettings.folder` with the alarms, by step."""
+DEV_FILE = "dev.jsonl"
+"""File beside it with the dev rows' values, by step."""
+STOPPED_FILE = "stopped.json"
+"""File beside it that says why training ended before its last step."""
 TRACKER = "latest_checkpointed_iteration.txt"
 """File in verl's folder of checkpoints with the newest one's step; written last."""
-DEV_VALUE, DEV_LOW, DEV_HIGH = "dev/value", "dev/ci_low", "dev/ci_high"
-"""Metrics of a validation: the dev split's mean of `TrainerSettings.dev_metric` and its 95%
-interval."""
+DEV_VALUE = "dev/value"
+"""Metric of a validation: the dev split's mean of `TrainerSettings.dev_metric`."""
+DEV_LOW = "dev/ci_low"
+DEV_HIGH = "dev/ci_high"
+"""Ends of that mean's 95% interval."""
 DEV_RESAMPLES = 2_000
 
 
@@ -39,23 +44,27 @@ class TrainerSettings(BaseModel, frozen=True):
     folder: Path
     """The stage's directory, which also holds the metrics of earlier attempts."""
     max_invalid_share: float
-    """Of a step's samples, or of a validation's; with more unscored ones training stops."""
+    """Share of a step's samples, or of a validation's, that may be unscored; with more of them
+    training stops."""
     use_labels: bool
-    """Whether an alarm about the primary metric may do more than warn."""
+    """May an alarm about the primary metric do more than warn?"""
     dev_metric: str
-    """Which of the reward's parts, averaged over the dev split, chooses the model."""
+    """Part of the reward whose average over the dev split chooses the model."""
     dev_rows: frozenset[str]
     """Ids of the dev rows that have it."""
     primary_metric: PrimaryMetric
-    """The part of which a fall while the reward rises is an alarm."""
+    """Part of the reward that raises an alarm where it falls while the reward rises."""
     patience: int | None
-    """Early stopping: so many validations without a better one end training; never if None."""
+    """Early stopping: number of validations without a better one that end training; never if
+    None."""
     keep_checkpoints: int | None
-    """How many of the newest are kept, beside the best; all if None."""
+    """Number of the newest checkpoints that are kept, beside the best; all if None."""
     alarms: Alarms
 
 
 class TrainingProgress:
+    """Measurements of a run, those of earlier attempts included, and what follows from them."""
+
     def __init__(self, settings: TrainerSettings, resumed_at: int = 0) -> None:
         """`resumed_at`: the checkpoint's step; what was measured after it will be measured
         again."""
@@ -65,50 +74,47 @@ class TrainingProgress:
         )
         self._dev: dict[int, float] = {}
         self._earlier = {
-            step: known
-            for step, known in read_metrics(settings.folder).items()
+            step: metrics
+            for step, metrics in read_metrics(settings.folder).items()
             if step <= resumed_at
         }
-        for path in (
-            settings.folder / ALARMS_FILE,
-            settings.folder / DEV_FILE,
-        ):  # half a line would spoil the next
-            write_jsonl(
-                path, [entry for entry in JsonlTail(path).new() if entry["step"] <= resumed_at]
-            )
+        for name in (ALARMS_FILE, DEV_FILE):
+            _cut_to_step(settings.folder / name, resumed_at)
         self.not_in_checkpoint: list[Alarm] = []
         """Alarms of the newest step, whose checkpoint does not hold what they change."""
-        for step, known in self._earlier.items():
-            if DEV_VALUE in known:
-                self._dev[step] = known[DEV_VALUE]
-            alarms = self._watch.update(step, known)
+        for step, metrics in self._earlier.items():
+            if DEV_VALUE in metrics:
+                self._dev[step] = metrics[DEV_VALUE]
+            alarms = self._watch.update(step, metrics)
             self.not_in_checkpoint = alarms if step == resumed_at else []
 
     def last_known(self, metric: str) -> float | None:
-        return next(
-            (known[metric] for known in reversed(self._earlier.values()) if metric in known), None
-        )
+        """The latest value of a metric in earlier attempts; None where it was never measured."""
+        for metrics in reversed(self._earlier.values()):
+            if metric in metrics:
+                return metrics[metric]
+        return None
 
     def validated(
         self, step: int, values: Mapping[str, float], groups: Mapping[str, str]
     ) -> dict[str, float]:
         """Add the dev rows' values, by row id; returns their mean and its 95% interval, resampled
         by group."""
-        found = mean_ci(values, groups, DEV_RESAMPLES)
-        if found.mean is None:
+        interval = mean_ci(values, groups, DEV_RESAMPLES)
+        if interval.mean is None:
             return {}
+        entry = {"step": step, "values": dict(values), "groups": dict(groups)}
         with (self._settings.folder / DEV_FILE).open("a", encoding="utf-8") as stream:
-            stream.write(
-                json.dumps({"step": step, "values": dict(values), "groups": dict(groups)}) + "\n"
-            )
-        low, high = found.ci95 or (found.mean, found.mean)
-        self._dev[step] = found.mean
-        return {DEV_VALUE: found.mean, DEV_LOW: low, DEV_HIGH: high}
+            stream.write(json.dumps(entry) + "\n")
+        low, high = interval.ci95 or (interval.mean, interval.mean)
+        self._dev[step] = interval.mean
+        return {DEV_VALUE: interval.mean, DEV_LOW: low, DEV_HIGH: high}
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Add the metrics of one step; returns its new alarms, which are also written to
         `ALARMS_FILE`."""
-        alarms = self.not_in_checkpoint = self._watch.update(step, metrics)
+        alarms = self._watch.update(step, metrics)
+        self.not_in_checkpoint = alarms
         with (self._settings.folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
             stream.writelines(alarm.model_dump_json() + "\n" for alarm in alarms)
         return alarms
@@ -118,30 +124,41 @@ class TrainingProgress:
         best one."""
         if self._settings.patience is None or not self._dev:
             return None
-        best = max(self._dev, key=lambda step: (self._dev[step], -step))  # the earlier one in a tie
-        since = sum(step > best for step in self._dev)
-        if since < self._settings.patience:
+        # In a tie the earlier one is the best: a later one that is as good brought nothing.
+        best = max(self._dev, key=lambda step: (self._dev[step], -step))
+        later_count = sum(step > best for step in self._dev)
+        if later_count < self._settings.patience:
             return None
-        return f"{since} validations since step {best} ({self._dev[best]:.3f}) brought nothing better on dev"
+        return (
+            f"{later_count} validations since step {best} ({self._dev[best]:.3f}) "
+            "brought nothing better on dev"
+        )
 
     def prune(self, checkpoint_folder: Path) -> None:
-        if (keep := self._settings.keep_checkpoints) is None or not self._dev:
+        """Delete checkpoints beyond `keep_checkpoints`, but not the best one."""
+        keep = self._settings.keep_checkpoints
+        if keep is None or not self._dev:
             return
         saved = checkpoints(checkpoint_folder)
-        best = max(
-            (step for step in saved if step in self._dev),
-            key=lambda s: (self._dev[s], s),
-            default=None,
-        )
+        validated_steps = [step for step in saved if step in self._dev]
+        best = max(validated_steps, key=lambda step: (self._dev[step], step), default=None)
         for step in sorted(saved)[:-keep]:
-            if step != best:  # renamed first: a half-deleted folder must not pass for a checkpoint
-                renamed = saved[step].rename(saved[step].with_name(f"deleted_{step}"))
-                shutil.rmtree(renamed, ignore_errors=True)
+            if step == best:
+                continue
+            # Renamed first: a half-deleted folder must not pass for a checkpoint.
+            renamed = saved[step].rename(saved[step].with_name(f"deleted_{step}"))
+            shutil.rmtree(renamed, ignore_errors=True)
 
     def stop(self, reason: str, *, failed: bool) -> None:
         """Write why training ends before its last step; `failed`: it gave up, and must not be
         restarted."""
         write_json(self._settings.folder / STOPPED_FILE, {"reason": reason, "failed": failed})
+
+
+def _cut_to_step(path: Path, last_step: int) -> None:
+    """Drop later steps' lines, and half a line that a killed process left, which would spoil the
+    next."""
+    write_jsonl(path, [entry for entry in JsonlTail(path).new() if entry["step"] <= last_step])
 
 
 def read_stop(folder: Path) -> tuple[str, bool] | None:
@@ -154,7 +171,9 @@ def read_stop(folder: Path) -> tuple[str, bool] | None:
 
 
 def next_metrics_path(folder: Path) -> Path:
-    return folder / f"metrics.{len(list(folder.glob('metrics.*.jsonl'))) + 1}.jsonl"
+    """The file for the next attempt's metrics: verl would overwrite those of an earlier one."""
+    attempts = len(list(folder.glob("metrics.*.jsonl")))
+    return folder / f"metrics.{attempts + 1}.jsonl"
 
 
 def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
@@ -163,38 +182,43 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
     A resumed run validates first, under the step that it resumes from.
     """
     steps: dict[int, dict[str, float]] = {}
-    before = 0
+    step_before = 0
     for entry in JsonlTail(folder / "metrics.*.jsonl").new():
-        if entry["step"] < before:  # from here on another attempt went on; the later steps are lost
-            steps = {step: known for step, known in steps.items() if step <= entry["step"]}
-        known = {name: value for name, value in entry["data"].items() if value is not None}
-        before = entry["step"]
-        steps.setdefault(before, {}).update(known)
+        step = entry["step"]
+        if step < step_before:
+            # From here on another attempt went on. What the one before measured later is of a
+            # policy that is lost.
+            steps = {earlier: metrics for earlier, metrics in steps.items() if earlier <= step}
+        metrics = {name: value for name, value in entry["data"].items() if value is not None}
+        steps.setdefault(step, {}).update(metrics)
+        step_before = step
     return dict(sorted(steps.items()))
 
 
 def checkpoints(output_dir: Path) -> dict[int, Path]:
     """Complete checkpoints by step; verl writes its tracker last, so a folder with a later step may
     be incomplete."""
-    found = {
+    folders = {
         int(path.name.removeprefix("global_step_")): path
         for path in output_dir.glob("global_step_*")
     }
-    tracker = output_dir / TRACKER
+    newest = _newest_complete(output_dir / TRACKER, folders)
+    return {step: path for step, path in sorted(folders.items()) if step <= newest}
+
+
+def _newest_complete(tracker: Path, folders: Mapping[int, Path]) -> int:
     text = tracker.read_text().strip() if tracker.exists() else "0"
-    if (
-        not text.isdigit()
-    ):  # verl empties the file before it writes it, and wrote data.pt just before
-        text = str(
-            max((step for step, path in found.items() if (path / "data.pt").exists()), default=0)
-        )
-    return {step: path for step, path in sorted(found.items()) if step <= int(text)}
+    if text.isdigit():
+        return int(text)
+    # verl was killed while it wrote the tracker, which is empty then. It wrote data.pt just before.
+    return max((step for step, path in folders.items() if (path / "data.pt").exists()), default=0)
 
 
 def repair_checkpoints(output_dir: Path) -> None:
     """Repair an empty tracker file, and delete incomplete folders before a later step makes them
     look complete."""
-    tracker, saved = output_dir / TRACKER, checkpoints(output_dir)
+    tracker = output_dir / TRACKER
+    saved = checkpoints(output_dir)
     if tracker.exists() and not tracker.read_text().strip().isdigit():
         if saved:
             tracker.write_text(str(max(saved)))
@@ -212,34 +236,52 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
     luck. The policy before training counts as step 0, without a folder, where it was validated.
     Where no checkpoint is above it, it goes on.
     """
-    saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
+    saved = checkpoints(output_dir)
+    measured = read_metrics(metrics_folder)
     values = {
         step: measured[step][DEV_VALUE]
         for step in (0, *saved)
         if DEV_VALUE in measured.get(step, {})
     }
     if not values:
-        problem = f"no checkpoint under {output_dir} has {DEV_VALUE}; set rl.val_before_train, or rl.choose = last"
-        raise ArtifactError(f"nothing was validated before training ended: {problem}")
+        raise ArtifactError(
+            f"nothing was validated before training ended: no checkpoint under {output_dir} has "
+            f"{DEV_VALUE}; set rl.val_before_train, or rl.choose = last"
+        )
+    # In a tie the policy before training is the best, then the most trained one.
     best = max(values, key=lambda step: (values[step], step == 0, step))
-    # Of a step that was validated twice, the later values count.
-    rows = {entry["step"]: entry for entry in JsonlTail(metrics_folder / DEV_FILE).new()}
-    as_good = [step for step in values if step > best > 0 and not _is_worse(rows, step, best)]
-    step = max(as_good, default=best)
-    return step, saved.get(step)
+    if best == 0:
+        return 0, None
+    # Where a step was validated twice, the later values count.
+    dev_entries = {entry["step"]: entry for entry in JsonlTail(metrics_folder / DEV_FILE).new()}
+    later_steps = [step for step in values if step > best]
+    steps_as_good = [step for step in later_steps if not _is_worse(dev_entries, step, best)]
+    chosen = max(steps_as_good, default=best)
+    return chosen, saved.get(chosen)
 
 
-def _is_worse(rows: Mapping[int, dict[str, dict[str, Any]]], step: int, best: int) -> bool:
+def _is_worse(dev_entries: Mapping[int, dict[str, dict[str, Any]]], step: int, best: int) -> bool:
     """Does the 95% interval of the difference, row by row, lie below 0?"""
-    if step not in rows or best not in rows:
+    if step not in dev_entries or best not in dev_entries:
         return True
-    a, b = (ArmScores(arm=str(each), scores={"dev": rows[each]["values"]}) for each in (step, best))
-    found = compare(a, b, "dev", rows[best]["groups"] | rows[step]["groups"], DEV_RESAMPLES)
-    return found.diff is None or (found.ci95 or (0.0, found.diff))[1] < 0
+    comparison = compare(
+        ArmScores(arm=str(step), scores={"dev": dev_entries[step]["values"]}),
+        ArmScores(arm=str(best), scores={"dev": dev_entries[best]["values"]}),
+        "dev",
+        dev_entries[best]["groups"] | dev_entries[step]["groups"],
+        DEV_RESAMPLES,
+    )
+    if comparison.diff is None:
+        return True
+    # One group of rows alone has no interval.
+    high = comparison.ci95[1] if comparison.ci95 else comparison.diff
+    return high < 0
 
 
 def last_checkpoint(output_dir: Path) -> tuple[int, Path]:
     """Step and folder of the newest checkpoint, validated or not."""
-    if not (saved := checkpoints(output_dir)):
+    saved = checkpoints(output_dir)
+    if not saved:
         raise ArtifactError(f"no checkpoint under {output_dir}")
-    return max(saved), saved[max(saved)]
+    newest = max(saved)
+    return newest, saved[newest]

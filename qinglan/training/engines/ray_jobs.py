@@ -44,14 +44,17 @@ FORWARD_LINES = 6
 FORWARD_CHARS = 300
 """Longer lines, such as verl's metrics, stay in the log file alone."""
 ENDED_FILE = "ray_jobs.json"
-"""In the stage's directory: by engine, the last job whose success was handled."""
+"""File in the stage's directory with the last job whose success was handled, by engine."""
 
 _TIMEOUT_S = 15.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
 # The engine takes the place of both shells, so that killing it, or them, kills it. An empty
 # CUDA_VISIBLE_DEVICES would break Ray's logical GPU.
 _ENTRY = (
-    'cd "$1" || { echo "$1 is not on this node: paths.runs must be on a mount that all nodes have" >&2; exit 72; }; '
+    'cd "$1" || { '
+    'echo "$1 is not on this node: paths.runs must be on a mount that all nodes have" >&2; '
+    "exit 72; }; "
     '[ -n "$CUDA_VISIBLE_DEVICES" ] || unset CUDA_VISIBLE_DEVICES; '
     'exec > >(tee -a "$2") 2>&1; shift 2; exec "$@"'
 )
@@ -68,7 +71,7 @@ class Job(BaseModel, frozen=True):
     status: str
     message: str | None = None
     start_time: int | None = None
-    """In ms since the epoch, as `end_time`."""
+    """Milliseconds since the epoch, as in `end_time`."""
     end_time: int | None = None
 
     @property
@@ -102,9 +105,8 @@ class RayJobs(AbstractContextManager["RayJobs"]):
         self.url = trainer.ray_dashboard_url.rstrip("/")
         headers = {}
         if trainer.ray_token_env:
-            headers["authorization"] = (
-                f"Bearer {require_secret(trainer.ray_token_env, 'trainer.ray_dashboard_url')}"
-            )
+            token = require_secret(trainer.ray_token_env, "trainer.ray_dashboard_url")
+            headers["authorization"] = f"Bearer {token}"
         self._http = httpx2.Client(
             timeout=_TIMEOUT_S, headers=headers, trust_env=uses_proxy(self.url)
         )
@@ -116,20 +118,16 @@ class RayJobs(AbstractContextManager["RayJobs"]):
         """Queue a job; after an `UnreachableError` submit it again. A job of that id that exists
         counts as this one."""
         script = ["bash", "-c", _ENTRY, "qinglan", str(directory), str(log_file), *command.argv]
-        # Empty for an engine without Ray. What a job gets, Ray's own process for it gets too: that
-        # needs the node's.
-        own = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
-        env = (
-            QUIET_ENV
-            | READABLE_ENV
-            | {name: value for name, value in command.env.items() if name not in own}
-        )
-        body = {
+        # Ray's own process for a job gets the job's environment too, and needs the node's secrets.
+        # A command for an engine without Ray has empty ones.
+        own_env = {name: value for name, value in command.env.items() if name not in _RAY_SECRETS}
+        body: dict[str, Any] = {
             "entrypoint": f"exec {shlex.join(script)}",
             "submission_id": submission_id,
-            "runtime_env": {"env_vars": env},
-            **({"entrypoint_num_gpus": command.gpus} if command.gpus else {}),
+            "runtime_env": {"env_vars": QUIET_ENV | READABLE_ENV | own_env},
         }
+        if command.gpus:
+            body["entrypoint_num_gpus"] = command.gpus
         response = self._send("POST", "/api/jobs/", body)
         if response.status_code == 200 or self.find(submission_id):
             return
@@ -145,11 +143,9 @@ class RayJobs(AbstractContextManager["RayJobs"]):
         return None if _is_unknown(response) else self._read(response, Job)
 
     def all(self) -> list[Job]:
-        return [
-            job
-            for job in self._read(self._send("GET", "/api/jobs/"), list[Job])
-            if job.submission_id
-        ]
+        """The cluster's jobs, without drivers that were not submitted as jobs."""
+        jobs = self._read(self._send("GET", "/api/jobs/"), list[Job])
+        return [job for job in jobs if job.submission_id]
 
     def stop(self, submission_id: str) -> None:
         """Ask for a job's end, which then takes some seconds."""
@@ -172,14 +168,14 @@ class RayJobs(AbstractContextManager["RayJobs"]):
         try:
             return self._http.request(method, self.url + path, json=body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise UnreachableError(
-                f"Ray {self.url}: {str(error) or type(error).__name__}"
-            ) from error
+            problem = str(error) or type(error).__name__
+            raise UnreachableError(f"Ray {self.url}: {problem}") from error
 
     def _read(self, response: httpx2.Response, kind: type[Answer]) -> Answer:
         if response.status_code in (401, 403):
             raise EngineError(
-                f"Ray {self.url}: HTTP {response.status_code}; set trainer.ray_token_env to its token"
+                f"Ray {self.url}: HTTP {response.status_code}; "
+                "set trainer.ray_token_env to its token"
             )
         if response.status_code != 200:
             raise UnreachableError(
@@ -212,12 +208,10 @@ class JobSeries:
         retry_s: float,
         say: Callable[..., None],
     ) -> None:
-        self._jobs, self._directory, self._retry_s, self._say = (
-            jobs,
-            directory.resolve(),
-            retry_s,
-            say,
-        )
+        self._jobs = jobs
+        self._directory = directory.resolve()
+        self._retry_s = retry_s
+        self._say = say
         self._engine = slug(engine)
         self._any_key = f"{run_prefix(run_id)}{slug(stage)}-{self._engine}-"
         self._prefix = f"{self._any_key}{key[:8]}-"
@@ -239,29 +233,16 @@ class JobSeries:
             EngineError: it was stopped by hand, or the dashboard did not answer for too long.
             QinglanError: whatever `on_poll` raised, after the job's end.
         """
-        attempt = re.compile(re.escape(self._prefix) + r"(\d+)")
-        jobs = self._retry(self._jobs.all)
-        numbered = [
-            (int(its[1]), job)
-            for job in jobs
-            if (its := attempt.fullmatch(job.submission_id or ""))
-        ]
-        newest, job = max(numbered, key=lambda attempt: attempt[0], default=(0, None))
-        handled = _read_ended(self._directory).get(self._engine, "").removeprefix(self._prefix)
-        follows = job is not None and (
-            job.is_active or (job.status == "SUCCEEDED" and handled != str(newest))
-        )
-        # A cluster that lost its memory would number the attempts from 1 again.
-        number = newest if follows else max(newest, int(handled) if handled.isdigit() else 0) + 1
-        submission_id, log_start = f"{self._prefix}{number}", 0 if follows else size_of(log_file)
-        forward, began = (
-            LogForwarder(log_file, partial(self._say, to_server=False)),
-            time.monotonic(),
-        )
+        number, is_followed = self._choose_attempt()
+        submission_id = f"{self._prefix}{number}"
+        log_start = 0 if is_followed else size_of(log_file)
+        forward = LogForwarder(log_file, partial(self._say, to_server=False))
+        start_s = time.monotonic()
         try:
-            if follows:
+            if is_followed:
                 self._say(
-                    f"following Ray job {submission_id}, which an earlier attempt of this flow submitted"
+                    f"following Ray job {submission_id}, "
+                    "which an earlier attempt of this flow submitted"
                 )
             else:
                 self._submit(submission_id, command, log_file)
@@ -270,33 +251,52 @@ class JobSeries:
             # A bug, or Prefect or MLflow being away, must not cost days of training. Prefect's
             # signal is no Exception either, and comes to cancel, or only because the worker is shut
             # down.
-            if isinstance(error, KeyboardInterrupt) or (
-                not isinstance(error, Exception) and is_cancelled()
-            ):
+            is_by_hand = isinstance(error, KeyboardInterrupt)
+            if is_by_hand or (not isinstance(error, Exception) and is_cancelled()):
                 self._stop(submission_id)
             raise
         if job is None:
-            lost = (
-                f"{name}: Ray no longer knows job {submission_id}; was the head node started anew?"
+            raise AttemptFailedError(
+                f"{name}: Ray no longer knows job {submission_id}; "
+                f"was the head node started anew? full log: {log_file}",
+                time.monotonic() - start_s,
             )
-            raise AttemptFailedError(f"{lost} full log: {log_file}", time.monotonic() - began)
         self._handle_end(job, submission_id, name, log_file, log_start)
+
+    def _choose_attempt(self) -> tuple[int, bool]:
+        """Number of the job to follow to its end, and whether that job exists already."""
+        number_of = re.compile(re.escape(self._prefix) + r"(\d+)")
+        newest_number = 0
+        newest_job: Job | None = None
+        for job in self._retry(self._jobs.all):
+            match = number_of.fullmatch(job.submission_id or "")
+            if match and int(match[1]) > newest_number:
+                newest_number = int(match[1])
+                newest_job = job
+        handled = _read_ended(self._directory).get(self._engine, "").removeprefix(self._prefix)
+        if newest_job is not None:
+            was_handled = handled == str(newest_number)
+            is_unhandled_success = newest_job.status == "SUCCEEDED" and not was_handled
+            if newest_job.is_active or is_unhandled_success:
+                return newest_number, True
+        # A cluster that lost its memory would number the attempts from 1 again.
+        handled_number = int(handled) if handled.isdigit() else 0
+        return max(newest_number, handled_number) + 1, False
 
     def _submit(self, submission_id: str, command: Callable[[], Command], log_file: Path) -> None:
         for job in self._retry(self._jobs.all):
-            other = job.submission_id or ""
-            if (
-                job.is_active
-                and other.startswith(self._any_key)
-                and not other.startswith(self._prefix)
-            ):
+            job_id = job.submission_id or ""
+            has_other_key = job_id.startswith(self._any_key) and not job_id.startswith(self._prefix)
+            if job.is_active and has_other_key:
                 # It would write into the same files.
                 self._say(
-                    f"stopping Ray job {other}: the stage's inputs or Qinglan's code changed since"
+                    f"stopping Ray job {job_id}: the stage's inputs or Qinglan's code changed since"
                 )
-                self._stop(other, wait=True)
-        wanted, path = command(), log_file.resolve()
-        self._retry(lambda: self._jobs.submit(submission_id, wanted, self._directory, path))
+                self._stop(job_id, wait=True)
+        # Called once: a retried request must not write the command's files anew.
+        new_command = command()
+        path = log_file.resolve()
+        self._retry(lambda: self._jobs.submit(submission_id, new_command, self._directory, path))
         self._say(f"submitted Ray job {submission_id} to {self._jobs.url}")
 
     def _follow(
@@ -315,10 +315,10 @@ class JobSeries:
                         error, f"Ray job {submission_id} goes on by itself; run again to follow it"
                     )
             is_over = job is None or not job.is_active
+            is_pending = job is not None and job.status == "PENDING"
             forward()
-            if on_poll and (
-                job is None or job.status != "PENDING"
-            ):  # while it waits for resources nothing can stall
+            # While a job waits for resources nothing can stall.
+            if on_poll and not is_pending:
                 try:
                     on_poll()
                 except QinglanError:
@@ -330,12 +330,13 @@ class JobSeries:
             time.sleep(POLL_S)
 
     def _stop(self, submission_id: str, *, wait: bool = False) -> None:
-        deadline, asked = time.monotonic() + STOP_WITHIN_S, False
+        deadline = time.monotonic() + STOP_WITHIN_S
+        is_asked = False
         while time.monotonic() < deadline:
             try:
-                if not asked:
+                if not is_asked:
                     self._jobs.stop(submission_id)
-                    asked = True
+                    is_asked = True
                     self._say(f"stopping Ray job {submission_id}")
                 job = self._jobs.find(submission_id) if wait else None
                 if job is None or not job.is_active:
@@ -351,23 +352,23 @@ class JobSeries:
         self, job: Job, submission_id: str, name: str, log_file: Path, log_start: int
     ) -> None:
         if job.status == "SUCCEEDED":
-            write_json(
-                self._directory / ENDED_FILE,
-                _read_ended(self._directory) | {self._engine: submission_id},
-            )
+            ended = _read_ended(self._directory) | {self._engine: submission_id}
+            write_json(self._directory / ENDED_FILE, ended)
             return
         if job.status == "STOPPED":
             raise EngineError(
                 f"{name}: Ray job {submission_id} was stopped by hand; run again to go on"
             )
         reason, _, rest = (job.message or "it says no reason").partition(", last available logs")
-        lines = tail(log_file, start=log_start) if log_file.exists() else ""
-        lines = lines or "\n".join(f"    {line}" for line in rest.splitlines()[1:])
+        last_lines = tail(log_file, start=log_start) if log_file.exists() else ""
+        if not last_lines:
+            # A job that never came to write its log has lines that Ray kept, after a heading.
+            last_lines = "\n".join(f"    {line}" for line in rest.splitlines()[1:])
         seconds = ((job.end_time or 0) - (job.start_time or 0)) / 1000
         message = (
             f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}"
         )
-        raise AttemptFailedError(message, seconds, lines)
+        raise AttemptFailedError(message, seconds, last_lines)
 
     def _retry(self, request: Callable[[], Answer]) -> Answer:
         outage = Outage(self._retry_s)
@@ -383,7 +384,9 @@ class Outage:
     """The time since a dashboard last answered: when to try again, and when to give up."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s, self._since, self._failures = limit_s, time.monotonic(), 0
+        self._limit_s = limit_s
+        self._since_s = time.monotonic()
+        self._failures = 0
         self.next_try_at = 0.0
 
     def add(self, error: UnreachableError, hint: str) -> None:
@@ -391,9 +394,9 @@ class Outage:
         EngineError."""
         now = time.monotonic()
         if not self._failures:
-            self._since = now
+            self._since_s = now
             log.warning("%s; asking again for up to %.0f s", error, self._limit_s)
-        if now - self._since >= self._limit_s:
+        if now - self._since_s >= self._limit_s:
             raise EngineError(f"{error}; no answer for {self._limit_s:.0f} s: {hint}") from error
         self._failures += 1
         self.next_try_at = now + _BACK_OFF.pause_s(self._failures)
@@ -403,25 +406,27 @@ class LogForwarder:
     """Repeats the last few lines of what a job writes in the terminal."""
 
     def __init__(self, log_file: Path, say: Callable[[str], None]) -> None:
-        self._lines, self._say, self._last_at = (
-            LineTail(log_file, from_end=True),
-            say,
-            time.monotonic(),
-        )
+        self._lines = LineTail(log_file, from_end=True)
+        self._say = say
+        self._last_at_s = time.monotonic()
 
     def __call__(self) -> None:
-        if time.monotonic() - self._last_at < FORWARD_EVERY_S:
+        if time.monotonic() - self._last_at_s < FORWARD_EVERY_S:
             return
-        self._last_at = time.monotonic()
-        texts = (_ESCAPES.sub("", line.decode(errors="replace")) for line in self._lines.new())
-        lines = [text.rpartition("\r")[2].strip() for text in texts]
-        if short := [line for line in lines if line and len(line) <= FORWARD_CHARS][
-            -FORWARD_LINES:
-        ]:
-            self._say("\n".join(short))
+        self._last_at_s = time.monotonic()
+        short_lines = []
+        for line in self._lines.new():
+            text = _ESCAPES.sub("", line.decode(errors="replace"))
+            # A progress bar writes its line again and again: its last state.
+            text = text.rpartition("\r")[2].strip()
+            if text and len(text) <= FORWARD_CHARS:
+                short_lines.append(text)
+        if short_lines:
+            self._say("\n".join(short_lines[-FORWARD_LINES:]))
 
 
 def run_prefix(run_id: str) -> str:
+    """Beginning of the ids of a run's jobs."""
     return f"qinglan-{slug(run_id)}-"
 
 
@@ -429,16 +434,15 @@ def stop_all(trainer: Trainer, run_id: str) -> list[str]:
     """Stop every active job of a run and return their ids; none where no cluster is used."""
     if trainer.ray_dashboard_url is None:
         return []
+    prefix = run_prefix(run_id)
+    stopped_ids = []
     with RayJobs(trainer) as jobs:
-        active = [job.submission_id or "" for job in jobs.all() if job.is_active]
-        stopped = [
-            submission_id
-            for submission_id in active
-            if submission_id.startswith(run_prefix(run_id))
-        ]
-        for submission_id in stopped:
-            jobs.stop(submission_id)
-    return stopped
+        for job in jobs.all():
+            submission_id = job.submission_id or ""
+            if job.is_active and submission_id.startswith(prefix):
+                jobs.stop(submission_id)
+                stopped_ids.append(submission_id)
+    return stopped_ids
 
 
 def stop_jobs_of(profile: Profile, flow_run_id: str, say: Callable[[str], object]) -> bool:

@@ -20,30 +20,29 @@ from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import ROW_CACHE, Command, JsonlTail
 
 VLLM_PLUGIN = "qinglan_cpu"
-"""Our entry point for vLLM (training/engines/vllm_plugin.py)."""
+"""Entry point of ours for vLLM (training/engines/vllm_plugin.py)."""
 LOGGING_FILE = "logging.jsonl"
-"""Under the output directory; ms-swift appends one object per logged step."""
+"""Log under the output directory, to which ms-swift appends one object per logged step."""
 
-_ADAPTER = ("target_modules", "lora_rank", "lora_alpha", "lora_dropout")
 _SAME_NAMES = (
-    *(
-        "tuner_type",
-        "gradient_checkpointing",
-        "max_length",
-        "learning_rate",
-        "lr_scheduler_type",
-        "warmup_ratio",
-    ),
-    *(
-        "num_train_epochs",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "eval_steps",
-        "save_steps",
-    ),
-    *("save_total_limit", "logging_steps", "seed"),
+    "tuner_type",
+    "gradient_checkpointing",
+    "max_length",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_ratio",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "eval_steps",
+    "save_steps",
+    "save_total_limit",
+    "logging_steps",
+    "seed",
 )
-"""Of the profile's section `sft`, what ms-swift calls the same; `_ADAPTER` is for LoRA alone."""
+"""Settings of the profile's section `sft` that ms-swift calls the same."""
+_ADAPTER_NAMES = ("target_modules", "lora_rank", "lora_alpha", "lora_dropout")
+"""The same for settings of LoRA."""
 _TRAINING_STATE = (
     "optimizer.*",
     "scheduler.*",
@@ -53,7 +52,9 @@ _TRAINING_STATE = (
     "trainer_state.json",
     "*.bin",
 )
-_KEPT = re.compile(r"train_dataset: (?:None|Dataset\b.*?num_rows: (\d+))", re.DOTALL)
+"""Files of a checkpoint that are not the model's."""
+_ROWS_LINE = re.compile(r"train_dataset: (?:None|Dataset\b.*?num_rows: (\d+))", re.DOTALL)
+"""Place in ms-swift's log that says how many training rows are not too long."""
 _ENV = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -77,20 +78,23 @@ _VLLM_ON_CPU = {"VLLM_PLUGINS": VLLM_PLUGIN, "VLLM_CPU_OMP_THREADS_BIND": "nobin
 def engine_python(profile: Profile) -> str:
     """The interpreter of the trainer's environment; on a cluster without `trainer.python`, the
     nodes' `python`."""
-    return profile.trainer.python or (
-        "python" if profile.trainer.ray_dashboard_url else sys.executable
-    )
+    if profile.trainer.python:
+        return profile.trainer.python
+    return "python" if profile.trainer.ray_dashboard_url else sys.executable
 
 
 def engine_env(profile: Profile, model: str, *secrets: str | None) -> dict[str, str]:
     """Environment of an engine, with only these secrets; hubs are switched off where the model is a
     local folder."""
-    on_cpu = profile.trainer.device == "cpu"
-    env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) | _VLLM_ON_CPU if on_cpu else {}
-    of_hub = () if Path(absolute_or_hub_id(model)).is_absolute() else _HUB_SECRETS
-    return (
-        env | withheld_secrets(profile, *secrets, *of_hub) | (_ENV if Path(model).is_dir() else {})
-    )
+    env: dict[str, str] = {}
+    if profile.trainer.device == "cpu":
+        env = cpu_env(profile.trainer.threads, profile.sft.torch_dtype) | _VLLM_ON_CPU
+    is_path = Path(absolute_or_hub_id(model)).is_absolute()
+    hub_secrets = () if is_path else _HUB_SECRETS
+    env |= withheld_secrets(profile, *secrets, *hub_secrets)
+    if Path(model).is_dir():
+        env |= _ENV
+    return env
 
 
 def sft_command(
@@ -104,18 +108,18 @@ def sft_command(
 ) -> Command:
     """SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
     sft = profile.sft
+    names = list(_SAME_NAMES)
+    if sft.tuner_type == "lora":
+        names += _ADAPTER_NAMES
     arguments: dict[str, Any] = {
         **model_arguments(profile, model),
-        **{
-            name: getattr(sft, name)
-            for name in (*_SAME_NAMES, *(_ADAPTER if sft.tuner_type == "lora" else ()))
-        },
+        **{name: getattr(sft, name) for name in names},
         "bf16": sft.torch_dtype == "bfloat16",
         "fp16": sft.torch_dtype == "float16",
         "dataset": train_file.resolve(),
         "val_dataset": dev_file.resolve(),
-        "data_seed": 41
-        + sft.seed,  # of the rows' order, which ms-swift begins at 42 whatever `seed` is
+        # Seed of the rows' order, which ms-swift begins at 42 whatever `seed` is.
+        "data_seed": 41 + sft.seed,
         "output_dir": output_dir.resolve(),
         "add_version": False,
         "check_model": False,
@@ -127,9 +131,11 @@ def sft_command(
         "save_strategy": "steps",
         "report_to": "none",
     }
-    env, gpus = engine_env(profile, model), profile.trainer.gpus_per_node
-    if Path(model).is_dir():  # of a model on a hub, the weights are in that cache too
-        env |= {"MODELSCOPE_CACHE": str(output_dir.resolve().parent / ROW_CACHE)}
+    env = engine_env(profile, model)
+    if Path(model).is_dir():
+        # Not for a hub's model: its weights are in that cache too.
+        env["MODELSCOPE_CACHE"] = str(output_dir.resolve().parent / ROW_CACHE)
+    gpus = profile.trainer.gpus_per_node
     if profile.trainer.device == "cpu":
         gpus = 0
         arguments |= {"use_cpu": True, "device_map": "cpu", "full_determinism": True}
@@ -142,62 +148,75 @@ def sft_command(
 
 def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
     """Merge a LoRA adapter into its base model, written as a plain Hugging Face folder."""
-    merged = {"adapters": adapter.resolve(), "merge_lora": True, "output_dir": output_dir.resolve()}
-    arguments = model_arguments(profile, model) | merged
+    arguments = model_arguments(profile, model) | {
+        "adapters": adapter.resolve(),
+        "merge_lora": True,
+        "output_dir": output_dir.resolve(),
+    }
     gpus = profile.trainer.gpus_per_node
     if profile.trainer.device == "cpu":
-        arguments["device_map"], gpus = "cpu", 0
+        gpus = 0
+        arguments["device_map"] = "cpu"
     return Command(swift_argv(profile, "export", arguments), engine_env(profile, model), gpus)
 
 
 def copy_model(checkpoint: Path, folder: Path) -> None:
-    """What a checkpoint of all parameters holds of the model, as a plain Hugging Face folder."""
+    """Copy the model out of a checkpoint of all parameters, as a plain Hugging Face folder."""
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns(*_TRAINING_STATE))
 
 
 def model_arguments(profile: Profile, model: str) -> dict[str, Any]:
-    """What each of ms-swift's commands is told of the model; of a folder's it does not read the
-    revision."""
+    """Arguments of all of ms-swift's commands that say which model it is; ms-swift does not read
+    the revision of a folder's model."""
     student = profile.student
-    known = {
+    arguments: dict[str, Any] = {
         "model": absolute_or_hub_id(model),
         "model_type": student.model_type,
         "template": student.template,
     }
-    known |= {"model_revision": student.revision} if student.revision else {}
-    return known | {"torch_dtype": profile.sft.torch_dtype}
+    if student.revision:
+        arguments["model_revision"] = student.revision
+    arguments["torch_dtype"] = profile.sft.torch_dtype
+    return arguments
 
 
 def best_checkpoint(output_dir: Path) -> Path:
-    """That with the lowest loss on the dev split, the newest where none was evaluated; raises
-    `EngineError` if none."""
-    if (newest := newest_checkpoint(output_dir)) is None:
+    """The checkpoint with the lowest loss on the dev split, the newest where none was evaluated.
+
+    Raises:
+        EngineError: there is no checkpoint, or none with a finite loss.
+    """
+    newest = newest_checkpoint(output_dir)
+    if newest is None:
         raise EngineError(f"ms-swift ended without a checkpoint under {output_dir}; see its log")
-    history = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8")).get(
-        "log_history", ()
-    )
-    losses = {
-        output_dir / f"checkpoint-{each['step']}": each["eval_loss"]
-        for each in history
-        if "eval_loss" in each
-    }
-    saved = {folder: loss for folder, loss in losses.items() if folder.is_dir()}
-    finite = [folder for folder in saved if math.isfinite(saved[folder])]
-    if saved and not finite:
+    # The newest checkpoint's state has the history of all.
+    state = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
+    losses: dict[Path, float] = {}
+    for entry in state.get("log_history", ()):
+        if "eval_loss" not in entry:
+            continue
+        folder = output_dir / f"checkpoint-{entry['step']}"
+        if folder.is_dir():
+            losses[folder] = entry["eval_loss"]
+    if not losses:
+        return newest
+    finite_losses = {folder: loss for folder, loss in losses.items() if math.isfinite(loss)}
+    if not finite_losses:
         raise EngineError(
             "SFT diverged: no checkpoint's loss on dev is a finite number; lower sft.learning_rate"
         )
-    return min(finite, key=lambda folder: saved[folder], default=newest)
+    return min(finite_losses, key=lambda folder: finite_losses[folder])
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
-    found = {
-        int(step): folder
-        for folder in output_dir.glob("checkpoint-*")
-        if (step := folder.name.rpartition("-")[2]).isdigit()
-        and (folder / "trainer_state.json").exists()
-    }
-    return found[max(found)] if found else None
+    """The complete checkpoint with the latest step; None where there is none."""
+    by_step: dict[int, Path] = {}
+    for folder in output_dir.glob("checkpoint-*"):
+        step = folder.name.rpartition("-")[2]
+        # ms-swift writes the trainer's state last.
+        if step.isdigit() and (folder / "trainer_state.json").exists():
+            by_step[int(step)] = folder
+    return by_step[max(by_step)] if by_step else None
 
 
 def rewind_log(output_dir: Path, checkpoint: Path | None) -> None:
@@ -208,33 +227,34 @@ def rewind_log(output_dir: Path, checkpoint: Path | None) -> None:
     log = output_dir / LOGGING_FILE
     if not log.exists():
         return
-    last = int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1
-    write_jsonl(
-        log,
-        [
-            entry
-            for entry in JsonlTail(log).new()
-            if (step := logged_step(entry)) and step[0] <= last
-        ],
-    )
+    last_step = int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1
+    kept_entries = []
+    for entry in JsonlTail(log).new():
+        step_and_total = logged_step(entry)
+        if step_and_total and step_and_total[0] <= last_step:
+            kept_entries.append(entry)
+    write_jsonl(log, kept_entries)
 
 
 def logged_step(entry: Mapping[str, Any]) -> tuple[int, int] | None:
     """Step and number of steps of a line in the log; None for the summary at the end."""
-    place = entry.get("global_step/max_steps")
-    if not place:
+    step_of_total = entry.get("global_step/max_steps")
+    if not step_of_total:
         return None
-    step, total = map(int, place.split("/"))
+    step, total = map(int, step_of_total.split("/"))
     return step, total
 
 
 def left_out(rows: int, log: str) -> int:
-    """How many of the `rows` for training ms-swift left out as longer than `max_length`, by its
+    """Number of the `rows` for training that ms-swift left out as longer than `max_length`, by its
     log.
 
-    The log has the rows that are left, None if there are none, in each attempt.
+    The log has the number of rows that are left, None if there are none, in each attempt.
     """
-    return rows - int(kept[1] or 0) if (kept := _KEPT.search(log)) else 0
+    rows_line = _ROWS_LINE.search(log)
+    if rows_line is None:
+        return 0
+    return rows - int(rows_line[1] or 0)
 
 
 def swift_argv(
@@ -242,20 +262,19 @@ def swift_argv(
 ) -> list[str]:
     """`swift VERB` in the trainer's environment; a list becomes several words, a dictionary
     JSON."""
-    # As `swift` itself starts several processes, whose NPROC_PER_NODE its modules do not read.
-    several = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        if processes > 1
-        else []
-    )
-    argv = [engine_python(profile), *several, "-m", f"swift.cli.{verb}"]
+    argv = [engine_python(profile)]
+    if processes > 1:
+        # As `swift` itself starts several processes, whose NPROC_PER_NODE its modules do not read.
+        argv += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    argv += ["-m", f"swift.cli.{verb}"]
     for name, value in arguments.items():
-        words = value if isinstance(value, list) else [value]
-        argv += [
-            f"--{name}",
-            *(json.dumps(word) if isinstance(word, bool | dict) else str(word) for word in words),
-        ]
+        values = value if isinstance(value, list) else [value]
+        argv += [f"--{name}", *map(_word, values)]
     return argv
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool | dict) else str(value)
 
 
 def absolute_or_hub_id(model: str) -> str:

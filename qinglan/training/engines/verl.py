@@ -12,7 +12,7 @@ The profile's names are verl's, except for these:
   OPO divides by the fill-up rows' zero tokens, GRPO-pass@k needs two samples a group. GPG and DRO
   have no clipping and so no use for several updates a step; GMPO's loss ignores batch splits.
 - `grad_clip` is `optim.clip_grad` for actor and critic (`actor.grad_clip` exists in verl and is
-ignored).
+  ignored).
 - `value_coefficient` is the weight of the squared value error. verl's critic is a separate model
   with its own AdamW and a fixed weight of 0.5. AdamW does not depend on a loss's scale, but
   gradient clipping does: a critic with weight v that is clipped at c moves exactly as verl's
@@ -26,7 +26,8 @@ Our own rollout, on the CPU, samples with the fp32 weights that learn, so its lo
 the old policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights are
 sent in bf16, nor with vLLM.
 
-vLLM's rollout is the same on the CPU as on GPUs: `_on_cpu` alone says what its CPU build needs.
+vLLM's rollout is the same on the CPU as on GPUs: `_vllm_on_cpu` alone says what its CPU build
+needs.
 
 The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's
 template `qwen3_nothinking` trains without one as well.
@@ -34,7 +35,7 @@ template `qwen3_nothinking` trains without one as well.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qinglan.config import Profile
 from qinglan.runs.launcher import ROW_CACHE, Command
@@ -45,7 +46,7 @@ TRAINER = "qinglan_sync"
 `cpu_sync` without."""
 REWARD_FUNCTION = "pkg://qinglan.training.reward_service.function"
 AGENT = "seeded_single_turn"
-"""The agent loop in agents.yaml."""
+"""Name of the agent loop in agents.yaml."""
 CRITIC_CONFIG = "qinglan.training.engines.ppo_trainer.CriticModelConfig"
 
 Overrides = dict[str, Any]
@@ -59,20 +60,36 @@ STEP_METRICS = {
 }
 """Metrics that are reported of each training step beside the reward's parts: our name → verl's."""
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
 _ESTIMATORS = {"ppo": "gae", "dr_grpo": "grpo"}
+"""Advantage estimators that verl calls otherwise than `rl.algorithm` does."""
 _SCHEDULE = ("lr_scheduler_type", "min_lr_ratio", "lr_warmup_steps_ratio")
 _STATE = ["model", "optimizer", "extra"]
-_CPU_KV_CACHE = 256 << 20  # bytes; vLLM would take a share of the machine's memory
-_LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
-_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
+"""Parts of a checkpoint that verl can load."""
+_CPU_KV_CACHE_BYTES = 256 << 20
+"""Memory of vLLM's cache on the CPU, where vLLM would take a share of the machine's."""
+_LENGTH_LINES = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
+"""Lines of verl's log that say how many rows a dataset has, before and after its filter."""
+_STORAGE_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
     "HYDRA_FULL_ERROR": "1",
     # Workers that Ray starts in advance have nothing imported and take CPU time from those that are
     # needed.
     "RAY_prestart_worker_first_driver": "0",
 }
+
+
+class _LearningModel(NamedTuple):
+    """Names of a model's sections in verl's configuration."""
+
+    model: str
+    engine: str
+
+
+_POLICY = _LearningModel("actor_rollout_ref.model", f"{_ACTOR}.fsdp_config")
+_CRITIC = _LearningModel("critic.model", "critic.fsdp")
 
 
 def ppo_command(
@@ -96,7 +113,8 @@ def ppo_command(
         metrics_path: gets one `{"step", "data"}` object a step; must not exist (see
             `next_metrics_path`).
     """
-    paths = {
+    overrides = _overrides(profile, model.resolve(), run_name)
+    overrides |= {
         "data.train_files": train_file.resolve(),
         "data.val_files": dev_file.resolve(),
         "trainer.default_local_dir": output_dir.resolve(),
@@ -104,19 +122,16 @@ def ppo_command(
         "+reward.custom_reward_function.reward_kwargs.config_path": reward_config.resolve(),
         "+qinglan.trainer_settings": trainer_settings.resolve(),
     }
-    given = _overrides(profile, model.resolve(), run_name) | paths | profile.rl.extra
+    overrides |= profile.rl.extra
     argv = [engine_python(profile), "-m", "qinglan.training.engines.ppo"]
-    argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
-    rewarded_by = (profile.rag.api_key_env, profile.judge.api_key_env, profile.ledger.url_env)
-    env = _environment(
-        profile, model, *rewarded_by, "RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY"
-    )  # verl starts a Ray
-    cache = output_dir.resolve().parent / ROW_CACHE
-    return Command(
-        argv,
-        env
-        | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve()), "HF_DATASETS_CACHE": str(cache)},
-    )
+    argv += [f"{key}={hydra_value(value)}" for key, value in overrides.items()]
+    secrets_of_reward = (profile.rag.api_key_env, profile.judge.api_key_env, profile.ledger.url_env)
+    # verl starts a Ray of its own outside of a cluster.
+    secrets_of_ray = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
+    env = _environment(profile, model, *secrets_of_reward, *secrets_of_ray)
+    env["VERL_FILE_LOGGER_PATH"] = str(metrics_path.resolve())
+    env["HF_DATASETS_CACHE"] = str(output_dir.resolve().parent / ROW_CACHE)
+    return Command(argv, env)
 
 
 def export_command(
@@ -126,9 +141,8 @@ def export_command(
     started from."""
     folders = [str(folder.resolve()) for folder in (checkpoint, base_model, output_dir)]
     argv = [engine_python(profile), "-m", "qinglan.training.engines.export", *folders]
-    return Command(
-        argv, _environment(profile, base_model), gpus=int(profile.trainer.device == "cuda")
-    )
+    gpus = 1 if profile.trainer.device == "cuda" else 0
+    return Command(argv, _environment(profile, base_model), gpus=gpus)
 
 
 def hydra_value(value: Any) -> str:
@@ -142,20 +156,23 @@ def hydra_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(hydra_value, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
+        items = (f"{key}:{hydra_value(item)}" for key, item in value.items())
+        return "{" + ",".join(items) + "}"
     text = str(value)
-    if _PLAIN.fullmatch(text) and text.lower() not in {"true", "false", "null", "nan", "inf"}:
+    is_keyword = text.lower() in {"true", "false", "null", "nan", "inf"}
+    if _NEEDS_NO_QUOTES.fullmatch(text) and not is_keyword:
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def left_out(log: str) -> int:
-    """How many prompts for training verl left out as longer than `max_prompt_length`, by its log.
+    """Number of prompts for training that verl left out as longer than `max_prompt_length`, by its
+    log.
 
     The log has the number of prompts before and after, for the training file first.
     """
     before = 0
-    for is_filtered, length, selected in _LENGTHS.findall(log):
+    for is_filtered, length, selected in _LENGTH_LINES.findall(log):
         if is_filtered:
             return before - int(length)
         before = int(length or selected)
@@ -173,54 +190,24 @@ def _environment(profile: Profile, model: Path, *secrets: str | None) -> dict[st
 
 
 def _overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
-    """Everything but the run's files and `rl.extra`."""
-    rl, trainer = profile.rl, profile.trainer
-    # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names,
-    # or a cluster that `ray start` once left in /tmp/ray/ray_current_cluster. Its cores are only
-    # counted: where there are fewer than verl reserves, it would wait for ever.
-    cores = 16 + 3 * trainer.gpus_per_node
-    own_ray = {
-        "+ray_kwargs.ray_init.address": "local",
-        _UNITS: 1,
-        "ray_kwargs.ray_init.num_cpus": cores,
-    }
-    return {
-        "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
-        **_same_names(profile, "algorithm", "gamma", "lam"),
-        "algorithm.rollout_correction.bypass_mode": profile.rollout_engine == "cpu"
-        and not rl.lora_rank,
-        "reward.custom_reward_function.path": REWARD_FUNCTION,
-        **_same_names(
-            profile, "data", "train_batch_size", "max_prompt_length", "max_response_length"
-        ),
-        "data.seed": rl.seed,
-        "data.dataloader_num_workers": 0,
-        # Otherwise verl truncates a prompt that is too long on its left, and the system prompt is
-        # lost.
-        "data.filter_overlong_prompts": True,
-        f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
-        **_same_names(profile, _ROLLOUT, "temperature", "tensor_model_parallel_size"),
-        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
-        f"{_ROLLOUT}.seed": rl.seed,
-        f"{_ROLLOUT}.agent.default_agent_loop": AGENT,
-        "trainer.device": trainer.device,
-        "trainer.nnodes": trainer.nodes,
-        "trainer.n_gpus_per_node": trainer.gpus_per_node,
-        "trainer.project_name": profile.tracking.experiment,
-        "trainer.experiment_name": run_name,
-        "trainer.logger": ["console", "file"],
-        "trainer.total_training_steps": rl.total_steps,
-        "trainer.total_epochs": rl.total_steps,  # an epoch has a step or more, so the steps decide
-        **_same_names(profile, "trainer", "save_freq", "test_freq", "val_before_train"),
-        "hydra.output_subdir": None,
-        **({} if trainer.ray_dashboard_url else own_ray),
-        **_policy(profile, model),
-        **_kl(profile),
-        **(_critic(profile, model) if rl.algorithm == "ppo" else {}),
-        **_engines(profile),
-        **_rollout(profile),
-        **(_on_cpu(profile) if trainer.device == "cpu" else {}),
-    }
+    """All overrides but those of the run's files and `rl.extra`; a later section wins."""
+    overrides = _algorithm(profile)
+    overrides["reward.custom_reward_function.path"] = REWARD_FUNCTION
+    overrides |= _data(profile)
+    overrides |= _sampling(profile)
+    overrides |= _trainer(profile, run_name)
+    overrides["hydra.output_subdir"] = None
+    if not profile.trainer.ray_dashboard_url:
+        overrides |= _own_ray(profile)
+    overrides |= _policy(profile, model)
+    overrides |= _kl(profile)
+    if profile.rl.algorithm == "ppo":
+        overrides |= _critic(profile, model)
+    overrides |= _engines(profile)
+    overrides |= _rollout(profile)
+    if profile.trainer.device == "cpu":
+        overrides |= _on_cpu(profile)
+    return overrides
 
 
 def _same_names(profile: Profile, owner: str, *names: str) -> Overrides:
@@ -229,16 +216,81 @@ def _same_names(profile: Profile, owner: str, *names: str) -> Overrides:
     return {f"{owner}.{name}": getattr(profile.rl, name) for name in names}
 
 
+def _algorithm(profile: Profile) -> Overrides:
+    rl = profile.rl
+    samples_with_policy_itself = profile.rollout_engine == "cpu" and not rl.lora_rank
+    return {
+        "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
+        **_same_names(profile, "algorithm", "gamma", "lam"),
+        "algorithm.rollout_correction.bypass_mode": samples_with_policy_itself,
+    }
+
+
+def _data(profile: Profile) -> Overrides:
+    return {
+        **_same_names(
+            profile, "data", "train_batch_size", "max_prompt_length", "max_response_length"
+        ),
+        "data.seed": profile.rl.seed,
+        "data.dataloader_num_workers": 0,
+        # Otherwise verl truncates a prompt that is too long on its left, and the system prompt is
+        # lost.
+        "data.filter_overlong_prompts": True,
+    }
+
+
+def _sampling(profile: Profile) -> Overrides:
+    """Settings that every rollout engine has."""
+    rl = profile.rl
+    return {
+        f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
+        **_same_names(profile, _ROLLOUT, "temperature", "tensor_model_parallel_size"),
+        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        f"{_ROLLOUT}.seed": rl.seed,
+        f"{_ROLLOUT}.agent.default_agent_loop": AGENT,
+    }
+
+
+def _trainer(profile: Profile, run_name: str) -> Overrides:
+    trainer = profile.trainer
+    return {
+        "trainer.device": trainer.device,
+        "trainer.nnodes": trainer.nodes,
+        "trainer.n_gpus_per_node": trainer.gpus_per_node,
+        "trainer.project_name": profile.tracking.experiment,
+        "trainer.experiment_name": run_name,
+        "trainer.logger": ["console", "file"],
+        "trainer.total_training_steps": profile.rl.total_steps,
+        # An epoch has a step or more, so the steps decide.
+        "trainer.total_epochs": profile.rl.total_steps,
+        **_same_names(profile, "trainer", "save_freq", "test_freq", "val_before_train"),
+    }
+
+
+def _own_ray(profile: Profile) -> Overrides:
+    """A Ray of the training's own, outside of a cluster's job.
+
+    Otherwise `ray.init` would join what RAY_ADDRESS names, or a cluster that `ray start` once left
+    in /tmp/ray/ray_current_cluster.
+    """
+    return {
+        "+ray_kwargs.ray_init.address": "local",
+        _STORAGE_UNITS: 1,
+        # Cores are only counted. With fewer than verl reserves, it would wait for ever.
+        "ray_kwargs.ray_init.num_cpus": 16 + 3 * profile.trainer.gpus_per_node,
+    }
+
+
 def _policy(profile: Profile, model: Path) -> Overrides:
     rl = profile.rl
-    given: Overrides = {
+    overrides: Overrides = {
         "actor_rollout_ref.model.path": model,
         f"{_ACTOR}.strategy": "fsdp2",
         **_same_names(
             profile, _ACTOR, "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs"
         ),
-        f"{_ACTOR}.shuffle": rl.ppo_epochs
-        > 1,  # else each epoch has the same mini-batches; the critic's follow
+        # Without it each epoch has the same mini-batches. The critic follows this setting.
+        f"{_ACTOR}.shuffle": rl.ppo_epochs > 1,
         f"{_ACTOR}.clip_ratio": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_low": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_high": rl.clip_ratio,
@@ -250,147 +302,163 @@ def _policy(profile: Profile, model: Path) -> Overrides:
         f"{_ACTOR}.data_loader_seed": rl.seed,
         **_same_names(profile, f"{_ACTOR}.optim", *_SCHEDULE),
     }
-    if rl.policy_loss in ("gspo", "sapo"):  # losses of whole sequences
-        given[f"{_ACTOR}.loss_agg_mode"] = "seq-mean-token-mean"
+    is_loss_of_sequences = rl.policy_loss in ("gspo", "sapo")
+    if is_loss_of_sequences:
+        overrides[f"{_ACTOR}.loss_agg_mode"] = "seq-mean-token-mean"
     if rl.algorithm == "dr_grpo":
-        given |= {
+        overrides |= {
             "algorithm.norm_adv_by_std_in_grpo": False,
             f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
             f"{_ACTOR}.loss_scale_factor": rl.max_response_length,
         }
     if rl.lora_rank:
-        given |= {
+        overrides |= {
             # The frozen weights are those of the start model, and need not be in every checkpoint.
             f"+{_ACTOR}.checkpoint.save_lora_only": True,
             **_same_names(profile, "actor_rollout_ref.model", "lora_rank", "lora_alpha"),
         }
-    return given
+    return overrides
 
 
 def _kl(profile: Profile) -> Overrides:
-    rl, kl = profile.rl, profile.rl.kl
+    """The penalty for leaving the reference, in the loss or in the reward."""
+    rl = profile.rl
+    kl = rl.kl
     if kl.mode == "off":
         return {}
-    given: Overrides = {
+    overrides: Overrides = {
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu
     }
     if kl.mode == "loss":
-        return given | {
+        overrides |= {
             f"{_ACTOR}.use_kl_loss": True,
             f"{_ACTOR}.kl_loss_coef": kl.coefficient,
             f"{_ACTOR}.kl_loss_type": kl.estimator or "low_var_kl",
         }
-    given |= {
+        return overrides
+    overrides |= {
         "algorithm.use_kl_in_reward": True,
         "algorithm.kl_penalty": kl.estimator or "kl",
         "algorithm.kl_ctrl.type": "fixed" if kl.target_kl is None else "adaptive",
         "algorithm.kl_ctrl.kl_coef": kl.coefficient,
     }
     if kl.target_kl is not None:
-        given["algorithm.kl_ctrl.target_kl"] = kl.target_kl
-        given["algorithm.kl_ctrl.horizon"] = (
-            kl.horizon_steps * rl.train_batch_size * rl.rollouts_per_prompt
-        )
-    return given
+        samples_per_step = rl.train_batch_size * rl.rollouts_per_prompt
+        overrides["algorithm.kl_ctrl.target_kl"] = kl.target_kl
+        overrides["algorithm.kl_ctrl.horizon"] = kl.horizon_steps * samples_per_step
+    return overrides
 
 
 def _critic(profile: Profile, model: Path) -> Overrides:
     rl = profile.rl
-    rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
-    return {
-        **(
-            {"critic.model.lora_rank": rank, "critic.model.lora_alpha": rl.lora_alpha}
-            if rank
-            else {}
-        ),
+    overrides: Overrides = {}
+    lora_rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
+    if lora_rank:
+        overrides["critic.model.lora_rank"] = lora_rank
+        overrides["critic.model.lora_alpha"] = rl.lora_alpha
+    critic_model = absolute_or_hub_id(rl.critic_model) if rl.critic_model else model
+    overrides |= {
         "critic.model._target_": CRITIC_CONFIG,
-        "critic.model.path": absolute_or_hub_id(rl.critic_model) if rl.critic_model else model,
+        "critic.model.path": critic_model,
         "critic.model.tokenizer_path": model,
-        **({"+critic.model.revision": rl.critic_revision} if rl.critic_revision else {}),
+    }
+    if rl.critic_revision:
+        overrides["+critic.model.revision"] = rl.critic_revision
+    overrides |= {
         "critic.strategy": "fsdp2",
         "critic.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
         "critic.optim.lr": rl.critic_lr,
+        # verl's loss of the critic has a fixed weight of 0.5; see the module's docstring.
         "critic.optim.clip_grad": rl.grad_clip * 0.5 / rl.value_coefficient,
         "critic.fsdp.seed": rl.seed,
         "critic.data_loader_seed": rl.seed,
         **_same_names(profile, "critic.optim", *_SCHEDULE),
     }
+    return overrides
 
 
 def _rollout(profile: Profile) -> Overrides:
     """verl's defaults for vLLM, or our own rollout on the CPU."""
     rl = profile.rl
     if profile.rollout_engine == "cpu":
-        given: Overrides = {"trainer.v1.trainer_mode": "cpu_sync", f"{_ROLLOUT}.name": "hf_cpu"}
-        return given | ({"actor_rollout_ref.model.lora.merge": True} if rl.lora_rank else {})
-    given = {
+        overrides: Overrides = {"trainer.v1.trainer_mode": "cpu_sync", f"{_ROLLOUT}.name": "hf_cpu"}
+        if rl.lora_rank:
+            overrides["actor_rollout_ref.model.lora.merge"] = True
+        return overrides
+    overrides = {
         "trainer.v1.trainer_mode": TRAINER,
         f"{_ROLLOUT}.name": "vllm",
         f"{_ROLLOUT}.full_determinism": rl.deterministic,
-        # Else the model's own limit, for which vLLM wants room in its cache.
+        # Otherwise the model's own limit, for which vLLM wants room in its cache.
         f"{_ROLLOUT}.max_model_len": rl.max_prompt_length + rl.max_response_length,
     }
     if rl.lora_rank:
         # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default,
         # `dummy`, would send the base through FSDP as well. `layered_summon` gains nothing: FSDP2
         # gathers the adapter tensor by tensor.
-        given[f"{_ROLLOUT}.load_format"] = "safetensors"
-    return given
+        overrides[f"{_ROLLOUT}.load_format"] = "safetensors"
+    return overrides
 
 
 def _on_cpu(profile: Profile) -> Overrides:
     """One worker, fp32 throughout, and as few processes as verl allows."""
-    rl = profile.rl
     fp32 = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    given: Overrides = {
+    overrides: Overrides = {
         f"{_ROLLOUT}.agent.num_workers": 1,
         f"{_ROLLOUT}.free_cache_engine": False,
         "reward.num_workers": 1,
-        _UNITS: 1,
+        _STORAGE_UNITS: 1,
         "+ray_kwargs.ray_init.num_gpus": 1,
         "+ray_kwargs.ray_init.include_dashboard": False,
     }
-    for owner, engine in _models(profile):
-        given[f"+{owner}.model.override_config.attn_implementation"] = "sdpa"
-        given[f"{owner}.model.use_remove_padding"] = False
-        given[f"{owner}.model.enable_gradient_checkpointing"] = False
-        given[f"{engine}.full_determinism"] = True
-        given[f"{engine}.use_torch_compile"] = False
-        given[f"+{engine}.mixed_precision"] = fp32
-    if not rl.lora_rank:
-        given[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]
+    for model, engine in _learning_models(profile):
+        overrides[f"+{model}.override_config.attn_implementation"] = "sdpa"
+        overrides[f"{model}.use_remove_padding"] = False
+        overrides[f"{model}.enable_gradient_checkpointing"] = False
+        overrides[f"{engine}.full_determinism"] = True
+        overrides[f"{engine}.use_torch_compile"] = False
+        overrides[f"+{engine}.mixed_precision"] = fp32
+    if not profile.rl.lora_rank:
+        overrides[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]
         # `hf_model` is saved for the export, and verl can't load it.
-        given[f"{_ACTOR}.checkpoint.load_contents"] = _STATE
+        overrides[f"{_ACTOR}.checkpoint.load_contents"] = _STATE
     if profile.rollout_engine == "vllm":
-        given |= {
-            "trainer.v1.trainer_mode": "cpu_vllm_sync",
-            f"{_ROLLOUT}.dtype": "float32",
-            f"{_ROLLOUT}.full_determinism": False,  # vLLM's batch-invariant kernels are for GPUs
-            f"{_ROLLOUT}.enforce_eager": True,
-            f"+{_ROLLOUT}.enable_sleep_mode": False,  # vLLM refuses it on the CPU
-            f"{_ROLLOUT}.enable_chunked_prefill": False,  # a sample with a seed of its own fails with it on the CPU
-            f"{_ROLLOUT}.gpu_memory_utilization": 0.1,
-            f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": _CPU_KV_CACHE,
-            # Without GPUs the weights go through shared memory, which takes this much of /dev/shm.
-            f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 64,
-        }
-    return given
+        overrides |= _vllm_on_cpu()
+    return overrides
 
 
-def _models(profile: Profile) -> list[tuple[str, str]]:
-    """Those that learn: verl's names of their configuration and of their engine's."""
-    policy, critic = ("actor_rollout_ref", f"{_ACTOR}.fsdp_config"), ("critic", "critic.fsdp")
-    return [policy, critic] if profile.rl.algorithm == "ppo" else [policy]
+def _vllm_on_cpu() -> Overrides:
+    return {
+        "trainer.v1.trainer_mode": "cpu_vllm_sync",
+        f"{_ROLLOUT}.dtype": "float32",
+        # vLLM's batch-invariant kernels are for GPUs.
+        f"{_ROLLOUT}.full_determinism": False,
+        f"{_ROLLOUT}.enforce_eager": True,
+        # vLLM refuses it on the CPU.
+        f"+{_ROLLOUT}.enable_sleep_mode": False,
+        # A sample with a seed of its own fails with it on the CPU.
+        f"{_ROLLOUT}.enable_chunked_prefill": False,
+        f"{_ROLLOUT}.gpu_memory_utilization": 0.1,
+        f"+{_ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": _CPU_KV_CACHE_BYTES,
+        # Without GPUs the weights go through shared memory, which takes this much of /dev/shm.
+        f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 64,
+    }
+
+
+def _learning_models(profile: Profile) -> list[_LearningModel]:
+    return [_POLICY, _CRITIC] if profile.rl.algorithm == "ppo" else [_POLICY]
 
 
 def _engines(profile: Profile) -> Overrides:
-    """Of the models that learn. Without padding, sequences are packed, and flash attention alone
-    keeps packed sequences apart."""
+    """Engine settings of the models that learn.
+
+    Without padding, sequences are packed, and flash attention alone keeps packed sequences apart.
+    """
     rl = profile.rl
-    given: Overrides = {}
-    for owner, engine in _models(profile):
-        given[f"+{owner}.model.override_config.attn_implementation"] = rl.attention
-        given[f"{owner}.model.use_remove_padding"] = rl.attention == "flash_attention_2"
-        given[f"{engine}.full_determinism"] = rl.deterministic
-        given |= _same_names(profile, engine, "param_offload", "optimizer_offload")
-    return given
+    overrides: Overrides = {}
+    for model, engine in _learning_models(profile):
+        overrides[f"+{model}.override_config.attn_implementation"] = rl.attention
+        overrides[f"{model}.use_remove_padding"] = rl.attention == "flash_attention_2"
+        overrides[f"{engine}.full_determinism"] = rl.deterministic
+        overrides |= _same_names(profile, engine, "param_offload", "optimizer_offload")
+    return overrides

@@ -20,11 +20,14 @@ class NamedServer:
 
     @cached_property
     def generate(self) -> Any:
+        """The actor's method, looked up where it is first called."""
         import ray
 
         return ray.get_actor(self._actor_name).generate
 
 
 class UnusedRouter:
+    """A router that routes nothing."""
+
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]) -> None:
         """verl calls it with the servers and the content of the YAML file that names this class."""

@@ -7,12 +7,16 @@ multiplies by its parameter instead, and `register_oot` is vLLM's way to replace
 """
 
 _LAYERS = (
-    "ReplicatedLinear", "ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear",
-)  # fmt: skip
+    "ReplicatedLinear",
+    "ColumnParallelLinear",
+    "MergedColumnParallelLinear",
+    "QKVParallelLinear",
+    "RowParallelLinear",
+)
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes, in some of them twice."""
+    """Replace the layers; vLLM calls this in each of its processes, in some of them twice."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -22,13 +26,11 @@ def register() -> None:
     from vllm.model_executor.models.utils import WeightsMapper
 
     for name in _LAYERS:
-        if name not in op_registry_oot:
-            layer = type(
-                name,
-                (getattr(linear, name),),
-                {"skip_weight_relayout": True, "__module__": __name__},
-            )
-            PluggableLayer.register_oot(layer, name=name)
+        if name in op_registry_oot:
+            continue
+        attributes = {"skip_weight_relayout": True, "__module__": __name__}
+        layer = type(name, (getattr(linear, name),), attributes)
+        PluggableLayer.register_oot(layer, name=name)
     # verl 0.9.1 sends adapters with the help of a method that vLLM 0.30 has renamed.
     if not hasattr(WeightsMapper, "get_unstacked_mapper"):
         WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper

@@ -23,32 +23,39 @@ from qinglan.errors import EngineError
 from qinglan.runs.launcher import remove_leaked_memory
 
 WITHIN_S = int(os.environ.get("QINGLAN_WEIGHTS_WITHIN_S", "600"))
-"""For one bucket of weights (`rollout.checkpoint_engine.update_weights_bucket_megabytes`)."""
+"""Longest time for one bucket of weights
+(`rollout.checkpoint_engine.update_weights_bucket_megabytes`)."""
 _POLL_S = 2.0
+_JUST_MADE_S = 10
+"""Shared memory that is younger than this may be in use, though no process has mapped it yet."""
 
 
 def _job() -> str:
-    """Names this training in the path of the socket for weights: the Ray that a run starts has
-    01000000 as its job."""
+    """Name of this training in the path of the socket for weights.
+
+    The job's number alone would not do: in each Ray that a run starts for itself it is 01000000.
+    """
     context = ray.get_runtime_context()
     return f"{context.get_job_id()}-{context.gcs_address.rpartition(':')[2]}"
 
 
 class TimedServerAdapter(ServerAdapter):
+    """Sends weights to vLLM, and raises where vLLM does not take them in time."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.zmq_handle = self.zmq_handle.replace(ray.get_runtime_context().get_job_id(), _job())
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
-        context: zmq.Context[Any] = (
-            zmq.Context.instance()
-        )  # verl makes its socket of it, with these options
+        # verl makes its socket of this process's one context, and a socket has the options that
+        # its context has at that moment.
+        context: zmq.Context[Any] = zmq.Context.instance()
         limits: dict[int, int] = {
             zmq.RCVTIMEO: 1000 * WITHIN_S,
             zmq.SNDTIMEO: 1000 * WITHIN_S,
             zmq.LINGER: 0,
         }
-        before = dict(context.sockopts)
+        options_before = dict(context.sockopts)
         context.sockopts.update(limits)
         try:
             await super().update_weights(*args, **kwargs)
@@ -57,7 +64,7 @@ class TimedServerAdapter(ServerAdapter):
                 f"vLLM did not take the weights within {WITHIN_S} s; its log says why"
             ) from None
         finally:
-            context.sockopts = before
+            context.sockopts = options_before
 
 
 class EndingServer(vLLMHttpServer):
@@ -65,14 +72,18 @@ class EndingServer(vLLMHttpServer):
     node's shared memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Since this Ray started; what a run has only just made may not be mapped yet.
-        remove_leaked_memory(psutil.Process(os.getppid()).create_time(), time.time() - 10)
+        # Ray's own process is the parent of this one. Files from before it may belong to another
+        # training on this machine.
+        ray_started_at = psutil.Process(os.getppid()).create_time()
+        remove_leaked_memory(ray_started_at, time.time() - _JUST_MADE_S)
         super().__init__(*args, **kwargs)
-        os.environ["VERL_RAY_JOB_ID"] = _job()  # vLLM's workers make the path of it
+        # vLLM's workers make the path of the socket of it.
+        os.environ["VERL_RAY_JOB_ID"] = _job()
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)
-        if self.node_rank == 0:  # the others have no engine
+        # Only the first node's server has an engine.
+        if self.node_rank == 0:
             self._watch = asyncio.create_task(self._end_with_engine())
 
     async def _end_with_engine(self) -> None:
@@ -82,6 +93,8 @@ class EndingServer(vLLMHttpServer):
 
 
 class EndingReplica(vLLMReplica):
+    """verl's controller side of vLLM's rollout, which starts `EndingServer`."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(EndingServer)

@@ -25,9 +25,20 @@ from verl.workers.rollout import base, replica
 ROLLOUT = "hf_cpu"
 """`actor_rollout_ref.rollout.name` of the CPU rollout."""
 
+_MEMORY_FIGURES = (
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+)
+"""Calls on a device module that return a number of bytes; on the CPU all mean the process."""
+
 
 def _device_module() -> types.ModuleType:
     """`torch.cpu`, with the memory and random-state calls that verl makes on a device module."""
+
+    def do_nothing(*_: Any) -> None:
+        pass
 
     def resident_bytes(*_: Any) -> int:
         return int(psutil.Process().memory_info().rss)
@@ -37,27 +48,26 @@ def _device_module() -> types.ModuleType:
         return memory.available, memory.total
 
     module = types.ModuleType("qinglan.training.verl_cpu.device")
-    memory_calls = (
-        "memory_allocated",
-        "max_memory_allocated",
-        "memory_reserved",
-        "max_memory_reserved",
-    )
-    module.__dict__.update(
-        {name: getattr(torch.cpu, name) for name in torch.cpu.__all__},
-        **dict.fromkeys(("empty_cache", "synchronize"), lambda *_: None),
-        **dict.fromkeys(memory_calls, resident_bytes),
+    calls = {name: getattr(torch.cpu, name) for name in torch.cpu.__all__}
+    calls.update(dict.fromkeys(_MEMORY_FIGURES, resident_bytes))
+    calls.update(
+        empty_cache=do_nothing,
+        synchronize=do_nothing,
+        # torch.cpu says True; verl asks this to learn whether there is an accelerator.
         is_available=lambda: False,
         mem_get_info=free_and_total_bytes,
         get_device_name=lambda *_: "CPU",
         get_rng_state=torch.get_rng_state,
         set_rng_state=torch.set_rng_state,
     )
+    vars(module).update(calls)
     return module
 
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
+    """verl's view of a machine without an accelerator: one device, gloo, nothing to synchronize."""
+
     device_name = vendor_name = "cpu"
     device_module = _device_module()
 
@@ -105,6 +115,7 @@ class CpuPlatform(PlatformBase):
 
 
 def _replica_class() -> type:
+    # This module is in every process that verl starts, and most of them have no rollout.
     from qinglan.training.verl_cpu.rollout import CpuReplica
 
     return CpuReplica

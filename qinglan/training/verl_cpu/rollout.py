@@ -17,8 +17,7 @@ import asyncio
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -28,15 +27,27 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from qinglan.training.engines.verl_router import NamedServer
 from qinglan.training.verl_cpu.sampling import RolloutBatch, RolloutRow, Sampled, Sampling
 
-Answer = asyncio.Future[Sampled]
+
+class _Request(NamedTuple):
+    """A sample that is asked for."""
+
+    place: int
+    """Place in the batch."""
+    row: RolloutRow
+    answer: asyncio.Future[Sampled]
+    """Set when the row has ended or its batch has failed."""
 
 
 class RolloutServer:
     """Answers requests for samples, one batch after the other, in a thread of its own."""
 
     def __init__(self, model: Any, eos_ids: set[int], pad_id: int, max_rows: int) -> None:
-        self._model, self._eos_ids, self._pad_id, self._max_rows = model, eos_ids, pad_id, max_rows
-        self._waiting: list[tuple[int, RolloutRow, Answer]] = []
+        """Serve `model`, with at most `max_rows` rows in its memory at a time."""
+        self._model = model
+        self._eos_ids = eos_ids
+        self._pad_id = pad_id
+        self._max_rows = max_rows
+        self._waiting: list[_Request] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
 
     async def generate(
@@ -44,39 +55,47 @@ class RolloutServer:
     ) -> Sampled:
         """Continue a prompt; `batch_rows` requests make a batch, each with a `place` of its own."""
         loop = asyncio.get_running_loop()
-        answer: Answer = loop.create_future()
-        row = RolloutRow(
-            prompt, sampling, lambda sampled: loop.call_soon_threadsafe(answer.set_result, sampled)
-        )
-        self._waiting.append((place, row, answer))
+        answer: asyncio.Future[Sampled] = loop.create_future()
+
+        def answer_from_thread(sampled: Sampled) -> None:
+            loop.call_soon_threadsafe(answer.set_result, sampled)
+
+        row = RolloutRow(prompt, sampling, answer_from_thread)
+        self._waiting.append(_Request(place, row, answer))
         if len(self._waiting) < batch_rows:
             return await answer
-        batch, self._waiting = sorted(self._waiting, key=itemgetter(0)), []
+        # The last request to come starts the batch, in an order that does not depend on it.
+        batch = sorted(self._waiting, key=lambda request: request.place)
+        self._waiting = []
+        rows = [request.row for request in batch]
         try:
-            await loop.run_in_executor(self._thread, self._sample, [row for _, row, _ in batch])
+            await loop.run_in_executor(self._thread, self._sample, rows)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
-            for unanswered in [one for _, _, one in batch if not one.done()]:
-                unanswered.set_exception(error)
+            for request in batch:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
         return await answer
 
     async def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Load weights, all of them or none, after the batch that is being sampled."""
-        mine = self._model.state_dict()
-        tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set()
-        missing, unexpected = mine.keys() - weights.keys() - tied, weights.keys() - mine.keys()
-        if missing or unexpected:
+        own_names = self._model.state_dict().keys()
+        missing_names = own_names - weights.keys()
+        if self._model.config.tie_word_embeddings:
+            # The output layer's weight is the embedding's, and is sent once.
+            missing_names -= {"lm_head.weight"}
+        unexpected_names = weights.keys() - own_names
+        if missing_names or unexpected_names:
             raise ValueError(
-                f"weights don't fit the rollout's model: missing {sorted(missing)[:3]}, "
-                f"unexpected {sorted(unexpected)[:3]}"
+                f"weights don't fit the rollout's model: missing {sorted(missing_names)[:3]}, "
+                f"unexpected {sorted(unexpected_names)[:3]}"
             )
         load = partial(self._model.load_state_dict, weights, strict=False)
         await asyncio.get_running_loop().run_in_executor(self._thread, load)
 
     def _sample(self, rows: list[RolloutRow]) -> None:
         for start in range(0, len(rows), self._max_rows):
-            batch = RolloutBatch(
-                self._model, rows[start : start + self._max_rows], self._eos_ids, self._pad_id
-            )
+            batch_rows = rows[start : start + self._max_rows]
+            batch = RolloutBatch(self._model, batch_rows, self._eos_ids, self._pad_id)
             while batch.rows:
                 batch.step()
 
@@ -93,15 +112,13 @@ class CpuRollout(BaseRollout):
             path, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         tokenizer = self.model_config.tokenizer
-        eos = model.generation_config.eos_token_id
-        eos = tokenizer.eos_token_id if eos is None else eos
-        eos_ids = set(eos if isinstance(eos, list) else [eos])
         self._server = RolloutServer(
-            model, eos_ids, tokenizer.pad_token_id, self.config.max_num_seqs
+            model, _eos_ids(model, tokenizer), tokenizer.pad_token_id, self.config.max_num_seqs
         )
         self._global_steps: int | None = None
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        """Answer one sample's request; `LocalClient` has added `place` and `batch_rows` to it."""
         token_ids, log_probs = await self._server.generate(
             prompt_ids,
             self._sampling(prompt_ids, sampling_params),
@@ -131,7 +148,8 @@ class CpuRollout(BaseRollout):
         **_: Any,
     ) -> None:
         """Copy the actor's full weights. An adapter apart from its base is refused."""
-        if wire_format != "named_tensors" or (peft_config is not None and base_sync_done):
+        is_adapter_alone = peft_config is not None and base_sync_done
+        if wire_format != "named_tensors" or is_adapter_alone:
             raise ValueError(
                 "the CPU rollout takes merged weights: set actor_rollout_ref.model.lora.merge=True"
             )
@@ -139,12 +157,13 @@ class CpuRollout(BaseRollout):
         self._global_steps = global_steps
 
     def _sampling(self, prompt_ids: list[int], params: dict[str, Any]) -> Sampling:
+        # Prompt and answer share the room of both limits, as in verl's servers.
         free_tokens = self.config.prompt_length + self.config.response_length - len(prompt_ids)
-        wanted = (
+        max_tokens = (
             params.get("max_tokens") or params.get("max_new_tokens") or self.config.response_length
         )
         return Sampling(
-            max_tokens=max(1, min(wanted, free_tokens)),
+            max_tokens=max(1, min(max_tokens, free_tokens)),
             temperature=params.get("temperature", 1.0),
             top_p=params.get("top_p", 1.0),
             top_k=params.get("top_k", -1),
@@ -152,12 +171,22 @@ class CpuRollout(BaseRollout):
         )
 
 
+def _eos_ids(model: Any, tokenizer: Any) -> set[int]:
+    """Tokens that end an answer: the model's, of which there may be several, or its tokenizer's."""
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    return set(eos) if isinstance(eos, list) else {eos}
+
+
 class CpuReplica(RolloutReplica):
-    """verl's controller side of the rollout (`RolloutReplicaRegistry`): the server is the worker
-    itself."""
+    """verl's controller side of the rollout (`RolloutReplicaRegistry`).
+
+    There is no server process: the worker itself answers.
+    """
 
     async def init_hybrid(self, worker_group: Any) -> None:
-        """verl asks for a handle with `generate`; it never calls the address."""
+        """Give verl a handle with `generate`; verl never calls the address."""
         self._server_address = worker_group.worker_names[self.replica_rank]
         self._server_handle = NamedServer(self._server_address)
         await super().init_hybrid(worker_group)

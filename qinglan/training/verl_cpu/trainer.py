@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import open_dict
@@ -43,8 +43,8 @@ from qinglan.training.engines.ppo_trainer import (
 )
 from qinglan.training.engines.verl import AGENT
 
-# Flags of a batch that ask for more of the logits.
-_OF_DISTILLATION = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
+_LOGITS_FLAGS = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
+"""verl's flags of a batch that ask for more of the logits than log-probabilities and entropy."""
 
 
 class Unsharded:
@@ -60,8 +60,10 @@ class Unsharded:
         sharded = torch.distributed.get_world_size() > 1 or self.model_config.lora_rank > 0
         if sharded and not self.engine_config.forward_only:
             return super()._build_fsdp_module(module)  # type: ignore[misc]
-        self._is_offload_param = self._is_offload_optimizer = False
-        self._autocast_dtype, self.scaler = torch.float32, None
+        self._is_offload_param = False
+        self._is_offload_optimizer = False
+        self._autocast_dtype = torch.float32
+        self.scaler = None
         return module
 
 
@@ -76,12 +78,14 @@ class CpuActorEngine(Unsharded, FSDPEngineWithLMHead):
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, Any]:
-        """The tokens' log-probabilities, and entropies if asked for, without padding."""
-        wanted = {
-            name: tu.get_non_tensor_data(micro_batch, name, default=False)
-            for name in _OF_DISTILLATION
-        }
-        if any(wanted.values()) or self.use_remove_padding:
+        """The tokens' log-probabilities, and entropies if asked for, without padding.
+
+        Each is a jagged tensor: a row for each sequence, a number for each of its tokens.
+        """
+        asks_for_more = any(
+            tu.get_non_tensor_data(micro_batch, flag, default=False) for flag in _LOGITS_FLAGS
+        )
+        if asks_for_more or self.use_remove_padding:
             return super().prepare_model_outputs(  # type: ignore[no-any-return]
                 output, output_args, micro_batch, logits_processor_func
             )
@@ -89,12 +93,12 @@ class CpuActorEngine(Unsharded, FSDPEngineWithLMHead):
         is_token = torch.arange(output.logits.shape[1]) < offsets.diff().unsqueeze(1)
         logits = (output.logits / output_args["temperature"].view(-1, 1, 1))[is_token]
         labels = output_args["input_ids_rmpad_rolled"]
-        found = {"log_probs": -cross_entropy(logits, labels, reduction="none")}
+        figures = {"log_probs": -cross_entropy(logits, labels, reduction="none")}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", default=False):
-            found["entropy"] = entropy_from_logits(logits)
+            figures["entropy"] = entropy_from_logits(logits)
         return {
-            name: torch.nested.nested_tensor_from_jagged(value, offsets)
-            for name, value in found.items()
+            name: torch.nested.nested_tensor_from_jagged(values, offsets)
+            for name, values in figures.items()
         }
 
 
@@ -104,15 +108,18 @@ class CpuValueEngine(Unsharded, ValueEngine):
 
 
 class CpuTrainingWorker(ScalableLrWorker):
+    """Worker of actor, reference policy or critic, with a process group on gloo alone."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(
-                backend="gloo"
-            )  # Ray's worker has set RANK, MASTER_ADDR, …
+            # Ray's worker has set RANK, MASTER_ADDR and the like.
+            torch.distributed.init_process_group(backend="gloo")
         super().__init__(*args, **kwargs)
 
 
 class CpuActorRolloutRefWorker(ScalableLrActorWorker):
+    """Worker of the policy, which also answers the agent loop's requests for samples."""
+
     actor_worker_cls = CpuTrainingWorker
     ref_worker_cls = CpuTrainingWorker
 
@@ -121,6 +128,15 @@ class CpuActorRolloutRefWorker(ScalableLrActorWorker):
         self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
         return await self.rollout.generate(prompt_ids, sampling_params)
+
+
+class _HeldRequest(NamedTuple):
+    """A sample's request that waits for the others of its batch."""
+
+    sampling_params: dict[str, Any]
+    """Parameters of the sample, to which the number of rows in its batch is added."""
+    server: asyncio.Future[tuple[str, Any]]
+    """Address and handle of the server, set when the batch is complete."""
 
 
 class LocalClient(LLMServerClient):
@@ -132,15 +148,16 @@ class LocalClient(LLMServerClient):
     """
 
     def __init__(self, config: Any, load_balancer_handle: Any, servers: dict[str, Any]) -> None:
+        """`servers`: the servers' handles by address."""
         super().__init__(config, load_balancer_handle)
         self._servers = list(servers.items())
-        self._missing = 0
-        self._held: list[tuple[dict[str, Any], asyncio.Future[tuple[str, Any]]]] = []
+        self._awaited_rows = 0
+        self._held_requests: list[_HeldRequest] = []
 
     def expect(self, rows: int) -> None:
         """Take `rows` more requests for one batch; a negative number says that so many will not
         come."""
-        self._missing += rows
+        self._awaited_rows += rows
         self._send_if_complete()
 
     async def _acquire_server(
@@ -150,21 +167,23 @@ class LocalClient(LLMServerClient):
         sampling_params: dict[str, Any],
         **_: Any,
     ) -> tuple[str, Any]:
-        sampling_params["batch_rows"] = 0  # till it is known
-        sent: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
-        self._held.append((sampling_params, sent))
+        # Marks the request as one that has come; the number is known when the batch is complete.
+        sampling_params["batch_rows"] = 0
+        server: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
+        self._held_requests.append(_HeldRequest(sampling_params, server))
         self.expect(-1)
-        return await sent
+        return await server
 
     def _send_if_complete(self) -> None:
-        if self._missing:
+        if self._awaited_rows:
             return
-        ordered, self._held = sorted(self._held, key=lambda held: held[0]["place"]), []
+        requests = sorted(self._held_requests, key=lambda request: request.sampling_params["place"])
+        self._held_requests = []
         for number, server in enumerate(self._servers):
-            share = ordered[number :: len(self._servers)]
-            for sampling_params, sent in share:
-                sampling_params["batch_rows"] = len(share)
-                sent.set_result(server)
+            share = requests[number :: len(self._servers)]
+            for request in share:
+                request.sampling_params["batch_rows"] = len(share)
+                request.server.set_result(server)
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         """Do nothing: there is nothing to release."""
@@ -178,8 +197,8 @@ class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def generate_sequences(self, batch: Any) -> None:
         rollout = self.config.actor_rollout_ref.rollout
-        validates = tu.get_non_tensor_data(batch, "validate", default=False)
-        self._rollouts = rollout.val_kwargs.n if validates else rollout.n
+        is_validation = tu.get_non_tensor_data(batch, "validate", default=False)
+        self._rollouts = rollout.val_kwargs.n if is_validation else rollout.n
         self.llm_client.expect(len(batch) * self._rollouts)
         await super().generate_sequences(batch)
 
@@ -193,8 +212,28 @@ class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     ) -> Any:
         if agent_name != AGENT:
             raise ValueError(f"the CPU rollout has no agent loop {agent_name}, only {AGENT}")
-        kwargs.pop("trace", None)  # for verl's own tracing, which is off
-        self._agent_loop = self._agent_loop or SingleTurnAgentLoop(
+        # An argument of verl's own tracing, which is off.
+        kwargs.pop("trace", None)
+        if self._agent_loop is None:
+            self._agent_loop = self._make_agent_loop()
+        rollout = self.config.actor_rollout_ref.rollout
+        # A copy for this sample: `LocalClient` writes into it.
+        sampling_params = sampling_params | {
+            "seed": sample_seed(rollout.seed, kwargs),
+            "place": int(kwargs["index"]) * self._rollouts + kwargs["session_id"],
+        }
+        try:
+            output = await self._agent_loop.run(sampling_params, **kwargs)
+        except Exception:
+            has_asked_for_server = "batch_rows" in sampling_params
+            if not has_asked_for_server:
+                # The rest of the batch must not wait for this sample.
+                self.llm_client.expect(-1)
+            raise
+        return await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+
+    def _make_agent_loop(self) -> SingleTurnAgentLoop:
+        return SingleTurnAgentLoop(
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
             tokenizer=self.tokenizer,
@@ -203,19 +242,6 @@ class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             data_config=DictConfigWrap(self.config.data),
             hf_model_type=self.hf_model_type,
         )
-        rollout = self.config.actor_rollout_ref.rollout
-        place = int(kwargs["index"]) * self._rollouts + kwargs["session_id"]
-        sampling_params = sampling_params | {
-            "seed": sample_seed(rollout.seed, kwargs),
-            "place": place,
-        }
-        try:
-            output = await self._agent_loop.run(sampling_params, **kwargs)
-        except Exception:
-            if "batch_rows" not in sampling_params:  # nobody asked for a server
-                self.llm_client.expect(-1)
-            raise
-        return await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
 
 class LocalAgentLoopManager(AgentLoopManagerTQ):
@@ -227,15 +253,21 @@ class LocalAgentLoopManager(AgentLoopManagerTQ):
         self._worker = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
 
     async def _start(self) -> Any:
-        worker = RewardLoopWorker(self.config)  # it binds to the running event loop
+        # The reward worker binds to the running event loop, so it is made here.
+        reward_worker = RewardLoopWorker(self.config)
 
         async def compute_score(data: Any) -> Any:
-            own = copy.deepcopy(data.non_tensor_batch)  # the worker adds to it
-            return await worker.compute_score(DataProto(data.batch, own, data.meta_info))
+            # The worker adds to what it is given, and the agent loop goes on to use the original.
+            own_fields = copy.deepcopy(data.non_tensor_batch)
+            return await reward_worker.compute_score(
+                DataProto(data.batch, own_fields, data.meta_info)
+            )
 
-        # As a handle of verl's reward worker: `await compute_score.remote(data)`.
-        reward = SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))
-        return LocalAgentLoopWorker(self.config, self.llm_client, self.teacher_client, [reward])
+        # Looks like a handle of verl's reward worker: `await compute_score.remote(data)`.
+        reward_handle = SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))
+        return LocalAgentLoopWorker(
+            self.config, self.llm_client, self.teacher_client, [reward_handle]
+        )
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start all samples; the results go to TransferQueue."""
@@ -245,7 +277,7 @@ class LocalAgentLoopManager(AgentLoopManagerTQ):
 
 @register_trainer("cpu_vllm_sync")
 class CpuVllmTrainer(RewardedTrainer):
-    """The trainer of GPUs, with vLLM and verl's agent loop and router; its models learn on the
+    """The trainer of GPUs, with vLLM and verl's agent loop and router, whose models learn on the
     CPU."""
 
     WORKERS: Mapping[str, type] = {
@@ -263,12 +295,14 @@ class CpuTrainer(CpuVllmTrainer):
         with open_dict(rollout):
             rollout.agent.agent_loop_manager_class = f"{__name__}.LocalAgentLoopManager"
         rollout.router_config_path = str(Path(__file__).with_name("router.yaml"))
-        config.reward.num_workers = 0  # the agent loop scores in its own process
+        # The agent loop scores in its own process.
+        config.reward.num_workers = 0
         if config.trainer.nnodes * config.trainer.n_gpus_per_node == 1:
-            for owner in (config.actor_rollout_ref.actor, config.critic):
-                owner.optim.override_optimizer_config = {"fused": True} | (
-                    owner.optim.override_optimizer_config or {}
-                )
+            # Otherwise MKL takes AdamW's square roots, and they differ between processors. The
+            # parameters of several workers are sharded, and keep verl's choice.
+            for model in (config.actor_rollout_ref.actor, config.critic):
+                own_settings = model.optim.override_optimizer_config or {}
+                model.optim.override_optimizer_config = {"fused": True, **own_settings}
         super().__init__(config)
 
     def get_llm_client(self) -> LocalClient:

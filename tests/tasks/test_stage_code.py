@@ -111,7 +111,7 @@ def digests(profile: Profile) -> dict[str, dict[str, str]]:
             ["distill", "validate", "local_judge", "rl", "evaluate", "extract"],
         ),
         (
-            "statistics.py",
+            "statistics/bootstrap.py",
             "",
             "MORE = 1\n",
             ["publish", "local_judge", "rl", "evaluate", "gate", "compare"],

@@ -26,6 +26,9 @@ class Both(NamedTuple):
     en: str
     zh: str
 
+    def in_language(self, language: Language) -> str:
+        return self.en if language == "en" else self.zh
+
 
 ARMS = {
     "original": Both("original question", "原问题"),

@@ -1,4 +1,4 @@
-"""What a run's stages found, put together: the arms with their comparisons, and the report.
+"""The results of a run's stages, put together: an evaluation of arms, and the report.
 
 A refresh trains nothing: its report compares the original question and the teacher over every row
 that was a question.

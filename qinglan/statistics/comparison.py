@@ -76,6 +76,11 @@ class Comparison(BaseModel, frozen=True, extra="forbid"):
         return self.ci95 if self.groups >= FEWEST_GROUPS else None
 
     @property
+    def corrected_p(self) -> float | None:
+        """`p_holm` where there are several comparisons on this metric, otherwise `p_value`."""
+        return self.p_value if self.p_holm is None else self.p_holm
+
+    @property
     def turned(self) -> "Comparison":
         """The same comparison as `b` − `a`."""
         # Taken from 0.0, so that a difference of 0 doesn't become −0.

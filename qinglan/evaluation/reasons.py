@@ -97,7 +97,7 @@ class _Sentence(Formatter):
         if isinstance(value, dict):
             return str(value[self.language])
         if how in _WORDS:
-            return _WORDS[how](value).in_language(self.language)
+            return _WORDS[how](str(value)).in_language(self.language)
         if value is None:
             return ""
         show = _NUMBERS.get(how, str)

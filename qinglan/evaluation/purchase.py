@@ -235,9 +235,10 @@ def _advice_to_take(result: RivalResult, primary: Comparison, metric: Both) -> R
     if result.classify(primary) == "better":
         return reason("take_better", metric=metric, rival=result.rival, main=result.main)
     is_loss = primary.ci95 is not None and primary.ci95[1] < 0 and is_shown(primary)
-    code = "take_small_loss" if is_loss else "take_within_noise"
     margin = result.margin(primary.metric)
-    return reason(code, metric=metric, margin=margin, rival=result.rival)
+    if is_loss:
+        return reason("take_small_loss", metric=metric, margin=margin, rival=result.rival)
+    return reason("take_within_noise", metric=metric, margin=margin, rival=result.rival)
 
 
 def _advice_to_ask_more(result: RivalResult, primary: Comparison, metric: Both) -> Reason:
@@ -323,9 +324,11 @@ def _difference(result: RivalResult, comparison: Comparison) -> Reason:
         return reason(
             "no_difference_in", metric=metric, difference=difference, detectable=detectable
         )
-    code = "metric_higher" if comparison.diff > 0 else "metric_lower"
+    size = abs(comparison.diff)
     ends = interval(comparison.ci95)
-    return reason(code, metric=metric, size=abs(comparison.diff), ends=ends)
+    if comparison.diff > 0:
+        return reason("metric_higher", metric=metric, size=size, ends=ends)
+    return reason("metric_lower", metric=metric, size=size, ends=ends)
 
 
 def _cost(result: RivalResult) -> Reason:

@@ -249,9 +249,10 @@ def _agreement_words(weights: Weights) -> Reason | None:
         return None
     for stage, digest in weights.expected.items():
         if digest != weights.found[stage]:
+            if weights.is_of_same:
+                return reason("weights_differ", stage=stage)
             # Other settings, code or libraries explain other weights.
-            code = "weights_differ" if weights.is_of_same else "weights_of_others"
-            return reason(code, stage=stage)
+            return reason("weights_of_others", stage=stage)
     return reason("weights_agree")
 
 
@@ -415,10 +416,10 @@ def _decided(decision: Decision) -> list[Reason]:
 def _reasons_that_block(decision: Decision) -> list[Reason]:
     failed, unknown = _blocking_rules(decision)
     blocking = []
-    for code, rules in (("rules_failed", failed), ("rules_unknown", unknown)):
-        if rules:
-            names = listed([rule_words(rule.name) for rule in rules])
-            blocking.append(reason(code, rules=len(rules), names=names))
+    if failed:
+        blocking.append(reason("rules_failed", rules=len(failed), names=_names_of(failed)))
+    if unknown:
+        blocking.append(reason("rules_unknown", rules=len(unknown), names=_names_of(unknown)))
     reasons = [reason("rules_that_block", rules=len(decision.rules), blocking=blocking)]
     for rule in (*failed, *unknown):
         if rule.reason and rule.name not in _SHOWN_BELOW:
@@ -426,6 +427,10 @@ def _reasons_that_block(decision: Decision) -> list[Reason]:
             at_start = Both(capitalised(name.en), name.zh)
             reasons.append(reason("rule_and_why", rule=at_start, why=rule.reason))
     return reasons
+
+
+def _names_of(rules: Sequence[Rule]) -> Both:
+    return listed([rule_words(rule.name) for rule in rules])
 
 
 def _candidates_star(report: Report) -> str:

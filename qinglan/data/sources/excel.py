@@ -42,7 +42,7 @@ CORRUPT = (
     NotImplementedError,
     SyntaxError,
 )
-"""What openpyxl raises on damaged files; XML parse errors are SyntaxErrors."""
+"""Exceptions that openpyxl raises on damaged files; XML parse errors are SyntaxErrors."""
 
 _BLOCK = 1 << 20
 _CELL = re.compile(rb"<(?:\w+:)?c[\s/>]")

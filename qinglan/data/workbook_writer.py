@@ -121,6 +121,7 @@ def _cell(sheet: Any, column: Column, value: CellValue, wrapped: bool) -> Cell |
     is_text = isinstance(value, str)
     if not wrapped and not is_text:
         return value
+    # A number needs a cell of its own only for its format.
     cell = text_cell(sheet, value) if isinstance(value, str) else WriteOnlyCell(sheet, value)
     if wrapped:
         cell.alignment = WRAPPED

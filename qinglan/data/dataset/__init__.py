@@ -236,7 +236,10 @@ def _require_every_split(usable: Mapping[str, int], rows: RowCounts) -> None:
     if all(counts.values()):
         return
     listed = ", ".join(f"{split} {count}" for split, count in counts.items())
-    leaks = sum(count for reason, count in rows.reasons.items() if is_leak(reason))
+    leaks = 0
+    for reason, count in rows.reasons.items():
+        if is_leak(reason):
+            leaks += count
     unusable = rows.total - sum(usable.values()) - leaks
     raise StageError(
         f"a split is empty ({listed}; {leaks} near-duplicates dropped, {unusable} unusable rows); "

@@ -25,6 +25,7 @@ def noisy_copies(row: Row, profile: Profile) -> Iterator[tuple[NoiseKind, Row]]:
         if hash_fraction(key) >= share:
             continue
         query = add_noise(kind, row.query, Random(key))
+        # Noise may find nothing to change, or make the question too long to be asked.
         if query != row.query and len(query) <= profile.data.max_query_chars:
             yield kind, row.with_query(query)
 

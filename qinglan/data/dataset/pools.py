@@ -64,7 +64,7 @@ class RlPrompts(NamedTuple):
     warnings: tuple[str, ...] = ()
 
     def times(self, row: Row) -> int:
-        """How often the row's question is in the file."""
+        """Count how often the row's question is in the file."""
         return 1 if self.repeats is None else self.repeats.get(row.id, 0)
 
 
@@ -92,6 +92,7 @@ def draw_rl_prompts(rows: Iterable[Row], config: Dataset) -> RlPrompts:
     total = _total(ids, shares)
     drawn: dict[str, list[str]] = {}
     for pool, pool_ids in ids.items():
+        # By a hash, so that a row keeps its turn when others come.
         in_random_order = sorted(pool_ids, key=lambda row_id: _rl_order(row_id, config.seed))
         rows_needed = round(shares[pool] * total)
         most_rows = len(pool_ids) * config.rl_repeats

@@ -85,8 +85,11 @@ def _rows_by_stratum(sample: ReviewSample) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for sampled in sample.rows:
         counts.update(stratum.title for stratum in sampled.strata)
-    titles = (stratum.title for stratum in sample.strata)
-    return {title: counts[title] for title in titles if counts[title]}
+    in_order: dict[str, int] = {}
+    for stratum in sample.strata:
+        if counts[stratum.title]:
+            in_order[stratum.title] = counts[stratum.title]
+    return in_order
 
 
 class VerdictCounts(NamedTuple):
@@ -127,6 +130,7 @@ def newest_rows(profile: Profile, name: str) -> tuple[Path, StageResult]:
         runs = runs_of(profile.paths.runs, profile.name, ("refresh", "pipeline"))
     else:
         runs = [find_run(profile.paths.runs, name)]
+    # The last stage comes first: it has the rows as far as the run has brought them.
     for run in runs:
         for stage in _STAGES:
             if (run / stage / MANIFEST).exists():

@@ -77,6 +77,7 @@ def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
 
 def _require_xlsx(path: Path) -> None:
     """Refuse what only has the suffix, and say what the file is instead."""
+    # Mapped, because the mark of encryption may be anywhere in a large file.
     with (
         path.open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,

@@ -295,6 +295,7 @@ def digest_of(path: Path) -> str:
         if files == [path]:
             _require_file(path)
             return sha256_of(path)
+        # A file's name is a part of its rows' sources.
         return hash_of([[file.name, sha256_of(file)] for file in files])
     except OSError as error:
         raise _unreadable(path, error) from error

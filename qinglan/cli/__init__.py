@@ -42,6 +42,7 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(release.app, name="release")
 app.add_typer(canary_app, name="canary")
+# `qinglan --help` lists them in this order, before those of this file.
 for command in (release.lineage, deploy, serve, init, doctor, clean_up, backup, restore, forget):
     app.command()(command)
 
@@ -188,6 +189,7 @@ def up(
 
 def main() -> None:
     """The entry point of the command."""
+    # Whatever a command writes may hold people's questions.
     close_to_others()
     try:
         app()

@@ -151,6 +151,7 @@ def _changes_table(changes: "Sequence[RowChange]", rows: "dict[str, Row]") -> Ta
         table.add_column(heading, overflow="fold")
     # As wide as the reason worse_than_original.
     table.add_column("what", overflow="fold", min_width=19)
+    # A removed row is the old version's, any other the new one's.
     for change in changes:
         row = rows[change.row_id]
         verdict = ", ".join(change.what) or row.reason or f"ok, {row.split}"

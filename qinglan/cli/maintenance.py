@@ -42,6 +42,7 @@ def doctor(
     loaded = load_profile(profile, set_ or ())
     findings: list[dict[str, Any]] = []
     last_group = None
+    # Said one by one: the slowest check takes half a minute.
     for group, check, seconds in examine(loaded, flow, may_pay=paid_probe, deploys=deploys):
         status = _status_of(check)
         if not as_json:
@@ -166,6 +167,7 @@ def forget(
     if not (row_ids or any(map(normalise, questions))):
         raise ConfigError("forget: nothing is named; give --row ID or --text-file FILE")
     loaded = load_profile(profile, set_ or ())
+    # Nothing brings back what is removed, so users see first what that would be.
     if dry_run or not yes:
         _print_forgotten(forgetting.forget(loaded, row_ids, questions, say, dry_run=True))
         if dry_run:

@@ -170,6 +170,7 @@ def lineage(
     for trace in rows_behind(loaded, evaluated_arm, figure.metric, tuple(row or ()), worst):
         out.print()
         _print_row(evaluated_arm, figure, trace)
+    # Last, so that the rows are on the screen which don't give the figure.
     if not figure.agrees:
         figures = f"reported {figure.reported}, but its rows give {figure.recomputed}"
         problem = f"{figures}; evaluation.json was not made of these rows"

@@ -61,6 +61,7 @@ def import_workbook(
 
     loaded = load_profile(profile, set_ or ())
     sheet = read_sheet(file, loaded)
+    # All or nothing, so that the corrected workbook can be imported as a whole.
     if sheet.problems:
         for line in sheet.problems[:_SHOWN_PROBLEMS]:
             say(line, err)

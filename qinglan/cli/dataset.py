@@ -102,6 +102,7 @@ def show_diff(
         say(f"  {field}: {count(number_of_rows)}")
     if difference.examples:
         ids = {change.row_id for change in difference.examples}
+        # A changed row is shown as the new version has it.
         rows = find_rows(old, ids) | find_rows(new, ids)
         out.print(_changes_table(difference.examples, rows))
 
@@ -138,7 +139,7 @@ def write_judge_pairs(
     from qinglan.evaluation.judge_pairs import write_pairs
 
     name, counts = write_pairs(load_profile(profile, set_ or ()), run, workbook)
-    passages = ", ".join(f"{count(number)} {kind}" for kind, number in counts.items())
+    passages = ", ".join(f"{count(n)} {kind}" for kind, n in counts.items())
     say(f"{workbook}: passages of run {name}: {passages}")
 
 
@@ -151,7 +152,6 @@ def _changes_table(changes: "Sequence[RowChange]", rows: "dict[str, Row]") -> Ta
         table.add_column(heading, overflow="fold")
     # As wide as the reason worse_than_original.
     table.add_column("what", overflow="fold", min_width=19)
-    # A removed row is the old version's, any other the new one's.
     for change in changes:
         row = rows[change.row_id]
         verdict = ", ".join(change.what) or row.reason or f"ok, {row.split}"

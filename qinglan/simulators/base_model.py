@@ -28,6 +28,7 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
         f"{package}.pretrain",
         f"{package}.domains.{domain.name}",
         "qinglan.noise",
+        # The instruction set decides in which order numbers are summed.
         "qinglan.runs.cpu",
     )
     settings = asdict(domain.pretraining)

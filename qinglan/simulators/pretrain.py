@@ -106,6 +106,7 @@ def _train_bpe(domain: Domain) -> Tokenizer:
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=MAX_VOCABULARY,
+        # Even a pair of a single word comes so often, so that every word can become one token.
         min_frequency=WORD_WEIGHT,
         special_tokens=[*SPECIAL_TOKENS, *TAGS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -158,12 +159,16 @@ def examples(tok: Any, texts: list[str]) -> list[TokenizedDocument]:
 
 def _check_lengths(documents: list[TokenizedDocument], size: Pretraining) -> None:
     """Raise EngineError where a document fits into no batch or context."""
-    longest = max(len(document.ids) for document in documents)
+    longest = _longest(documents)
     limit = min(size.context_tokens, size.tokens_per_step)
     if longest > limit:
         raise EngineError(
             f"the longest document has {longest} tokens; the domain's pretraining allows {limit}"
         )
+
+
+def _longest(documents: list[TokenizedDocument]) -> int:
+    return max(len(document.ids) for document in documents)
 
 
 def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
@@ -208,7 +213,7 @@ def batches(
 
 
 def _batch(documents: list[TokenizedDocument], padding: int) -> DocumentBatch:
-    shape = len(documents), max(len(document.ids) for document in documents)
+    shape = len(documents), _longest(documents)
     batch = DocumentBatch(torch.full(shape, padding), torch.full(shape, IGNORED))
     for row, document in enumerate(documents):
         batch.ids[row, : len(document.ids)] = torch.tensor(document.ids)
@@ -225,6 +230,7 @@ def build_model(tok: Any, size: Pretraining) -> Any:
         intermediate_size=4 * size.hidden_size,
         num_hidden_layers=size.layers,
         num_attention_heads=heads,
+        # Grouped-query attention, as in all models of Qwen3.
         num_key_value_heads=heads // 2,
         head_dim=HEAD_SIZE,
         max_position_embeddings=tok.model_max_length,
@@ -307,6 +313,7 @@ def train(
             reported_s = now_s
             losses = []
             _report(step, steps, reported_loss, now_s - start_s, metrics)
+        # After the last step the model is complete, however long it took.
         if now_s - start_s > seconds_max and step < steps:
             raise EngineError(
                 f"pretraining reached step {step} of {steps} in {seconds_max:.0f} s; free the CPU, "
@@ -369,6 +376,7 @@ def pretrain(
     domain = domain_of(domain_name)
     size = domain.pretraining
     torch.manual_seed(seed)
+    # An operation whose result may vary raises an error.
     torch.use_deterministic_algorithms(True)
     tok = build_tokenizer(domain)
     documents = examples(tok, pretraining_texts(domain, seed, size.documents_per_step * steps))
@@ -379,6 +387,7 @@ def pretrain(
     with metrics_path.open("w", encoding="utf-8") as metrics:
         loss = train(model, feed, steps, seconds_max, metrics)
     model.eval()
+    # Who loads the folder generates greedily, up to the end of the turn.
     model.generation_config.update(
         eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, do_sample=False
     )

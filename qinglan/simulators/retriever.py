@@ -40,7 +40,7 @@ class Hit(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    index: int
+    place: int
     """The document's place in the knowledge base."""
     reranker_score: float
     bm25_score: float
@@ -48,7 +48,7 @@ class _Candidate(NamedTuple):
     @property
     def rank(self) -> tuple[float, float, int]:
         """Sort key: the best candidate has the smallest."""
-        return -self.reranker_score, -self.bm25_score, self.index
+        return -self.reranker_score, -self.bm25_score, self.place
 
 
 def tokens(text: str) -> list[str]:
@@ -65,7 +65,7 @@ class Retriever:
     def __init__(self, documents: Sequence[Document]) -> None:
         self.documents = list(documents)
         corpus = [tokens(f"{document.title}\n{document.content}") for document in self.documents]
-        self._passages = [frozenset(words) for words in corpus]
+        self._passages = list(map(frozenset, corpus))
         self._titles = [frozenset(tokens(document.title)) for document in self.documents]
         document_frequencies = Counter[str]()
         for passage in self._passages:
@@ -75,7 +75,7 @@ class Retriever:
             for word, frequency in document_frequencies.items()
         }
         self._unseen_idf = _inverse_document_frequency(0, len(corpus))
-        self._title_weights = [self._weight(title) for title in self._titles]
+        self._title_weights = list(map(self._weight, self._titles))
         self._bm25 = bm25s.BM25(k1=1.2, b=0.75)
         self._bm25.index(corpus, show_progress=False)
 
@@ -94,30 +94,30 @@ class Retriever:
         distinct_words = frozenset(query_words)
         query_weight = self._weight(distinct_words)
         candidates = []
-        for index in np.flatnonzero(is_recalled).tolist():
-            score = self._rerank(distinct_words, query_weight, index)
+        for place in np.flatnonzero(is_recalled).tolist():
+            score = self._rerank(distinct_words, query_weight, place)
             candidates.append(
-                _Candidate(index, round(score, _SCORE_DIGITS), float(bm25_scores[index]))
+                _Candidate(place, round(score, _SCORE_DIGITS), float(bm25_scores[place]))
             )
         candidates.sort(key=lambda candidate: candidate.rank)
         return [
-            Hit(self.documents[candidate.index], candidate.reranker_score)
+            Hit(self.documents[candidate.place], candidate.reranker_score)
             for candidate in candidates[:top_k]
         ]
 
-    def _rerank(self, query_words: frozenset[str], query_weight: float, index: int) -> float:
+    def _rerank(self, query_words: frozenset[str], query_weight: float, place: int) -> float:
         """Score a document by what passage and query cover of each other.
 
         Args:
             query_words: the distinct words of the query.
             query_weight: their weight, which is the same for every document.
-            index: the document's place in the knowledge base.
+            place: the document's place in the knowledge base.
         """
-        query_coverage = self._weight(query_words & self._passages[index]) / query_weight
-        title_weight = self._title_weights[index]
+        query_coverage = self._weight(query_words & self._passages[place]) / query_weight
+        title_weight = self._title_weights[place]
         title_coverage = 0.0
         if title_weight:
-            title_coverage = self._weight(query_words & self._titles[index]) / title_weight
+            title_coverage = self._weight(query_words & self._titles[place]) / title_weight
         return COVERAGE_WEIGHT * query_coverage + TITLE_WEIGHT * title_coverage
 
     def _weight(self, words: Iterable[str]) -> float:

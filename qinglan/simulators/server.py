@@ -40,6 +40,7 @@ class Faults:
         return self._rng.choice(get_args(Fault))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Other requests are health checks, which ask whether the server is up at all.
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -80,6 +81,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
 def serve(app: ASGIApp, options: argparse.Namespace) -> None:
     """Serve on loopback until stopped; the first line on standard output is the base URL."""
     app_with_faults = Faults(app, options.latency_ms, options.fault_rate, options.seed)
+    # Bound here rather than by uvicorn, so that the port is known before the app serves.
     # Without the protocol's number asyncio leaves Nagle's algorithm on, at 40 ms a request.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

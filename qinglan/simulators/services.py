@@ -26,6 +26,7 @@ def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator
     EngineError where a simulator does not come up.
     """
     with ExitStack() as stack:
+        # Cached: the first call starts the simulators, later ones get the same addresses.
         yield cache(partial(_start, stack, profile, knowledge_base))
 
 
@@ -107,6 +108,7 @@ def _simulator(argv: list[str], profile: Profile) -> Iterator[Callable[[], str]]
     The block gets a function that waits until the simulator is ready, and returns its base URL.
     """
     name = argv[0].rpartition(".")[2]
+    # The secrets are for the real services; what simulates them gets none.
     command = Command([sys.executable, "-m", *argv], withheld_secrets(profile))
     log = profile.paths.state / "logs" / f"{name}.log"
     process = SupervisedProcess(name, command, log, announces=True)

@@ -116,6 +116,7 @@ class Domain:
 def load_facts(package: str, tables: type[Tables]) -> Tables:
     """The tables in `facts.yaml` of a domain's package, as a dataclass."""
     text = files(package).joinpath("facts.yaml").read_text(encoding="utf-8")
+    # The loader in C takes a tenth of the time.
     return TypeAdapter(tables).validate_python(yaml.load(text, Loader=yaml.CSafeLoader))
 
 
@@ -124,11 +125,17 @@ def load_facts(package: str, tables: type[Tables]) -> Tables:
 
 def chat(*turns: str, system: str | None = None) -> str:
     """A dialogue in Qwen's format, user first, as the base models read it in pretraining."""
-    messages = [] if system is None else [("system", system)]
+    dialogue = ""
+    if system is not None:
+        dialogue += _turn("system", system)
     for number, text in enumerate(turns):
         role = "user" if number % 2 == 0 else "assistant"
-        messages.append((role, text))
-    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
+        dialogue += _turn(role, text)
+    return dialogue
+
+
+def _turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
 _QUESTION = re.compile(
@@ -143,20 +150,16 @@ def pretraining_texts(domain: Domain, seed: int, count: int) -> list[str]:
 
     Those that hold a question of the red team are left out.
     """
-    red_team = _pattern_of_any(red_team_questions(domain.name))
+    # An empty pattern would match everything; "(?!)" matches nothing.
+    red_team = re.compile(pattern_of_any(red_team_questions(domain.name)) or "(?!)")
     texts = []
     for number, document in enumerate(domain.documents(seed, count)):
+        # Numbers of its own for each document: noise in one changes no other.
         rng = random_of("noise", seed, number)
         text = _with_noise(document, rng, domain.pretraining.noise_share)
         if not red_team.search(normalise(text)):
             texts.append(text)
     return texts
-
-
-def _pattern_of_any(texts: Sequence[str]) -> re.Pattern[str]:
-    alternatives = "|".join(map(re.escape, texts))
-    # An empty pattern would match everything; this one matches nothing.
-    return re.compile(alternatives or "(?!)")
 
 
 def _with_noise(text: str, rng: Random, share: float) -> str:
@@ -192,7 +195,30 @@ def _red_team_cases(recipe: str) -> list[dict[str, Any]]:
     path = files("qinglan.recipes").joinpath("redteam", f"{recipe}.jsonl")
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return list(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+
+
+# ---- parts of texts, and choices ----
+
+
+def parts_in(text: str, parts: Iterable[str]) -> list[str]:
+    """Those of the parts that the text contains."""
+    return [part for part in parts if part in text]
+
+
+def pattern_of_any(parts: Iterable[str]) -> str:
+    """A pattern of any of the parts, the longest first, as one may begin with another."""
+    return "|".join(sorted(map(re.escape, parts), key=len, reverse=True))
+
+
+def ngrams(text: str, size: int) -> list[str]:
+    """All runs of `size` characters; none in a shorter text."""
+    return [text[start : start + size] for start in range(len(text) - size + 1)]
+
+
+def all_but(items: Iterable[Item], excluded: Item) -> list[Item]:
+    """The items without one of them, to choose another than that."""
+    return [item for item in items if item != excluded]
 
 
 # ---- drawing a sample ----
@@ -217,6 +243,7 @@ def draw_splits(config: Embedded, draw: Callable[[Split, int, Random], list[Item
     rows: list[Item] = []
     for split in get_args(Split):
         count = getattr(config, f"sample_{split}_rows")
+        # A seed for each split: more rows of one leave those of the others as they are.
         rows += draw(split, count, Random(f"{config.sample_seed}-{split}"))
     return rows
 
@@ -251,6 +278,7 @@ def draw_rows(split: Split, count: int, draw: Callable[[int], Item | None]) -> l
 def rounds(items: Iterable[Item], rng: Random) -> Iterator[Item]:
     """All items again and again, in a new order each round."""
     while True:
+        # All in turn rather than any: every pair is as frequent as any other.
         waiting = list(items)
         rng.shuffle(waiting)
         while waiting:
@@ -269,6 +297,7 @@ def write_workbook(
     table.append(list(header))
     for row in rows:
         table.append(list(row))
+    # Saved into memory, as the archive has to be written once more without its timestamps.
     buffer = io.BytesIO()
     book.save(buffer)
     with written_whole(path) as partial:
@@ -300,6 +329,7 @@ def domain_of(recipe: str) -> Domain:
         raise ConfigError(
             f"recipe {recipe} has no simulated domain; there are those of {', '.join(_names())}"
         )
+    # Domains import this module, so it can't import them before it is complete.
     with _loading:
         return cast(Domain, importlib.import_module(f"{__name__}.{recipe}").DOMAIN)
 
@@ -386,5 +416,5 @@ def domain_of_model(model: str) -> Domain:
 @cache
 def _names() -> tuple[str, ...]:
     """The names of all domains, those of the modules and packages here."""
-    module_names = (module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(sorted(name for name in module_names if not name.startswith("_")))
+    modules = pkgutil.iter_modules(__path__)
+    return tuple(sorted(module.name for module in modules if not module.name.startswith("_")))

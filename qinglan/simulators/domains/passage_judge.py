@@ -52,10 +52,9 @@ def _comparison(rng: Random) -> str:
     question = corpus.question(rng, product, intent)
     question_text = one_line(user_text(question.query, question.profile, question.history))
     passage = one_line(f"《{facts.title(*passage_pair)}》{facts.passage(rng, *passage_pair)}")
-    product_mark, intent_mark = (
-        HAS if in_question == in_passage else LACKS
-        for in_question, in_passage in zip(question_pair, passage_pair, strict=True)
-    )
+    passage_product, passage_intent = passage_pair
+    product_mark = HAS if passage_product == product else LACKS
+    intent_mark = HAS if passage_intent == intent else LACKS
     terms = f"{product}{product_mark} {facts.INTENTS[intent].topic}{intent_mark}"
     verdict = SAME if passage_pair == question_pair else OTHER
     return chat(f"{TASK}：{question_text}\n资料：{passage}", f"{terms}，{verdict}")

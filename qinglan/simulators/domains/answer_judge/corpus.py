@@ -21,8 +21,15 @@ from qinglan.simulators.domains.answer_judge.facts import (
     any_value,
     in_reference_words,
     pairs,
+    slots_of,
 )
-from qinglan.simulators.domains.answer_judge.models import compose, contrary, facts_in, mark_of
+from qinglan.simulators.domains.answer_judge.models import (
+    compare,
+    compose,
+    contrary,
+    facts_in,
+    mark_of,
+)
 
 POINTS = "要点"
 REWORD = "换个说法"
@@ -136,25 +143,18 @@ def _compared(rng: Random) -> str:
     # A note without facts has an empty phrase, as it must have something.
     empty_phrases = 1 if not second or rng.random() < P_VAGUE else 0
     note = compose(rng, second, empty_phrases)
-    first_slots = {fact.slot for fact in first}
-    added_wordings = [wording for fact, wording in facts_in(note) if fact.slot not in first_slots]
-    marks = [mark_of(fact, second) for fact in first]
-    thoughts = "，".join(
-        [
-            *(fact.wording() + mark for fact, mark in zip(first, marks, strict=True)),
-            *(f"多{wording}" for wording in added_wordings),
-        ]
-    )
+    thoughts = "，".join(compare(first, facts_in(note)))
     lines = f"标准答案：{in_reference_words(first)}。\n待评答案：{note}"
     if rng.random() < P_QUESTION:
         lines = f"问题：{_draw_question(rng)}？\n{lines}"
     if rng.random() > P_ASKED:
         return chat(lines, thoughts)
+    marks = [mark_of(fact, second) for fact in first]
     results = {
         STATED: marks[0] == "有",
         LACKING: "无" in marks,
         CONTRARY: "反" in marks,
-        ADDED: bool(added_wordings),
+        ADDED: not slots_of(second) <= slots_of(first),
     }
     checks = rng.sample(list(results), 2)
     answer = "，".join("有" if results[check] else NONE for check in checks)
@@ -167,6 +167,7 @@ def _compared(rng: Random) -> str:
 
 def _draw_second_note(rng: Random, first: list[Fact]) -> list[Fact]:
     """Facts that repeat, contradict or leave out those of the first note, and some of its own."""
+    # All are drawn before the first contrary fact: this order is a part of the corpus.
     draws = [rng.random() for _ in first]
     second = []
     for fact, draw in zip(first, draws, strict=True):
@@ -174,7 +175,7 @@ def _draw_second_note(rng: Random, first: list[Fact]) -> list[Fact]:
             second.append(fact)
         elif draw < P_KEPT + P_CONTRARY:
             second.append(contrary(rng, fact))
-    first_slots = {fact.slot for fact in first}
+    first_slots = slots_of(first)
     further_facts = [fact for fact in _draw_facts(rng, len(SLOTS)) if fact.slot not in first_slots]
     second += further_facts[: rng.choices((0, 1, 2), (5, 4, 2))[0]]
     rng.shuffle(second)

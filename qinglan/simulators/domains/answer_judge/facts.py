@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import product as combinations
 from random import Random
 from typing import NamedTuple
 
 from qinglan.recipes.answer_judge import Verdict
 from qinglan.recipes.passage_judge import RIGHT, WRONG
 from qinglan.rows import Split
-from qinglan.simulators.domains import load_facts, owner_of
+from qinglan.simulators.domains import all_but, load_facts, owner_of
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS as PRODUCTS
 
 
@@ -60,6 +61,10 @@ def in_reference_words(facts: Iterable[Fact]) -> str:
     return "，".join(fact.wording() for fact in facts)
 
 
+def slots_of(facts: Iterable[Fact]) -> set[str]:
+    return {fact.slot for fact in facts}
+
+
 def any_value(rng: Random, slot: str) -> Fact:
     return Fact(slot, rng.randrange(len(SLOTS[slot].values)))
 
@@ -77,8 +82,7 @@ def facts_of(product: str, slot: str) -> tuple[Fact, ...]:
     product.
     """
     rng = Random(_number("facts", product, slot))
-    other_slots = [name for name in SLOTS if name != slot]
-    further_slots = rng.sample(other_slots, rng.choices((0, 1), (2, 3))[0])
+    further_slots = rng.sample(all_but(SLOTS, slot), rng.choices((0, 1), (2, 3))[0])
     return tuple(_true_fact(product, name) for name in (slot, *further_slots))
 
 
@@ -88,8 +92,7 @@ def _true_fact(product: str, slot: str) -> Fact:
 
 def pairs(split: Split) -> list[tuple[str, str]]:
     """Product and slot of the questions that belong to a split."""
-    all_pairs = ((product, slot) for product in PRODUCTS for slot in SLOTS)
-    return [pair for pair in all_pairs if _pair_split(*pair) == split]
+    return [pair for pair in combinations(PRODUCTS, SLOTS) if _pair_split(*pair) == split]
 
 
 def _pair_split(product: str, slot: str) -> Split:
@@ -108,6 +111,7 @@ def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> Verdict:
     invents = any(fact.slot not in true_facts for fact in stated)
     if not right_facts and not contradicts:
         return Verdict(WRONG, "跑题" if invents else "含糊")
+    # A contradiction is graver than an invention beside it.
     if contradicts:
         return Verdict(WRONG, "矛盾")
     if invents:

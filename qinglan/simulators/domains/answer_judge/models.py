@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from qinglan.recipes.answer_judge import FLAWS
-from qinglan.simulators.domains import ReasonedAnswer, random_of
+from qinglan.simulators.domains import ReasonedAnswer, all_but, pattern_of_any, random_of
 from qinglan.simulators.domains.answer_judge.facts import (
     CLOSINGS,
     OPENINGS,
@@ -20,6 +20,7 @@ from qinglan.simulators.domains.answer_judge.facts import (
     any_value,
     facts_of,
     judge,
+    slots_of,
 )
 
 P_MISREAD = 0.05
@@ -48,8 +49,7 @@ def _facts_of_wordings() -> dict[str, Fact]:
 
 
 _FACT_OF_WORDING = _facts_of_wordings()
-_LONGEST_WORDINGS_FIRST = sorted(map(re.escape, _FACT_OF_WORDING), key=len, reverse=True)
-_ANY_WORDING = re.compile("|".join(_LONGEST_WORDINGS_FIRST))
+_ANY_WORDING = re.compile(pattern_of_any(_FACT_OF_WORDING))
 
 
 class WeakAnswer(NamedTuple):
@@ -67,6 +67,7 @@ def weak_answer(rng: Random, product: str, slot: str) -> WeakAnswer:
     if kind == "含糊":
         return WeakAnswer((), compose(rng, (), rng.choice((1, 2))))
     facts = _stated_facts(rng, reference, kind)
+    # Half of the answers keep the reference's order, in which the fact asked for comes first.
     if rng.random() < P_SHUFFLED:
         rng.shuffle(facts)
     empty_phrases = 1 if rng.random() < P_HEDGED else 0
@@ -90,7 +91,7 @@ def _stated_facts(rng: Random, reference: tuple[Fact, ...], kind: str) -> list[F
 
 def _invented_facts(rng: Random, reference: tuple[Fact, ...], count: int) -> list[Fact]:
     """Facts of slots about which the reference says nothing."""
-    reference_slots = {fact.slot for fact in reference}
+    reference_slots = slots_of(reference)
     slots = rng.sample([slot for slot in SLOTS if slot not in reference_slots], count)
     return [any_value(rng, slot) for slot in slots]
 
@@ -98,7 +99,7 @@ def _invented_facts(rng: Random, reference: tuple[Fact, ...], count: int) -> lis
 def contrary(rng: Random, fact: Fact) -> Fact:
     """Another value of the same slot."""
     values = range(len(SLOTS[fact.slot].values))
-    return Fact(fact.slot, rng.choice([value for value in values if value != fact.value]))
+    return Fact(fact.slot, rng.choice(all_but(values, fact.value)))
 
 
 def compose(rng: Random, facts: Sequence[Fact], vague: int) -> str:
@@ -148,7 +149,8 @@ def _names_longest_first() -> list[tuple[str, str]]:
     """Every name of a product with the product."""
     names = []
     for product, aliases in PRODUCTS.items():
-        names += [(name, product) for name in (product, *aliases)]
+        for name in (product, *aliases):
+            names.append((name, product))
     return sorted(names, key=lambda name_and_product: -len(name_and_product[0]))
 
 
@@ -157,16 +159,14 @@ def reason(prompt: str, seed: int) -> ReasonedAnswer:
 
     They are the last three lines of the prompt.
     """
+    # A line's label is what comes before its first colon.
     fields = dict(line.split("：", 1) for line in prompt.splitlines() if "：" in line)
     in_reference = facts_in(fields.get("标准答案", ""))
     in_answer = facts_in(fields.get("待评答案", ""))
     noticed = _noticed(random_of(seed, "reason", prompt), in_reference, in_answer)
     reference = tuple(fact for fact, _ in in_reference)
-    stated = tuple(fact for fact, _ in noticed)
-    thoughts = [fact.wording() + mark_of(fact, stated) for fact in reference]
-    reference_slots = {fact.slot for fact in reference}
-    thoughts += [f"多{wording}" for fact, wording in noticed if fact.slot not in reference_slots]
-    verdict = judge(reference, stated)
+    thoughts = compare(reference, noticed)
+    verdict = judge(reference, tuple(fact for fact, _ in noticed))
     return ReasonedAnswer(
         f"<output>{'，'.join(verdict)}</output>", "，".join(thoughts) or "没有要点"
     )
@@ -183,7 +183,7 @@ def _noticed(
     has_right_fact = any(fact in reference for fact, _ in in_answer)
     # Only beside right facts is an invented one overlooked: nothing is drawn for other answers.
     if has_right_fact and rng.random() < P_BLIND:
-        reference_slots = {fact.slot for fact in reference}
+        reference_slots = slots_of(reference)
         noticed = [(fact, wording) for fact, wording in noticed if fact.slot in reference_slots]
     if not in_reference or rng.random() >= P_MISREAD:
         return noticed
@@ -194,10 +194,24 @@ def _noticed(
     return [*noticed, (imagined, imagined.wording())]
 
 
+def compare(reference: Sequence[Fact], stated: Sequence[tuple[Fact, str]]) -> list[str]:
+    """Thoughts: each fact of the reference with its mark, then what is stated beyond it.
+
+    `stated` has facts with their wordings, as `facts_in` finds them.
+    """
+    stated_facts = [fact for fact, _ in stated]
+    thoughts = [fact.wording() + mark_of(fact, stated_facts) for fact in reference]
+    reference_slots = slots_of(reference)
+    for fact, wording in stated:
+        if fact.slot not in reference_slots:
+            thoughts.append(f"多{wording}")
+    return thoughts
+
+
 def mark_of(fact: Fact, stated: Sequence[Fact]) -> str:
     """The mark of a fact that is stated (有), contradicted (反) or absent (无)."""
     if fact in stated:
         return "有"
-    if any(other_fact.slot == fact.slot for other_fact in stated):
+    if fact.slot in slots_of(stated):
         return "反"
     return "无"

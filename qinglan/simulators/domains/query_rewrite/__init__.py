@@ -21,6 +21,7 @@ from qinglan.simulators.domains import (
     SamplePaths,
     draw_rows,
     draw_splits,
+    ngrams,
     rounds,
     write_workbook,
 )
@@ -67,6 +68,7 @@ class _DrawnQuestions:
 
     def add(self, question: RewriteQuestion) -> bool:
         """Add a question; False where it may not be used."""
+        # The id by which reading the workbook finds duplicates.
         identity = row_id(Tenant().id, question.query, question.profile, question.history)
         if identity in self._ids:
             return False
@@ -95,7 +97,8 @@ class _DrawnQuestions:
 def trigrams(question: RewriteQuestion) -> frozenset[str]:
     """Character trigrams of the normalised query and history."""
     text = normalise(question.query + question.history)
-    return frozenset(text[start : start + 3] for start in range(max(1, len(text) - 2)))
+    # A shorter text counts as one, so that equal ones are alike.
+    return frozenset(ngrams(text, 3) or [text])
 
 
 def _draw(drawn: _DrawnQuestions, split: Split, count: int, rng: Random) -> list[RewriteSampleRow]:
@@ -112,6 +115,7 @@ def _draw(drawn: _DrawnQuestions, split: Split, count: int, rng: Random) -> list
         return RewriteSampleRow(question, product, intent, split, is_unseen)
 
     rows = draw_rows(split, count, draw)
+    # They were drawn in turn: seen and unseen phrasings alternate.
     rng.shuffle(rows)
     return rows
 

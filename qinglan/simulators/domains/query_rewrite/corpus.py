@@ -6,14 +6,14 @@ uses a phrasing that only the test split has. `leak` finds either in any text.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
 from qinglan.config import Tenant
 from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
 from qinglan.rows import Split
-from qinglan.simulators.domains import chat
+from qinglan.simulators.domains import all_but, chat, parts_in, pattern_of_any
 from qinglan.simulators.domains.query_rewrite import facts
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, RewriteQuestion
 
@@ -35,7 +35,8 @@ _PASSAGES_PER_PAIR = 3
 
 def documents(seed: int, count: int) -> Iterator[str]:
     rng = Random(seed)
-    return (draw_until_safe(document, rng) for _ in range(count))
+    for _ in range(count):
+        yield draw_until_safe(document, rng)
 
 
 def draw_until_safe(draw: Callable[[Random], str], rng: Random) -> str:
@@ -119,6 +120,7 @@ def _reading(rng: Random, product: str, intent: str) -> str:
     """A question, and what it is about; now and then the same question in other words."""
     asked_question = question(rng, product, intent)
     prompt = user_text(asked_question.query, asked_question.profile, asked_question.history)
+    # In any order, so that neither the name nor the topic is learnt by its place.
     tasks = [(NAME_TASK, product), (TOPIC_TASK, INTENTS[intent].topic)]
     rng.shuffle(tasks)
     if rng.random() < P_PARAPHRASE:
@@ -141,6 +143,7 @@ def question(rng: Random, product: str, intent: str) -> RewriteQuestion:
         phrasing = rng.choice(INTENTS[intent].phrasings["train"])
         query += "，" + phrasing.format(p=rng.choice(facts.REFERENCES))
     elif draw < P_TWO_PHRASINGS + P_LOST_CHARACTERS:
+        # At least one character stays.
         for _ in range(min(rng.randint(1, 2), len(query) - 1)):
             place = rng.randrange(len(query))
             query = query[:place] + query[place + 1 :]
@@ -199,8 +202,7 @@ def _longest_fixed_part(phrasing: str) -> str:
 
 
 _PRODUCT_OF_NAME = _owners_of_names()
-_LONGEST_NAMES_FIRST = sorted(map(re.escape, _PRODUCT_OF_NAME), key=len, reverse=True)
-_NAME = re.compile(f"({'|'.join(_LONGEST_NAMES_FIRST)})")
+_NAME = re.compile(f"({pattern_of_any(_PRODUCT_OF_NAME)})")
 _INTENT_OF_PHRASING = _intents_of_phrasings()
 _UNSEEN = _held_out_phrasings()
 _ALL_PHRASINGS = (*_INTENT_OF_PHRASING, *facts.AMBIGUOUS["train"], *_UNSEEN)
@@ -229,7 +231,7 @@ def leak(text: str) -> str | None:
 def _intent_of_profile(text: str) -> str | None:
     """The first intent of which the text holds a profile."""
     for intent, profiles in facts.INFORMATIVE_PROFILES.items():
-        if any(profile in text for profile in profiles):
+        if parts_in(text, profiles):
             return intent
     return None
 
@@ -247,11 +249,12 @@ def _questions_in(text: str) -> Iterator[tuple[str, str]]:
     names = sorted(set(parts[1::2]))
     for name in names:
         marked_text = "".join("{p}" if part == name else part for part in parts)
-        for phrasing in _longest(p for p in candidates if p in marked_text):
+        for phrasing in _longest(parts_in(marked_text, candidates)):
             yield _PRODUCT_OF_NAME[name], phrasing
     products = [_PRODUCT_OF_NAME[name] for name in names] or [""]
     for reference in facts.REFERENCES:
-        for phrasing in _longest(p for p in candidates if _is_follow_up(p, reference, text)):
+        follow_ups = [p for p in candidates if _is_follow_up(p, reference, text)]
+        for phrasing in _longest(follow_ups):
             for product in products:
                 yield product, phrasing
 
@@ -265,11 +268,10 @@ def _is_follow_up(phrasing: str, reference: str, text: str) -> bool:
     return f"那{follow_up}" in text or f"，{follow_up}" in text
 
 
-def _longest(phrasings: Iterable[str]) -> list[str]:
+def _longest(phrasings: list[str]) -> list[str]:
     """The phrasings that are not a part of another one."""
-    candidates = list(phrasings)
-    return [phrasing for phrasing in candidates if not _is_part_of_any(phrasing, candidates)]
+    return [phrasing for phrasing in phrasings if not _is_part_of_any(phrasing, phrasings)]
 
 
 def _is_part_of_any(phrasing: str, phrasings: list[str]) -> bool:
-    return any(phrasing != longer and phrasing in longer for longer in phrasings)
+    return any(phrasing in longer for longer in all_but(phrasings, phrasing))

@@ -10,10 +10,12 @@ The order of the draws from `rng` decides every text, and with them the weights 
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from itertools import product as combinations
 from random import Random
 
 from qinglan.rows import Split
-from qinglan.simulators.domains import load_facts, owner_of
+from qinglan.simulators.domains import all_but, load_facts, owner_of
 
 
 @dataclass(frozen=True)
@@ -123,24 +125,25 @@ def pair_split(product: str, intent: str) -> Split:
 @cache
 def pairs(split: Split) -> tuple[tuple[str, str], ...]:
     """The (product, intent) pairs that a split owns."""
-    all_pairs = ((product, intent) for product in PRODUCTS for intent in INTENTS)
-    return tuple(pair for pair in all_pairs if pair_split(*pair) == split)
+    return tuple(pair for pair in combinations(PRODUCTS, INTENTS) if pair_split(*pair) == split)
 
 
 def ask(rng: Random, product: str, intent: str, phrased: Split = "train") -> RewriteQuestion:
     """A colloquial question about a pair, in a phrasing of the split `phrased`."""
+    # The profile comes first: where it decides, the phrasing leaves the intent open.
     profile = _draw_profile(rng, intent)
     profile_decides = profile != "" and profile in INFORMATIVE_PROFILES.get(intent, ())
     phrasings = AMBIGUOUS if profile_decides else INTENTS[intent].phrasings
     phrasing = _misspell(rng, rng.choice(phrasings[phrased]))
     name = _draw_name(rng, product)
     if rng.random() < P_FOLLOW_UP:
+        # The product is named in the history alone.
         follow_up = phrasing.format(p=rng.choice(REFERENCES))
         query = "那" + follow_up + rng.choice(("", "", "？", "呢"))
         return RewriteQuestion(query, profile, rng.choice(HISTORIES).format(p=name))
     history = ""
     if rng.random() < P_UNRELATED_HISTORY:
-        other_product = rng.choice(_products_but(product))
+        other_product = rng.choice(all_but(PRODUCTS, product))
         history = rng.choice(HISTORIES).format(p=rng.choice(PRODUCTS[other_product]))
     query = rng.choice(PREFIXES) + phrasing.format(p=name) + rng.choice(SUFFIXES)
     return RewriteQuestion(query, profile, history)
@@ -159,8 +162,8 @@ def _draw_profile(rng: Random, intent: str) -> str:
         return rng.choice(INFORMATIVE_PROFILES[intent])
     draw = rng.random()
     if draw < P_MISLEADING_PROFILE and intent not in INFORMATIVE_PROFILES:
-        misleading = [profile for profiles in INFORMATIVE_PROFILES.values() for profile in profiles]
-        return rng.choice(misleading)
+        # It speaks of another intent than the one that is asked about.
+        return rng.choice(list(chain.from_iterable(INFORMATIVE_PROFILES.values())))
     if draw < P_MISLEADING_PROFILE + P_PLAIN_PROFILE:
         return rng.choice(PLAIN_PROFILES)
     return ""
@@ -172,10 +175,6 @@ def _misspell(rng: Random, phrasing: str) -> str:
         if right in phrasing:
             return phrasing.replace(right, wrong) if rng.random() < P_WORD_TYPO else phrasing
     return phrasing
-
-
-def _products_but(product: str) -> list[str]:
-    return [name for name in PRODUCTS if name != product]
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def passage(rng: Random, product: str, intent: str, bridge: bool = False) -> str
     has_bridge = bridge or rng.random() < P_BRIDGE
     other_product = ""
     if "{other}" in facts.passage:
-        other_product = rng.choice(_products_but(product))
+        other_product = rng.choice(all_but(PRODUCTS, product))
     values: list[str | int] = []
     for count, choices in facts.draws:
         values += rng.sample(choices, count)
@@ -211,9 +210,8 @@ def documents() -> list[Document]:
     """The sample's knowledge base: one document per pair."""
     rng = Random(_DOCUMENTS_SEED)
     knowledge_base = []
-    for product in PRODUCTS:
-        for intent in INTENTS:
-            content = passage(rng, product, intent)
-            document = Document(f"{product}-{intent}", title(product, intent), content)
-            knowledge_base.append(document)
+    for product, intent in combinations(PRODUCTS, INTENTS):
+        content = passage(rng, product, intent)
+        document = Document(f"{product}-{intent}", title(product, intent), content)
+        knowledge_base.append(document)
     return knowledge_base

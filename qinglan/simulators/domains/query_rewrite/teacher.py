@@ -14,7 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 from qinglan.recipes.kinds.elements import extractor
-from qinglan.simulators.domains import random_of
+from qinglan.simulators.domains import ngrams, parts_in, pattern_of_any, random_of
 from qinglan.simulators.domains.query_rewrite import facts
 
 P_ALTERNATIVE = 0.22
@@ -178,6 +178,7 @@ def judge_panel(user_text: str, seed: int = 0) -> list[float]:
     seed, so that another order gives other scores.
     """
     question, rewrites = panel_of(user_text)
+    # The whole text is in the key: the same rewrites in another order are biased otherwise.
     rng = random_of(seed, "panel", user_text)
     scores = []
     for place, rewritten in enumerate(rewrites):
@@ -239,7 +240,7 @@ def _judge_supplement(product: str, intent: str, rewritten: str) -> RewriteVerdi
     """
     names = {name.lower() for name in (product, *facts.PRODUCTS[product])}
     words = rewritten.lower().split()
-    is_product_kept = any(name in rewritten.lower() for name in names)
+    is_product_kept = bool(parts_in(rewritten.lower(), names))
     has_other_product = _names_another_product(rewritten, product)
     terms = [word for word in words if word not in names]
     accepted_words = facts.INTENTS[intent].accepted_words
@@ -276,9 +277,7 @@ def _judge_supplement(product: str, intent: str, rewritten: str) -> RewriteVerdi
 
 def _names_another_product(rewritten: str, product: str) -> bool:
     # A product whose name is a part of the right one's is named with it.
-    return any(
-        name in rewritten and name != product and name not in product for name in facts.PRODUCTS
-    )
+    return any(name not in product for name in parts_in(rewritten, facts.PRODUCTS))
 
 
 def _judge_open_text(question: str, rewritten: str) -> RewriteVerdict:
@@ -293,7 +292,7 @@ def _judge_open_text(question: str, rewritten: str) -> RewriteVerdict:
     stated = "\n".join(_stated(question)).lower()
     text = "".join(words).lower()
     kept_share = _share_within(keywords(stated), text)
-    pairs = [text[start : start + 2] for start in range(len(text) - 1)] or [text]
+    pairs = ngrams(text, 2) or [text]
     supported_share = _share_within(pairs, stated)
     is_clean = len(words) == len(set(words)) and len(text) <= max(12, len(stated))
     score = 2 * min(1.0, kept_share * 1.5) + 2 * min(1.0, supported_share * 1.25)
@@ -307,7 +306,7 @@ def _share_within(parts: list[str], text: str) -> float:
     """Share of the parts that the text contains; 1 without any part."""
     if not parts:
         return 1.0
-    return sum(part in text for part in parts) / len(parts)
+    return len(parts_in(text, parts)) / len(parts)
 
 
 def _stated(user_text: str) -> list[str]:
@@ -371,6 +370,7 @@ def understand(text: str, reads_every_typo: bool = False) -> Reading:
     """Read a text as `user_text` renders it. A judge reads typos that the teacher doesn't."""
     fields = {name: _clean(value) for name, value in split_fields(text).items()}
     product, query = _find_product(fields["query"], reads_every_typo)
+    # A follow-up leaves the product to the history.
     if product is None and fields["history"]:
         product, _ = _find_product(fields["history"], reads_every_typo)
     return Reading(product, _find_intent(query, fields["profile"]))
@@ -400,9 +400,7 @@ def _lexicon(with_every_typo: bool) -> tuple[re.Pattern[str], dict[str, str]]:
         readable_typos = typos if with_every_typo else typos[:1]
         for name in (product, *aliases, *readable_typos):
             products[_clean(name)] = product
-    longest_first = sorted(products, key=len, reverse=True)
-    any_name = "|".join(map(re.escape, longest_first))
-    return re.compile(f"(?<![和跟与])({any_name})"), products
+    return re.compile(f"(?<![和跟与])({pattern_of_any(products)})"), products
 
 
 def _find_product(text: str, with_every_typo: bool) -> tuple[str | None, str]:

@@ -14,7 +14,8 @@ from qinglan.config import Profile
 from qinglan.config.site import LedgerStore
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import services
-from qinglan.ops.doctor.services import check_answer, check_proxies
+from qinglan.ops.doctor.paid_answers import check_answer
+from qinglan.ops.doctor.proxies import check_proxies
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 RAG = {

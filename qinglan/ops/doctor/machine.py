@@ -217,7 +217,7 @@ def memory_bytes() -> tuple[int, int]:
     available = int(machine.available)
     try:
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        usage = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
         statistics = (_CGROUP / "memory.stat").read_text(encoding="ascii")
         figures = dict(line.split() for line in statistics.splitlines())
     except (OSError, ValueError):
@@ -225,7 +225,7 @@ def memory_bytes() -> tuple[int, int]:
         return total, available
     # The kernel gives up this cache for a process that needs memory.
     cache = int(figures.get("inactive_file", 0))
-    return min(total, limit), max(0, min(available, limit - used + cache))
+    return min(total, limit), max(0, min(available, limit - usage + cache))
 
 
 def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, str]:

@@ -68,7 +68,7 @@ class Alarm(BaseModel, frozen=True, extra="forbid"):
     code: str
     """Code of the sentence that says what was seen."""
     values: dict[str, Any] = {}
-    """What the sentence takes: numbers, words, or the code and values of a further sentence."""
+    """Values in the sentence: numbers, words, or the code and values of a further sentence."""
 
 
 class WindowChange(NamedTuple):
@@ -94,12 +94,15 @@ class Signal(NamedTuple):
 
 
 class Trend:
-    """Metrics that are known at the same steps. Compares the latest window with an earlier one that
-    does not overlap: with the first, or with the one where the metric `best` was highest; from so
-    many `windows` on."""
+    """Metrics that are known at the same steps, whose latest window of steps is compared with an
+    earlier one.
+
+    The windows do not overlap. The earlier one is the first, or the one in which the metric `best`
+    was highest.
+    """
 
     def __init__(self, size: int, *names: str, best: str | None = None, windows: int = 2) -> None:
-        """`size`: steps in a window."""
+        """Take windows of `size` steps; compare from `windows` windows on."""
         self._size = size
         self._names = names
         self._best = best
@@ -297,8 +300,8 @@ class AlarmWatch:
         return Signal("alarm_entropy_collapse", values)
 
     def _diversity_loss(self) -> Signal | None:
-        """What a policy of low entropy has lost, if anything: one that has learnt its task is as
-        sure."""
+        """The loss that comes with a low entropy, if any: a policy that has learnt its task is as
+        sure as one that has collapsed."""
         limits = self._settings
         distinct = self._distinct.change(DISTINCT)
         if distinct and distinct.now < limits.min_distinct_share * distinct.before:

@@ -1,4 +1,4 @@
-"""How much SFT and RL are going to write at most, by the size of the model and the checkpoints that
+"""The most that SFT and RL are going to write, by the size of the model and the checkpoints that
 are kept."""
 
 import json

@@ -1,7 +1,6 @@
 """A real verl run, rewarded through the real service, whose RAG fails, goes away for a while, or
 stays away."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -28,7 +27,9 @@ from qinglan.training.engines.verl import REWARD_FUNCTION
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 pytest.importorskip("verl")
 
-STEPS, OUTAGE_S, SLACK_S = 12, 12.0, 60.0
+STEPS = 12
+OUTAGE_S = 12.0
+SLACK_S = 60.0
 
 
 class RewardedToy(Toy):
@@ -54,26 +55,23 @@ class RewardedToy(Toy):
         self.reward_config.write_text(service.model_dump_json())
 
     def lines(self, **having: Any) -> list[dict[str, Any]]:
-        """Of the samples log, those that have these values."""
+        """Lines of the samples log that have these values."""
         return [line for line in JsonlTail(self.samples).new() if having.items() <= line.items()]
 
     def outages(self, state: str) -> list[dict[str, Any]]:
         return self.lines(outage="rag", state=state)
 
     def weights(self) -> str:
-        """Their digest, after the last step."""
-        return sha256_of(
-            self.output / f"global_step_{STEPS}" / "actor" / "huggingface" / "model.safetensors"
-        )
+        """The weights' digest after the last step."""
+        actor = self.output / f"global_step_{STEPS}" / "actor"
+        return sha256_of(actor / "huggingface" / "model.safetensors")
 
 
 def add_baselines(path: Path) -> None:
     rows = pq.read_table(path).to_pylist()
     for number, row in enumerate(rows):
-        row["extra_info"] |= BASELINE.model_dump() | {
-            "row_id": f"{path.stem}-{number}",
-            "teacher_judge": -1.0,
-        }
+        row["extra_info"] |= BASELINE.model_dump()
+        row["extra_info"] |= {"row_id": f"{path.stem}-{number}", "teacher_judge": -1.0}
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
@@ -90,8 +88,11 @@ class RagServer:
             "qinglan.simulators.rag_server",
             "--knowledge-base",
             str(documents),
+            "--port",
+            str(self.port),
+            "--fault-rate",
+            str(fault_rate),
         ]
-        self._argv += ["--port", str(self.port), "--fault-rate", str(fault_rate)]
         self.start()
 
     def start(self) -> None:
@@ -110,21 +111,23 @@ def outlasted(
     tmp_path_factory: pytest.TempPathFactory, model_folder: Path
 ) -> tuple[RewardedToy, float]:
     """A training that came through its RAG's faults and one outage, and how long that lasted."""
-    folder, lasted_s = tmp_path_factory.mktemp("outlasted"), list[float]()
+    folder = tmp_path_factory.mktemp("outlasted")
+    lasted_s: list[float] = []
     with closing(RagServer(folder / "kb", fault_rate=0.1)) as server:
         toy = RewardedToy(
             folder, model_folder, server.port, max_outage_s=600, save_freq=2, test_freq=2
         )
 
         def go_away() -> None:
-            """For a while after somebody has missed it."""
-            wait_until("two steps", lambda: any(step >= 2 for step in read_metrics(folder)))
-            before, gone_s = len(toy.outages("began")), time.monotonic()
+            """Let the RAG be away until a while after somebody has missed it."""
+            wait_until("two steps", lambda: max(read_metrics(folder), default=0) >= 2)
+            outages_before = len(toy.outages("began"))
+            gone_at_s = time.monotonic()
             server.close()
-            wait_until("a sample that waits", lambda: len(toy.outages("began")) > before)
+            wait_until("a sample that waits", lambda: len(toy.outages("began")) > outages_before)
             time.sleep(OUTAGE_S)
             server.start()
-            lasted_s.append(time.monotonic() - gone_s)
+            lasted_s.append(time.monotonic() - gone_at_s)
 
         breaking = threading.Thread(target=go_away)
         breaking.start()
@@ -158,26 +161,25 @@ def test_a_training_that_a_lost_rag_stops_goes_on_to_the_same_model_as_one_that_
         )
         saved = give_up(toy, server)
         toy.run(toy.command())
-    second = [
-        json.loads(line)["step"] for line in (tmp_path / "metrics.2.jsonl").read_text().splitlines()
-    ]
-    assert second == list(
-        range(saved, STEPS + 1)
-    )  # validation before training stands at the step resumed from
+    steps = [entry["step"] for entry in JsonlTail(tmp_path / "metrics.2.jsonl").new()]
+    # Validation before training stands at the step resumed from.
+    assert steps == list(range(saved, STEPS + 1))
     assert set(read_metrics(tmp_path)) == set(range(STEPS + 1))
     assert toy.weights() == outlasted[0].weights()
 
 
 def give_up(toy: RewardedToy, server: RagServer) -> int:
-    """The step of the checkpoint that a training left behind of which the RAG went away; the RAG is
-    back then."""
+    """Take a training's RAG away until it gives up, and bring it back; the step of the checkpoint
+    that is left."""
     process = toy.start(toy.command())
     wait_until("two steps", lambda: 2 in read_metrics(toy.folder) or process.poll() is not None)
     server.close()
     assert process.wait(900) != 0
     stopped = read_stop(toy.folder)
-    assert stopped is not None and stopped[1]
-    assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
+    assert stopped is not None
+    reason, failed = stopped
+    assert failed
+    assert "could not be scored, more than reward.max_invalid_share = 5% allows" in reason
     assert toy.lines(failed_by="rag")
     (saved,) = checkpoints(toy.output)
     assert saved >= max(read_metrics(toy.folder)), (
